@@ -17,7 +17,7 @@ from ingot.config.loading import load_config
 from ingot.config.render import dump_yaml
 from ingot.errors import CheckpointError
 from ingot.runs.folder import RunFolder
-from ingot.runs.state import State, TrainingResult, result_of, this_process
+from ingot.runs.state import State, TrainingResult, read_training_result, this_process
 from ingot.runs.view import Run, runs_below
 from ingot.runtime.files import to_json, write_atomically
 
@@ -97,7 +97,7 @@ def test_a_run_shows_its_settings_samples_checkpoints_and_result(folder: RunFold
     assert told is not None and (told["session"], told["status"], told["total_steps"]) == (2, "completed", 7)
     assert told["checkpoint_path"] == "checkpoints/step-00000007" and told["artifact_path"] == "elsewhere.ptz"
     assert told["export"] == {"ranks": 1} and told["val_bpb"] is None and datetime.fromisoformat(told["ended_at"])
-    folder.forget_result()
+    folder.remove_result()
     assert run.result() is None
 
 
@@ -206,6 +206,6 @@ def test_a_result_with_values_of_other_kinds_is_none(tmp_path, name, value):
     known |= {"status": "completed", "val_other": {}}
     del known["run_dir"]
     (tmp_path / "result.json").write_text(json.dumps(known))
-    assert result_of(tmp_path) is not None
+    assert read_training_result(tmp_path) is not None
     (tmp_path / "result.json").write_text(json.dumps({**known, name: value}))
-    assert result_of(tmp_path) is None
+    assert read_training_result(tmp_path) is None

@@ -23,12 +23,12 @@ from ingot.runs.checkpoints import (
     _checksum,
     find_checkpoint,
     load_checkpoint,
-    newest_sound,
-    note_progress,
+    newest_valid,
     read_index,
     read_kind,
     save_checkpoint,
     sweep,
+    update_progress,
 )
 from ingot.runs.folder import saved_steps
 from ingot.runtime.tensors import TensorRecord
@@ -97,23 +97,23 @@ def test_a_save_killed_before_any_of_its_file_operations_leaves_the_checkpoint_b
     save(tmp_path, 4)
     operation = 0
     while killed_at(operation, lambda: save(tmp_path, 8)):
-        assert newest_sound(tmp_path, refuse).step in (4, 8), f"operation {operation}"
+        assert newest_valid(tmp_path, refuse).step in (4, 8), f"operation {operation}"
         shutil.rmtree(tmp_path / "step-00000008", ignore_errors=True)
         operation += 1
     assert operation > 5
-    assert newest_sound(tmp_path, refuse).step == 8
+    assert newest_valid(tmp_path, refuse).step == 8
 
 
 def test_a_note_in_the_only_checkpoint_killed_before_any_of_its_file_operations_never_loses_it_and_leaves_nothing(tmp_path):
     path = save(tmp_path, 4)
     operation = 0
-    while killed_at(operation, lambda: note_progress(path, {"best_step": 4})):
-        assert newest_sound(tmp_path, refuse).progress in ({"step": 4, "elapsed_seconds": 0.25}, {"best_step": 4})
+    while killed_at(operation, lambda: update_progress(path, {"best_step": 4})):
+        assert newest_valid(tmp_path, refuse).progress in ({"step": 4, "elapsed_seconds": 0.25}, {"best_step": 4})
         sweep(tmp_path)
         assert sorted(found.name for found in path.iterdir()) == sorted(FILES)
         operation += 1
     assert operation > 1
-    assert newest_sound(tmp_path, refuse).progress == {"best_step": 4}
+    assert newest_valid(tmp_path, refuse).progress == {"best_step": 4}
 
 
 def test_a_retention_killed_before_any_of_its_file_operations_leaves_only_whole_checkpoints(tmp_path):
@@ -179,16 +179,16 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     damaged = save(tmp_path, 8) / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     said: list[str] = []
-    assert newest_sound(tmp_path, said.append).step == 4
+    assert newest_valid(tmp_path, said.append).step == 4
     assert len(said) == 1 and str(damaged) in said[0]
 
 
 def test_a_damaged_checkpoint_is_kept_aside_and_its_step_can_be_saved_again(tmp_path):
     save(tmp_path, 4)
     (save(tmp_path, 8) / "optimizer.safetensors").unlink()
-    newest_sound(tmp_path, lambda line: None)
+    newest_valid(tmp_path, lambda line: None)
     save(tmp_path, 8)
-    assert newest_sound(tmp_path, refuse).step == 8
+    assert newest_valid(tmp_path, refuse).step == 8
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000004", "step-00000008", "step-00000008.damaged"}
 
 
@@ -196,14 +196,14 @@ def test_when_every_checkpoint_is_damaged_none_is_used_and_none_is_moved(tmp_pat
     for step in (4, 8):
         (save(tmp_path, step) / "checkpoint.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"step-00000008.checkpoint\.json is damaged.*restore one"):
-        newest_sound(tmp_path, refuse)
+        newest_valid(tmp_path, refuse)
     assert list(saved_steps(tmp_path)) == [4, 8]
 
 
 def test_a_folder_without_checkpoints_has_no_newest_one(tmp_path):
     (tmp_path / "step-00000001.partial").mkdir()
     (tmp_path / "step-notes").mkdir()
-    assert newest_sound(tmp_path, refuse) is None
+    assert newest_valid(tmp_path, refuse) is None
 
 
 def test_a_checkpoint_of_a_newer_ingot_says_so(tmp_path, monkeypatch):
@@ -333,17 +333,17 @@ def test_a_save_is_not_lost_because_nobody_could_be_told_of_it(tmp_path):
     saver = Saver(tmp_path, 2, 0, cannot, cannot)
     saver.save(4, partial(tensors, 4), {}, None)
     saver.wait()
-    assert newest_sound(tmp_path, refuse).step == 4
+    assert newest_valid(tmp_path, refuse).step == 4
 
 
 @pytest.mark.parametrize("name", ["", "checkpoint.json", "model.safetensors"])
-@pytest.mark.parametrize("look_only", [True, False])
-def test_a_checkpoint_without_read_permission_is_told_as_such_and_nothing_is_renamed(open_folder, as_nobody, name, look_only):
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_checkpoint_without_read_permission_is_told_as_such_and_nothing_is_renamed(open_folder, as_nobody, name, read_only):
     save(open_folder, 4), save(open_folder, 8)
     locked = open_folder / "step-00000008" / name
     locked.chmod(0)
     with as_nobody(), pytest.raises(Unreadable, match=f"{locked}.* cannot be read: Permission denied; let this user read it"):
-        newest_sound(open_folder, refuse, look_only)
+        newest_valid(open_folder, refuse, read_only)
     assert sorted(path.name for path in open_folder.iterdir()) == ["step-00000004", "step-00000008"]
 
 

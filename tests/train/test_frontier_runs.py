@@ -13,7 +13,7 @@ from ingot.backends.sampling import GenerationOptions
 from ingot.cli.app import call
 from ingot.config.loading import load_config
 from ingot.errors import ConfigError, RunError
-from ingot.runs.state import TrainingResult, result_of
+from ingot.runs.state import TrainingResult, read_training_result
 from ingot.train.start import run
 
 RECIPES = ("golf/frontier", "frontier", "speedrun/124m")
@@ -52,7 +52,7 @@ def train(recipe: str, data: Path, folder: Path, **settings: Any) -> TrainingRes
 
 
 def scored(folder: Path) -> float:
-    result = result_of(folder)
+    result = read_training_result(folder)
     assert result is not None and result.val_bpb is not None
     return result.val_bpb
 
@@ -122,7 +122,7 @@ def test_a_sliding_score_is_named_as_one_wherever_it_stands(
     unbroken: tuple[str, Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe, folder = unbroken
-    plain = result_of(folder)
+    plain = read_training_result(folder)
     assert plain is not None and plain.val_stride is None and "sliding" not in (folder / "log.txt").read_text()
     killed = killed_after(folder, 8)
     slid = train(recipe, data, killed, evaluation__stride=8)

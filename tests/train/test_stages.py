@@ -18,7 +18,7 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.reader import read_rank_batch
 from ingot.data.loading.rows import make_rows
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runs.checkpoints import load_checkpoint, note_progress
+from ingot.runs.checkpoints import load_checkpoint, update_progress
 from ingot.runs.folder import saved_steps
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
@@ -156,7 +156,7 @@ def test_a_checkpoint_from_before_there_were_stages_goes_on_without_any(train: T
     path = saved_steps(tmp_path / "run" / "checkpoints")[8]
     progress = dict(load_checkpoint(path).progress)
     del progress["starts"], progress["config"]["training"]["stages"], progress["config"]["optimizer"]["groups"]
-    note_progress(path, progress)
+    update_progress(path, progress)
     for later in ({"training__stages": STAGES}, {"optimizer__groups": [{"name": "a", "match": "*wte*"}]}):
         with pytest.raises(CheckpointError, match=r"was \[\] and is"):
             train(tmp_path / "run", **{**plain, "optimizer__schedule": "constant", **later})

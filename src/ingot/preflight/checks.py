@@ -21,7 +21,7 @@ from ingot.errors import CannotContinue, CheckpointError, ConfigError, Setting, 
 from ingot.model.settings import FileSettings
 from ingot.preflight.data_checks import DataFacts
 from ingot.preflight.findings import Finding, Findings, Severity
-from ingot.runs.checkpoints import Index, began_with, going_on_from, newest_index, occupied
+from ingot.runs.checkpoints import Index, newest_index, occupied, resume_point, started_from
 from ingot.runs.folder import INDEX, named_path, saved_steps
 from ingot.runs.state import read_state
 from ingot.runtime.files import user_path
@@ -333,7 +333,7 @@ def check_resume(config: Config, output: Path | None, data: DataFacts, findings:
             refuse_occupied(output)
         if (theirs := foreign_checkpoint(asked, output)) is not None:
             return _theirs(config, theirs, findings)
-        found = going_on_from(asked, output, partial(_passed_over, findings))
+        found = resume_point(asked, output, partial(_passed_over, findings))
         if output is not None and asked == "auto":
             refuse_lost(output)
     except Unreadable as error:
@@ -359,7 +359,7 @@ def foreign_checkpoint(asked: str, output: Path | None) -> Saved | None:
     saved = read_saved(named)
     if last >= 0:
         newest = newest_index(output)
-        if newest is not None and began_with(newest, named):
+        if newest is not None and started_from(newest, named):
             return None  # the same command again: it was taken over by an earlier session
         raise occupied(asked, output, "holds another run", last)
     if theirs and theirs[-1].step > saved.step:

@@ -26,7 +26,7 @@ from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_
 # Whether checkpoint.json tells all that is asked of it: a checksum says only that it is what somebody wrote.
 
 
-def tells_all(record: Mapping[str, Any]) -> bool:
+def _is_complete(record: Mapping[str, Any]) -> bool:
     """Whether a record that is what somebody wrote is one that can be read: names, sizes and places of all tensors."""
 
     def counts(values: Any) -> bool:
@@ -177,15 +177,15 @@ def read_index(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} has version {version} and this ingot reads up to {VERSION}; upgrade ingot")
     if told != _checksum(record):
         raise CheckpointError(f"{file} is damaged: its checksum does not match")
-    if not tells_all(record):
+    if not _is_complete(record):
         raise CheckpointError(f"{file} is damaged: it does not tell what a checkpoint holds")
     return record
 
 
-def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = False) -> Checkpoint | None:
+def newest_valid(folder: Path, warn: Callable[[str], None], read_only: bool = False) -> Checkpoint | None:
     """The newest checkpoint that is whole, None where there are none; damaged ones are named to `warn` and put aside.
 
-    One that cannot be read is no reason to go back: it may be sound. With `look_only` nothing is put aside.
+    One that cannot be read is no reason to go back: it may be sound. With `read_only` nothing is put aside.
     """
     damaged: list[tuple[Path, CheckpointError]] = []
     for path in reversed(saved_steps(folder).values()):
@@ -197,7 +197,7 @@ def newest_sound(folder: Path, warn: Callable[[str], None], look_only: bool = Fa
             damaged.append((path, error))
             continue
         for bad, why in damaged:
-            if look_only:
+            if read_only:
                 warn(f"{why}; {path.name} is taken instead")
                 continue
             warn(f"{why}; it is kept as {bad.name}{DAMAGED} and the run goes on from {path.name}")
@@ -216,7 +216,7 @@ def read_kind(path: Path) -> Kind:
     return kind if kind in get_args(Kind) else "regular"
 
 
-def note_progress(path: Path, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
+def update_progress(path: Path, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
     """Give a checkpoint another progress, and perhaps another kind; its tensors stay as they are."""
     before = read_index(path)
     record = {**before, "kind": kind or before.get("kind", "regular"), "progress": dict(progress)}
@@ -237,7 +237,7 @@ def _checksum(record: Mapping[str, Any]) -> str:
 
 # Which checkpoint is meant: by a path, by a run folder, and by the setting training.resume.
 
-PassedOver = Callable[[Path, CheckpointError], None]  # is told of a checkpoint that is damaged
+OnSkipped = Callable[[Path, CheckpointError], None]  # is told of a checkpoint that is damaged
 NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
 
 
@@ -275,15 +275,15 @@ def locate_checkpoint(path: Path, which: str = "latest") -> Path:
     return steps[best]
 
 
-def going_on_from(asked: str, run: Path | None, passed_over: PassedOver = lambda path, error: None) -> Index | None:
+def resume_point(asked: str, run: Path | None, skipped: OnSkipped = lambda path, error: None) -> Index | None:
     """What a run in this folder goes on from, by training.resume; None where it begins."""
     if asked == "never":
         return None
-    newest = newest_index(run, passed_over)
-    return newest if asked == "auto" else open_index(find_named(asked, run, newest))
+    newest = newest_index(run, skipped)
+    return newest if asked == "auto" else open_index(resume_source(asked, run, newest))
 
 
-def newest_index(run: Path | None, passed_over: PassedOver = lambda path, error: None) -> Index | None:
+def newest_index(run: Path | None, skipped: OnSkipped = lambda path, error: None) -> Index | None:
     """The newest checkpoint of a run that is not damaged; None where there is none."""
     for path in reversed(saved_steps(run / "checkpoints").values()) if run is not None else ():
         try:
@@ -291,7 +291,7 @@ def newest_index(run: Path | None, passed_over: PassedOver = lambda path, error:
         except Unreadable:
             raise  # it may be sound: a run does not go back
         except CheckpointError as error:
-            passed_over(path, error)
+            skipped(path, error)
     return None
 
 
@@ -301,13 +301,13 @@ def open_index(path: Path) -> Index:
     return Index(path, index["step"], index["progress"])
 
 
-def find_named(named: str, run: Path | None, newest: Index | Checkpoint | None) -> Path:
+def resume_source(named: str, run: Path | None, newest: Index | Checkpoint | None) -> Path:
     """The checkpoint that a run begins with because training.resume names it; `newest` is that of the run's own folder.
 
     `newest` itself, where the same command was given before: an earlier session has begun with a copy of what is named.
     """
     path = named_path(named, run)
-    if newest is not None and began_with(newest, path):
+    if newest is not None and started_from(newest, path):
         return newest.path
     if not path.exists():
         raise CheckpointError(f"{{0}}: there is no {path}", Setting("training.resume", named), advice=NAME_A_CHECKPOINT)
@@ -318,7 +318,7 @@ def find_named(named: str, run: Path | None, newest: Index | Checkpoint | None) 
     return source
 
 
-def began_with(newest: Index | Checkpoint, path: Path) -> bool:
+def started_from(newest: Index | Checkpoint, path: Path) -> bool:
     """Whether the run of a checkpoint began with the state of a checkpoint or run that lies elsewhere."""
     return newest.progress.get("resumed_from") == str(path.resolve())
 

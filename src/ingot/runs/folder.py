@@ -24,7 +24,7 @@ from typing import Any, Literal
 from ingot.errors import CheckpointError, Setting, Unreadable, shown
 from ingot.runs.lock import LOCK, RunLock, is_lock
 from ingot.runs.metrics import LineFile, Metrics
-from ingot.runs.state import RESULT, STATE, TrainingResult, as_record, read_state, this_process, utc_now
+from ingot.runs.state import RESULT, STATE, TrainingResult, read_state, result_record, this_process, utc_now
 from ingot.runtime.files import (
     FULL,
     file_sha256,
@@ -116,7 +116,7 @@ class RunFolder:
         self.stop_path = path / STOP
         self.session = 1  # which of the run's, as environment.json counts them
 
-    def refuse_strangers(self, also: Sequence[str] = ()) -> None:
+    def check_ownership(self, also: Sequence[str] = ()) -> None:
         """Refuse a folder in which our files would replace somebody else's, or be written through links; `also`: more names."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
@@ -173,7 +173,7 @@ class RunFolder:
             notes.append(line)
             notify(line)
 
-        self.refuse_strangers(also)
+        self.check_ownership(also)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         lock = RunLock(self.path, tell, stop=stop).acquire()
@@ -228,7 +228,7 @@ class RunFolder:
         """Add a line to metrics.jsonl, with the time and the session."""
         self.metrics.append_record({"kind": kind, "time": utc_now(), "session": self.session, **report})
 
-    def forget_result(self) -> None:
+    def remove_result(self) -> None:
         """Remove what an earlier session came to: one that dies must not seem to have ended well."""
         with writing(self.result_path):
             self.result_path.unlink(missing_ok=True)
@@ -257,7 +257,7 @@ class RunFolder:
             taken.unlink()
         return age <= time.time() - began + CLOCK_TICKS
 
-    def forget_stop(self) -> None:
+    def remove_stop(self) -> None:
         """Remove the request to stop, which was obeyed."""
         with writing(self.stop_path):
             self.stop_path.unlink(missing_ok=True)
@@ -267,7 +267,7 @@ class RunFolder:
         self.metrics.flush()
         self._log.flush()
         with writing(self.result_path):
-            write_atomically(self.result_path, to_json(as_record(found, self.session, export), indent=2) + "\n")
+            write_atomically(self.result_path, to_json(result_record(found, self.session, export), indent=2) + "\n")
 
     def log(self, line: str) -> None:
         """Add a line to log.txt, with the time before it."""
@@ -335,7 +335,7 @@ def starting(path: Path | None) -> Iterator[None]:
         with suppress(OSError):
             for folder in made:
                 if [one.name for one in folder.iterdir()] == [RunFolder(folder).stop_path.name]:
-                    RunFolder(folder).forget_stop()
+                    RunFolder(folder).remove_stop()
                 folder.rmdir()
         raise
 

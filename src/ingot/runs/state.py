@@ -150,7 +150,7 @@ def read_state(folder: Path) -> State | None:
     try:
         record = read_json(folder / STATE)
         state = State(**{field.name: record[field.name] for field in fields(State) if field.name in record})
-        sound = all(is_of(getattr(state, field.name), str(field.type)) for field in fields(State))
+        sound = all(_has_type(getattr(state, field.name), str(field.type)) for field in fields(State))
         sound = sound and state.status in get_args(Status) and math.isfinite(state.age_seconds)
         sound = sound and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # signals to others go to many processes
     except (OSError, ValueError, TypeError, OverflowError):
@@ -158,7 +158,7 @@ def read_state(folder: Path) -> State | None:
     return state if sound else None
 
 
-def is_of(value: object, kind: str) -> bool:
+def _has_type(value: object, kind: str) -> bool:
     """Whether a value is of the kind that a field of a state says."""
     kinds: dict[str, Any] = {"None": type(None), "int": int, "float": int | float, "dict[str, float]": dict}
     kinds["0"] = object  # the kind of everything in golf's one file, which has no annotations
@@ -214,7 +214,7 @@ class TrainingResult:
     peak_memory_bytes: int | None = None  # of the first rank: the GPU's, or of the process where there is none
 
 
-def as_record(result: TrainingResult, session: int, export: Mapping[str, Any]) -> dict[str, Any]:
+def result_record(result: TrainingResult, session: int, export: Mapping[str, Any]) -> dict[str, Any]:
     """What result.json says: the result, with paths from the run folder on, and what the exporter found worth telling."""
     told = {name: _from(result.run_dir, value) for name, value in asdict(result).items() if name != "run_dir"}
     return {"session": session, "ended_at": utc_now(), **told, "export": dict(export)}
@@ -225,11 +225,11 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     return read_dict(folder / RESULT)
 
 
-def result_of(folder: Path) -> TrainingResult | None:
+def read_training_result(folder: Path) -> TrainingResult | None:
     """The result that result.json tells, with its paths from here on; None where there is none or one of another version."""
     record = read_result(folder) or {}
     told = {one.name: record[one.name] for one in fields(TrainingResult) if one.name in record}
-    if not all(is_of(told[one.name], str(one.type)) for one in fields(TrainingResult) if one.name in told):
+    if not all(_has_type(told[one.name], str(one.type)) for one in fields(TrainingResult) if one.name in told):
         return None
     for name in ("checkpoint_path", "artifact_path"):
         told[name] = folder / told[name] if told.get(name) else None

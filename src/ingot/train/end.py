@@ -64,7 +64,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
     if outputs is not None:
         outputs.heartbeat.check()
         outputs.folder.write_result(result, exported.facts)
-        outputs.folder.forget_stop()
+        outputs.folder.remove_stop()
         outputs.heartbeat.update(status=status, stop_reason=result.stop_reason)
     return result
 

@@ -26,14 +26,14 @@ from ingot.model.settings import MOST, FileSettings
 from ingot.runs.checkpoints import (
     Checkpoint,
     find_checkpoint,
-    find_named,
     load_checkpoint,
-    newest_sound,
+    newest_valid,
     read_index,
+    resume_source,
     save_checkpoint,
 )
 from ingot.runs.folder import RunFolder, named_path, saved_steps
-from ingot.runs.state import TrainingResult, read_state, result_of
+from ingot.runs.state import TrainingResult, read_state, read_training_result
 from ingot.runs.view import Run
 from ingot.runtime.files import user_path, writing
 from ingot.train.saver import Progress
@@ -77,7 +77,7 @@ def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
 
 def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
     """The checkpoint in the run's folder that a session goes on from; one that training.resume names is copied there first."""
-    found = newest_sound(folder.checkpoints, say)
+    found = newest_valid(folder.checkpoints, say)
     if found is None and config.training.resume == "auto":
         refuse_lost(folder.path)
     if config.training.resume not in ("auto", "never"):
@@ -247,7 +247,7 @@ def copy_named(
     named: str, folder: RunFolder, newest: Checkpoint | None, facts: dict[str, Any], say: Callable[[str], None]
 ) -> Checkpoint:
     """A copy, in the run's folder, of the checkpoint that training.resume names; or what an earlier session made of it."""
-    found = find_named(named, folder.path, newest)
+    found = resume_source(named, folder.path, newest)
     if newest is not None:
         return newest  # it is what is named, or begins with a copy of that
     source = load_checkpoint(found)
@@ -300,7 +300,7 @@ def completed(config: Config, kept: bool = True) -> TrainingResult | None:
     if config.training.output_dir is None or config.training.resume == "never":
         return None
     folder = user_path(config.training.output_dir)
-    result, saved = result_of(folder), saved_config(folder)
+    result, saved = read_training_result(folder), saved_config(folder)
     if saved is None and not kept:
         with suppress(ConfigError):
             saved = Run(folder).config

@@ -14,7 +14,7 @@ from typing import Any
 
 from ingot.errors import CheckpointError
 from ingot.eval.evaluator import Score
-from ingot.runs.checkpoints import Tensors, note_progress, read_kind, save_checkpoint
+from ingot.runs.checkpoints import Tensors, read_kind, save_checkpoint, update_progress
 from ingot.runs.folder import PARTIAL, Kind, RunFolder, saved_steps
 from ingot.runs.state import Heartbeat
 from ingot.runtime.files import writing
@@ -64,7 +64,7 @@ class Saver:
             return  # it could not be saved
         known = self._kind(step, path)
         with writing(self._folder):
-            note_progress(path, progress, kind)
+            update_progress(path, progress, kind)
         if kind is not None and kind != known:
             self._kinds[step] = kind
             with suppress(CheckpointError):  # as after a save: the log may not be writable

@@ -228,7 +228,7 @@ def _open_outputs(
     besides = besides_config(config, folder) if kept else {}
     # First, because by it a run folder is known: whoever is killed in here can start again.
     folder.write_environment(installed(packages(config.training.device)), config=written, besides=besides)
-    folder.forget_result()
+    folder.remove_result()
     if written is not None:
         folder.write_config(written)
     elif besides:

@@ -18,7 +18,7 @@ from ingot.compat.gpt_simple.names import SETTINGS, key_name
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, IngotError
-from ingot.runs.checkpoints import going_on_from
+from ingot.runs.checkpoints import resume_point
 from ingot.runs.folder import named_path, saved_steps
 from ingot.runtime.files import user_path
 
@@ -63,7 +63,7 @@ def kept_tokens(config: Config) -> int | None:
     They are part of what a checkpoint says, so another number of ranks, or another batch in the file, does not change them.
     """
     try:
-        found = going_on_from(resume_setting(config), Path(config.training.output_dir))
+        found = resume_point(resume_setting(config), Path(config.training.output_dir))
         return int(found.progress["config"]["training"]["tokens_per_step"]) if found is not None else None
     except (CheckpointError, KeyError, TypeError):
         return None  # which the checks before a run tell

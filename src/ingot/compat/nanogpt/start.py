@@ -32,7 +32,7 @@ from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_toke
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, DataError
 from ingot.eval.evaluator import Evaluator
 from ingot.inference.model import LoadedModel, foreign_weights, open_model
-from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_sound, save_checkpoint
+from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_valid, save_checkpoint
 from ingot.runs.folder import DAMAGED, INDEX, WANDB_ID, RunFolder, saved_steps
 from ingot.runs.lock import LOCK, RunLock
 from ingot.runs.state import read_state
@@ -70,7 +70,7 @@ def check_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out_dir={out} is a file; give a folder")
     if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # what lies beside these is set aside
-        RunFolder(out).refuse_strangers([WANDB_ID])
+        RunFolder(out).check_ownership([WANDB_ID])
     if (out / LOCK).exists():
         with RunLock(out):
             pass
@@ -181,18 +181,18 @@ def _link(source: Path, target: Path) -> None:
         shutil.copy2(source, target)  # with its time, by which _was_kept knows it
 
 
-def _own_checkpoint(out: Path, warn: Say, look_only: bool) -> Checkpoint | None:
+def _own_checkpoint(out: Path, warn: Say, read_only: bool) -> Checkpoint | None:
     """The newest checkpoint of ours in a folder, unless its ckpt.pt is not of that run but was brought there."""
     if not saved_steps(out / "checkpoints"):
         if not (out / CKPT).exists():
             raise CheckpointError(f"init_from=resume: there is no {out / CKPT}; train one with --init_from=scratch first")
         return None
-    newest = newest_sound(out / "checkpoints", warn, look_only)
+    newest = newest_valid(out / "checkpoints", warn, read_only)
     if newest is None or not (out / CKPT).exists() or _was_kept(out):
         return newest
 
     def pass_over(why: str, suffix: str) -> Checkpoint:
-        kept = "" if look_only else f"it is kept as {_keep(out / CKPT, suffix)}, and "
+        kept = "" if read_only else f"it is kept as {_keep(out / CKPT, suffix)}, and "
         warn(f"{why}; {kept}{newest.path}, which does not need it, is taken instead")
         return newest
 
@@ -288,7 +288,7 @@ def open_named(init_from: str, out_dir: Path, device: str, say: SayLoading, warn
         try:
             return open_ckpt(out_dir / CKPT if out_dir.is_dir() else out_dir, device, say)
         except DamagedFile as error:
-            if (newest := newest_sound(out_dir / "checkpoints", warn, look_only=True)) is None:
+            if (newest := newest_valid(out_dir / "checkpoints", warn, read_only=True)) is None:
                 raise
             warn(f"{error}; {newest.path} is taken instead")
             return load(newest.path, device=device)
