@@ -306,12 +306,12 @@ def test_training_refuses_data_whose_fingerprint_is_not_that_of_its_tokenizer(pr
         (
             ["train-tokenizer", "--input", "in.txt", "--kind", "bpe", "--vocab-size", "900", "--output", "a.json"],
             3,
-            "the text has pieces for 266 ids and --vocab-size 900 asks for more",
+            "the text has only enough different pieces for 266 ids, fewer than --vocab-size 900",
         ),
         (
             ["train-tokenizer", "--input", "in.txt", "--kind", "sentencepiece", "--vocab-size", "900", "--output", "a.model"],
             3,
-            "the text has pieces for ",
+            "the text has only enough different pieces for ",
         ),
     ],
 )

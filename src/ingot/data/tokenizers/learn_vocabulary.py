@@ -1,6 +1,7 @@
-"""Vocabularies learned from text: SentencePiece BPE as golf trains it, or byte-level BPE as GPT-2 has it.
+"""Learn a vocabulary from text: SentencePiece BPE as golf trains it, or byte-level BPE as in GPT-2.
 
-The same text gives the same file. Text is read in portions; SentencePiece itself keeps in memory what it was given.
+The same text gives the same file. Text is passed on in portions; SentencePiece keeps all of it in memory. With `mark_capitals` a
+SentencePiece model writes capitals as marks in front of small letters: `in The USA` is `in^ the^^ us^a`.
 """
 
 from __future__ import annotations
@@ -24,83 +25,66 @@ from ingot.data.tokenizers.tokenizer_base import CAPITAL, CAPITALS, MARKS, NARRO
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.runtime.files import write_atomically
 
-# Rules by which SentencePiece writes capitals as marks in front of small letters: `in The USA` is `in^ the^^ us^a`.
-
-FOLDED = "nmt_nfkc"  # golf's rules, of which those for white space and control characters are kept
-EXAMPLE = "A AA"  # a text with both marks: the trainer ends the whole program if it is to learn a character that it has not seen
-SPACES = ("", " ")  # in front of a word
-NORMALISER, DENORMALISER, FILE = 3, 5, 6  # fields of a model, and of the first two the name of the file with the rules
-
-
-@contextmanager
-def capital_rules() -> Iterator[dict[str, Any]]:
-    """The trainer's settings for such a vocabulary, with the files that they name."""
-    with tempfile.TemporaryDirectory() as folder:
-        marking, unmarking = Path(folder, "marking.tsv"), Path(folder, "unmarking.tsv")
-        marking.write_text(_lines(_marking()))
-        unmarking.write_text(_lines(_unmarking()))
-        files = {"normalization_rule_tsv": str(marking), "denormalization_rule_tsv": str(unmarking)}
-        yield {**files, "required_chars": SPACE + MARKS}  # as bytes, which a rare character becomes, marks would be counted
-
-
-def without_file_names(model: bytes) -> bytes:
-    """A trained model without the names of the files, which would make two of the same text differ."""
-    parts = []
-    for field, value, part in message_parts(model):
-        if field in (NORMALISER, DENORMALISER):
-            value = b"".join(inner for name, _, inner in message_parts(value) if name != FILE)
-            part = bytes([field << 3 | 2]) + _varint(len(value)) + value
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _marking() -> dict[str, str]:
-    from sentencepiece import SentencePieceNormalizer
-
-    characters = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
-    library = SentencePieceNormalizer(rule_name=FOLDED, escape_whitespaces=False, remove_extra_whitespaces=False)
-    folded = library.normalize(characters)
-    rules = {old: new for old, new in zip(characters, folded, strict=True) if new in ("", " ") and new != old}
-    for space, letters in product(SPACES, _runs()):
-        rules[space + letters] = (CAPITAL, CAPITALS)[len(letters) - 1] + (" " if space else "") + letters.lower()
-    return {**rules, CAPITAL: "", CAPITALS: ""}  # marks of the text itself would make capitals of its letters
-
-
-def _unmarking() -> dict[str, str]:
-    rules = {CAPITAL: "", CAPITALS: ""}  # where no letter follows
-    for space, letters in product(("", " "), _runs()):
-        rules[(CAPITAL, CAPITALS)[len(letters) - 1] + space + letters.lower()] = space + letters
-    return rules
-
-
-def _runs() -> list[str]:
-    """One capital, and two: of longer words every two letters have a mark, since a rule has an end."""
-    return [*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2))]
-
-
-def _lines(rules: Mapping[str, str]) -> str:
-    """Rules as the trainer reads them: code points in base 16."""
-    return "".join("\t".join(" ".join(f"{ord(c):X}" for c in side) for side in rule) + "\n" for rule in rules.items())
-
-
-def _varint(number: int) -> bytes:
-    low = [number >> shift & 0x7F for shift in range(0, max(1, number.bit_length()), 7)]
-    return bytes([*(part | 0x80 for part in low[:-1]), low[-1]])
-
-
 Trainable = Literal["sentencepiece", "bpe"]
 VOCAB_SIZE = Setting("--vocab-size")
 SUFFIXES = {"sentencepiece": ".model", "bpe": ".json"}
-PORTION = 1 << 20  # characters that are learned from at once; only words at the seams of longer documents suffer
-# The golf challenge's own settings, and two more: SentencePiece would pass over all but short documents, and could leave the
-# space out of a text that has few.
+PORTION = 1 << 20  # characters passed on at once; longer documents are cut, between words where possible
+# The golf challenge's own settings, and two more: by default SentencePiece skips all but short documents, and may leave the
+# space out of a vocabulary for text that has few.
 SETTINGS: dict[str, Any] = {
     "model_type": "bpe", "character_coverage": 0.999, "byte_fallback": True, "split_digits": True, "add_dummy_prefix": False,
     "normalization_rule_name": "nmt_nfkc", "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False,
     "max_sentence_length": 8 * PORTION, "required_chars": SPACE, "minloglevel": 4,
 }  # fmt: skip
 LONGEST_WORD = 10_000  # characters; SentencePiece's normalisation makes up to six of one, and at 65,536 it ends the program
-RESERVED = {0: " ", 0x2585: " "}  # the trainer passes over a text with U+2585 in it
+RESERVED = {0: " ", 0x2585: " "}  # SentencePiece skips a text that contains U+2585
+FOLDED = "nmt_nfkc"  # golf's normalisation; with marks for capitals, only its rules for white space and control characters apply
+EXAMPLE = "A AA"  # a text with both marks: SentencePiece ends the program if a required character does not occur
+NORMALISER, DENORMALISER, FILE = 3, 5, 6  # fields of a model, and the field of the first two that names their file of rules
+
+
+@contextmanager
+def capital_rules() -> Iterator[dict[str, Any]]:
+    """Yield the trainer's settings for marks for capitals; the files that they name exist inside the context."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = {"normalization_rule_tsv": Path(folder, "marking.tsv"), "denormalization_rule_tsv": Path(folder, "unmarking.tsv")}
+        for path, rules in zip(files.values(), _marking_rules(), strict=True):
+            # A rule is two lists of code points in hexadecimal.
+            lines = ("\t".join(" ".join(f"{ord(c):X}" for c in side) for side in rule) + "\n" for rule in rules.items())
+            path.write_text("".join(lines))
+        # Marks must be pieces: a rare character becomes byte pieces, and the bytes of a mark would be counted.
+        yield {**{name: str(path) for name, path in files.items()}, "required_chars": SPACE + MARKS}
+
+
+def without_file_names(model: bytes) -> bytes:
+    """Remove the names of temporary files from a trained model: the same text must give the same file."""
+    parts = []
+    for field, value, part in message_parts(model):
+        if field in (NORMALISER, DENORMALISER):
+            value = b"".join(inner for name, _, inner in message_parts(value) if name != FILE)
+            size = len(value)
+            low = [size >> shift & 0x7F for shift in range(0, max(1, size.bit_length()), 7)]
+            part = bytes([field << 3 | 2, *(digit | 0x80 for digit in low[:-1]), low[-1]]) + value  # the size is a varint
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _marking_rules() -> tuple[dict[str, str], dict[str, str]]:
+    """Return the rules that replace capitals by marks, and those that bring them back.
+
+    A rule covers one capital or two; longer words have a mark for every two letters.
+    """
+    from sentencepiece import SentencePieceNormalizer
+
+    characters = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
+    library = SentencePieceNormalizer(rule_name=FOLDED, escape_whitespaces=False, remove_extra_whitespaces=False)
+    normalised = library.normalize(characters)
+    marking = {old: new for old, new in zip(characters, normalised, strict=True) if new in ("", " ") and new != old}
+    unmarking = {CAPITAL: "", CAPITALS: ""}  # where no letter follows
+    for space, letters in product(("", " "), [*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2))]):
+        marked = MARKS[len(letters) - 1] + space + letters.lower()
+        marking[space + letters], unmarking[marked] = marked, space + letters
+    return {**marking, CAPITAL: "", CAPITALS: ""}, unmarking  # marks in the text itself would make capitals of its letters
 
 
 def train_tokenizer(
@@ -115,25 +99,25 @@ def train_tokenizer(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tokenizer:
-    """Learns a vocabulary from text files, or from their first `documents`, and writes it as one file.
+    """Learn a vocabulary from text files, or from their first `documents`, and write it as one file.
 
-    `mark_capitals`: of small letters alone, with marks in front of those that are capitals (SentencePiece's kind).
+    `mark_capitals`: learn small letters only and write capitals as marks in front of them (sentencepiece only).
     """
     _check(output, kind, vocab_size, documents, overwrite)
     if mark_capitals and kind != "sentencepiece":
-        raise ConfigError(f"{{0}} is for --kind sentencepiece and this is {kind}", Setting("--mark-capitals"))
+        raise ConfigError(f"{{0}} is for --kind sentencepiece, not {kind}", Setting("--mark-capitals"))
     files, _ = find_files(inputs)
     advance = adding_up(progress, sum(map(file_bytes, files)))
-    most = None if documents is None else min(documents, sys.maxsize)
+    limit = None if documents is None else min(documents, sys.maxsize)
     rules: AbstractContextManager[dict[str, Any]] = capital_rules() if mark_capitals else nullcontext({})
     with rules as settings:
-        contents = learn(kind, islice(read_documents(files, text_field, advance), most), vocab_size, settings)
+        contents = learn(kind, islice(read_documents(files, text_field, advance), limit), vocab_size, settings)
     if contents is None:
         raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give files with text: {WHAT}")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
     if tokenizer.vocab_size < vocab_size:
         raise DataError(
-            f"the text has pieces for {tokenizer.vocab_size:,} ids and {{0}} {vocab_size:,} asks for more; "
+            f"the text has only enough different pieces for {tokenizer.vocab_size:,} ids, fewer than {{0}} {vocab_size:,}; "
             f"give {tokenizer.vocab_size} or less, or more text",
             VOCAB_SIZE,
         )
@@ -145,7 +129,7 @@ def train_tokenizer(
 
 
 def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: Mapping[str, Any] | None = None) -> bytes | None:
-    """The file of a vocabulary of at most this size, None if no document has text; `settings` are the trainer's, over ours."""
+    """Return the file of a vocabulary of at most this size, or None if no document has text; `settings` override ours."""
     texts = _Texts(documents)
     train = _train_sentencepiece if kind == "sentencepiece" else _train_bpe
     try:
@@ -156,7 +140,7 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
 
 
 class _Texts:
-    """Portions of documents that are not empty; keeps the error that ended what a library was given, which it would swallow."""
+    """Portions of documents; it keeps an error raised while a library reads them, because the library would swallow it."""
 
     def __init__(self, documents: Iterable[str]) -> None:
         self._documents = documents
@@ -169,11 +153,11 @@ class _Texts:
             yield from _portions(text)
 
     def keeping_errors(self, parts: Iterable[str]) -> Iterator[str]:
-        """The parts that a library is given of them."""
+        """Yield the parts and keep an error that ends them."""
         try:
             yield from parts
         except GeneratorExit:
-            raise  # the library has ended by itself
+            raise  # the library stopped reading
         except BaseException as error:
             self.error = error
             raise
@@ -200,18 +184,18 @@ def _train_sentencepiece(texts: _Texts, vocab_size: int, settings: Mapping[str, 
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Stripped texts. The trainer ends the whole program if no space is left in them, so there is one if need be."""
-    spaced, some = False, ""
+    """Yield stripped texts. SentencePiece ends the program if they contain no space, so one is added if needed."""
+    spaced, letter = False, ""
     for text in (text.translate(RESERVED).strip() for text in texts):
         spaced = spaced or re.search(r"[^\W_] [^\W_]", text) is not None
-        some = some or next((character for character in text if character.isalnum()), "")
+        letter = letter or next((character for character in text if character.isalnum()), "")
         yield from filter(None, _cut_words(text))
     if not spaced:
-        yield f"{some or 'a'} {some or 'a'}"
+        yield f"{letter or 'a'} {letter or 'a'}"
 
 
 def _cut_words(text: str) -> list[str]:
-    """A text in parts, cut wherever a word becomes too long for the trainer; there is no U+0000 in it."""
+    """Cut a text wherever a word is too long for SentencePiece; U+0000 has been replaced before."""
     parts = re.compile(f".{{1,{LONGEST_WORD}}}", re.DOTALL)
     words = (word if len(word) <= LONGEST_WORD else "\0".join(parts.findall(word)) for word in text.split(" "))
     return " ".join(words).split("\0")
@@ -222,7 +206,7 @@ def _train_bpe(texts: _Texts, vocab_size: int, settings: Mapping[str, Any]) -> b
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     if unknown := [name for name in settings if not hasattr(trainers.BpeTrainer, name)]:
-        raise ValueError(f"it has no setting {unknown[0]!r}")  # the library would pass over it
+        raise ValueError(f"it has no setting {unknown[0]!r}")  # the library would ignore it
     library: Any = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -234,25 +218,25 @@ def _train_bpe(texts: _Texts, vocab_size: int, settings: Mapping[str, Any]) -> b
 
 def _check(output: Path, kind: str, vocab_size: int, documents: int | None, overwrite: bool) -> None:
     if kind not in SUFFIXES:
-        raise ConfigError(f"unknown kind of tokenizer {kind!r}; {' and '.join(SUFFIXES)} can be trained")
+        raise ConfigError(f"unknown kind of tokenizer {kind!r}; the kinds are {' and '.join(SUFFIXES)}")
     if output.suffix != SUFFIXES[kind]:
-        raise ConfigError(f"a {kind} tokenizer is a {SUFFIXES[kind]} file; give --output a name that ends so, not {output.name}")
+        raise ConfigError(f"a {kind} tokenizer is a {SUFFIXES[kind]} file; give --output that suffix, not {output.name}")
     if not 257 <= vocab_size <= NARROW:
-        raise ConfigError(f"--vocab-size {vocab_size:,} is out of range; give 257 (all bytes, and a start) to {NARROW:,}")
+        raise ConfigError(f"--vocab-size {vocab_size:,} is out of range; give 257 (all bytes and a start token) to {NARROW:,}")
     if documents is not None and documents < 1:
-        raise ConfigError(f"--documents {documents} leaves nothing to learn from; give 1 or more")
+        raise ConfigError(f"--documents {documents} is out of range; give 1 or more")
     if output.exists() and not overwrite:
         raise ConfigError(f"output {output} exists; replace it with --force or give another name")
     if not output.parent.is_dir():
-        raise DataError(f"cannot write {output}: there is no folder {output.parent}; make it first")
+        raise DataError(f"cannot write {output}: the folder {output.parent} does not exist; make it first")
 
 
 def _explained(error: Exception, vocab_size: int) -> DataError:
     if small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
         return DataError(
-            f"{{0}} {vocab_size:,} is too small for this text: its characters, all bytes and the special ids alone are "
-            f"{small[1]}; give more",
+            f"{{0}} {vocab_size:,} is too small for this text: its characters, all bytes and the special ids need {small[1]}",
             VOCAB_SIZE,
+            advice="give a larger {0}",
         )
     reason = " ".join(str(error).split())
     return DataError(f"the trainer cannot learn from this text: {reason[:200]}")

@@ -1,9 +1,14 @@
 """SentencePiece models, and the rule by which golf counts their bytes.
 
-The rule: control, unknown and unused ids stand for nothing; a byte piece for one byte; any other piece for the UTF-8 bytes after
-its first U+2581, and one more for that U+2581, unless one of those ids stands before it. Scores are compared by it, so it is kept
-to the letter: a second U+2581 in a piece counts its own three bytes. The models normalise text and fold white space, so the sum
-is that of the normalised text and not of the original. Marks for capitals (capitals.py) stand for no bytes.
+The rule: control, unknown and unused ids have no bytes; a byte piece has one; any other piece has the UTF-8 bytes after its first
+U+2581, and one more for that U+2581 unless one of those ids comes before it. Scores are compared by this rule, so it is followed
+to the letter: a second U+2581 in a piece counts as three bytes. The models normalise text and fold white space, so the sum
+is that of the normalised text and not of the original. Marks for capitals (learn_vocabulary.py) stand for no bytes.
+
+Words can be encoded one by one (word_table.py) if no token spans two of them. `word_starts` proves it from the model's file, for
+BPE only: merges build pieces of the vocabulary, so characters that are adjacent in no piece are never merged, and each side
+is encoded as if it were alone. The normaliser rewrites text by its longest matching key, so no key may continue where a word
+begins. Models for which this cannot be proved are encoded by the library.
 """
 
 from __future__ import annotations
@@ -32,66 +37,65 @@ from ingot.data.tokenizers.tokenizer_base import (
 from ingot.data.tokenizers.word_table import FIRST, Flat, WordTable, flat, trusted
 from ingot.errors import DataError
 
-# Where words begin for a SentencePiece model, if no token of it can reach from one word into the next.
-
-BPE = 2
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # kinds of pieces
+BPE = 2  # model_type in a model's trainer settings
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of pieces
 LETTERS = string.ascii_letters + string.digits
 Nodes = NDArray[np.int64]
 
 
 def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
-    """The spaces that begin words, and the marks that do after a letter or digit; None if nothing can be proved."""
+    """Return the spaces that begin words and the punctuation that does after a letter or digit; None if nothing can be proved."""
     fields = list(message_fields(contents))
     trainer, normaliser = (dict(message_fields(b"".join(value for key, value in fields if key == part))) for part in (2, 3))
-    folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # runs of spaces become one; the compiled keys
+    folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # whether runs of spaces become one, and the compiled rules
     pieces = [dict(message_fields(value)) for key, value in fields if key == 1]
     texts = [piece[1].decode() for piece in pieces if piece.get(3) not in (UNKNOWN, CONTROL, BYTE)]
     symbols = "".join(piece[1].decode() for piece in pieces if piece.get(3) == USER_DEFINED)
-    if trainer.get(3) != BPE or trainer.get(24) or not normaliser.get(5, 1):  # spaces after words, or not as U+2581
+    if trainer.get(3) != BPE or trainer.get(24) or not normaliser.get(5, 1):  # spaces follow words, or are not U+2581
         return None
-    if rules and not folds:  # rules may make runs of spaces
+    if rules and not folds:  # rules may create runs of spaces
         return None
     if any(SPACE in (text[1:] if folds else text.lstrip(SPACE)) for text in texts) or set(symbols) & {SPACE, " ", "\n"}:
         return None
     keys = _Keys(rules)
-    if not keys.are_provable:
+    if not keys.are_safe:
         return None
-    spaces = [c for c in " \n"[: 2 if folds else 1] if model.normalize(f"a{c}b").endswith(f"a{SPACE}b") and not keys.go_on(c)]
-    return ("".join(spaces).encode(), _marks(texts, keys, model)) if " " in spaces else None
+    candidates = " \n" if folds else " "
+    spaces = [c for c in candidates if model.normalize(f"a{c}b").endswith(f"a{SPACE}b") and not keys.continue_after(c)]
+    return ("".join(spaces).encode(), _punctuation(texts, keys, model)) if " " in spaces else None
 
 
-def _marks(texts: list[str], keys: _Keys, model: Any) -> bytes:
+def _punctuation(texts: list[str], keys: _Keys, model: Any) -> bytes:
     if any(model.normalize(letter).removeprefix(SPACE) not in set(LETTERS) for letter in LETTERS):
         return b""
     joined = {text[i] for text in texts for i in range(1, len(text)) if text[i - 1] in LETTERS}
-    known = {mark for mark in string.punctuation if not model.is_unknown(model.piece_to_id(mark))}
-    return "".join(mark for mark in string.punctuation if mark in known - joined and not keys.begin(mark)).encode()
+    pieces = {mark for mark in string.punctuation if not model.is_unknown(model.piece_to_id(mark))}
+    return "".join(mark for mark in string.punctuation if mark in pieces - joined and not keys.begin_with(mark)).encode()
 
 
 class _Keys:
-    """The keys of a normaliser: a trie of bytes in a double array, as the library `darts-clone` lays it out."""
+    """The keys of a normaliser: a byte trie in a double array, in the layout of the library `darts-clone`."""
 
     def __init__(self, rules: bytes) -> None:
         size = int.from_bytes(rules[:4], "little")
         self._units = np.frombuffer(rules[4 : 4 + size], "<u4").astype(np.int64)
         roots = np.arange(min(1, len(self._units)))
         self._first = self._children(roots)
-        after, found = np.zeros(len(self._units), bool), self._first
-        while len(found):
-            after[found] = True
-            found = self._children(found)
-            found = np.unique(found[~after[found]])
-        inner = self._labels(self._children(np.flatnonzero(after)))  # all bytes of keys but the first
-        # ASCII stands in front of a key or nowhere.
-        self.are_provable = not (inner < 0x80).any() and SPACE.encode() not in rules[4 + size :]
+        reached, nodes = np.zeros(len(self._units), bool), self._first
+        while len(nodes):
+            reached[nodes] = True
+            nodes = self._children(nodes)
+            nodes = np.unique(nodes[~reached[nodes]])
+        inner = self._labels(self._children(np.flatnonzero(reached)))  # all bytes of keys but the first
+        # An ASCII character may only be the first byte of a key.
+        self.are_safe = not (inner < 0x80).any() and SPACE.encode() not in rules[4 + size :]
 
-    def begin(self, character: str) -> bool:
-        """Whether a key begins with an ASCII character."""
+    def begin_with(self, character: str) -> bool:
+        """Return True if a key begins with an ASCII character."""
         return ord(character) in self._labels(self._first)
 
-    def go_on(self, character: str) -> bool:
-        """Whether a key begins with an ASCII character and has more after it."""
+    def continue_after(self, character: str) -> bool:
+        """Return True if a key begins with an ASCII character and is longer than it."""
         return len(self._children(self._first[self._labels(self._first) == ord(character)])) > 0
 
     def _labels(self, nodes: Nodes) -> Nodes:
@@ -100,21 +104,21 @@ class _Keys:
     def _children(self, nodes: Nodes) -> Nodes:
         units = self._units[nodes]
         bases = nodes ^ ((units >> 10) << ((units & 512) >> 6))
-        found = [nodes[:0]]
-        for byte in range(1, 256):  # one at a time, or it takes hundreds of megabytes
+        by_byte = [nodes[:0]]
+        for byte in range(1, 256):  # all at once would take hundreds of megabytes
             children = bases ^ byte
             children = children[children < len(self._units)]
-            found.append(children[self._labels(children) == byte])
-        return np.concatenate(found)
+            by_byte.append(children[self._labels(children) == byte])
+        return np.concatenate(by_byte)
 
 
 def message_fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a protobuf message: numbers, and bytes for everything else."""
+    """Yield the fields of a protobuf message: numbers, or bytes for everything else."""
     return ((field, value) for field, value, _ in message_parts(message))
 
 
 def message_parts(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
-    """The fields of a protobuf message, each with the bytes that it takes there."""
+    """Yield the fields of a protobuf message, each with its encoded bytes."""
     at = 0
 
     def number() -> int:
@@ -139,23 +143,22 @@ def message_parts(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
         yield key, value, message[begin:at]
 
 
-# Marks that stand for capitals in the pieces of some SentencePiece models (capitals.py), and the letters that they mean.
-
+# Some models write capitals as a mark in front of small letters (learn_vocabulary.py).
 MARKED = re.compile(rb"\xee\x80(?:\x80( ?[a-z]?)|\x81( ?[a-z]{0,2}))")
-# What golf's rules fold into one space, and what they drop, with marks of the text itself.
+# Characters that golf's rules fold into one space, and those that they drop; marks in the text itself are dropped too.
 SPACES = re.compile("[\t\n\f\r \xa0\u1680\u2000-\u200c\u200e\u200f\u2028\u2029\u202f\u205f\u2581\u3000\ufeff\ufffd]+")
 DROPPED = re.compile("[\x01-\x08\x0b\x0e-\x1f\x7f\x8f\x9f\ue000\ue001]+")
 UNFINISHED = re.compile(rb"\xee\x80(?:\x80 ?|\x81 ?[a-z]?)\Z")
 
 
 def folded(text: str) -> str:
-    """A text with single spaces, as SentencePiece makes it by itself, but for those in front of a mark."""
+    """Fold white space, which SentencePiece does by itself except in front of a mark."""
     return SPACES.sub(" ", DROPPED.sub("", text)).strip(" ")
 
 
 def unmarked(data: bytes) -> bytes:
-    """A text with its capitals; a mark that no letter follows stands for nothing."""
-    return MARKED.sub(lambda found: (found[1] or found[2] or b"").upper(), data)
+    """Replace marks by capitals; a mark without a letter after it stands for nothing."""
+    return MARKED.sub(lambda match: (match[1] or match[2] or b"").upper(), data)
 
 
 class SentencePieceTokenizer(FileTokenizer):
@@ -179,11 +182,11 @@ class SentencePieceTokenizer(FileTokenizer):
         pieces, spaced, sizes = zip(*table, strict=True)
         if not any(piece == b" " and starts for piece, starts, _ in table):
             raise NoSpacePiece(
-                "the model has no piece for a single space (U+2581): a space would become three byte pieces and the bytes of a "
-                "text would be counted wrong; train one on text with spaces in it"
+                "the model has no piece for a single space (U+2581): a space would become three byte pieces and bytes would be "
+                "counted wrong; train one on text with spaces in it"
             )
         if sum(piece is not None and piece.endswith(b" ") and not starts for piece, starts, _ in table) > sum(spaced):
-            raise DataError("the model has spaces after words (treat_whitespace_as_suffix): their bytes would be counted wrong")
+            raise DataError("the model puts spaces after words (treat_whitespace_as_suffix), so bytes would be counted wrong")
         self.contents, self._model, self._piece_sizes = contents, model, sizes
         self.marks_capitals = bool(marks)
         special = (model.bos_id(), model.eos_id(), model.pad_id())
@@ -198,7 +201,8 @@ class SentencePieceTokenizer(FileTokenizer):
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
         if not self.marks_capitals:
             return super().decode_bytes(ids, at_start)
-        parts = np.split(ids := self._checked(ids), np.flatnonzero(self._special.take(ids)))  # a mark is for its own document
+        ids = self._checked(ids)
+        parts = np.split(ids, np.flatnonzero(self._special.take(ids)))  # a mark does not reach into the next document
         starts = [at_start, *(True for _ in parts[1:])]
         return b"".join(
             unmarked(super(SentencePieceTokenizer, self).decode_bytes(*part)) for part in zip(parts, starts, strict=True)
@@ -206,7 +210,7 @@ class SentencePieceTokenizer(FileTokenizer):
 
     def unfinished(self, ids: Ids) -> int:
         if self.marks_capitals:
-            for count in range(1, min(3, len(ids)) + 1):  # a mark, a space, a letter
+            for count in range(1, min(3, len(ids)) + 1):  # a mark, a space and a letter are the most that can be unfinished
                 if self.is_special(int(ids[-count])):
                     break
                 if UNFINISHED.search(super().decode_bytes(ids[-count:])):
@@ -214,7 +218,7 @@ class SentencePieceTokenizer(FileTokenizer):
         return 0
 
     def is_special(self, token: int) -> bool:
-        return bool(self._special[self._rows([token])][0])  # a mark for capitals is none, although it stands for no bytes
+        return bool(self._special[self._rows([token])][0])  # a mark for capitals is not special, although it has no bytes
 
     def token_bytes(self) -> NDArray[np.int32]:
         return np.array(self._piece_sizes, np.int32)
@@ -229,7 +233,7 @@ class SentencePieceTokenizer(FileTokenizer):
     def _table(self) -> WordTable | None:
         if (starts := word_starts(self.contents, self._model)) is None:
             return None
-        # A U+2581 of the text itself is not a space to the normaliser, but is one in the pieces.
+        # A U+2581 in the text itself is not a space to the normaliser, but it is one in the pieces.
         return trusted(WordTable(self._encode_words, *starts, foreign=SPACE.encode(), dtype=self.dtype), self.encode)
 
     def _encode_words(self, words: list[bytes], role: int) -> Flat:
@@ -240,7 +244,7 @@ class SentencePieceTokenizer(FileTokenizer):
 
 
 def _entry(model: Any, token: int, marks: str) -> tuple[bytes | None, bool, int]:
-    """The text of a piece, whether it begins with a space, and its bytes by the rule, without `marks`."""
+    """Return the text of a piece, whether it begins with a space, and its number of bytes by the rule, without `marks`."""
     if model.is_control(token) or model.is_unknown(token) or model.is_unused(token):
         return None, False, 0
     name = str(model.id_to_piece(token))

@@ -1,9 +1,9 @@
-"""Words that are encoded once: the ids of a text out of a table of the words seen before.
+"""A table of words and their ids, so that each word of a text is encoded by the library only once.
 
-A tokenizer may use this only where no token reaches from one word into the next; it says where words begin, and has to prove it.
-A word begins with the document, with a run of spaces, or with a mark right after an ASCII letter or digit. Words are looked up a
-portion of text at a time with numpy; only new ones reach the library. The table holds the words themselves and no hashes of
-them, so that two are never taken for each other. Its size is fixed: when it is full it is emptied.
+A tokenizer may use it only if no token spans two words; it says where words begin, and has to prove it. A word begins with the
+document, with a run of spaces, or with punctuation after an ASCII letter or digit. Words are looked up with numpy, a portion of
+text at a time; only new ones reach the library. The table holds the words themselves and not hashes of them, so two words are
+never confused. Its size is fixed: when it is full it is cleared.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ UINT16: IdType = np.dtype(np.uint16)
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Flat = tuple[Tokens, Numbers]  # ids one after the other, and how many belong to each word
-EncodeWords = Callable[[list[bytes], int], Flat]  # of words in one of the roles below
+EncodeWords = Callable[[list[bytes], int], Flat]  # encodes words that all have one of the roles below
 
-FIRST, INNER, LAST = range(3)  # words that start documents, other words, and those of them that end with a space
-PORTION = 1 << 20  # bytes of text that are looked up at once
-WORD_BYTES = 23  # longer words are rare and go to the library every time
+FIRST, INNER, LAST = range(3)  # roles: words that start a document, other words, other words that end with a space
+PORTION = 1 << 20  # bytes of text looked up at once
+WORD_BYTES = 23  # longer words are rare and are encoded by the library every time
 ROW_BITS = 20
-MAX_WORDS = 3 << 18  # in 2^20 rows
+MAX_WORDS = 3 << 18  # three quarters of the rows
 MAX_IDS = 1 << 22
 SPACE, MARK, LETTER = 1, 2, 3
 LETTERS = (string.ascii_letters + string.digits).encode()
@@ -47,25 +47,27 @@ SAMPLE = (
     "A\u030a <\u0338 \u6771\u4eac \U0001f600\u3000  b", "I'll (we've)... #1/$2*3=~5^6`7|{9}", "\x01 c\x00d \x1c\x85 e",
     " \n a", "\xa0 c", "",
 )  # fmt: skip
-SIZE, START, COUNT = np.uint64(56), np.uint64(63), np.uint64(32)  # where bits begin in a key, and in what is kept for it
+SIZE, START, COUNT = np.uint64(56), np.uint64(63), np.uint64(32)  # bit offsets in a key, and in the value stored for it
 
 
 def flat(encoded: Sequence[Sequence[int] | Tokens], dtype: IdType = UINT16) -> Flat:
-    """What `EncodeWords` returns, from the ids of each word."""
+    """Return the result of an `EncodeWords` function from the ids of each word."""
     counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
     return np.fromiter(chain.from_iterable(encoded), dtype, int(counts.sum())), counts
 
 
 def trusted(table: WordTable, encode: Callable[[str], Tokens]) -> WordTable | None:
-    """The table, if it gives a sample of all sorts of text the ids that `encode` gives it."""
+    """Return the table if it encodes a varied sample as `encode` does, else None."""
     if all(map(np.array_equal, table.encode_all([text.encode() for text in SAMPLE], encode), map(encode, SAMPLE))):
         return table
-    log.warning("words of this tokenizer are not independent, against all that its file says; its library encodes them, slowly")
+    log.warning(
+        "this tokenizer's words are not independent, although its file says so; the library encodes them, which is slower"
+    )
     return None
 
 
 class _Part(NamedTuple):
-    """Text of a document, from one of its words to another."""
+    """Part of a document, cut between words."""
 
     document: int
     text: bytes
@@ -73,7 +75,7 @@ class _Part(NamedTuple):
 
 
 class _Words(NamedTuple):
-    """The words of a portion: where they are in its text, which of them start documents, and what the table knows them by."""
+    """The words of a portion: their positions in its text, which of them start documents, and their keys in the table."""
 
     text: bytes
     begin: Numbers
@@ -83,13 +85,13 @@ class _Words(NamedTuple):
 
 
 class WordTable:
-    """Encodes documents word by word. `spaces` and `marks` are ASCII.
+    """A cache of encoded words. `spaces` and `marks` are the ASCII characters that begin words.
 
-    `other_spaces`: a run of spaces may have others in it. `foreign`: a text with this in it must be taken whole.
+    `other_spaces`: runs of spaces may contain non-ASCII spaces. `foreign`: a text that contains this is encoded by the library.
     """
 
-    _words: int  # in the table
-    _used: int  # ids in the pool
+    _words: int  # number of words in the table
+    _used: int  # number of ids in the pool
 
     def __init__(
         self,
@@ -109,29 +111,29 @@ class WordTable:
         self._clear()
 
     def encode_all(self, texts: Sequence[bytes], encode: Callable[[str], Tokens]) -> list[Tokens]:
-        """The ids of UTF-8 texts; `encode` gives those of the few that must be taken whole."""
+        """Return the ids of UTF-8 texts; `encode` is used for the few that cannot be encoded word by word."""
         whole = [self._foreign is not None and self._foreign in text for text in texts]
-        found = self._encode_documents([b"" if foreign else text for text, foreign in zip(texts, whole, strict=True)])
+        by_words = self._encode_documents([b"" if foreign else text for text, foreign in zip(texts, whole, strict=True)])
         return [
             encode(text.decode()) if foreign or ids is None else ids
-            for text, foreign, ids in zip(texts, whole, found, strict=True)
+            for text, foreign, ids in zip(texts, whole, by_words, strict=True)
         ]
 
     def _encode_documents(self, documents: Sequence[bytes]) -> list[Tokens | None]:
-        """The ids of UTF-8 texts; None for one whose first word has none, because it is then another that starts it."""
-        found: list[list[Tokens | None]] = [[] for _ in documents]
+        """Return the ids of UTF-8 texts; None for a text whose first word has no ids, so that another word starts it."""
+        encoded: list[list[Tokens | None]] = [[] for _ in documents]
         for group in self._groups(documents):
             for part, ids in zip(group, self._encode_parts(group), strict=True):
-                found[part.document].append(ids)
-        return [_joined(parts) for parts in found]
+                encoded[part.document].append(ids)
+        return [_joined(parts) for parts in encoded]
 
     def _groups(self, documents: Sequence[bytes]) -> Iterator[list[_Part]]:
         group: list[_Part] = []
         size = begin = 0
         for number, document in enumerate(documents):
             while begin < len(document):
-                found = self._word.search(document, begin + PORTION) if len(document) - begin > PORTION else None
-                end = found.start() if found else len(document)
+                cut = self._word.search(document, begin + PORTION) if len(document) - begin > PORTION else None
+                end = cut.start() if cut else len(document)
                 group.append(_Part(number, document[begin:end], begin == 0))
                 size, begin = size + end - begin, end
                 if size >= PORTION:
@@ -153,7 +155,7 @@ class WordTable:
         counts = (places & np.uint64(0xFFFFFFFF)).astype(np.int64)
         ends = np.cumsum(counts)
         ids = np.repeat((places >> COUNT).astype(np.int64) + counts - ends, counts)
-        ids += np.arange(len(ids))  # of the pool
+        ids += np.arange(len(ids))  # now indices into the pool
         bounds = np.searchsorted(words.begin, begins)
         cuts = np.append(0, ends)[bounds].tolist()
         void = words.starts[bounds[:-1]] & (counts[bounds[:-1]] == 0)
@@ -167,21 +169,21 @@ class WordTable:
         cut[1:] = ((here == SPACE) & (before != SPACE)) | ((here == MARK) & (before == LETTER))
         cut[parts] = True
         begin = np.flatnonzero(cut)
-        if self._other_spaces and not text.isascii():  # a run of spaces begins one word, and may not begin with ASCII
+        if self._other_spaces and not text.isascii():  # a run of spaces begins one word, and may begin with a non-ASCII space
             inside = begin[1:][_after_other_space(np.frombuffer(text, np.uint8), begin[1:])]
             begin = np.setdiff1d(begin, np.setdiff1d(inside, parts), assume_unique=True) if len(inside) else begin
         end = np.append(begin[1:], len(text))
         starts = np.zeros(len(begin), bool)
         starts[np.searchsorted(begin, parts)] = firsts
         sizes = np.minimum(end - begin, WORD_BYTES)
-        windows = np.ndarray((len(text),), "V24", text + bytes(24), 0, (1,))  # the 24 bytes from every byte on
+        windows = np.ndarray((len(text),), "V24", text + bytes(24), 0, (1,))  # a view of 24 bytes from every byte on
         keys = windows[begin].view("<u8").reshape(-1, 3)
         keys &= MASKS.take(sizes, 0)
         keys[:, 2] |= (sizes.astype(np.uint64) << SIZE) | (starts.astype(np.uint64) << START)
         return _Words(text, begin, end, starts, keys)
 
     def _look_up(self, keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], Numbers]:
-        """What is kept for each key, 0 for nothing, and the row where it is or belongs."""
+        """Return the value stored for each key, 0 if there is none, and the row where the key is or belongs."""
         mixed = keys[:, 0] * FACTORS[0] ^ keys[:, 1] * FACTORS[1] ^ keys[:, 2] * FACTORS[2]
         slots = ((mixed ^ (mixed >> np.uint64(29))) * FACTORS[0] >> np.uint64(64 - ROW_BITS)).astype(np.int64)
         rows = self._rows.take(slots, 0)  # `take` is ten times faster here than indexing
@@ -197,7 +199,7 @@ class WordTable:
         return places, slots
 
     def _learn(self, words: _Words, places: NDArray[np.uint64], slots: Numbers) -> None:
-        """Has the words without a place encoded, and keeps those that are not too long."""
+        """Encode the words that are not in the table, and store those that are not too long."""
         missing = np.flatnonzero(places == 0)
         long = (words.end - words.begin)[missing] > WORD_BYTES
         kept, rest = missing[~long], missing[long]
@@ -205,21 +207,21 @@ class WordTable:
         try:
             self._rows[rows[new], 3], self._used = self._encode_words(words, kept[new], self._used)
             self._words += len(new)
-            # The ids of the others lie after them, where the next will overwrite them.
+            # The ids of long words lie after the stored ones and are overwritten next time.
             places[rest], _ = self._encode_words(words, rest, self._used)
         except BaseException:
-            self._clear()  # rows are claimed and not filled
+            self._clear()  # rows have been claimed and not filled
             raise
         places[kept] = self._rows[rows, 3]
 
     def _claim(self, keys: NDArray[np.uint64], slots: Numbers) -> tuple[Numbers, Numbers]:
-        """A row for each key, the same for equal ones, and the numbers of those that are the first in theirs."""
+        """Return a row for each key, the same for equal keys, and the indices of the keys that took a free row."""
         first = np.zeros(len(keys), bool)
         left = np.arange(len(keys))
         while len(left):
             at, mine, number = slots.take(left), keys.take(left, 0), left.astype(np.uint64)
             free = self._rows[at, 2] == 0
-            self._rows[at[free], 3] = number[free]  # of several that want one row, the last has it
+            self._rows[at[free], 3] = number[free]  # if several keys want one row, the last gets it
             won = free & (self._rows[at, 3] == number)
             self._rows[at[won], :3] = mine[won]
             first[left[won]] = True
@@ -228,7 +230,7 @@ class WordTable:
         return slots, np.flatnonzero(first)
 
     def _encode_words(self, words: _Words, which: Numbers, used: int) -> tuple[NDArray[np.uint64], int]:
-        """Where the ids of some words are, from `used` on, and where they end."""
+        """Encode some words into the pool from `used` on; return where the ids of each are, and the new end."""
         begin, end = words.begin.take(which), words.end.take(which)
         text = np.frombuffer(words.text, np.uint8)
         spaced = text.take(end - 1) <= ord(" ")
@@ -251,19 +253,19 @@ class WordTable:
         self._pool[at : at + len(ids)] = ids
 
     def _clear(self) -> None:
-        self._rows = np.zeros((1 << ROW_BITS, 4), np.uint64)  # a key, and where its ids are in the pool and how many
-        self._words, self._used = 0, 1  # the pool is filled from 1, so that 0 in a row is nothing
+        self._rows = np.zeros((1 << ROW_BITS, 4), np.uint64)  # three for the key, one for the position and number of its ids
+        self._words, self._used = 0, 1  # the pool is filled from 1, so that 0 in a row means empty
 
 
 def _same(rows: NDArray[np.uint64], keys: NDArray[np.uint64]) -> Flags:
     return (rows[:, 0] == keys[:, 0]) & (rows[:, 1] == keys[:, 1]) & (rows[:, 2] == keys[:, 2])
 
 
-def _after_other_space(text: NDArray[np.uint8], places: Numbers) -> Numbers:
-    """The numbers of the places right after a space that is not ASCII."""
-    some = np.flatnonzero(OTHER_ENDS.take(text.take(places - 1)))
-    last, middle, first = (text.take(places[some] - back, mode="wrap").astype(np.int32) for back in (1, 2, 3))
-    return some[np.isin(middle << 8 | last, OTHER_BYTES) | np.isin(first << 16 | middle << 8 | last, OTHER_BYTES)]
+def _after_other_space(text: NDArray[np.uint8], positions: Numbers) -> Numbers:
+    """Return the indices of the positions right after a non-ASCII space."""
+    candidates = np.flatnonzero(OTHER_ENDS.take(text.take(positions - 1)))
+    last, middle, first = (text.take(positions[candidates] - back, mode="wrap").astype(np.int32) for back in (1, 2, 3))
+    return candidates[np.isin(middle << 8 | last, OTHER_BYTES) | np.isin(first << 16 | middle << 8 | last, OTHER_BYTES)]
 
 
 def _joined(parts: list[Tokens | None]) -> Tokens | None:
