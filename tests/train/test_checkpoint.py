@@ -276,7 +276,7 @@ def test_asking_for_a_best_checkpoint_before_there_is_one_says_what_to_do(tmp_pa
     with pytest.raises(CheckpointError, match="it was not evaluated; use the latest"):
         find_checkpoint(tmp_path, "best")
     save(tmp_path, 8, best_step=0)
-    with pytest.raises(CheckpointError, match="its best score is that of step 0, which is not saved; use the latest"):
+    with pytest.raises(CheckpointError, match="its best score is at step 0, which is not saved; use the latest"):
         find_checkpoint(tmp_path, "best")
 
 

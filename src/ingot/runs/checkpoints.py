@@ -1,8 +1,8 @@
-"""Checkpoints: folders that are either whole or not there.
+"""Checkpoints: folders that are either complete or not there.
 
-`checkpoints/step-00000040/` holds safetensors files and checkpoint.json, which names every tensor, its shape and place, the
-checksum of every file and of itself, and all that the loop needs to go on. It is written under another name, synced and renamed,
-so a kill at any moment leaves the checkpoints before it untouched.
+`checkpoints/step-00000040/` holds safetensors files and checkpoint.json, which lists every tensor with its shape and offset, the
+checksum of every file and of itself, and everything the loop needs to resume. A checkpoint is written under another name, synced
+and renamed, so a kill at any moment leaves the earlier checkpoints untouched.
 """
 
 from __future__ import annotations
@@ -23,36 +23,6 @@ from ingot.runs.folder import DAMAGED, INDEX, PARTIAL, Kind, named_path, saved_s
 from ingot.runtime.files import fsync_dir, read_dict, read_json, sweep_temporaries, write_atomically
 from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
-# Whether checkpoint.json tells all that is asked of it: a checksum says only that it is what somebody wrote.
-
-
-def _is_complete(record: Mapping[str, Any]) -> bool:
-    """Whether a record that is what somebody wrote is one that can be read: names, sizes and places of all tensors."""
-
-    def counts(values: Any) -> bool:
-        return all(type(value) is int and value >= 0 for value in values)
-
-    try:
-        files, tensors = record["files"], record["tensors"]
-        entries = [entry for group in tensors.values() for entry in group.values()]
-        return (
-            counts([record["step"]])
-            and isinstance(record["progress"], dict)
-            and "model" in tensors
-            and all(
-                Path(file).name == file and counts([f["bytes"]]) and isinstance(f["sha256"], str) for file, f in files.items()
-            )
-            and all(entry["dtype"] in ITEM_BYTES and counts(entry["shape"]) and len(entry["parts"]) for entry in entries)
-            and all(
-                part["file"] in files and counts(part["offset"]) and len(part["offset"]) == len(entry["shape"])
-                for entry in entries
-                for part in entry["parts"]
-            )
-        )
-    except (KeyError, TypeError, AttributeError):
-        return False
-
-
 VERSION = 1
 
 Tensors = Mapping[str, list[TensorRecord]]
@@ -60,7 +30,7 @@ Tensors = Mapping[str, list[TensorRecord]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read and found sound."""
+    """A checkpoint that was read and verified."""
 
     path: Path
     step: int
@@ -70,12 +40,12 @@ class Checkpoint:
 
     @property
     def weights(self) -> dict[str, TensorRecord]:
-        """What the model is judged by: the average of the weights where one was kept, else the weights."""
+        """The weights that are evaluated: their moving average if there is one, else the weights themselves."""
         return {**self.tensors["model"], **self.tensors.get("ema", {})}
 
 
 def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping[str, Any], kind: Kind = "regular") -> Path:
-    """Write a checkpoint and return its path when it is on the disk."""
+    """Write a checkpoint and return its path once it is on disk."""
     final = folder / f"step-{step:08d}"
     partial = folder / (final.name + PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
@@ -94,7 +64,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
             file = f"{name}.safetensors"
             size, sha256 = write_tensors(partial / file, records)
             record["files"][file] = {"bytes": size, "sha256": sha256}
-            # One process holds all of every tensor, so each has one part, at offset zero; shards of a tensor are more parts.
+            # One process holds every tensor whole, so each has one part at offset zero; a sharded tensor would have more.
             record["tensors"][name] = {
                 r.name: {"dtype": r.dtype, "shape": list(r.shape), "parts": [{"file": file, "offset": [0] * len(r.shape)}]}
                 for r in records
@@ -110,18 +80,18 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint and verify every byte; CheckpointError says what is wrong with a damaged one."""
+    """Read a checkpoint and verify every byte; CheckpointError if it is damaged."""
     record = read_index(path)
-    files = {file: _read_file(path / file, known["sha256"]) for file, known in record["files"].items()}
-    held = {(file, name) for file, tensors in files.items() for name in tensors}
-    named = {
+    files = {file: _read_file(path / file, entry["sha256"]) for file, entry in record["files"].items()}
+    stored = {(file, name) for file, tensors in files.items() for name in tensors}
+    listed = {
         (part["file"], n) for tensors in record["tensors"].values() for n, entry in tensors.items() for part in entry["parts"]
     }
-    for file, _ in sorted(held ^ named):
-        raise CheckpointError(f"{path / file} does not hold the tensors that {INDEX} names")
+    for file, _ in sorted(stored ^ listed):
+        raise CheckpointError(f"{path / file} does not hold the tensors that {INDEX} lists")
     try:
         tensors = {
-            group: {name: _assembled(name, entry, files) for name, entry in entries.items()}
+            group: {name: _assemble(name, entry, files) for name, entry in entries.items()}
             for group, entries in record["tensors"].items()
         }
     except ValueError as error:
@@ -140,33 +110,33 @@ def _read_file(path: Path, sha256: str) -> dict[str, TensorRecord]:
         raise Unreadable(path, error.strerror) from None
 
 
-def _assembled(name: str, entry: Mapping[str, Any], files: Mapping[str, Mapping[str, TensorRecord]]) -> TensorRecord:
-    """A tensor from the parts that one or several processes wrote, each at its offset in the whole."""
+def _assemble(name: str, entry: Mapping[str, Any], files: Mapping[str, Mapping[str, TensorRecord]]) -> TensorRecord:
+    """Build a tensor from the parts that one or several processes wrote, each at its offset."""
     shape, parts = tuple(entry["shape"]), [(files[part["file"]][name], part["offset"]) for part in entry["parts"]]
     whole, offset = parts[0]
     if len(parts) == 1 and (whole.shape, whole.dtype) == (shape, entry["dtype"]) and not any(offset):
         return whole
-    if sum(part.data.nbytes for part, _ in parts) != prod(shape) * ITEM_BYTES[entry["dtype"]]:  # before memory is taken
+    if sum(part.data.nbytes for part, _ in parts) != prod(shape) * ITEM_BYTES[entry["dtype"]]:  # before allocating memory
         raise ValueError(f"its parts do not fill {name!r:.100}")
     items = np.zeros((*shape, ITEM_BYTES[entry["dtype"]]), np.uint8)
     filled = np.zeros(shape, np.bool_)
     for part, offset in parts:
-        place = tuple(slice(begin, begin + size) for begin, size in zip(offset, part.shape, strict=True))
-        if part.dtype != entry["dtype"] or filled[place].shape != part.shape or filled[place].any():
+        region = tuple(slice(begin, begin + size) for begin, size in zip(offset, part.shape, strict=True))
+        if part.dtype != entry["dtype"] or filled[region].shape != part.shape or filled[region].any():
             raise ValueError(f"a part of {name!r:.100} does not fit the tensor")
-        items[place] = np.frombuffer(part.data, np.uint8).reshape(*part.shape, -1)
-        filled[place] = True
+        items[region] = np.frombuffer(part.data, np.uint8).reshape(*part.shape, -1)
+        filled[region] = True
     if not filled.all():
         raise ValueError(f"its parts do not fill {name!r:.100}")
     return TensorRecord(name, entry["dtype"], shape, items.reshape(-1).data)
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """The checked contents of checkpoint.json."""
+    """Read and verify checkpoint.json."""
     file = path / INDEX
     try:
         record = read_json(file)
-        told = record.pop("sha256")
+        checksum = record.pop("sha256")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is not a checkpoint: it has no {INDEX}") from None
     except (ValueError, KeyError, AttributeError, TypeError, IsADirectoryError, NotADirectoryError):
@@ -175,22 +145,50 @@ def read_index(path: Path) -> dict[str, Any]:
         raise Unreadable(file, error.strerror) from None
     if isinstance(version := record.get("version"), int) and version > VERSION:
         raise CheckpointError(f"{file} has version {version} and this ingot reads up to {VERSION}; upgrade ingot")
-    if told != _checksum(record):
+    if checksum != _checksum(record):
         raise CheckpointError(f"{file} is damaged: its checksum does not match")
     if not _is_complete(record):
-        raise CheckpointError(f"{file} is damaged: it does not tell what a checkpoint holds")
+        raise CheckpointError(f"{file} is damaged: fields are missing or wrong")
     return record
 
 
-def newest_valid(folder: Path, warn: Callable[[str], None], read_only: bool = False) -> Checkpoint | None:
-    """The newest checkpoint that is whole, None where there are none; damaged ones are named to `warn` and put aside.
+def _is_complete(record: Mapping[str, Any]) -> bool:
+    """Return True if checkpoint.json has all names, sizes and positions; a checksum only proves that somebody wrote it."""
 
-    One that cannot be read is no reason to go back: it may be sound. With `read_only` nothing is put aside.
+    def are_counts(values: Any) -> bool:
+        return all(type(value) is int and value >= 0 for value in values)
+
+    try:
+        files, tensors = record["files"], record["tensors"]
+        entries = [entry for group in tensors.values() for entry in group.values()]
+        return (
+            are_counts([record["step"]])
+            and isinstance(record["progress"], dict)
+            and "model" in tensors
+            and all(
+                Path(file).name == file and are_counts([f["bytes"]]) and isinstance(f["sha256"], str) for file, f in files.items()
+            )
+            and all(entry["dtype"] in ITEM_BYTES and are_counts(entry["shape"]) and len(entry["parts"]) for entry in entries)
+            and all(
+                part["file"] in files and are_counts(part["offset"]) and len(part["offset"]) == len(entry["shape"])
+                for entry in entries
+                for part in entry["parts"]
+            )
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
+
+
+def newest_valid(folder: Path, warn: Callable[[str], None], read_only: bool = False) -> Checkpoint | None:
+    """Return the newest valid checkpoint, or None if there are none; damaged ones are reported and renamed.
+
+    A checkpoint that cannot be read raises: it may be valid, so falling back to an older one would lose work. With `read_only`
+    nothing is renamed.
     """
     damaged: list[tuple[Path, CheckpointError]] = []
     for path in reversed(saved_steps(folder).values()):
         try:
-            sound = load_checkpoint(path)
+            checkpoint = load_checkpoint(path)
         except Unreadable:
             raise
         except CheckpointError as error:
@@ -200,31 +198,31 @@ def newest_valid(folder: Path, warn: Callable[[str], None], read_only: bool = Fa
             if read_only:
                 warn(f"{why}; {path.name} is taken instead")
                 continue
-            warn(f"{why}; it is kept as {bad.name}{DAMAGED} and the run goes on from {path.name}")
+            warn(f"{why}; it is kept as {bad.name}{DAMAGED} and the run resumes from {path.name}")
             shutil.rmtree(bad.with_name(bad.name + DAMAGED), ignore_errors=True)
             bad.rename(bad.with_name(bad.name + DAMAGED))
-        return sound
+        return checkpoint
     if damaged:
-        what, folder_setting = f"no checkpoint is sound: {damaged[0][1]}", Setting("training.output_dir")
-        raise CheckpointError(what, folder_setting, advice="restore one or choose another {0}")
+        setting = Setting("training.output_dir")
+        raise CheckpointError(f"no checkpoint is sound: {damaged[0][1]}", setting, advice="restore one or choose another {0}")
     return None
 
 
 def read_kind(path: Path) -> Kind:
-    """Which kind of checkpoint it is; what cannot be read, and those of versions that knew no kinds, are regular ones."""
+    """Return the kind of a checkpoint; regular if it cannot be read or is of a version without kinds."""
     kind: Any = (read_dict(path / INDEX) or {}).get("kind")
     return kind if kind in get_args(Kind) else "regular"
 
 
 def update_progress(path: Path, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
-    """Give a checkpoint another progress, and perhaps another kind; its tensors stay as they are."""
+    """Replace the progress of a checkpoint, and its kind if given; its tensors stay as they are."""
     before = read_index(path)
     record = {**before, "kind": kind or before.get("kind", "regular"), "progress": dict(progress)}
     write_atomically(path / INDEX, json.dumps({**record, "sha256": _checksum(record)}))
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed saves, and kills while a saved one was noted in, left behind."""
+    """Remove what killed saves and killed updates left behind."""
     for leftover in folder.glob(f"step-*{PARTIAL}"):
         shutil.rmtree(leftover, ignore_errors=True)
     for path in saved_steps(folder).values():
@@ -235,15 +233,13 @@ def _checksum(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-# Which checkpoint is meant: by a path, by a run folder, and by the setting training.resume.
-
-OnSkipped = Callable[[Path, CheckpointError], None]  # is told of a checkpoint that is damaged
+OnSkipped = Callable[[Path, CheckpointError], None]  # called with each damaged checkpoint
 NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
 
 
 @dataclass(frozen=True)
 class Index:
-    """A checkpoint by what its checkpoint.json says; the tensors are not read."""
+    """A checkpoint by its checkpoint.json alone; the tensors are not read."""
 
     path: Path
     step: int
@@ -251,12 +247,12 @@ class Index:
 
 
 def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
-    """The checkpoint that a path means: itself, or the latest or best one of a run folder."""
+    """Load the checkpoint at a path, or the latest or best one of a run folder."""
     return load_checkpoint(locate_checkpoint(path, which))
 
 
 def locate_checkpoint(path: Path, which: str = "latest") -> Path:
-    """Where that checkpoint is; its tensors are not read."""
+    """Return the path of that checkpoint without reading its tensors."""
     if which not in ("latest", "best"):
         raise ConfigError(f"which checkpoint is {which!r}; choose latest or best")
     if (path / INDEX).is_file():
@@ -270,65 +266,65 @@ def locate_checkpoint(path: Path, which: str = "latest") -> Path:
         return newest
     best = read_index(newest)["progress"].get("best_step")
     if best not in steps:
-        why = "it was not evaluated" if best is None else f"its best score is that of step {best}, which is not saved"
+        why = "it was not evaluated" if best is None else f"its best score is at step {best}, which is not saved"
         raise CheckpointError(f"{path} has no best checkpoint: {why}; use the latest")
     return steps[best]
 
 
-def resume_point(asked: str, run: Path | None, skipped: OnSkipped = lambda path, error: None) -> Index | None:
-    """What a run in this folder goes on from, by training.resume; None where it begins."""
-    if asked == "never":
+def resume_point(resume: str, run: Path | None, on_skipped: OnSkipped = lambda path, error: None) -> Index | None:
+    """Return the checkpoint that a run in this folder resumes from by training.resume; None if it starts afresh."""
+    if resume == "never":
         return None
-    newest = newest_index(run, skipped)
-    return newest if asked == "auto" else open_index(resume_source(asked, run, newest))
+    newest = newest_index(run, on_skipped)
+    return newest if resume == "auto" else open_index(resume_source(resume, run, newest))
 
 
-def newest_index(run: Path | None, skipped: OnSkipped = lambda path, error: None) -> Index | None:
-    """The newest checkpoint of a run that is not damaged; None where there is none."""
+def newest_index(run: Path | None, on_skipped: OnSkipped = lambda path, error: None) -> Index | None:
+    """Return the newest checkpoint of a run that is not damaged; None if there is none."""
     for path in reversed(saved_steps(run / "checkpoints").values()) if run is not None else ():
         try:
             return open_index(path)
         except Unreadable:
-            raise  # it may be sound: a run does not go back
+            raise  # it may be valid, so an older one must not be used instead
         except CheckpointError as error:
-            skipped(path, error)
+            on_skipped(path, error)
     return None
 
 
 def open_index(path: Path) -> Index:
-    """What a checkpoint says of itself."""
+    """Read the checkpoint.json of a checkpoint."""
     index = read_index(path)
     return Index(path, index["step"], index["progress"])
 
 
-def resume_source(named: str, run: Path | None, newest: Index | Checkpoint | None) -> Path:
-    """The checkpoint that a run begins with because training.resume names it; `newest` is that of the run's own folder.
+def resume_source(resume: str, run: Path | None, newest: Index | Checkpoint | None) -> Path:
+    """Return the checkpoint that training.resume names; `newest` is the newest one of the run's own folder.
 
-    `newest` itself, where the same command was given before: an earlier session has begun with a copy of what is named.
+    It is `newest` itself if the same command ran before: that session has started from a copy of the named checkpoint.
     """
-    path = named_path(named, run)
+    path = named_path(resume, run)
     if newest is not None and started_from(newest, path):
         return newest.path
     if not path.exists():
-        raise CheckpointError(f"{{0}}: there is no {path}", Setting("training.resume", named), advice=NAME_A_CHECKPOINT)
+        raise CheckpointError(f"{{0}}: there is no {path}", Setting("training.resume", resume), advice=NAME_A_CHECKPOINT)
     source = locate_checkpoint(path)
     if newest is not None and run is not None and source.resolve() != newest.path.resolve():
         why = "has newer checkpoints" if path.resolve().is_relative_to(run.resolve()) else "holds another run"
-        raise occupied(named, run, why, newest.step)
+        raise occupied(resume, run, why, newest.step)
     return source
 
 
 def started_from(newest: Index | Checkpoint, path: Path) -> bool:
-    """Whether the run of a checkpoint began with the state of a checkpoint or run that lies elsewhere."""
+    """Return True if the run of a checkpoint started from the given checkpoint or run elsewhere."""
     return newest.progress.get("resumed_from") == str(path.resolve())
 
 
-def occupied(named: str, run: Path, why: str, step: int) -> CheckpointError:
-    """What is said where a named state cannot be begun with, because the folder has a run that would be lost."""
+def occupied(resume: str, run: Path, why: str, step: int) -> CheckpointError:
+    """Return the error for a named checkpoint that cannot be used because the folder has a run that would be lost."""
     return CheckpointError(
         f"{{0}}: {run} {why}, the newest at step {step}",
-        Setting("training.resume", named),
+        Setting("training.resume", resume),
         Setting("training.output_dir"),
         Setting("training.resume", "auto"),
-        advice="choose another {1} to go on from there, or go on with this run by {2}",
+        advice="choose another {1} to start from there, or continue this run with {2}",
     )
