@@ -1,6 +1,6 @@
 """Whether a run that is watched trains at the speed of one that is not: one run, in blocks with and without a watcher; one table.
 
-    python benchmarks/watched.py                                     a small model on the CPU, watched by `ingot watch RUN`
+    python benchmarks/watched.py    a small model on the CPU, watched by `ingot status --watch RUN`
     python benchmarks/watched.py --watcher "ingot ui RUN --port 8010" --threads 2 --seconds 20 --pairs 10
     python benchmarks/watched.py --device cuda --recipe gpt2
 
@@ -36,7 +36,7 @@ ENDS_WITHIN = 10.0  # seconds after SIGINT
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--watcher", default="ingot watch RUN", help="the command that watches; RUN is the folder of the run")
+    parser.add_argument("--watcher", default="ingot status --watch RUN", help="the watching command; RUN is the run folder")
     parser.add_argument("--recipe", default="demo")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", default="auto", help="of the training")

@@ -125,7 +125,7 @@ def load() -> None:
 
     import ingot.api
     import ingot.backends.torch.backend
-    import ingot.cli.app
+    import ingot.cli.main
     import ingot.compat.gpt_simple.main
     import ingot.compat.nanogpt.train
     import ingot.preflight.validate

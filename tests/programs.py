@@ -298,5 +298,6 @@ def write_run(folder: Path, losses: Sequence[float | None], scores: Sequence[flo
         best = score is not None and score == min(one for one in scores if one is not None)
         judged = {"step": step, "val_bpb": score, "best": best, "tokens": 7, "elapsed_seconds": step / 2}
         records.append({"kind": "evaluation", **judged})
+    records.sort(key=lambda record: record["step"])
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder

@@ -203,11 +203,11 @@ def test_failures_of_a_verb_become_a_line_and_an_exit_code(failure: BaseExceptio
     given = f"typer.Exit({failure.exit_code})" if isinstance(failure, typer.Exit) else repr(failure)
     program = f"""
 import typer
-from ingot.cli import app, main
+from ingot.cli import main
 from ingot.errors import DataError
 def fail() -> None:
     raise {given}
-app.app.command("fail")(fail)
+main.app.command("fail")(fail)
 main.run(["fail"])
 """
     ran = in_a_process(program)
@@ -215,7 +215,7 @@ main.run(["fail"])
 
 
 def test_a_bug_keeps_its_traceback() -> None:
-    program = "from ingot.cli import app, main\napp.app.command('bug')(lambda: 1 / 0)\nmain.run(['bug'])"
+    program = "from ingot.cli import main\nmain.app.command('bug')(lambda: 1 / 0)\nmain.run(['bug'])"
     assert "Traceback" in in_a_process(program).stderr
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ingot as package
-from ingot.cli.app import app
+from ingot.cli.main import app
 from ingot.data.store.dataset import identity
 from ingot.data.text.text_files import WHAT
 from ingot.errors import ConfigError, DataError
@@ -90,7 +90,7 @@ def test_a_file_alone_is_prepared_by_bytes_in_a_folder_of_its_name(ingot, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [([], "there is nothing to read; name a file or folder"), (["a.txt", "b.txt"], "say where the tokens go")]
+    ("words", "said"), [([], "no input is given; name a file or folder"), (["a.txt", "b.txt"], "say where the tokens go")]
 )
 def test_what_is_missing_of_a_preparation_is_told(ingot, tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
@@ -174,7 +174,7 @@ def test_both_counts_of_bytes_are_shown_where_they_differ(ingot, english, tmp_pa
         assert lines[1].split() == ["split", "documents", "tokens", "bytes", "bytes/token", "piece", "bytes"]
         train = lines[2].split()
         assert int(train[5].replace(",", "")) < int(train[3].replace(",", ""))
-    assert "bytes are those of the text, piece bytes those its tokens stand for" in prepared
+    assert "bytes counts the text, piece bytes what its tokens decode to" in prepared
 
 
 def test_an_unknown_tokenizer_is_refused_with_those_there_are(ingot, text, tmp_path):

@@ -15,7 +15,7 @@ import ingot as package
 from ingot import api
 from ingot.artifact.container import read_artifact, write_artifact
 from ingot.backends.torch.state import model_records
-from ingot.cli.app import app
+from ingot.cli.main import app
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.inference.model import foreign_weights

@@ -1,4 +1,4 @@
-"""`ingot generate` and `ingot batch-generate` for programs: lines of JSON on stdout, everything else on stderr."""
+"""`ingot generate`: text for readers, and for programs JSON lines on stdout with everything else on stderr."""
 
 import io
 import json
@@ -26,12 +26,6 @@ def call(capsys):
         return ended.value.code, captured.out, captured.err
 
     return words
-
-
-@pytest.mark.parametrize("verb", ["generate", "batch-generate"])
-def test_the_help_names_no_argument_that_a_verb_does_not_have(call, verb):
-    text = " ".join(call(verb, "--help")[1].split())
-    assert "Instead of --checkpoint DIR: the newest checkpoint of a run folder" in text
 
 
 @pytest.fixture
@@ -118,11 +112,11 @@ def test_temperature_0_top_k_0_and_an_empty_prompt_write(lines, reference, words
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "give PATH, --checkpoint DIR or --output-dir RUN: which model is to write"),
+        ([], "give PATH, --checkpoint DIR or --output-dir RUN"),
         (["--checkpoint", "a", "--output-dir", "b", "--prompt", "c"], "give --checkpoint DIR or --output-dir RUN; one of them"),
         (["--output-dir", "b"], "give --prompt TEXT or --prompts-file FILE; one of them"),
         (["--output-dir", "b", "--prompt", "c", "--prompts-file", "d"], "give --prompt TEXT or --prompts-file FILE"),
-        (["--output-dir", "b", "--prompt", "c", "--dtype", "int8"], "--dtype int8 is not known; there are fp32,"),
+        (["--output-dir", "b", "--prompt", "c", "--dtype", "int8"], "--dtype int8 is unknown; choose one of fp32,"),
         (
             ["--output-dir", "b", "--prompt", "c", "--tokens", "0"],
             "--max-new-tokens must be a whole number from 1 to 100,000,000",
@@ -149,18 +143,17 @@ def test_a_prompts_file_with_bad_lines_names_all_of_them(call, reference, tmp_pa
     assert ":6: prompt holds half a surrogate pair" in err
 
 
-@pytest.mark.parametrize("verb", [("generate", "--prompts-file"), ("generate", "--prompt-file"), ("batch-generate", "--input")])
-def test_a_file_of_prompts_that_is_not_there_is_missing_data_to_every_verb(call, reference, verb):
-    code, out, err = call(verb[0], "--output-dir", reference, verb[1], "/nowhere/p.jsonl")
+@pytest.mark.parametrize("option", ["--input", "--prompts-file", "--prompt-file"])
+def test_a_file_of_prompts_that_is_not_there_is_missing_data(call, reference, option):
+    code, out, err = call("generate", "--output-dir", reference, option, "/nowhere/p.jsonl")
     assert (code, out) == (3, "") and "/nowhere/p.jsonl cannot be read: No such file" in err and err.count("\n") == 1
 
 
 def test_a_field_that_cannot_be_utf_8_comes_back_in_a_file_as_it_was(call, reference, tmp_path):
     file = written(tmp_path / "p.jsonl", {"prompt": "abc", "id": "\ud800"})
-    for words in (("generate", "--prompts-file"), ("batch-generate", "--input")):
-        code, _, err = call(words[0], "--output-dir", reference, words[1], file, *GREEDY, "--output", tmp_path / "t.jsonl")
-        assert code == 0, err
-        assert json.loads((tmp_path / "t.jsonl").read_bytes())["id"] == "\ud800"
+    code, _, err = call("generate", "--output-dir", reference, "--input", file, *GREEDY, "--output", tmp_path / "t.jsonl")
+    assert code == 0, err
+    assert json.loads((tmp_path / "t.jsonl").read_bytes())["id"] == "\ud800"
 
 
 def test_each_line_has_the_seed_that_draws_its_text_alone(lines, call, reference, tmp_path):
@@ -172,98 +165,6 @@ def test_each_line_has_the_seed_that_draws_its_text_alone(lines, call, reference
         seed = one["generation"]["seed"]
         alone = call("generate", reference, "--prompt", "a b c", *words, "--seed", seed, "--stop-at-end", "--json")[1]
         assert json.loads(alone)["texts"] == ["a b c" + one["completion"]]
-
-
-def test_all_problems_of_a_batch_are_told_together_before_a_model_is_opened(call, reference, tmp_path, monkeypatch):
-    monkeypatch.setattr(api, "load", None)
-    file = written(
-        tmp_path / "r.jsonl",
-        {"prompt": 5},
-        {"prompt": "a", "model": {"checkpoint": "x", "output_dir": "y"}},
-        {"prompt": "a", "generation": {"temperature": -1, "top_p": 2}},
-        {"prompt": "a", "model": {"dtype": "int4"}},
-        {"prompt": "a", "generation": {"max_tokens": 3}},
-        {"prompt": "fine"},
-    )
-    code, out, err = call("batch-generate", "--input", file, "--output-dir", reference)
-    assert (code, out) == (2, "")
-    told = err.splitlines()
-    assert len(told) == 7 and "6 problems" in told[-1]
-    for number, part in [
-        (1, "prompt must be a text"),
-        (2, "model has a checkpoint and an output_dir"),
-        (3, "generation.temperature must be a number of 0 or more, not -1"),
-        (3, "generation.top_p must be"),
-        (4, "model.dtype must be one of"),
-        (5, "generation.max_tokens is not known"),
-    ]:
-        assert any(line.startswith(f"{file}:{number}: ") and part in line for line in told)
-
-
-def test_models_that_are_not_there_are_told_together_too(call, tmp_path):
-    file = written(tmp_path / "r.jsonl", *({"prompt": "a", "model": {"output_dir": str(tmp_path / name)}} for name in "xy"))
-    code, _, err = call("batch-generate", "--input", file, "--dry-run")
-    assert code == 2
-    assert f"model {tmp_path / 'x'}: there is no checkpoint" in err and f"model {tmp_path / 'y'}: there is no checkpoint" in err
-
-
-def test_references_to_one_model_open_it_once_and_the_order_is_kept(lines, call, reference, tmp_path, monkeypatch):
-    newest = max((reference / "checkpoints").iterdir())
-    oldest = min((reference / "checkpoints").iterdir())
-    monkeypatch.setenv("WHERE", str(reference.parent))
-    by = [
-        {"output_dir": str(reference)},
-        {"checkpoint": str(oldest)},
-        {"checkpoint": f"$WHERE/{reference.name}/checkpoints/{newest.name}"},
-    ]
-    file = written(tmp_path / "r.jsonl", *({"prompt": f"{n} ", "id": n, "model": by[n % 3]} for n in range(6)))
-    opened, load = [], api.load
-    monkeypatch.setattr(api, "load", lambda path, **options: opened.append(path) or load(path, **options))
-    found = lines("batch-generate", "--input", file, *GREEDY)
-    assert [one["id"] for one in found] == list(range(6))
-    assert opened == [newest.resolve(), oldest.resolve()]
-    for one in found:
-        path = oldest if one["id"] % 3 == 1 else newest
-        [alone] = lines("generate", "--checkpoint", path, "--prompt", one["prompt"], *GREEDY)
-        assert one["completion"] == alone["completion"]
-
-
-def test_a_dry_run_says_what_would_be_done_and_opens_nothing(call, reference, tmp_path, monkeypatch):
-    monkeypatch.setattr(api, "load", None)
-    file = written(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b"})
-    code, out, err = call("batch-generate", "--input", file, "--output-dir", reference, "--dry-run", "--json")
-    assert code == 0 and "2 texts by 1 models; nothing is wrong and nothing was opened" in err
-    plan = json.loads(out)
-    assert (plan["requests"], plan["models"][0]["texts"], plan["models"][0]["dtype"]) == (2, 2, "bf16")
-
-
-def test_a_record_has_its_own_seed_and_draws_what_it_would_alone(lines, reference, tmp_path):
-    file = written(tmp_path / "r.jsonl", *({"prompt": "a b c", "generation": {"seed": seed}} for seed in (4, 9, 4)))
-    words = ("--max-new-tokens", 12, "--temperature", 2, "--top-k", 0, "--top-p", 1, "--dtype", "fp32", "--device", "cpu")
-    found = lines("batch-generate", "--input", file, "--output-dir", reference, *words)
-    assert found[0]["completion"] == found[2]["completion"] != found[1]["completion"]
-    [alone] = lines("generate", "--output-dir", reference, "--prompt", "a b c", "--seed", 9, *words)
-    assert alone["completion"] == found[1]["completion"]
-
-
-def test_what_fails_while_it_is_written_is_the_error_of_its_line(call, reference, tmp_path, monkeypatch):
-    from ingot.errors import RunError
-    from ingot.inference.model import LoadedModel
-
-    plain = LoadedModel.write_texts
-
-    def fails(model, prompts, options, seeds):
-        if "bad" in prompts:
-            raise RunError("this one cannot be")
-        return plain(model, prompts, options, seeds)
-
-    monkeypatch.setattr(LoadedModel, "write_texts", fails)
-    file = written(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "bad"}, {"prompt": "b"})
-    code, out, err = call("batch-generate", "--input", file, "--output-dir", reference, *GREEDY)
-    first, bad, last = map(json.loads, out.splitlines())
-    assert code == 0 and "1 of 3 texts could not be written" in err
-    assert bad["error"] == "this one cannot be" and "completion" not in bad
-    assert "completion" in first and "completion" in last
 
 
 READ = ("--greedy", "--tokens", 8, "--device", "cpu")

@@ -1,4 +1,4 @@
-"""`ingot report` and `ingot watch`: what they say of runs, by their folders alone."""
+"""`ingot report` and `ingot status --watch`: what they show of runs, by their folders alone."""
 
 import json
 import os
@@ -9,10 +9,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ingot.cli import plot, showing, watch
-from ingot.cli.app import app
+from ingot.cli import inspect
+from ingot.cli.main import app
+from ingot.console.progress import draw_lines
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runs.view import Run
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_tasks_that_were_scored_while_training_have_a_table_and_a_curve(call, ru
     page = (tmp_path / "s.html").read_text()
     assert "<td>9</td><td>lambada</td><td>0.2500</td><td>0.0435</td><td></td><td>100</td>" in page and "<td>piqa</td>" in page
     assert '"tasks":{"lambada":[[9.0,0.25]]' in re.sub(r"\s", "", page)
-    assert "tasks, part of the answers that are right" in call("watch", runs[0]).stdout
+    assert "tasks, accuracy" in call("status", "--watch", runs[0]).stdout
 
 
 def test_what_is_damaged_in_a_run_is_left_out_and_the_page_is_written(call, runs, tmp_path):
@@ -76,7 +76,7 @@ def test_what_is_damaged_in_a_run_is_left_out_and_the_page_is_written(call, runs
     odd = [
         {"kind": "train", "step": 10**400, "loss": 10**400, "elapsed_seconds": 10**400, "tokens_per_second": "very fast"},
         {"kind": "evaluation", "step": 1, "val_bpb": "low", "tasks": "all"},
-        {"kind": "evaluation", "val_bpb": 2.0, "tasks": {"piqa": {"acc": "high"}, "lambada": 0.5}},
+        {"kind": "evaluation", "step": 2, "val_bpb": 2.0, "tasks": {"piqa": {"acc": "high"}, "lambada": 0.5}},
     ]
     with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write("".join(json.dumps(record) + "\n" for record in odd))
@@ -109,41 +109,26 @@ def test_a_page_that_cannot_be_written_is_told_at_once(call, runs, tmp_path):
     assert (tmp_path / "r.html").read_text() == "mine" and not (tmp_path / "s.html").exists()
 
 
-def test_a_look_reads_what_was_added_and_all_of_a_file_that_was_replaced(runs):
-    run = Run.open(runs[0])
-    watched = watch.Watched(run)
-    before = len(watched.records())
-    with (runs[0] / "metrics.jsonl").open("a") as metrics:
-        metrics.write('{"kind": "train", "step": 999, "loss": 1.0}\n')
-    assert len(watched.records()) == before + 1 and watched.records() == run.metrics()[0]
-    assert run.metrics(watched._mark)[0] == []
-    (runs[0] / "new").write_text('{"kind": "train", "step": 1, "loss": 9.0}\n')
-    (runs[0] / "new").replace(runs[0] / "metrics.jsonl")
-    assert watched.records() == [{"kind": "train", "step": 1, "loss": 9.0}]
-
-
 def test_watching_shows_status_curves_and_the_time_of_a_step(call, runs):
-    shown = call("watch", *runs[:2]).stdout
+    shown = call("status", "--watch", *runs[:2]).stdout
     assert "completed" in shown and "training loss, nats per token" in shown and "validation, bits per byte" in shown
     assert re.search(r"a: a step takes p50 \d+\.\d{4} s, p95", shown)
-    assert isinstance(call("watch", runs[0].parent).exception, CheckpointError)
 
 
 def test_watching_has_colours_on_a_terminal_unless_they_are_not_wanted(call, runs, monkeypatch):
-    for module in (watch, plot):
-        monkeypatch.setattr(module, "is_terminal", lambda stream: True)
-    monkeypatch.setattr(showing, "draw", lambda lines, drawn: print("\n".join(lines)))
+    monkeypatch.setattr(inspect, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(inspect, "draw_lines", lambda lines, drawn: print("\n".join(lines)))
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[36m" in call("watch", runs[0]).stdout
+    assert "\x1b[36m" in call("status", "--watch", runs[0]).stdout
     monkeypatch.setenv("NO_COLOR", "1")
-    shown = call("watch", runs[0]).stdout
+    shown = call("status", "--watch", runs[0]).stdout
     assert "training loss" in shown and "\x1b" not in shown
 
 
 @pytest.mark.parametrize(("size", "columns", "rows"), [((30, 4), 29, 3), ((0, 0), 79, 23)])
 def test_lines_are_cut_to_the_terminal_by_what_is_seen_of_them(size, columns, rows, monkeypatch, capfd):
     monkeypatch.setattr("os.get_terminal_size", lambda descriptor: size)
-    assert showing.draw(["\x1b[36ma\x1b[0m" * 100] * 30, 0) == rows
+    assert draw_lines(["\x1b[36ma\x1b[0m" * 100] * 30, 0) == rows
     shown = [line.replace("\x1b[36m", "").replace("\x1b[0m", "") for line in capfd.readouterr().out.splitlines() if line.strip()]
     assert [line.removeprefix("\x1b[K") for line in shown] == ["a" * columns] * rows
 

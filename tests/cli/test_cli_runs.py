@@ -1,4 +1,4 @@
-"""`ingot runs` and `ingot plot`, on run folders with known numbers."""
+"""`ingot status` and `ingot plot`, on run folders with known numbers."""
 
 from __future__ import annotations
 
@@ -23,33 +23,28 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_runs_are_listed_with_status_and_best_score(runs: Path, capsys: Capsys):
-    code, out, err = said(capsys, "runs")
-    lines = out.splitlines()
-    assert (code, err) == (0, "") and len(lines) == 4
-    assert [line.split()[:3] for line in lines[1:]] == [
+    code, out, err = said(capsys, "status")
+    header, *lines = out.splitlines()
+    assert (code, err) == (0, "") and header.split()[:3] == ["run", "status", "step"] and header.split()[-1] == "data"
+    assert [line.split()[:3] for line in lines] == [
         ["runs/first", "completed", "3"], ["runs/other", "completed", "2"], ["runs/sweep/second", "completed", "3"],
     ]  # fmt: skip
-    assert lines[1].split()[-3:] == ["3.2000", "3.2000", "data/a"]
-    assert lines[3].split()[-5:] == ["3.1000", "2.9000", "<-", "best", "data/a"]
+    assert "3.2000   3.2000  " in lines[0] and lines[0].endswith("data/a") and lines[1].endswith("data/b")
+    assert "3.1000   2.9000 <- best" in lines[2]
 
 
 def test_the_best_is_marked_among_runs_on_the_same_text_alone(runs: Path, capsys: Capsys):
-    found = json.loads(said(capsys, "runs", runs, "--json")[1])
-    assert {Path(one["run"]).name: one["best"] for one in found} == {"first": False, "other": True, "second": True}
-    assert found[0]["best_val_bpb"] == 3.2 and found[0]["best_step"] == 3
+    records = json.loads(said(capsys, "status", runs, "--json")[1])
+    assert {Path(record["run"]).name: record["best"] for record in records} == {"first": False, "other": True, "second": True}
+    assert records[0]["best_val_bpb"] == 3.2 and records[0]["best_step"] == 3
 
 
-def test_a_run_that_says_nothing_yet_is_listed_without_a_score(runs: Path, capsys: Capsys):
+def test_a_run_without_metrics_or_with_damaged_ones_is_listed_without_a_score(runs: Path, capsys: Capsys):
     write_state(runs / "new")
     (runs / "first" / "metrics.jsonl").write_text("damaged\n")
-    lines = said(capsys, "runs")[1].splitlines()
-    assert [line.split()[1] for line in lines[1:]] == ["completed", "running", "completed", "completed"]
-    assert lines[2].split()[-3:] == ["-", "-", "-"]
-
-
-def test_a_folder_without_runs_is_one_line(tmp_path: Path, capsys: Capsys):
-    code, out, err = said(capsys, "runs", tmp_path / "none")
-    assert (code, out) == (4, "") and f"there are no runs below {tmp_path / 'none'}/" in err and err.count("\n") == 1
+    records = json.loads(said(capsys, "status", "--json")[1])
+    assert [record["status"] for record in records] == ["completed", "running", "completed", "completed"]
+    assert [record["best_val_bpb"] for record in records] == [None, None, 1.5, 2.9] and records[1]["data"] is None
 
 
 def test_curves_of_several_runs_are_drawn_in_the_terminal(runs: Path, capsys: Capsys):

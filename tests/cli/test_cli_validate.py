@@ -1,4 +1,4 @@
-"""`ingot validate` and `ingot tokenize`: what they print and how they end; `ingot train` refuses by the same findings."""
+"""`ingot validate`: what it prints and how it ends; `ingot train` refuses by the same findings."""
 
 import json
 import subprocess
@@ -96,16 +96,6 @@ def test_precision_and_device_that_are_not_here(call, data):
     words = ("validate", *RUN, "--data.path", data, "--probe", "--json")
     code, out, _ = call(*words, "--training.precision", "fp16")
     assert code == 1 and [one["code"] for one in json.loads(out)["findings"]] == ["runtime.no_cuda"]
-
-
-def test_tokenizing_a_folder_with_a_bad_file_is_1_after_the_rest(call, tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.jsonl").write_text('{"text": "some text"}\n')
-    (tmp_path / "in" / "b.jsonl.gz").write_bytes(b"not packed")
-    words = ("--input_dir", tmp_path / "in", "--output_dir", tmp_path / "out", "--tokenizer", "byte", "--min_text_length", 1)
-    code, out, err = call("tokenize", *words)
-    assert code == 1 and "a.jsonl" in out and "1 of 2 files could not be tokenized" in err
-    assert (tmp_path / "out" / "a.idx").is_file()
 
 
 @pytest.mark.long

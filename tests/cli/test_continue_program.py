@@ -129,10 +129,10 @@ def test_force_begins_anew_and_says_what_it_deletes(call: Call, data: Path, tmp_
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["demo"], "demo is not a run folder; a recipe is named by --recipe demo"),
+        (["demo"], "demo is not a run folder; did you mean the recipe --recipe demo"),
         (["RUN", "--resume", "RUN"], "both name a run; keep one"),
-        (["RUN", "--config", "a.yaml"], "--config does not go together with a run that is continued with its own settings"),
-        (["--resume", "RUN", "--training.output_dir", "x"], "training.output_dir is given, and RUN is continued where it is"),
+        (["RUN", "--config", "a.yaml"], "RUN is resumed with its own settings; leave --config out"),
+        (["--resume", "RUN", "--training.output_dir", "x"], "training.output_dir cannot be set when RUN is resumed"),
         (["--training.max_steps", "3", "RUN"], "unexpected 'RUN' on the command line"),
     ],
 )

@@ -19,7 +19,7 @@ import torch
 import typer
 
 import ingot
-from ingot.cli import app, main
+from ingot.cli import main
 from ingot.cli.options import given_settings
 from ingot.compat.gpt_simple.config import all_keys
 from ingot.config.fields import sections, setting_at
@@ -64,7 +64,7 @@ def words_of(command: str) -> tuple[dict[str, str], list[str]]:
 @cache
 def ingot_command() -> Any:
     """`ingot` with all its verbs, which takes 0.1 s to make."""
-    return typer.main.get_command(app.app)
+    return typer.main.get_command(main.app)
 
 
 def verb_of(words: list[str]) -> tuple[Any, list[str]]:
@@ -116,16 +116,16 @@ def test_every_command_in_a_document_parses(page: Path, outputs: Path) -> None:
     for command in commands(page):
         try:
             check(command, outputs)
-        except (IngotError, app.UsageError) as error:
+        except (IngotError, main.UsageError) as error:
             pytest.fail(f"{page.name}: {command}\n{error}")
 
 
 @pytest.mark.parametrize(
     "command",
-    ["ingot trian", "ingot recipes shw", "ingot train --recipe dmo", "ingot train --model.wdth 3", "ingot batch-generate"],
+    ["ingot trian", "ingot recipes shw", "ingot train --recipe dmo", "ingot train --model.wdth 3", "ingot stop"],
 )
 def test_a_wrong_command_would_be_noticed(command: str, outputs: Path) -> None:
-    with pytest.raises((IngotError, app.UsageError)):
+    with pytest.raises((IngotError, main.UsageError)):
         check(command, outputs)
 
 

@@ -16,7 +16,7 @@ TRAIN = ["train", "--recipe", "demo", *(f"--{name}={value}" for name, value in D
 # What reads the name that stands for {}, or writes to it.
 READERS = [
     "train --config {}", "validate --config {}", "train {}", "train --resume {}", "status {}", "eval {}", "eval {run} --data {}",
-    "generate {}", "generate {run} --prompts-file {}", "batch-generate --input {}", "export {}", "import {} --output out",
+    "generate {}", "generate {run} --prompts-file {}", "export {}", "import {} --output out",
     "data prepare --input {} --tokenizer byte --output out", "data prepare --input text.txt --tokenizer {} --output out",
     "data convert {} --to nanogpt --output out", "data verify {}", "data inspect {}", "config show --config {}",
 ]  # fmt: skip
@@ -116,7 +116,7 @@ def test_a_line_about_a_file_of_nonsense_can_be_read(refused, folder, name, cont
     refused(with_name(command, name, folder, folder))
 
 
-@pytest.mark.parametrize("command", ["train --config {}", "generate {run} --prompts-file {}", "batch-generate --input {}"])
+@pytest.mark.parametrize("command", ["train --config {}", "generate {run} --prompts-file {}"])
 def test_nesting_of_any_depth_is_refused(refused, folder, reference, data, command):
     (folder / "deep").write_text("[" * 100_000)
     refused(with_name(command, "deep", reference, data))

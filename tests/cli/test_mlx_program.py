@@ -11,7 +11,7 @@ from programs import DEMO, Ingot, checkpoints, losses, once, outcome, train_word
 from typer.testing import CliRunner
 
 from ingot import load
-from ingot.cli.app import app
+from ingot.cli.main import app
 from ingot.config.loading import load_config
 from ingot.runs.state import TrainingResult
 from ingot.train.start import run as run_config

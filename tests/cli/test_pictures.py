@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ingot.cli.app import app
+from ingot.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))

@@ -84,16 +84,16 @@ def test_no_runs_and_a_folder_that_is_none_are_told(ingot: Ingot, tmp_path):
 def test_looking_loads_neither_torch_nor_what_else_is_slow(tmp_path):
     run = write_state(tmp_path / "run", status="completed")
     program = (
-        "import sys\nfrom ingot.cli.main import _call\n"
-        f"_call(['status', {str(run)!r}, '--json'])\n"
-        "assert not {'torch', 'numpy', 'yaml', 'pydantic', 'typer', 'ingot.config.schema'} & sys.modules.keys()"
+        "import sys\nfrom ingot.cli.main import call\n"
+        f"call(['status', {str(run)!r}, '--json'])\n"
+        "assert not {'torch', 'numpy', 'yaml', 'pydantic', 'ingot.config.schema'} & sys.modules.keys()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_what_it_does_not_understand_itself_is_answered_as_every_verb_does(ingot: Ingot):
-    assert "Look again every second" in ingot("status", "--help").stdout
+    assert "Keep showing the runs" in ingot("status", "--help").stdout
     assert "No such option: --wach" in one_line(ingot("status", "--wach", code=2))
 
 

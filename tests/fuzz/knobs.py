@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from ingot.cli.app import app
+from ingot.cli.main import app
 from ingot.compat.golf.mlx.translate import VARIABLES
 from ingot.compat.golf.variables import NAMES
 from ingot.compat.gpt_simple.config import all_keys

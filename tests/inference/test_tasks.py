@@ -14,7 +14,7 @@ import torch
 from small_model import write_small_model
 from typer.testing import CliRunner
 
-from ingot.cli.app import app
+from ingot.cli.main import app
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.data.tokenizers.hf_json import from_json
 from ingot.data.tokenizers.learn_vocabulary import learn

@@ -14,8 +14,8 @@ from small_model import write_small_model
 from typer.testing import CliRunner
 from web import Site
 
-from ingot.cli import serve as verb
-from ingot.cli.app import app
+from ingot.cli import use as verb
+from ingot.cli.main import app
 from ingot.errors import ConfigError
 
 
@@ -276,9 +276,9 @@ def test_without_the_packages_it_is_said_what_to_install(file, monkeypatch):
 def test_an_address_that_others_reach_needs_a_token_and_one_that_is_taken_is_told(file, monkeypatch):
     pytest.importorskip("fastapi", reason="the extra serve is not installed")
     monkeypatch.delenv("INGOT_SERVE_TOKEN", raising=False)
-    assert "lets others than this machine ask; give them a --token" in str(call(file[0], "--host", "0.0.0.0"))
+    assert "can be reached from other machines; give a --token" in str(call(file[0], "--host", "0.0.0.0"))
     with verb.listen("127.0.0.1", 0) as taken:  # by another of these, whose model is still being loaded
-        assert "cannot be listened at" in str(call(file[0], "--port", taken.getsockname()[1]))
+        assert "cannot listen at" in str(call(file[0], "--port", taken.getsockname()[1]))
 
 
 def test_a_name_that_is_not_utf_8_becomes_one_that_can_be_sent(tmp_path):

@@ -10,7 +10,7 @@ from tiny_runs import killed_after, records, state_of
 
 import ingot
 from ingot.backends.sampling import GenerationOptions
-from ingot.cli.app import call
+from ingot.cli.main import call
 from ingot.config.loading import load_config
 from ingot.errors import ConfigError, RunError
 from ingot.runs.state import TrainingResult, read_training_result

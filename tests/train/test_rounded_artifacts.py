@@ -17,7 +17,7 @@ import ingot
 from ingot.artifact.container import read_artifact
 from ingot.backends.base import Rounding
 from ingot.backends.torch.inference import TorchInference
-from ingot.cli.app import call
+from ingot.cli.main import call
 from ingot.data.loading.data_path import open_dataset
 from ingot.errors import ConfigError, RunError
 from ingot.runs.reporter import Reporter

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from ui_kit import Events, line, make_run
 from web import Web
 
-from ingot.cli.app import app
+from ingot.cli.main import app
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runs.checkpoints import find_checkpoint, save_checkpoint
 

@@ -1,4 +1,4 @@
-"""`ingot data`: text into a folder that training reads, and tokenizers of one's own; its other verbs are data_*.py."""
+"""`ingot data`: download, prepare, inspect, verify and convert token data, and train tokenizers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ingot.cli.options import AsJson
-from ingot.cli.verbs import app
 from ingot.compat.golf.data import PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
 from ingot.console.output import print_columns, print_json
 from ingot.console.progress import progress_bar
@@ -23,44 +22,51 @@ if TYPE_CHECKING:
     from ingot.data.prepare.pipeline import Summary
     from ingot.data.text.text_files import Buckets
     from ingot.data.verify.audit import Report
-    from ingot.data.verify.inspect import Lengths, SplitInspection, Vocabulary
+    from ingot.data.verify.inspect import SplitInspection
 
 
-# `ingot data convert`: token data of other programs into ours, and ours into theirs.
-
+commands = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Download, prepare, inspect, verify and convert data for training; train a tokenizer.",
+)
+BAR_CHARACTERS = 40  # length of the longest bar of a histogram
+MAX_LISTED_FINDINGS = 20  # of one kind; --json lists all
 TokenFormat = Literal["ingot", "nanogpt", "gpt-simple", "shards"]
 
 
+@commands.command("convert")
 def convert_command(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or file of tokens: ours or another program's.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or file of tokens, ours or another program's.")],
     to: Annotated[
         TokenFormat,
         typer.Option(
-            help="ingot: what training reads. nanogpt: train.bin, val.bin, meta.pkl. gpt-simple: .bin and .idx in buckets. "
-            "shards: files with a header, for golf, modded-nanogpt and llm.c."
+            help="ingot: the format that training reads. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: .bin and .idx "
+            "files in buckets. shards: files with a header, for golf, modded-nanogpt and llm.c."
         ),
     ],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What the tokens were made with, where the source does not say: gpt2, a file."),
+        typer.Option(metavar="NAME", help="The tokenizer of the source, where the source does not name it: gpt2, or a file."),
     ] = None,
     from_format: Annotated[
-        TokenFormat | None, typer.Option("--from", help="What the source is, where it cannot be told.")
+        TokenFormat | None, typer.Option("--from", help="The format of the source, where it cannot be detected.")
     ] = None,
     mark: Annotated[
-        int | None, typer.Option(metavar="ID", help="The id between documents, where the tokenizer does not say.")
+        int | None, typer.Option(metavar="ID", help="The id between documents, where the tokenizer does not define it.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Shards: what files begin with (fineweb). gpt-simple: the bucket (main).")
+        str | None,
+        typer.Option(metavar="NAME", help="Shards: prefix of the files (fineweb). gpt-simple: the bucket (main)."),
     ] = None,
-    shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in one file; nanogpt has one file.")] = SHARD_TOKENS,
-    max_length: Annotated[int, typer.Option(metavar="N", help="gpt-simple: tokens in a window.")] = 3072,
-    overlap: Annotated[int, typer.Option(metavar="N", help="gpt-simple: tokens that a window repeats.")] = 256,
+    shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per file; nanogpt has one file.")] = SHARD_TOKENS,
+    max_length: Annotated[int, typer.Option(metavar="N", help="gpt-simple: tokens per window.")] = 3072,
+    overlap: Annotated[int, typer.Option(metavar="N", help="gpt-simple: tokens shared by neighbouring windows.")] = 256,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it is token data.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn tokens of one format into another."""
+    """Convert token data from one format to another."""
     from ingot.data.formats.convert import Layout, convert
     from ingot.data.formats.detect import open_source
 
@@ -90,32 +96,30 @@ def convert_command(
         print(f"train on it with: ingot train --recipe demo --data.path {shlex.quote(str(output))}")
 
 
-# `ingot data download`: published shards from the Hugging Face hub, with a bar on a terminal and lines anywhere else.
-
-
+@commands.command("download")
 def download_command(
     variant: Annotated[
-        str, typer.Option(metavar="NAME", help="byte260, or sp and the size of a vocabulary; the repository must have it.")
+        str, typer.Option(metavar="NAME", help="byte260, or sp followed by a vocabulary size; the repository must have it.")
     ] = "sp1024",
     train_shards: Annotated[
-        int | None, typer.Option(metavar="N", help="The first N train shards; without it 80, or all if there are fewer.")
+        int | None, typer.Option(metavar="N", help="Download the first N train shards. Default: 80, or all if there are fewer.")
     ] = None,
     output: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder to fill: datasets/, tokenizers/, manifest.json.")
+        Path, typer.Option(metavar="DIR", help="The folder to fill with datasets/, tokenizers/ and manifest.json.")
     ] = Path("data"),
     repo: Annotated[
         str, typer.Option(metavar="ID", envvar=REPO_VARIABLE, help="The dataset repository on the Hugging Face hub.")
     ] = REPO,
     prefix: Annotated[
-        str, typer.Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="The folder in the repository that has manifest.json.")
+        str, typer.Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="The folder of the repository that contains manifest.json.")
     ] = PREFIX,
     revision: Annotated[str | None, typer.Option(metavar="REV", help="A branch, tag or commit of the repository.")] = None,
-    with_docs: Annotated[bool, typer.Option("--with-docs", help="Fetch the text the shards were made of too.")] = False,
-    skip_manifest: Annotated[bool, typer.Option("--skip-manifest", help="Use the manifest.json that is in the folder.")] = False,
-    workers: Annotated[int, typer.Option(metavar="N", help="Files fetched at once.")] = 4,
+    with_docs: Annotated[bool, typer.Option("--with-docs", help="Also download the text of the shards.")] = False,
+    skip_manifest: Annotated[bool, typer.Option("--skip-manifest", help="Use the manifest.json already in the folder.")] = False,
+    workers: Annotated[int, typer.Option(metavar="N", help="Files to download at once.")] = 4,
     as_json: AsJson = False,
 ) -> None:
-    """Download published shards and their tokenizer: all of validation, and as many train shards as asked for."""
+    """Download published shards and their tokenizer: the whole validation split and some train shards."""
     from ingot.compat.golf.data.scripts import download_and_print
 
     download_and_print(
@@ -132,21 +136,17 @@ def download_command(
     )
 
 
-# `ingot data inspect`: what is in a folder of tokens, in numbers, a histogram and a few lines of text.
-
-BAR = 40  # characters of the longest
-
-
+@commands.command("inspect")
 def inspect_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
-    split: Annotated[Literal["train", "val"] | None, typer.Option(help="One split alone.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="What made the tokens of bare shards.")] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=0, help="The most frequent ids to list.")] = 10,
-    documents: Annotated[int, typer.Option(metavar="N", help="The documents to show the beginning of.")] = 5,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the lengths of documents, as .png or .svg.")] = None,
+    split: Annotated[Literal["train", "val"] | None, typer.Option(help="Inspect only this split.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="The tokenizer of bare shards.")] = None,
+    top: Annotated[int, typer.Option(metavar="N", min=0, help="How many of the most frequent ids to list.")] = 10,
+    documents: Annotated[int, typer.Option(metavar="N", help="How many documents to show the beginning of.")] = 5,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw document lengths as .png or .svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a folder of tokens holds."""
+    """Show counts, frequent ids, document lengths and beginnings of a folder of tokens."""
     from ingot.data.verify.inspect import PLOT, inspect
     from ingot.data.verify.inspect import plot as draw
     from ingot.runtime.files import check_picture
@@ -154,16 +154,16 @@ def inspect_command(
     if plot:
         check_picture(plot, PLOT)
     with progress_bar("reading", in_bytes=True) as progress:
-        found = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents, progress=progress)
+        inspection = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents, progress=progress)
     if plot:
-        draw(found, plot)
+        draw(inspection, plot)
     if as_json:
-        print_json(found)
+        print_json(inspection)
         return
-    print(f"{folder}: {found.tokenizer} tokenizer")
-    for name, one in found.splits.items():
+    print(f"{folder}: {inspection.tokenizer} tokenizer")
+    for name, split_inspection in inspection.splits.items():
         print()
-        _print_split(name, one)
+        _print_split(name, split_inspection)
 
 
 def _print_split(name: str, split: SplitInspection) -> None:
@@ -177,61 +177,47 @@ def _print_split(name: str, split: SplitInspection) -> None:
     vocabulary = split.vocabulary
     rows.append(("vocabulary", f"{vocabulary.size:,} ids, {vocabulary.used:,} used, {vocabulary.never_used:,} never"))
     print_columns(rows)
-    _print_ids(vocabulary)
-    if split.lengths:
-        _print_lengths(split.lengths)
-    for one in split.beginnings:
-        print(f"document {one.document:,}, {one.tokens:,} tokens: {shown(one.text, kept='')}")
-
-
-def _print_ids(vocabulary: Vocabulary) -> None:
     print("most frequent ids")
     for use in vocabulary.most_frequent:
         text = "(special)" if use.text is None else f"'{shown(use.text, kept='')}'"
         print(f"{use.id:>8}  {text:<16}{use.count:>16,}{use.share:>8.2%}")
+    if lengths := split.lengths:
+        middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
+        print(f"tokens in a document: {lengths.shortest:,} to {lengths.longest:,}, {middle}")
+        most = max(bin.documents for bin in lengths.histogram)
+        for bin in lengths.histogram:
+            bar = "#" * -(-BAR_CHARACTERS * bin.documents // most)
+            print(f"{bin.low:>12,} to {bin.high:<12,}{bin.documents:>12,} {bar}".rstrip())
+    for beginning in split.beginnings:
+        print(f"document {beginning.document:,}, {beginning.tokens:,} tokens: {shown(beginning.text, kept='')}")
 
 
-def _print_lengths(lengths: Lengths) -> None:
-    print(
-        f"tokens in a document: {lengths.shortest:,} to {lengths.longest:,}, "
-        f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
-    )
-    most = max(bin.documents for bin in lengths.histogram)
-    for bin in lengths.histogram:
-        bar = "#" * -(-BAR * bin.documents // most)
-        print(f"{bin.low:>12,} to {bin.high:<12,}{bin.documents:>12,} {bar}".rstrip())
-
-
-# `ingot data verify`: everything that is wrong with a folder of tokens, one line each.
-
-LISTED = 20  # findings of one kind that are shown to people
-
-
+@commands.command("verify")
 def verify_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
     against: Annotated[
         Path | None,
-        typer.Option(metavar="TRAIN", help="Look for validation documents in the train split of this folder too."),
+        typer.Option(metavar="TRAIN", help="Also look for validation documents in the train split of this folder."),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What made the tokens: needed for bare shards, compared for a prepared folder."),
+        typer.Option(metavar="NAME", help="The tokenizer: needed for bare shards, compared with that of a prepared folder."),
     ] = None,
-    ngram_words: Annotated[int, typer.Option(metavar="N", help="Words in a row that are looked for in train.")] = 13,
+    ngram_words: Annotated[int, typer.Option(metavar="N", help="Length of the word n-grams looked up in train.")] = 13,
     overlap_share: Annotated[
-        float, typer.Option(metavar="PART", help="A document with a larger part of its runs of words in train is a finding.")
+        float, typer.Option(metavar="PART", help="Report documents with more than this part of their n-grams in train.")
     ] = 0.5,
     byte_gap: Annotated[
         float | None,
         typer.Option(
             metavar="PART",
-            help="How far the bytes of tokens and of the text may be apart. Default: 0.005, or 0.05 where the tokenizer's own "
-            "preparation counted the same.",
+            help="How much the bytes of the tokens and of the text may differ. Default: 0.005, or 0.05 where preparing with this "
+            "tokenizer counted the same.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte of a folder of tokens and list what is wrong; the exit code is 3 if anything is."""
+    """Read every byte of a folder of tokens and list all problems. Exit code 3: there are some."""
     from ingot.data.verify.audit import Limits, audit
 
     limits = Limits(byte_gap=byte_gap, ngram_words=ngram_words, overlap_share=overlap_share)
@@ -240,44 +226,45 @@ def verify_command(
     if as_json:
         print_json({**vars(report), "ok": report.ok})
     else:
-        _print(report, ngram_words)
+        _print_report(report, ngram_words)
     if not report.ok:
         raise typer.Exit(DataError.exit_code)
 
 
-def _print(report: Report, ngram_words: int) -> None:
+def _print_report(report: Report, ngram_words: int) -> None:
     number = len(report.findings)
     state = "whole" if report.ok else f"{number:,} finding{'s' * (number > 1)}"
     kind = f"; {report.tokenizer} tokenizer, {report.vocab_size:,} ids" if report.tokenizer else ""
     print(f"{report.folder}: {state}{kind}")
     print_splits(report.splits)
-    for one in report.comparisons:
+    for comparison in report.comparisons:
         print(
-            f"of {one.documents:,} validation documents {one.copied:,} are copied from the train split of {one.against} and "
-            f"{one.similar:,} are much like one there; {one.share:.2%} of the runs of {ngram_words} words are in it"
+            f"of {comparison.documents:,} validation documents {comparison.copied:,} are copied from the train split of "
+            f"{comparison.against} and {comparison.similar:,} are similar to one there; {comparison.share:.2%} of the "
+            f"{ngram_words}-word n-grams are in it"
         )
-    shown: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for finding in report.findings:
-        shown[finding.code] += 1
-        if shown[finding.code] <= LISTED:
+        counts[finding.code] += 1
+        if counts[finding.code] <= MAX_LISTED_FINDINGS:
             print(finding.line)
-    for code, count in shown.items():
-        if count > LISTED:
-            print(f"{code}: {count - LISTED:,} more; --json lists them all")
+    for code, count in counts.items():
+        if count > MAX_LISTED_FINDINGS:
+            print(f"{code}: {count - MAX_LISTED_FINDINGS:,} more; --json lists them all")
 
 
 def print_splits(splits: Mapping[str, Any]) -> bool:
-    """Print the counts of every split; piece bytes only where they are not those of the text, and whether that is so."""
-    folded = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
+    """Print the counts of every split; return True if piece bytes, which differ from the bytes of the text, were printed."""
+    with_pieces = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
     rows = [["split", "documents", "tokens", "bytes", "bytes/token", "piece bytes"]]
     for name, split in splits.items():
         ratio = "-" if split.bytes_per_token is None else f"{split.bytes_per_token:.4f}"
         counts = [_number(value) for value in (split.documents, split.tokens, split.bytes)]
         rows.append([name, *counts, ratio, _number(split.piece_bytes)])
-    width = max(6, *(len(row[0]) + 1 for row in rows))  # of a name: a bucket's is longer than a split's
+    width = max(6, *(len(row[0]) + 1 for row in rows))
     for name, documents, tokens, size, ratio, pieces in rows:
-        print(f"{name:<{width}}{documents:>12}{tokens:>18}{size:>18}{ratio:>14}{pieces if folded else '':>18}".rstrip())
-    return folded
+        print(f"{name:<{width}}{documents:>12}{tokens:>18}{size:>18}{ratio:>14}{pieces if with_pieces else '':>18}".rstrip())
+    return with_pieces
 
 
 def _number(value: int | None) -> str:
@@ -285,64 +272,66 @@ def _number(value: int | None) -> str:
 
 
 TOKENIZER = (
-    "byte: any text, 260 ids. char: an id for each character there is. bpe:N: N ids learned from the training text. gpt2: "
-    "GPT-2's 50,257. Or a file (.model, tokenizer.json), a folder with one, or a name on the Hugging Face hub."
+    "byte: bytes, 260 ids. char: one id per character of the text. bpe:N: N ids learned from the training text. gpt2: "
+    "GPT-2's 50,257 ids. Or a file (.model, tokenizer.json), a folder with one, or a name on the Hugging Face hub."
 )
 Inputs = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="PATH",
         show_default=False,
-        help="Files (.txt, .md, .jsonl, .json, .csv, .tsv, also packed with .gz, .xz or .zst; .parquet), folders of them, or "
+        help="Files (.txt, .md, .jsonl, .json, .csv, .tsv, also compressed as .gz, .xz or .zst; .parquet), folders of them, or "
         "hf:ORG/NAME.",
     ),
 ]
-MoreInputs = Annotated[
-    list[Path] | None, typer.Option("--input", metavar="PATH", help="The same as an option; may be given again.")
-]
-Engine = Annotated[Literal["local", "ray"], typer.Option(help="local: processes of this machine. ray: a Ray cluster.")]
+MoreInputs = Annotated[list[Path] | None, typer.Option("--input", metavar="PATH", help="The same as PATH; may be repeated.")]
+Engine = Annotated[Literal["local", "ray"], typer.Option(help="local: processes on this machine. ray: a Ray cluster.")]
 RayAddress = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="The cluster; auto: the one that runs here; not given: a new one, here.")
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Ray cluster; auto: the one on this machine. Default: start one."),
 ]
-TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column that holds the text.")]
-LARGE_VOCABULARY = 8192  # ids from which a step of the demo takes seconds on a CPU: with 50,257, 3 s on two cores
-GPT2_TOKENS = 100_000_000  # enough text for the 124M parameters of the recipe gpt2 to learn more than to recite it
+TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column with the text.")]
+LARGE_VOCABULARY = 8192  # from this size on, a step of the demo takes seconds on a CPU: 3 s on two cores with 50,257 ids
+GPT2_TOKENS = 100_000_000  # with less text the 124M parameters of the recipe gpt2 memorise it
 
 
+@commands.command("prepare")
 def prepare_command(
     files: Inputs = None,
     more: MoreInputs = None,
     tokenizer: Annotated[str, typer.Option(metavar="NAME", help=TOKENIZER)] = "byte",
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder to make. Default: data/NAME.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder to write. Default: data/NAME.")] = None,
     val_inputs: Annotated[
-        list[Path] | None, typer.Option("--val-input", metavar="PATH", help="Text that is validation; may be given again.")
+        list[Path] | None, typer.Option("--val-input", metavar="PATH", help="Validation text; may be repeated.")
     ] = None,
-    val_documents: Annotated[int | None, typer.Option(metavar="N", help="The first N documents are validation.")] = None,
+    val_documents: Annotated[int | None, typer.Option(metavar="N", help="Use the first N documents for validation.")] = None,
     val_fraction: Annotated[
         float | None,
         typer.Option(
             metavar="PART",
-            help="This part is (0.1 unless said): of up to 20 documents the end of each, of more whole ones, evenly spread.",
+            help="Use this part for validation (default 0.1): the end of each document if there are up to 20, else evenly "
+            "spread whole documents.",
         ),
     ] = None,
     buckets: Annotated[
-        bool, typer.Option("--buckets", help="The input is a folder with train/NAME/ and val/NAME/, which stay apart as buckets.")
+        bool, typer.Option("--buckets", help="The input is a folder with train/NAME/ and val/NAME/; each NAME becomes a bucket.")
     ] = False,
     bos: Annotated[
         str | None,
-        typer.Option(metavar="TOKEN", help="What starts a document, where a tokenizer.json does not say so; empty: nothing."),
+        typer.Option(metavar="TOKEN", help="Token that starts a document, if tokenizer.json does not define it; empty: none."),
     ] = None,
     text_field: TextField = "text",
-    shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens in one file.")] = SHARD_TOKENS,
+    shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per file.")] = SHARD_TOKENS,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes that encode, by default one for each processor; no output differs.")
+        int | None,
+        typer.Option(metavar="N", help="Processes that tokenize. Default: one per CPU. The output is the same."),
     ] = None,
     engine: Engine = "local",
     ray_address: RayAddress = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it is a dataset.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn text into a folder of tokens that training reads. If it is killed, the same command continues."""
+    """Tokenize text into a folder that training reads. After an interruption the same command resumes."""
     from ingot.data.prepare.pipeline import prepare
 
     inputs = _inputs(more, files)
@@ -375,58 +364,57 @@ def _buckets(inputs: list[Path]) -> Buckets:
 
     if len(inputs) != 1:
         raise ConfigError("--buckets takes one PATH, a folder with train/NAME/ and val/NAME/")
-    if not (found := find_buckets(inputs[0], is_text)):
-        raise DataError(f"{inputs[0]} holds no text files in train/NAME/ and val/NAME/, which --buckets asks for")
-    return found
+    if not (folders := find_buckets(inputs[0], is_text)):
+        raise DataError(f"{inputs[0]} has no text files in train/NAME/ and val/NAME/, which --buckets needs")
+    return folders
 
 
 def _print_summary(summary: Summary) -> None:
     print(f"{summary.folder}: {summary.tokenizer} tokenizer, {summary.vocab_size:,} ids, {summary.seconds:.1f} s")
     if print_splits(summary.splits):
-        print(
-            "bytes are those of the text, piece bytes those its tokens stand for: this tokenizer changes text, white space often"
-        )
+        print("bytes counts the text, piece bytes what its tokens decode to: this tokenizer changes text, most often white space")
     if summary.continued_documents:
-        print(f"{summary.continued_documents:,} documents were there already, from a run that had been stopped")
+        print(f"{summary.continued_documents:,} documents were kept from an interrupted run")
     if summary.empty_documents:
         print(f"{summary.empty_documents:,} empty documents were left out")
     print("\n".join(next_command(summary)))
 
 
 def next_command(summary: Summary) -> list[str]:
-    """How to train on a prepared folder, by a recipe that fits its tokenizer, and what to know before."""
+    """Return lines that say how to train on a prepared folder with a recipe that fits its tokenizer."""
     large = summary.vocab_size >= LARGE_VOCABULARY
     recipe = "gpt2" if large and summary.splits["train"].tokens >= GPT2_TOKENS else "demo"
-    blind = "" if summary.splits["val"].tokens else " --evaluation.every 0 --evaluation.at_start false"
-    lines = [f"train on it with: ingot train --recipe {recipe} --data.path {shlex.quote(str(summary.folder))}{blind}"]
+    no_val = "" if summary.splits["val"].tokens else " --evaluation.every 0 --evaluation.at_start false"
+    lines = [f"train on it with: ingot train --recipe {recipe} --data.path {shlex.quote(str(summary.folder))}{no_val}"]
     if large:
         lines.append(
-            f"on a GPU, that is: with {summary.vocab_size:,} ids a step takes seconds on a CPU; there use --recipe demo on text "
-            "prepared with --tokenizer byte, or with a small one of your own (ingot data train-tokenizer)"
+            f"this needs a GPU: with {summary.vocab_size:,} ids a step takes seconds on a CPU; there use --recipe demo on text "
+            "prepared with --tokenizer byte, or with a small tokenizer (ingot data train-tokenizer)"
         )
     return lines
 
 
+@commands.command("train-tokenizer")
 def train_tokenizer_command(
     *,
     files: Inputs = None,
     more: MoreInputs = None,
     kind: Annotated[
         Literal["sentencepiece", "bpe"],
-        typer.Option(help="sentencepiece: BPE that folds white space, as golf has it. bpe: bytes, as GPT-2 has it."),
+        typer.Option(help="sentencepiece: BPE that folds white space, as in golf. bpe: byte-level BPE, as in GPT-2."),
     ],
-    vocab_size: Annotated[int, typer.Option(metavar="N", help="Ids in all, 257 to 65,536.")],
+    vocab_size: Annotated[int, typer.Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.")],
     output: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
-    documents: Annotated[int | None, typer.Option(metavar="N", help="Learn from the first N documents only.")] = None,
+    documents: Annotated[int | None, typer.Option(metavar="N", help="Train on the first N documents only.")] = None,
     mark_capitals: Annotated[
         bool,
-        typer.Option("--mark-capitals", help="sentencepiece: learn small letters alone, with marks in front of capitals."),
+        typer.Option("--mark-capitals", help="sentencepiece: learn lower-case pieces only, and mark capitals with symbols."),
     ] = False,
     text_field: TextField = "text",
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Learn a tokenizer from text."""
+    """Train a tokenizer on text."""
     import time
 
     from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
@@ -455,27 +443,17 @@ def train_tokenizer_command(
     print(f"use it with: ingot data prepare {words} --tokenizer {shlex.quote(str(output))} --output DIR")
 
 
-def _inputs(options: list[Path] | None, words: list[Path] | None) -> list[Path]:
-    """The inputs of a command: those of --input, then the bare words, which a shell also makes of --input *.jsonl."""
-    found = [*(options or ()), *(words or ())]
-    if not found:
-        raise ConfigError("there is nothing to read; name a file or folder, such as: ingot data prepare book.txt")
-    return found
+def _inputs(options: list[Path] | None, arguments: list[Path] | None) -> list[Path]:
+    """Return the paths given as --input, then those given as arguments, which a shell also makes of --input *.jsonl."""
+    inputs = [*(options or ()), *(arguments or ())]
+    if not inputs:
+        raise ConfigError("no input is given; name a file or folder, for example: ingot data prepare book.txt")
+    return inputs
 
 
 def _named_after(inputs: list[Path]) -> Path:
-    """The folder for what is prepared from one file or folder, where none is named."""
+    """Return the default output folder for one input."""
     if len(inputs) > 1 or str(inputs[0]).startswith("hf:"):
         raise ConfigError("say where the tokens go with --output DIR")
     name = inputs[0].resolve().name
     return Path("data") / (name.partition(".")[0] or name)
-
-
-verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-verbs.command("prepare")(prepare_command)
-verbs.command("verify")(verify_command)
-verbs.command("inspect")(inspect_command)
-verbs.command("train-tokenizer")(train_tokenizer_command)
-verbs.command("convert")(convert_command)
-verbs.command("download")(download_command)
-app.add_typer(verbs, name="data", help="Download, prepare, check and convert data for training; train a tokenizer.")

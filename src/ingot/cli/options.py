@@ -1,13 +1,15 @@
-"""Settings as options: any `--section.key value` that a verb does not know itself is a setting of the config.
+"""Options that several commands share, and settings as options.
 
-A verb takes them by being registered with `cls=SettingsCommand` and reading `given_settings(ctx)`.
+Any `--section.key value` that a command does not declare is a setting of the config. A command accepts settings when it is
+registered with `cls=SettingsCommand`; it reads them with `given_settings(ctx)`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -15,23 +17,39 @@ from typer.core import TyperCommand
 from ingot.console.output import split_overrides
 from ingot.errors import ConfigError
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="YAML file with settings.")]
-RecipeName = Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Recipe to start from, see `ingot recipes`.")]
-OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")]
+if TYPE_CHECKING:
+    from ingot.config.loading import ResolvedConfig
+
+
+def _recipe_names(incomplete: str) -> list[str]:
+    from ingot.config.loading import list_recipes
+
+    return [recipe.name for recipe in list_recipes() if recipe.name.startswith(incomplete)]
+
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read settings from this YAML file.")]
+RecipeName = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe", metavar="NAME", help="Start from this recipe; `ingot recipes` lists them.", autocompletion=_recipe_names
+    ),
+]
+OutputFile = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of printing.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 StopExitCode = Annotated[
     int,
-    typer.Option(
-        "--stop-exit-code", metavar="N", min=0, max=255, help="Exit code of a run that was stopped and is to be continued."
-    ),
+    typer.Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code of a run that was stopped before its end."),
 ]
-ScoreOption = Annotated[
-    Literal["val_bpb", "artifact_bpb", "val_loss"], typer.Option("--score", help="Which score of the runs is compared.")
-]
+ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], typer.Option("--score", help="The score to compare.")]
+_model_path = typer.Argument(metavar="PATH", help="A run folder, a checkpoint or an artifact.")
+ModelPath = Annotated[Path, _model_path]
+OptionalModelPath = Annotated[Path | None, _model_path]
+DeviceName = Annotated[str, typer.Option("--device", metavar="NAME", help="One of auto, cpu, cuda, cuda:N, mps and mlx.")]
 
-
-# Short names of other programs, and the settings that they mean.
-MEANT = {
+# Option names of other programs, with the setting each one means here.
+SETTING_BY_FOREIGN_NAME = {
     "lr": "optimizer.learning_rate",
     "learning_rate": "optimizer.learning_rate",
     "steps": "training.max_steps",
@@ -49,7 +67,7 @@ MEANT = {
 
 
 class SettingsCommand(TyperCommand):
-    """A verb that takes dotted settings besides its options, and lists them at the end of its help."""
+    """A command that accepts dotted settings besides its options, and lists them at the end of its help."""
 
     allow_extra_args = True
     ignore_unknown_options = True
@@ -57,43 +75,76 @@ class SettingsCommand(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"\n{settings_help()}\n")
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete the names of settings too."""
+        from ingot.config.fields import known
+
+        item = type(super().shell_complete(ctx, "-")[0])  # click's CompletionItem, wherever this version of typer keeps click
+        settings = [f"--{path}" for path in known()] if incomplete.startswith("-") else []
+        matches = [item(name) for name in settings if name.startswith(incomplete)]
+        return [*super().shell_complete(ctx, incomplete), *matches]
+
 
 def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
-    """The settings among the words after a verb, without the first ones."""
-    _hint(ctx.args[skip:])
+    """Return the settings among the arguments of a command, ignoring the first `skip` arguments."""
+    _refuse_foreign_words(ctx.args[skip:])
     return split_overrides(ctx.args[skip:], [name for option in ctx.command.params for name in option.opts])
 
 
 def first_word(ctx: typer.Context) -> str | None:
-    """What stands before the settings, if it is not one itself."""
+    """Return the first extra argument, unless it is an option."""
     return ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
 
 
-def _hint(args: list[str]) -> None:
-    """Answer the words that people bring from other programs with the ones that are meant here."""
+def _refuse_foreign_words(args: list[str]) -> None:
+    """Refuse words that people bring from other programs, and name the ones meant here."""
     from ingot.config.fields import known
-    from ingot.config.loading import list_recipes
 
     if args and not args[0].startswith("-"):
-        if args[0] in [recipe.name for recipe in list_recipes()]:
-            raise ConfigError(f"unexpected {args[0]!r} on the command line; did you mean --recipe {args[0]}?")
-        if args[0].endswith((".yaml", ".yml")):
-            raise ConfigError(f"unexpected {args[0]!r} on the command line; did you mean --config {args[0]}?")
+        option = "--recipe" if args[0] in _recipe_names("") else "--config" if args[0].endswith((".yaml", ".yml")) else None
+        if option is not None:
+            raise ConfigError(f"unexpected {args[0]!r} on the command line; did you mean {option} {args[0]}?")
     for word in args:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if not word.startswith("--") or "." in name:
             continue
-        found = [MEANT[name]] if name in MEANT else [path for path in known() if path.rpartition(".")[2] == name]
-        if len(found) == 1:
-            raise ConfigError(f"unknown option {word.partition('=')[0]}; did you mean --{found[0]}?")
+        by_last_part = [path for path in known() if path.rpartition(".")[2] == name]
+        meant = SETTING_BY_FOREIGN_NAME.get(name) or (by_last_part[0] if len(by_last_part) == 1 else None)
+        if meant is not None:
+            raise ConfigError(f"unknown option {word.partition('=')[0]}; did you mean --{meant}?")
 
 
 def settings_help() -> str:
-    """The names of all settings by section, for the end of a verb's help."""
+    """List the names of all settings by section, for the end of a command's help."""
     from ingot.config.fields import known, sections
 
     lines = ["Settings, given as --section.key value, for example --training.max_steps 100:"]
     for section in sections():
         names = ", ".join(path.partition(".")[2] for path in known() if path.startswith(f"{section}."))
         lines.append(fill(names, 108, initial_indent=f"  {section:<12}", subsequent_indent=" " * 14))
-    return "\n".join([*lines, "`ingot init` explains each of them, `ingot config show` shows their values."])
+    return "\n".join([*lines, "`ingot init` explains each of them; `ingot config show` shows their values."])
+
+
+def resolve_config(
+    recipe: str | None,
+    file: Path | None,
+    overrides: Mapping[str, Any],
+    world_size: int = 1,
+    warn: Callable[[str], None] | None = None,
+) -> ResolvedConfig:
+    """Build the config from a recipe, a YAML file and settings; a file with gpt-simple's keys is translated and reported."""
+    from ingot.compat.gpt_simple.reading import is_gpt_simple, read_config
+    from ingot.config.loading import load_config
+
+    if file is None or not file.is_file() or not is_gpt_simple(file):
+        return load_config(recipe=recipe, file=file, overrides=overrides)
+    if recipe is not None:
+        raise ConfigError(f"{file} has gpt-simple's keys and cannot be combined with the recipe {recipe}; keep one of them")
+    from ingot.compat.gpt_simple.translate import kept_tokens, tell_batch, translate
+
+    config = read_config(file, overrides)
+    kept = kept_tokens(config)
+    if warn is not None:
+        warn(f"{file} has gpt-simple's keys and is read as `gpt-simple train --config` reads it")
+        tell_batch(config, world_size, kept, warn)
+    return translate(config, world_size, kept)

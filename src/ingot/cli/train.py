@@ -1,170 +1,161 @@
-"""`ingot train`: train or continue a run."""
+"""`ingot train`, `ingot sweep` and `ingot validate`: start runs, or check one before it starts."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.options import AsJson, ConfigFile, RecipeName, SettingsCommand, StopExitCode, first_word, given_settings
-from ingot.cli.verbs import app
+from ingot.cli.options import (
+    AsJson,
+    ConfigFile,
+    RecipeName,
+    ScoreOption,
+    StopExitCode,
+    first_word,
+    given_settings,
+    resolve_config,
+)
 from ingot.console.entry import STARTED_AT, process_start, warn
-from ingot.console.output import for_reader, print_columns, print_json
-from ingot.errors import Change, ConfigError
+from ingot.console.output import columns, for_reader, print_columns, print_json
+from ingot.console.progress import draw_lines, duration, is_terminal
+from ingot.errors import Change, ConfigError, RunError
 
 if TYPE_CHECKING:
     from ingot.config.loading import ResolvedConfig
     from ingot.config.schema import Config
+    from ingot.experiments.sweep import ArmSummary, Trial
     from ingot.runs.state import TrainingResult
 
 
-@app.command("train", cls=SettingsCommand)
 def train(
     ctx: typer.Context,
     config: ConfigFile = None,
     recipe: RecipeName = None,
     nproc_per_node: Annotated[
         int | None,
-        typer.Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine and train with all of them."),
+        typer.Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine and train with all."),
     ] = None,
-    nnodes: Annotated[int, typer.Option("--nnodes", metavar="N", help="Machines that train together.")] = 1,
-    node_rank: Annotated[int, typer.Option("--node-rank", metavar="K", help="Which of the machines this is, from 0.")] = 0,
+    nnodes: Annotated[int, typer.Option("--nnodes", metavar="N", help="Number of machines that train together.")] = 1,
+    node_rank: Annotated[int, typer.Option("--node-rank", metavar="K", help="Number of this machine, counted from 0.")] = 0,
     master_addr: Annotated[str, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
-    master_port: Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="Free port on machine 0.")] = None,
+    master_port: Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="A free port on machine 0.")] = None,
     stop_exit_code: StopExitCode = 0,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", metavar="RUN", help="Continue this run with all its settings; `ingot train RUN` is the same."),
+        typer.Option("--resume", metavar="RUN", help="Resume this run with all its settings, as `ingot train RUN` does."),
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Begin anew: delete what an earlier run left in training.output_dir, and nothing else."),
+        typer.Option("--force", help="Start from scratch: delete the earlier run in training.output_dir, and nothing else."),
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Train a model, or continue the run in training.output_dir."""
-    from ingot.cli.configs import resolve
+    """Train a model, or resume the run in training.output_dir."""
     from ingot.runtime.ranks import ranks_from_environment
 
     ranks = ranks_from_environment()
     launching = nproc_per_node is not None and "RANK" not in os.environ
     world_size = (nproc_per_node or 1) * nnodes if launching else ranks.world_size
     settings = given_settings(ctx, skip=int(first_word(ctx) is not None))
-    if (run_folder := _run_folder(ctx, resume)) is not None:
+    if (run_folder := _folder_to_resume(ctx, resume)) is not None:
+        if config is not None or recipe is not None:
+            option = "--config" if config is not None else "--recipe"
+            raise ConfigError(f"{run_folder} is resumed with its own settings; leave {option} out")
         speaks = node_rank == 0 if launching else ranks.first and STARTED_AT not in os.environ  # once, before ranks are launched
-        refused = {"--config": config, "--recipe": recipe}
-        resolved = _settings_of(run_folder, settings, refused, warn if speaks else lambda line: None)
+        resolved = _settings_of_run(run_folder, settings, warn if speaks else lambda line: None)
     elif recipe == "auto":
-        resolved = _measured(config, settings, world_size, force)
+        from ingot.config.loading import Sources
+        from ingot.preflight.auto import resolve_auto
+
+        resolved = resolve_auto(Sources("auto", config, settings), world_size, warn, fresh=force)
     else:
-        resolved = resolve(recipe, config, settings, world_size, warn if ranks.first and not launching else None)
-    if not force and _tell_complete(resolved.config, as_json):
+        resolved = resolve_config(recipe, config, settings, world_size, warn if ranks.first and not launching else None)
+    if not force and _report_complete(resolved.config, ranks.first, as_json):
         return 0
     if nproc_per_node is not None and launching:
         from ingot.console.launch import launch
+        from ingot.preflight.validate import check_before_training
+        from ingot.train.start import open_data
 
-        _check_once(resolved.config, world_size, force)
+        # Checked here once, so that a mistake is not reported by every rank.
+        open_data(resolved.config, world_size, check_before_training(resolved.config, world_size, warn, fresh=force))
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         )
     if nnodes > 1 and "RANK" not in os.environ:
-        raise ConfigError("--nnodes needs --nproc-per-node: how many ranks each machine starts")
-    result = _run(resolved, world_size, force)
+        raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
+    result = _train_as_rank(resolved, world_size, force)
     if ranks.first:
-        print_json(result) if as_json else _print(result, resolved.config.budget.artifact_bytes)
+        print_json(result) if as_json else _print_result(result, resolved.config.budget.artifact_bytes)
         return stop_exit_code if result.status == "stopped" else 0
     return 0
 
 
-def _measured(file: Path | None, settings: Mapping[str, Any], world_size: int, force: bool) -> ResolvedConfig:
-    """The config of --recipe auto, by what this machine and the data are."""
-    from ingot.config.loading import Sources
-    from ingot.preflight.auto import resolve_auto
-
-    return resolve_auto(Sources("auto", file, settings), world_size, warn, fresh=force)
-
-
-def _check_once(config: Config, world_size: int, force: bool) -> None:
-    """Find mistakes before ranks are started: each is told once, not by every rank."""
-    from ingot.preflight.validate import check_before_training
-    from ingot.train.start import open_data
-
-    open_data(config, world_size, check_before_training(config, world_size, warn, fresh=force))
-
-
-def _run(resolved: ResolvedConfig, world_size: int, force: bool) -> TrainingResult:
-    """Train as one of the ranks."""
+def _train_as_rank(resolved: ResolvedConfig, world_size: int, force: bool) -> TrainingResult:
     from ingot.console.progress import make_reporter
 
     with make_reporter() as reporter:
-        from ingot.preflight.validate import check_before_training  # here: a second of imports that is seen to be one
+        from ingot.preflight.validate import check_before_training  # imported here: it takes a second, which the live line shows
         from ingot.train.start import run
 
         reporter.waiting("checking the run")
         dataset = None
-        if STARTED_AT not in os.environ:  # else whoever launched the ranks has checked it
+        if STARTED_AT not in os.environ:  # otherwise the launcher of the ranks has checked it
             dataset = check_before_training(resolved.config, world_size, reporter.message, fresh=force)
         return run(resolved, reporter, began=process_start(), force=force, dataset=dataset)
 
 
-def _run_folder(ctx: typer.Context, named: Path | None) -> Path | None:
-    """The run that is to be continued with its own settings: the option's, or the first word."""
+def _folder_to_resume(ctx: typer.Context, option: Path | None) -> Path | None:
+    """Return the run folder that --resume or the first argument names."""
     word = first_word(ctx)
-    if word is not None and named is not None:
-        raise ConfigError(f"--resume {named} and {word} both name a run; keep one")
+    if word is not None and option is not None:
+        raise ConfigError(f"--resume {option} and {word} both name a run; keep one")
     if word is not None and not Path(word).is_dir():
-        raise ConfigError(
-            f"{word} is not a run folder; a recipe is named by --recipe {word}, a file of settings by --config {word}"
-        )
-    return Path(word) if word is not None else named
+        raise ConfigError(f"{word} is not a run folder; did you mean the recipe --recipe {word}, or the file --config {word}?")
+    return Path(word) if word is not None else option
 
 
-def _settings_of(
-    folder: Path, given: Mapping[str, Any], refused: Mapping[str, Any], tell: Callable[[str], None]
-) -> ResolvedConfig:
-    """All settings of a run, with those given on top; `tell` hears what its config.yaml changes of how it was trained."""
+def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[str], None]) -> ResolvedConfig:
+    """Return all settings of a run, overridden by `given`; edits of its config.yaml since the newest checkpoint are reported."""
     from ingot.config.loading import load_config
     from ingot.runs.folder import RunFolder
     from ingot.runs.view import Run
     from ingot.train.resume import compared, saved_config
 
-    for option in (name for name, value in refused.items() if value):
-        raise ConfigError(
-            f"{option} does not go together with a run that is continued with its own settings; leave one of them out"
-        )
     own = {"training.output_dir": str(folder), "training.resume": "auto"}
     for name in own.keys() & given.keys():
-        raise ConfigError(f"{name} is given, and {folder} is continued where it is; leave {name} or the run out")
-    run, known = Run.open(folder), RunFolder(folder)
-    resolved = load_config(file=run.config_path, overrides={**known.besides_config(), **given, **own})
+        raise ConfigError(f"{name} cannot be set when {folder} is resumed; leave {name} or the run out")
+    run, run_folder = Run.open(folder), RunFolder(folder)
+    resolved = load_config(file=run.config_path, overrides={**run_folder.besides_config(), **given, **own})
     if (saved := saved_config(folder)) is not None:
-        was, now = compared(saved), compared(resolved.config)
-        changed = [name for name in was.keys() & now.keys() - given.keys() if was[name] != now[name]]
-        if changes := "; ".join(Change(name, was[name], now[name]).render() for name in sorted(changed)):
-            tell(f"{run.config_path} has changed since the newest checkpoint: {changes}")
-    return replace(resolved, files=()) if known.wrote_config() else resolved
+        before, now = compared(saved), compared(resolved.config)
+        changed = [name for name in before.keys() & now.keys() - given.keys() if before[name] != now[name]]
+        if changes := "; ".join(Change(name, before[name], now[name]).render() for name in sorted(changed)):
+            report(f"{run.config_path} has changed since the newest checkpoint: {changes}")
+    return replace(resolved, files=()) if run_folder.wrote_config() else resolved
 
 
-def _tell_complete(config: Config, as_json: bool) -> bool:
-    """Say what a run came to that is complete with these settings; whether there is one."""
-    from ingot.runtime.ranks import ranks_from_environment
+def _report_complete(config: Config, first_rank: bool, as_json: bool) -> bool:
+    """Return True for a run that is already complete with these settings, after the first rank has printed its result."""
     from ingot.train.resume import COMPLETE, completed
 
     result = completed(config)
-    if result is not None and ranks_from_environment().first:
+    if result is not None and first_rank:
         warn(f"{COMPLETE.format(result.run_dir)} with --force")
-        print_json(result) if as_json else _print(result, config.budget.artifact_bytes)
+        print_json(result) if as_json else _print_result(result, config.budget.artifact_bytes)
     return result is not None
 
 
-def _print(result: TrainingResult, limit: int | None) -> None:
-    """The summary a person wants: where it is, how good it is, how fast it went, what it writes."""
+def _print_result(result: TrainingResult, limit: int | None) -> None:
+    """Print a summary: where the run is, its scores, its throughput and a sample."""
     from ingot.runs.reporter import by_rows
 
     status = f"{result.status} ({result.stop_reason})" if result.stop_reason else result.status
@@ -190,6 +181,156 @@ def _print(result: TrainingResult, limit: int | None) -> None:
     folder = shlex.quote(str(result.run_dir))
     if result.status == "stopped":
         begun = (result.run_dir / "config.yaml").is_file()
-        print(f"\nContinue with: ingot train {folder}" if begun else "\nIt had not begun; the same command begins it.")
+        print(f"\nResume with: ingot train {folder}" if begun else "\nTraining had not begun; the same command starts it.")
     elif result.checkpoint_path is not None:
-        print(f"\nLet it write more: ingot generate {folder}")
+        print(f"\nGenerate more text with: ingot generate {folder}")
+
+
+def sweep(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    recipe: RecipeName = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary", metavar="SETTING=VALUE,VALUE", help="A setting and its values. Several --vary give every combination."
+        ),
+    ] = None,
+    arms: Annotated[
+        Path | None, typer.Option("--arms", metavar="FILE", help="YAML file with the name of each arm and its settings.")
+    ] = None,
+    seeds: Annotated[str, typer.Option("--seeds", metavar="N,N", help="Train every arm with each of these seeds.")] = "1,2,3",
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Write the runs to DIR/ARM/seed-N. A sweep that is there is resumed."),
+    ] = Path("runs/sweep"),
+    score: ScoreOption = "val_bpb",
+    stop_exit_code: StopExitCode = 0,
+    as_json: AsJson = False,
+) -> int:
+    """Train every arm with every seed, and compare each arm with the first."""
+    from ingot.config.loading import load_config
+    from ingot.experiments.sweep import make_arms, plan_trials, read_seeds, refuse_fixed, run_trials, summarise
+
+    given = given_settings(ctx)
+    refuse_fixed(given, "a sweep")
+
+    def resolve(settings: Mapping[str, Any]) -> ResolvedConfig:
+        resolved = load_config(recipe, config, given, sweep=settings)
+        defaults = _sweep_defaults(resolved, score)
+        return load_config(recipe, config, given, sweep={**defaults, **settings}) if defaults else resolved
+
+    trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve, score)
+    progress = _SweepProgress(trials, score, in_place=is_terminal(sys.stdout) and not as_json)
+    try:
+        errors = run_trials(trials, progress.tick, progress.end_trial)
+    except KeyboardInterrupt:
+        warn("the current run has saved and stopped; the same command resumes the sweep")
+        raise
+    summary = summarise(trials, score, errors)
+    if as_json:
+        print_json({"output": str(output), "score": score, "arms": [asdict(arm) for arm in summary]})
+    else:
+        progress.end(summary)
+    if errors:
+        folder, error = next(iter(errors.items()))
+        raise RunError(f"{len(errors)} of {len(trials)} runs failed, {folder} because {error}; the same command tries them again")
+    incomplete = sum(trial.status != "completed" for arm in summary for trial in arm.trials)
+    if incomplete:
+        warn(f"{incomplete} of {len(trials)} runs are not complete; the same command resumes them")
+    return stop_exit_code if incomplete else 0
+
+
+def _sweep_defaults(resolved: ResolvedConfig, score: str) -> dict[str, Any]:
+    """Return the settings that a sweep changes in an arm that does not set them."""
+    config, origins, defaults = resolved.config, resolved.origins, dict[str, Any]()
+    given = origins["evaluation.final_rows"] in ("command line", "sweep")
+    if config.evaluation.final_rows == "auto" and not given:
+        defaults["evaluation.final_rows"] = None  # otherwise a slow arm would be scored on a part of the text
+    if origins["artifact.write"] == "default" and config.budget.artifact_bytes is None and score != "artifact_bpb":
+        defaults["artifact.write"] = False  # it takes seconds, and this sweep compares another score
+    return defaults
+
+
+class _SweepProgress:
+    """The progress of a sweep: a table redrawn in place on a terminal; elsewhere a line per run, and the table at the end."""
+
+    def __init__(self, trials: Sequence[Trial], score: Any, in_place: bool) -> None:
+        self._trials, self._score, self._in_place = trials, score, in_place
+        self._drawn_lines = 0
+        self._current: Trial | None = None
+        self._began = 0.0
+
+    def tick(self, trial: Trial) -> None:
+        """Redraw the table while a trial runs."""
+        if trial is not self._current:
+            self._current, self._began = trial, time.monotonic()
+        if self._in_place:
+            from ingot.experiments.sweep import summarise
+
+            self._drawn_lines = draw_lines(columns(table(summarise(self._trials, self._score))), self._drawn_lines)
+
+    def end_trial(self, trial: Trial, error: str | None) -> None:
+        """Print a line for a trial that has ended."""
+        if self._in_place:
+            return
+        from ingot.experiments.sweep import summarise
+
+        number, seconds = self._trials.index(trial) + 1, time.monotonic() - self._began
+        summary = summarise([trial], self._score)[0].trials[0]
+        outcome = error or (f"{self._score} {summary.score:.4f}" if summary.score is not None else summary.status)
+        warn(f"{number}/{len(self._trials)}  {trial.arm}  seed {trial.seed}  {outcome}  ({seconds:.1f} s)")
+
+    def end(self, arms: Sequence[ArmSummary]) -> None:
+        """Print the whole table, even where it is higher than the terminal."""
+        if self._in_place:
+            draw_lines([], self._drawn_lines)
+        print("\n".join(columns(table(arms))))
+
+
+def table(arms: Sequence[ArmSummary]) -> list[Sequence[str]]:
+    """Return the rows of the table of a sweep; the last column says what an arm is doing."""
+
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    rows: list[Sequence[str]] = [("arm", "n", "mean", "std", "vs first", "p", "tok/s", "")]
+    for arm in arms:
+        speeds = [trial.tokens_per_second for trial in arm.trials if trial.tokens_per_second]
+        speed = number(sum(speeds) / len(speeds) if speeds else None, ",.0f")
+        running = [f"seed {trial.seed}: {duration(trial.training_seconds)}" for trial in arm.trials if trial.status == "running"]
+        ended = [trial for trial in arm.trials if trial.status not in ("running", "completed", "waiting")]
+        notes = [*running, *(f"seed {trial.seed}: {trial.status}" for trial in ended), *(["<- best"] if arm.best else [])]
+        scores = (number(arm.mean, ".4f"), number(arm.std, ".4f"), number(arm.difference, "+.4f"), number(arm.p, ".2g"))
+        rows.append((arm.arm, f"{arm.n}/{len(arm.trials)}", *scores, speed, ", ".join(notes)))
+    return rows
+
+
+def validate(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    recipe: RecipeName = None,
+    world_size: Annotated[int, typer.Option("--world-size", metavar="N", help="Number of ranks that will train together.")] = 1,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 for warnings too.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Also take one training step on this machine; nothing is kept of it.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Check the settings, data, plan and folder of a run. Exit code 0: nothing or notes, 2: warnings, 1: it cannot start."""
+    from ingot.preflight.findings import BLOCKED, exit_code
+    from ingot.preflight.validate import add_probe, report_lines, report_record
+    from ingot.preflight.validate import validate as validate_config
+    from ingot.runtime.ranks import ranks_from_environment
+
+    try:
+        resolved = resolve_config(recipe, config, given_settings(ctx), max(1, world_size), warn)
+    except ConfigError as error:
+        error.exit_code = BLOCKED  # a config that cannot be read is a run that cannot start
+        raise
+    report = validate_config(resolved.config, world_size, began=process_start())
+    if probe and not report.findings.blocked:
+        add_probe(report)
+    if ranks_from_environment().first:
+        print_json(report_record(report, strict)) if as_json else print("\n".join(report_lines(report)))
+    return exit_code(report.findings, strict)

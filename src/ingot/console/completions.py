@@ -42,7 +42,7 @@ def _stdin() -> bytes:
     return sys.stdin.buffer.read()
 
 
-def asked_for(prompt: str | None, prompts_file: Path | None) -> list[dict[str, Any]]:
+def prompts_of(prompt: str | None, prompts_file: Path | None) -> list[dict[str, Any]]:
     """The prompts of a command: one, or those of a file."""
     if (prompt is None) == (prompts_file is None):
         raise ConfigError("give --prompt TEXT or --prompts-file FILE; one of them")

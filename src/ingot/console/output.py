@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import unicodedata
 from argparse import ArgumentParser
@@ -39,15 +40,23 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def write_file(path: Path, text: str, force: bool = False) -> None:
-    """Write a file at once; one that exists is kept unless forced."""
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give the name of a file in it")
-    if path.exists() and not force:
-        raise ConfigError(f"{path} exists; --force overwrites it")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+    """Write a file at once; an existing file is kept unless forced."""
+    check_target(path, False, force)
     with writing_output(path), replace_users_file(path.resolve()) as file:
         file.write(text.encode())
+
+
+def check_target(target: Path, folder: bool, force: bool) -> None:
+    """Refuse a path where no file, or no folder, can or should be written."""
+    if not target.parent.is_dir():
+        raise ConfigError(f"{target} cannot be written: there is no folder {target.parent}; make it first")
+    if target.is_dir() and not folder:
+        raise ConfigError(f"{target} is a folder; give the name of a file in it")
+    exists = os.path.lexists(target)  # also a link that leads nowhere
+    if exists and not force:
+        raise ConfigError(f"{target} exists; --force replaces it, --output writes elsewhere")
+    if exists and not (target.is_dir() if folder else target.is_file()):
+        raise ConfigError(f"{target} is not a {'folder' if folder else 'file'} and is not replaced")
 
 
 def visible(text: str) -> str:

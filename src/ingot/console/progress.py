@@ -1,20 +1,20 @@
-"""How work looks while it goes on: a live line on a terminal or in a notebook, plain lines or nothing elsewhere; on stderr."""
+"""Progress on stderr: a live line on a terminal or in a notebook, plain lines or nothing elsewhere."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from ingot.errors import shown
-from ingot.runs.folder import Kind
 from ingot.runs.reporter import (
     BeginReport,
     EvaluationReport,
@@ -28,6 +28,9 @@ from ingot.runs.reporter import (
 )
 from ingot.runtime.ranks import ranks_from_environment
 
+if TYPE_CHECKING:
+    from ingot.runs.folder import Kind
+
 # One line at the bottom of a terminal that says how far a piece of work is; everything else is printed above it.
 
 TICK_SECONDS = 0.25  # the line is drawn this often by itself, so that the time moves where nothing else does
@@ -35,6 +38,7 @@ REDRAW_SECONDS = 0.1  # and at most this often for numbers that change fast
 BAR, NARROW_BAR, WIDE = 24, 12, 100  # cells of the bar; the wide one where there are at least so many columns
 NOTEBOOK_COLUMNS = 100  # of a cell, whose width nobody tells
 START_OF_LINE, ERASE, UP = "\r", "\x1b[K", "\x1b[A"
+COLOUR_OR_CELL = re.compile(r"\x1b\[[\d;]*m|.")
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -50,6 +54,28 @@ def is_notebook(stream: TextIO) -> bool:
 def can_redraw(stream: TextIO) -> bool:
     """Whether a line can be drawn over and over there."""
     return is_terminal(stream) or is_notebook(stream)
+
+
+def draw_lines(lines: Sequence[str], drawn: int) -> int:
+    """Draw lines on stdout over the `drawn` lines drawn before, cut to the size of the terminal; return how many were drawn."""
+    width, height = os.get_terminal_size(sys.stdout.fileno())  # 0 where the terminal does not know its size
+    shown_lines = [_cut(line, max(1, (width or 80) - 1)) for line in lines[: max(1, (height or 24) - 1)]]
+    over = UP * drawn + "".join(f"{START_OF_LINE}{ERASE}{line}\n" for line in shown_lines)
+    spare = max(0, drawn - len(shown_lines))
+    sys.stdout.write(over + f"{START_OF_LINE}{ERASE}\n" * spare + UP * spare)
+    sys.stdout.flush()
+    return len(shown_lines)
+
+
+def _cut(line: str, width: int) -> str:
+    """Cut a line to `width` cells; colour codes take no cell and all of them stay, so that each colour is closed."""
+    kept, cells = [], 0
+    for part in COLOUR_OR_CELL.findall(line):
+        is_cell = len(part) == 1
+        cells += is_cell
+        if cells <= width or not is_cell:
+            kept.append(part)
+    return "".join(kept)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import ingot
 from ingot.artifact.container import read_artifact
 from ingot.backends.torch.state import model_records, record, tensor
-from ingot.cli.app import call
+from ingot.cli.main import call
 from ingot.compat.golf.files import FORMAT, pack, read_golf, write_packed, write_state
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.golf import Golf as Model

@@ -18,7 +18,7 @@ import sentencepiece
 from golf_toys import bare
 from typer.testing import CliRunner
 
-from ingot.cli.app import app
+from ingot.cli.main import app
 from ingot.compat.golf.finished import read_run
 from ingot.compat.golf.main import Script, run_script
 from ingot.compat.golf.pack import About, pack

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from ingot.api import train
 from ingot.artifact.container import read_artifact
-from ingot.cli.app import app
+from ingot.cli.main import app
 from ingot.compat.nanogpt.checkpoint import read_ckpt
 from ingot.compat.nanogpt.keys import TRAIN
 from ingot.errors import CheckpointError, ConfigError, DataError

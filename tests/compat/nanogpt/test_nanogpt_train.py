@@ -12,7 +12,7 @@ import torch
 from small_runs import EVALUATION, ITERATION, words
 from typer.testing import CliRunner
 
-from ingot.cli.app import app
+from ingot.cli.main import app
 from ingot.compat.nanogpt.prepare import shakespeare
 from ingot.compat.nanogpt.sample import main as sample
 from ingot.data.tokenizers import ByteTokenizer

@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.backends.sampling import GenerationOptions
 from ingot.compat.gpt_simple.log import Log
-from ingot.console.completions import asked_for, generate_records, generate_requests, model_path
+from ingot.console.completions import generate_records, generate_requests, model_path, prompts_of
 from ingot.errors import ConfigError
 
 
@@ -17,7 +17,7 @@ def generate(options: Namespace, log: Log) -> int:
     asked = _asked(options)
     if problems := asked.problems():
         raise ConfigError("; ".join(problems))
-    given = asked_for(options.prompt, options.prompts_file)
+    given = prompts_of(options.prompt, options.prompts_file)
     path = model_path(options.checkpoint, options.output_dir)
     assert path is not None  # the parser insists on it
     model = _open(Path(path), options.device, options.tokenizer, options.dtype)

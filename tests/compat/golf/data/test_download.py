@@ -612,7 +612,7 @@ def test_what_a_killed_download_left_is_swept_away(folder):
 
 
 PROGRAM = "import sys, typer; from ingot.cli.data import download_command; "
-PROGRAM += "from ingot.cli import app, main; app.app.command('get')(download_command); main.run(['get', *sys.argv[1:]])"
+PROGRAM += "from ingot.cli import main; main.app.command('get')(download_command); main.run(['get', *sys.argv[1:]])"
 
 
 def start(folder, *words, script=None, before=None, **environment):

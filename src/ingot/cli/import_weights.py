@@ -1,4 +1,4 @@
-"""`ingot import`: weights of other programs (Hugging Face, nanoGPT, gpt-simple, golf) as a file that other verbs read."""
+"""`ingot import`: turn weights of other programs into an artifact that the other commands read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.export import Force, check_target
 from ingot.cli.options import AsJson
-from ingot.cli.verbs import app
 from ingot.compat.nanogpt import is_ckpt
 from ingot.console.entry import warn
-from ingot.console.output import print_columns, print_json
+from ingot.console.output import check_target, print_columns, print_json
 from ingot.runtime.files import user_path, writing_output
 
 if TYPE_CHECKING:
@@ -20,35 +18,36 @@ if TYPE_CHECKING:
     from ingot.runtime.tensors import TensorRecord
 
 
-@app.command("import")
-def import_command(
+def import_weights(
     name: Annotated[
         str,
         typer.Argument(
             metavar="PATH|NAME",
-            help="Folder with config.json, nanoGPT's ckpt.pt, golf's final_model, gpt-simple's run or checkpoint, or a hub name.",
+            help="A folder with config.json, nanoGPT's ckpt.pt, golf's final_model, a run or checkpoint of gpt-simple, or a name "
+            "on the Hugging Face hub.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE|DIR", help="The file to write, or a folder for it.")],
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Default: the model's own, else GPT-2's; golf's files need one.")
+        str | None,
+        typer.Option(metavar="NAME", help="Default: the model's own, or GPT-2's. Golf's files do not name theirs."),
     ] = None,
-    force: Force = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn weights of Hugging Face's GPT-2 and Llama, nanoGPT, golf or gpt-simple into a file that generate and eval read."""
+    """Import weights of Hugging Face's GPT-2 and Llama, nanoGPT, golf or gpt-simple. Every other command reads the result."""
     from ingot.artifact.container import artifact_name, write_artifact
     from ingot.inference.model import foreign_weights
 
     target = output / artifact_name("none") if output.is_dir() else output
     check_target(target, False, force)
-    records, settings, found, scoring = _read(name, tokenizer)
-    weights = foreign_weights(Path(name), records, settings, found, tokenizer, scoring)
+    records, settings, model_tokenizer, scoring = _read(name, tokenizer)
+    weights = foreign_weights(Path(name), records, settings, model_tokenizer, tokenizer, scoring)
     with writing_output(target):
         report = write_artifact(target, weights.tensors.values(), {**weights.facts, "imported_from": name}, "none", "none")
     if as_json:
-        told = {"artifact": str(target), "bytes": report.bytes, "parameters": report.parameters, "tokenizer": found.kind}
-        print_json({**told, "model": settings})
+        facts = {"artifact": str(target), "bytes": report.bytes, "parameters": report.parameters}
+        print_json({**facts, "tokenizer": model_tokenizer.kind, "model": settings})
         return
     shape = ", ".join(f"{key} {settings[key]}" for key in ("layers", "heads", "width", "context", "vocab_size"))
     print_columns(
@@ -57,13 +56,13 @@ def import_command(
             ("bytes", f"{report.bytes:,}"),
             ("parameters", f"{report.parameters:,}"),
             ("model", f"{settings['family']}: {shape}"),
-            ("tokenizer", found.kind),
+            ("tokenizer", model_tokenizer.kind),
         ]
     )
 
 
 def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
-    """Weights, the settings of their model, their tokenizer, and how they were scored where that is known."""
+    """Return the weights, the settings of their model, their tokenizer, and how they were scored where that is known."""
     path = user_path(name)
     if path.is_file():
         from ingot.compat.golf.importing import import_golf, is_golf
