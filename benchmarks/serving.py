@@ -18,7 +18,7 @@ from ingot.backends.open import open_backend, open_inference
 from ingot.backends.sampling import Sampling
 from ingot.config.loading import load_config
 from ingot.data.tokenizers import GPT2Tokenizer
-from ingot.inference.engine import Engine, Piece, Text
+from ingot.inference.engine import Chunk, Completion, Engine
 from ingot.inference.model import LoadedModel, foreign_weights
 from ingot.inference.scoring import read_items, score_rows, score_tasks, task_rows
 from ingot.runtime.ranks import Ranks
@@ -69,11 +69,11 @@ def opened(given: argparse.Namespace, dtype: str) -> LoadedModel:
 
 def serve(engine: Engine, given: argparse.Namespace, streams: int, tokens: int) -> float:
     """The seconds that all streams took."""
-    found: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+    found: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
     began = time.perf_counter()
     for stream in range(streams):
         prompt = [50256, *range(1000 + stream, 1016 + stream % 7)]
-        engine.submit(Text(prompt, False, tokens, Sampling(temperature=1.0, seed=stream), found.put, stream=True))
+        engine.submit(Completion(prompt, False, tokens, Sampling(temperature=1.0, seed=stream), found.put, stream=True))
     left = streams
     while left:
         left -= found.get().finish is not None
@@ -87,12 +87,12 @@ def rows_of(given: argparse.Namespace) -> list[list[int]]:
 
 def score_prompts(engine: Engine, given: argparse.Namespace) -> float:
     """Prompts per second that clients have scored, 64 in a request: with echo, logprobs and one token, as lm-eval asks."""
-    found: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+    found: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
     rows = rows_of(given)
     began = time.perf_counter()
     for request in (rows[begin : begin + 64] for begin in range(0, len(rows), 64)):
         for row in request:
-            engine.submit(Text(row, False, 1, Sampling(temperature=0.0), found.put, logprobs=1, echo=True))
+            engine.submit(Completion(row, False, 1, Sampling(temperature=0.0), found.put, logprobs=1, echo=True))
         for _ in request:
             if (piece := found.get()).error is not None:
                 raise piece.error

@@ -209,7 +209,7 @@ def test_one_checkpoint_and_another_artifact_can_be_exported(call, run, tmp_path
     ("words", "match"),
     [
         (["--quantiser", "int4"], r"there is no quantiser 'int4'; choose none, int8, int8-golf"),
-        (["--codec", "rar"], r"there is no codec 'rar'"),
+        (["--codec", "rar"], r"'rar'.*zlib, lzma"),
         (["--dtype", "fp8"], r"there is no number format 'fp8'"),
         (["--which", "worst"], r"choose latest or best"),
         (["--output", "nowhere/at/all"], r"there is no folder nowhere/at; make it first"),

@@ -21,7 +21,7 @@ SHAPES = {"frontier": {"window": 5, "kv_heads": 1}, "golf": {"kv_heads": 1}, "ll
 ONCE, FUTURE, LOSSES, SUM = (
     "every token is scored once",
     "no token sees itself or the future",
-    "losses are those of the model's probabilities",
+    "losses match the model's probabilities",
     "probabilities sum to one",
 )
 

@@ -13,7 +13,7 @@ from ingot.backends.sampling import GenerationOptions, Sampling
 from ingot.errors import RunError
 from ingot.inference import scoring
 from ingot.inference.batch import ModelReference, Request, answer_all, plan_loads
-from ingot.inference.engine import Closed, Engine, Text
+from ingot.inference.engine import Closed, Completion, Engine
 from ingot.inference.scoring import score_rows
 
 
@@ -33,7 +33,7 @@ def ask(engine, ids, tokens=12, seed=0, **options):
     """A text and the queue of its pieces."""
     found = queue.SimpleQueue()
     temperature = options.pop("temperature", 0.9)
-    text = Text(ids, False, tokens, Sampling(temperature=temperature, seed=seed), found.put, **options)
+    text = Completion(ids, False, tokens, Sampling(temperature=temperature, seed=seed), found.put, **options)
     engine.submit(text)
     return text, found
 
@@ -126,7 +126,7 @@ def test_prompts_that_wait_are_scored_in_one_pass_and_their_scores_are_those_of_
     passes, method = [], model.backend.score_rows
     monkeypatch.setattr(model.backend, "score_rows", lambda rows, *more: passes.append(len(rows)) or method(rows, *more))
     busy, go_on = threading.Event(), threading.Event()
-    engine.submit(Text([1], False, 1, Sampling(), lambda piece: busy.set() or go_on.wait(20)))
+    engine.submit(Completion([1], False, 1, Sampling(), lambda piece: busy.set() or go_on.wait(20)))
     assert busy.wait(20)
     together = [ask(engine, ids, **asked)[1] for ids in rows]
     go_on.set()
@@ -148,10 +148,12 @@ def test_a_text_goes_on_between_the_passes_over_many_prompts(engine, monkeypatch
         busy.set()
         go_on.wait(20)
 
-    engine.submit(Text([1, 70], False, 40, Sampling(temperature=0.9, seed=4), put, stream=True))
+    engine.submit(Completion([1, 70], False, 40, Sampling(temperature=0.9, seed=4), put, stream=True))
     assert busy.wait(20)
     for _ in range(6):
-        engine.submit(Text([1, 70, 71, 72, 73], False, 0, Sampling(), lambda piece: told.put("scored"), logprobs=0, echo=True))
+        engine.submit(
+            Completion([1, 70, 71, 72, 73], False, 0, Sampling(), lambda piece: told.put("scored"), logprobs=0, echo=True)
+        )
     go_on.set()
     order = []
     while order.count("scored") < 6:
@@ -161,7 +163,7 @@ def test_a_text_goes_on_between_the_passes_over_many_prompts(engine, monkeypatch
 
 def test_a_text_whose_reader_has_left_is_stopped(engine, eventually):
     first = threading.Event()
-    text = Text([1, 70], False, 10**7, Sampling(temperature=0.9), lambda piece: first.set(), stream=True)
+    text = Completion([1, 70], False, 10**7, Sampling(temperature=0.9), lambda piece: first.set(), stream=True)
     engine.submit(text)
     assert first.wait(20) and engine.busy
     text.gone.set()

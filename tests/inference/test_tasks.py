@@ -155,25 +155,25 @@ def test_a_space_at_the_end_of_a_context_belongs_to_the_continuation():
     assert encode_pair(ByteTokenizer(), "a", "b") == ([1, 101], [102])
     own = from_json(learn("bpe", ["some text for a vocabulary"] * 5, 270), "<|endoftext|>")
     assert encode_pair(own, "so", "me") == (own.encode("so").tolist(), own.encode("some").tolist()[len(own.encode("so")) :])
-    with pytest.raises(DataError, match=r"the char tokenizer has no mark for the start of a text"):
+    with pytest.raises(DataError, match=r"char tokenizer"):
         encode_pair(CharTokenizer("abc"), "", "a")
 
 
 def test_what_is_wrong_is_told_before_anything_is_scored(model, folder, monkeypatch):
     monkeypatch.setattr(type(model.backend), "score_rows", None)  # so that it cannot be
-    with pytest.raises(ConfigError, match=r"there is no task 'mmlu'; there are hellaswag, lambada"):
+    with pytest.raises(ConfigError, match=r"'mmlu'.*hellaswag, lambada"):
         task_names("lambada,mmlu")
-    with pytest.raises(ConfigError, match=r"no task is named"):
+    with pytest.raises(ConfigError, match=r"no task was named"):
         task_names(" ,")
-    with pytest.raises(DataError, match=r"there is no arc_challenge\.jsonl in .*; the task arc_challenge needs it"):
+    with pytest.raises(DataError, match=r"arc_challenge\.jsonl"):
         run_tasks(model, ["lambada", "arc_challenge"], folder)
-    with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(DataError, match=r"nowhere"):
         run_tasks(model, ["lambada"], folder / "nowhere")
     (folder / "lambada_openai.jsonl").write_text(json.dumps({"text": "a " * 100 + "word"}) + "\n")
-    with pytest.raises(ConfigError, match=r"1 of 1 texts of lambada_openai are longer than the 64 tokens.*; --truncate cuts"):
+    with pytest.raises(ConfigError, match=r"1 of 1 texts of lambada_openai .*64 tokens.*--truncate"):
         run_tasks(model, ["lambada"], folder)
     (folder / "lambada_openai.jsonl").write_text(json.dumps({"text": "a " + "b" * 100}) + "\n")
-    with pytest.raises(DataError, match=r"a continuation of 101 tokens, and the model sees 64 at most"):
+    with pytest.raises(DataError, match=r"101 tokens.*64"):
         run_tasks(model, ["lambada"], folder, truncate=True)
 
 
@@ -202,19 +202,19 @@ def test_a_line_that_is_not_an_item_is_told_with_its_number(folder, line):
         ("piqa", {"goal": "a", "sol1": "a", "sol2": "b"}, "it has no label"),
         ("hellaswag", {"ctx": "a", "endings": "bc", "label": 1}, "endings is not a list of two texts or more"),
         ("hellaswag", {"ctx": "a", "endings": ["b"], "label": 0}, "endings is not a list of two texts or more"),
-        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": 1.5}, "label is not the number of a choice"),
-        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": True}, "label is not the number of a choice"),
-        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": "2"}, "its answer is number 2 of 2 choices, counted from 0"),
-        ("hellaswag", {"ctx": "a", "endings": ["b", ""], "label": "1"}, "a text that would be scored is empty"),
-        ("lambada", {"context": "", "continuation": ""}, "a text that would be scored is empty"),
-        ("lambada", {"text": "word"}, "the text has one word, and needs another before it"),
-        ("lambada", {"text": "a \ud800"}, "it holds half a surrogate pair, which is not a character"),
-        ("lambada", [], "it does not have the fields of the task, or other values than these have"),
+        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": 1.5}, "label is not the index of a choice"),
+        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": True}, "label is not the index of a choice"),
+        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": "2"}, "its answer is index 2 of 2 choices"),
+        ("hellaswag", {"ctx": "a", "endings": ["b", ""], "label": "1"}, "a continuation is empty"),
+        ("lambada", {"context": "", "continuation": ""}, "a continuation is empty"),
+        ("lambada", {"text": "word"}, "the text has only one word"),
+        ("lambada", {"text": "a \ud800"}, "it contains half a surrogate pair"),
+        ("lambada", [], "its fields are not those of the task"),
         ("arc_easy", {**ARC, "answerKey": "C"}, "answerKey is not the label of a choice"),
         (
             "winogrande",
             {"sentence": "a _", "option1": "b", "option2": "c", "answer": "1"},
-            "a text that would be scored is empty",
+            "a continuation is empty",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""How good a model is."""
+"""Scores of a model: bits per byte, tasks, and checks that the scores are valid."""

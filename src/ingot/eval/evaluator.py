@@ -34,33 +34,33 @@ Rule = Literal["text", "pieces"]
 
 @dataclass(frozen=True)
 class Score:
-    """A sum over targets, from which the numbers follow."""
+    """Summed loss and bytes over the scored targets, with the metrics that follow from them."""
 
     nats: float
     tokens: int
     piece_bytes: int
     text_bytes: float
     rule: Rule = "text"
-    rows: int = 0  # that were scored
-    rows_of: int = 0  # that the split has
-    stride: int | None = None  # of a sliding score: tokens from one row to the next, where rows overlap
-    buckets: dict[str, Score] = field(default_factory=dict)  # of which it is the sum, where the split has buckets
+    rows: int = 0  # scored rows
+    rows_of: int = 0  # all rows of the split
+    stride: int | None = None  # tokens from one row to the next if rows overlap
+    buckets: dict[str, Score] = field(default_factory=dict)  # scores that this one sums up, if the split has buckets
 
     @property
     def sums(self) -> list[float]:
-        """What ranks add up and `Evaluator.total` makes a score of."""
+        """Return the numbers that ranks add up; `Evaluator.total` turns the sums back into a score."""
         if self.buckets:
             return [number for score in self.buckets.values() for number in score.sums]
         return [self.nats, self.tokens, self.piece_bytes, self.rows]
 
     @property
     def loss(self) -> float:
-        """Nats per token."""
+        """Return nats per token."""
         return self.nats / self.tokens
 
     @property
     def bytes(self) -> int:
-        """The bytes that `bits_per_byte` divides by."""
+        """Return the bytes that `bits_per_byte` divides by."""
         return round(self._by(self.rule))
 
     @property
@@ -69,7 +69,7 @@ class Score:
 
     @property
     def other(self) -> dict[str, float]:
-        """The bits per byte by the other count, under its name; empty where both counts are one."""
+        """Return the bits per byte by the other byte count, under its name; empty if both counts are equal."""
         rule: Rule = "pieces" if self.rule == "text" else "text"
         return {} if self.piece_bytes == self.text_bytes else {f"val_bpb_{rule}": self.nats / math.log(2) / self._by(rule)}
 
@@ -78,14 +78,14 @@ class Score:
 
 
 def bucket_record(score: Score) -> dict[str, float]:
-    """What metrics.jsonl says of a bucket; a bucket of which no row was scored has no loss."""
-    known: dict[str, float] = {"tokens": score.tokens, "bytes": score.bytes}
-    return {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **known} if score.tokens and score.bytes else known
+    """Return a bucket's entry in metrics.jsonl; a bucket without a scored row has no loss."""
+    counts: dict[str, float] = {"tokens": score.tokens, "bytes": score.bytes}
+    return {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **counts} if score.tokens and score.bytes else counts
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """How a split is scored: the length and distance of its rows, and what a byte is."""
+    """Scores a split in rows of `seq_len` tokens, `stride` tokens apart."""
 
     split: Documents
     tokenizer: Tokenizer
@@ -94,21 +94,21 @@ class Evaluator:
     micro_batch: int
     document_mask: bool = False
     rule: Rule = "text"
-    whole_rows: bool = False  # leave out a last row that the split does not fill
+    whole_rows: bool = False  # drop a last row that the split does not fill
 
     @classmethod
     def of(cls, config: Config, split: Documents, tokenizer: Tokenizer) -> Evaluator:
-        """The evaluator of windows that a config describes."""
+        """Build the evaluator of windows that a config describes."""
         data, e = config.data, config.evaluation
         return cls(split, tokenizer, data.seq_len, config.stride, e.micro_batch, data.document_mask, e.bytes, e.whole_rows)
 
     def rows(self, limit: int | None = None) -> NDArray[np.int64]:
-        """The numbers of all rows, or of `limit` rows spread evenly over the split."""
+        """Return the numbers of all rows, or of `limit` rows spread evenly over the split."""
         count, rows = self.count(limit), self.count(None)
         return np.arange(count, dtype=np.int64) * rows // count
 
     def count(self, limit: int | None) -> int:
-        """How many rows `limit` is: at most all that the split has."""
+        """Return the number of rows to score: `limit`, but at most all rows of the split."""
         targets = self.split.tokens - 1
         rows = targets // self.stride if self.whole_rows else -(-targets // self.stride)
         if rows <= 0:
@@ -118,11 +118,11 @@ class Evaluator:
         return rows if limit is None else min(limit, rows)
 
     def batches(self, rows: NDArray[np.int64]) -> Iterator[Batch]:
-        """Rows to evaluate, some at a time; a target that belongs to another row, or lies after the end, is -1."""
+        """Yield the rows in micro-batches; a target that belongs to another row, or lies after the end, is -1."""
         return (batch for _, batch in self.named_batches(rows))
 
     def named_batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Batch]]:
-        """The same, each batch with the name of the bucket that its rows are from; empty where there is none."""
+        """Yield (bucket name, batch); the name is empty if the split has no buckets."""
         planes = 3 if self.document_mask else 2
         for first in range(0, len(rows), self.micro_batch):
             part = rows[first : first + self.micro_batch].tolist()
@@ -132,7 +132,7 @@ class Evaluator:
             yield "", batch
 
     def calls(self, rows: NDArray[np.int64]) -> int:
-        """How many batches some rows are."""
+        """Return the number of batches for these rows."""
         return -(-len(rows) // self.micro_batch)
 
     def _fill(self, line: Batch, row: int) -> None:
@@ -140,13 +140,13 @@ class Evaluator:
         window = self.split.read(start, min(start + self.seq_len + 1, self.split.tokens))
         line[0] = 0
         line[0, : len(window)] = window[: self.seq_len]
-        mine = slice(row * self.stride - start, row * self.stride - start + self.stride)  # no other row scores these
+        mine = slice(row * self.stride - start, row * self.stride - start + self.stride)  # scored by this row only
         line[1, : len(window) - 1][mine] = window[1:][mine]
         if self.document_mask:
             line[2] = document_numbers(self.split, start, self.seq_len)
 
     def _padded(self, rows: NDArray[np.int64], at_least: int) -> Iterator[tuple[str, Batch]]:
-        """The batches of some rows, and where they are fewer than `at_least` empty ones, whose targets are all -1."""
+        """Yield the batches of the rows, padded to `at_least` batches with empty ones, whose targets are all -1."""
         yield from self.named_batches(rows)
         empty = np.zeros((1, 3 if self.document_mask else 2, self.seq_len), np.int32)
         empty[:, 1] = IGNORED
@@ -161,9 +161,9 @@ class Evaluator:
         progress: Callable[[int, int], None] = lambda done, total: None,
         at_least: int = 0,
     ) -> Score:
-        """Sum the loss and the bytes of `rows`, or of those before the batch at which `stop` says so.
+        """Sum the loss and the bytes of `rows`, up to the batch at which `stop` returns True.
 
-        `evaluate` gives the summed nats of a batch. It is called `at_least` so often, as the ranks that have more rows call it.
+        `evaluate` returns the summed nats of a batch. It is called at least `at_least` times, as on the rank with most rows.
         """
         sums: dict[str, list[float]] = {name: [0.0, 0, 0, 0] for name in self.names}
         done = 0
@@ -175,56 +175,55 @@ class Evaluator:
             if not counted.any():
                 continue
             size = int(self.tokenizer.target_bytes(batch[:, 0][counted], batch[:, 1][counted]).sum())
-            found = (nats, int(np.count_nonzero(counted)), size, len(batch))
-            sums[name] = [a + b for a, b in zip(sums[name], found, strict=True)]
+            scored = (nats, int(np.count_nonzero(counted)), size, len(batch))
+            sums[name] = [a + b for a, b in zip(sums[name], scored, strict=True)]
             done += len(batch)
             progress(done, len(rows))
-        return self.total([number for one in sums.values() for number in one])
+        return self.total([number for bucket_sums in sums.values() for number in bucket_sums])
 
     @property
     def sliding(self) -> int | None:
-        """Tokens from one row to the next where rows overlap; None where they do not."""
+        """Return the tokens from one row to the next if rows overlap, otherwise None."""
         return self.stride if self.stride < self.seq_len else None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parts of the split that are scored apart."""
+        """Return the names of the parts of the split that are scored separately."""
         return ("",)
 
     def total(self, sums: Sequence[float]) -> Score:
-        """A score from sums, which ranks may have shared."""
+        """Build a score from sums, possibly over all ranks."""
         nats, tokens, piece_bytes, rows = sums[0], *map(int, sums[1:])
-        known = self.split.piece_bytes
-        text_bytes = piece_bytes * self.split.bytes / known if known else float(piece_bytes)
+        split_bytes = self.split.piece_bytes
+        text_bytes = piece_bytes * self.split.bytes / split_bytes if split_bytes else float(piece_bytes)
         return Score(nats, tokens, piece_bytes, text_bytes, self.rule, rows, self.count(None), self.sliding)
 
 
 def evaluator_of(config: Config, dataset: Dataset, split: str) -> Evaluator:
-    """What scores a split of some data as a config says: bucket by bucket where it has buckets."""
+    """Build the evaluator of a split as a config describes it: bucket by bucket if it has buckets."""
     if not dataset.buckets(split):
         return Evaluator.of(config, dataset.split(split), dataset.tokenizer)
-
     return bucket_evaluator(config, dataset, split)
 
 
-# Buckets that are scored each by itself and in all, by rows that are made as training makes them.
+# Splits with buckets: each bucket is scored by itself and as a part of the whole, by rows made as training makes them.
 
-MANY = 2**62  # rows: more than any split has
+ALL_ROWS = 2**62  # more rows than any split has
 
 
 @dataclass(frozen=True)
 class PackedEvaluator(Evaluator):
-    """A split whose rows are documents."""
+    """Scores a split whose rows are packed documents."""
 
     packed: PackedRows = field(kw_only=True)
-    sliding = None  # a stride has no part in it
+    sliding = None  # packed rows never overlap
 
     def count(self, limit: int | None) -> int:
         return self._all if limit is None else min(limit, self._all)
 
     @cached_property
     def _all(self) -> int:
-        return self.packed.available(range(MANY), 1)  # which plans all of them
+        return self.packed.available(range(ALL_ROWS), 1)
 
     def _fill(self, line: Batch, row: int) -> None:
         self.packed.read(range(row, row + 1), range(1), line[None])
@@ -232,11 +231,11 @@ class PackedEvaluator(Evaluator):
 
 @dataclass(frozen=True)
 class WindowEvaluator(Evaluator):
-    """Windows of a bucket. What a document repeats of the one before it was scored there, and is not scored a second time."""
+    """Scores windows of a bucket. Text that a document repeats from the previous one is scored only once."""
 
     @cached_property
     def _repeats(self) -> NDArray[np.uint16] | None:
-        return self.split.document_repeats()  # which looks at all of them
+        return self.split.document_repeats()
 
     def _fill(self, line: Batch, row: int) -> None:
         super()._fill(line, row)
@@ -251,7 +250,7 @@ class WindowEvaluator(Evaluator):
 
 @dataclass(frozen=True)
 class BucketEvaluator(Evaluator):
-    """A split of buckets, whose rows follow each other bucket by bucket."""
+    """Scores a split of buckets; row numbers run through one bucket after the other."""
 
     parts: Mapping[str, Evaluator] = field(kw_only=True)
 
@@ -271,22 +270,22 @@ class BucketEvaluator(Evaluator):
             yield from ((name, batch) for batch in part.batches(some))
 
     def total(self, sums: Sequence[float]) -> Score:
-        of_each = np.reshape(np.array(sums, float), (-1, 4)).tolist()
-        found = [part.total(numbers) for part, numbers in zip(self.parts.values(), of_each, strict=True)]
+        bucket_sums = np.reshape(np.array(sums, float), (-1, 4)).tolist()
+        scores = [part.total(numbers) for part, numbers in zip(self.parts.values(), bucket_sums, strict=True)]
         return Score(
-            nats=sum(score.nats for score in found),
-            tokens=sum(score.tokens for score in found),
-            piece_bytes=sum(score.piece_bytes for score in found),
-            text_bytes=sum(score.text_bytes for score in found),
+            nats=sum(score.nats for score in scores),
+            tokens=sum(score.tokens for score in scores),
+            piece_bytes=sum(score.piece_bytes for score in scores),
+            text_bytes=sum(score.text_bytes for score in scores),
             rule=self.rule,
-            rows=sum(score.rows for score in found),
-            rows_of=sum(score.rows_of for score in found),
-            stride=found[0].stride,
-            buckets=dict(zip(self.parts, found, strict=True)),
+            rows=sum(score.rows for score in scores),
+            rows_of=sum(score.rows_of for score in scores),
+            stride=scores[0].stride,
+            buckets=dict(zip(self.parts, scores, strict=True)),
         )
 
     def _dealt(self, rows: NDArray[np.int64]) -> Iterator[tuple[tuple[str, Evaluator], NDArray[np.int64]]]:
-        """Each bucket with those of the rows that are its own, by their numbers in it."""
+        """Yield each bucket with its rows, numbered within the bucket."""
         first = 0
         for named in self.parts.items():
             stop = first + named[1].count(None)
@@ -295,13 +294,13 @@ class BucketEvaluator(Evaluator):
 
 
 def bucket_evaluator(config: Config, dataset: Dataset, split: str) -> BucketEvaluator:
-    """What scores the buckets of a split as a config says; rows of the training split are windows, whatever it trains on."""
+    """Build the evaluator of a split with buckets; the training split is scored in windows, whatever its sampling."""
     whole = Evaluator.of(config, dataset.split(split), dataset.tokenizer)
     packed = config.data.sampling in ("pack", "document") and split == "val"
     parts = {
         name: _packed(config, bucket, whole) if packed else WindowEvaluator(**{**vars(whole), "split": bucket})
         for name, bucket in dataset.buckets(split).items()
-        if bucket.tokens > 1  # of the others nothing can be scored
+        if bucket.tokens > 1  # a single token has no target
     }
     return BucketEvaluator(**vars(whole), parts=parts)
 

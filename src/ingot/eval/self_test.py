@@ -1,7 +1,7 @@
-"""Whether a score is one: each token scored once, without a sight of itself or of what follows, by probabilities that sum to 1.
+"""Check that an evaluation is valid: each token is scored exactly once, never sees the future, and probabilities sum to 1.
 
-The checks ask what `evaluate` asks, the summed loss of a batch, and hold it against rows whose future was changed and against the
-model's probabilities, for which it is given no targets. A model that fails one of them may look better than it is.
+The checks use what `evaluate` uses, the summed loss of a batch, and compare it with rows whose future was changed and with the
+model's probabilities, computed without targets. A model that fails one of them may look better than it is.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from ingot.eval.evaluator import Evaluator
 from ingot.runtime.tensors import IGNORED, Batch
 
-ROWS, PLACES = 4, 4  # rows that are looked at, and tokens of each
-SAME = 1e-3  # nats: passes of one shape over the same tokens differ by rounding alone, which is far less
-CLOSE = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 5e-2}  # nats per token: another shape may be computed by another kernel
+ROWS, POSITIONS = 4, 4  # checked rows, and positions in each
+SAME_SHAPE_TOLERANCE = 1e-3  # nats: two passes of one shape over the same tokens differ by rounding alone, which is far less
+TOLERANCE = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 5e-2}  # nats per token: another shape may be computed by another kernel
 
 
 class Probabilities(Protocol):
-    """Logs of the probabilities of a row's tokens from some place on, and of the likeliest tokens there."""
+    """Log-probabilities of a row's tokens from some position on, and of the top tokens there."""
 
     @property
     def chosen(self) -> NDArray[np.float32]: ...
@@ -30,12 +30,12 @@ class Probabilities(Protocol):
     def top(self) -> NDArray[np.float32]: ...
 
 
-Probe = Callable[[Sequence[Sequence[int]], Sequence[int], int], Sequence[Probabilities]]  # rows, their first places, top
+Probe = Callable[[Sequence[Sequence[int]], Sequence[int], int], Sequence[Probabilities]]  # rows, their first positions, top
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, whether it is as it must be, and what was found."""
+    """The result of one check."""
 
     name: str
     passed: bool
@@ -50,19 +50,19 @@ def self_test(
     head_rows: int,
     precision: str = "fp32",
 ) -> list[Check]:
-    """All checks of the way in which a model is scored; `head_rows` are those of its head, which may be more than the tokens."""
+    """Run all checks; `head_rows` are the rows of the model's head, which may be more than `vocab_size`."""
     draw = np.random.default_rng(0)
     lines = _lines(evaluator)
     return [
         *_scored_once(evaluator),
-        _blind_to_the_future(lines, score, vocab_size, draw),
-        _by_probabilities(lines, score, probabilities, precision),
-        _sum_to_one(lines, probabilities, vocab_size, head_rows),
+        _check_causal(lines, score, vocab_size, draw),
+        _check_loss(lines, score, probabilities, precision),
+        _check_sum(lines, probabilities, vocab_size, head_rows),
     ]
 
 
 def _lines(evaluator: Evaluator) -> list[Batch]:
-    """Rows from the first to the last, each as a batch of its own."""
+    """Return a few rows spread over the split, each as a batch of one."""
     rows = evaluator.rows()
     chosen = rows[np.unique(np.linspace(0, len(rows) - 1, ROWS).astype(np.int64))]
     lines = [batch[i : i + 1] for batch in evaluator.batches(chosen) for i in range(len(batch))]
@@ -71,7 +71,7 @@ def _lines(evaluator: Evaluator) -> list[Batch]:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """A split whose tokens are their own places."""
+    """A split in which each token is its own position."""
 
     tokens: int
 
@@ -80,7 +80,7 @@ class _Numbered:
 
 
 def _scored_once(evaluator: Evaluator) -> list[Check]:
-    """One check for each part of a split whose rows are windows; rows of whole documents are made elsewhere."""
+    """Check each part of a split whose rows are windows; packed rows are not covered."""
     parts = getattr(evaluator, "parts", {"": evaluator})
     return [_tiled(name, part) for name, part in parts.items() if type(part) is Evaluator]
 
@@ -105,12 +105,12 @@ def _tiled(bucket: str, evaluator: Evaluator) -> Check:
     return Check(name, False, f"{twice:,} tokens more than once, {never:,} never, {wrong:,} after another token, rows {how}")
 
 
-def _blind_to_the_future(lines: Sequence[Batch], score: Callable[[Batch], float], vocab_size: int, draw: Any) -> Check:
-    """The loss of a token must be the same whatever stands at its own place and after it."""
+def _check_causal(lines: Sequence[Batch], score: Callable[[Batch], float], vocab_size: int, draw: Any) -> Check:
+    """Check that a token's loss does not depend on the tokens at and after its position."""
     largest, looks = 0.0, 0
     for line in lines:
         scored = np.flatnonzero(line[0, 1] != IGNORED)
-        for place in np.unique(draw.choice(scored, min(PLACES, len(scored)), replace=False)).tolist():
+        for place in np.unique(draw.choice(scored, min(POSITIONS, len(scored)), replace=False)).tolist():
             alone = line.copy()
             alone[0, 1] = IGNORED
             alone[0, 1, place] = line[0, 1, place]
@@ -118,38 +118,38 @@ def _blind_to_the_future(lines: Sequence[Batch], score: Callable[[Batch], float]
             later = other[0, 0, place + 1 :]
             later[:] = (later + draw.integers(1, max(2, vocab_size), len(later))) % vocab_size
             largest, looks = max(largest, abs(score(alone) - score(other))), looks + 1
-    told = f"{looks} tokens of {len(lines)} rows, largest change {largest:.2g} nats"
-    return Check("no token sees itself or the future", bool(largest <= SAME), told)
+    result = f"{looks} tokens of {len(lines)} rows, largest change {largest:.2g} nats"
+    return Check("no token sees itself or the future", bool(largest <= SAME_SHAPE_TOLERANCE), result)
 
 
-def _by_probabilities(lines: Sequence[Batch], score: Callable[[Batch], float], probabilities: Probe, precision: str) -> Check:
-    """The loss must be that of probabilities which are computed without targets."""
+def _check_loss(lines: Sequence[Batch], score: Callable[[Batch], float], probabilities: Probe, precision: str) -> Check:
+    """Check the loss against probabilities that are computed without targets."""
     largest = 0.0
     for line in lines:
         one = line.copy()
-        one[0, 2:] = 0  # as one document, for which there are probabilities
+        one[0, 2:] = 0  # one document: the probabilities know no document mask
         scored = np.flatnonzero(one[0, 1] != IGNORED)
         ids, first = _row(one, scored)
         asked = probabilities([ids], [first], 1)[0].chosen[scored - scored[0]]
         largest = max(largest, abs(score(one) + float(asked.astype(np.float64).sum())) / len(scored))
-    told = f"{len(lines)} rows, largest difference {largest:.2g} nats per token"
-    return Check("losses are those of the model's probabilities", bool(largest <= CLOSE[precision]), told)
+    result = f"{len(lines)} rows, largest difference {largest:.2g} nats per token"
+    return Check("losses match the model's probabilities", bool(largest <= TOLERANCE[precision]), result)
 
 
-def _sum_to_one(lines: Sequence[Batch], probabilities: Probe, vocab_size: int, head_rows: int) -> Check:
+def _check_sum(lines: Sequence[Batch], probabilities: Probe, vocab_size: int, head_rows: int) -> Check:
     least, most = np.inf, -np.inf
     for line in lines:
         ids, _ = _row(line, np.flatnonzero(line[0, 1] != IGNORED))
         total = float(np.exp(probabilities([ids], [len(ids) - 1], vocab_size)[0].top.astype(np.float64)).sum())
         least, most = min(least, total), max(most, total)
-    padded = head_rows > vocab_size  # rows of the head that stand for no token have a share
-    passed = most <= 1 + SAME and least >= (0 if padded else 1 - SAME)
-    told = f"of all {vocab_size:,} tokens after {len(lines)} rows: {least:.6f} to {most:.6f}"
-    rest = f"; {head_rows - vocab_size:,} rows of the head stand for none" if padded else ""
-    return Check("probabilities sum to one", bool(passed), told + rest)
+    padded = head_rows > vocab_size  # rows of the head without a token take a share of the probability
+    passed = most <= 1 + SAME_SHAPE_TOLERANCE and least >= (0 if padded else 1 - SAME_SHAPE_TOLERANCE)
+    result = f"sum over all {vocab_size:,} tokens after {len(lines)} rows: {least:.6f} to {most:.6f}"
+    rest = f"; {head_rows - vocab_size:,} padding rows in the head" if padded else ""
+    return Check("probabilities sum to one", bool(passed), result + rest)
 
 
 def _row(line: Batch, scored: NDArray[np.int64]) -> tuple[list[int], int]:
-    """The tokens of a row with its last scored target, and the place of the first that is scored."""
+    """Return the tokens of a row with its last scored target, and the position of the first scored one."""
     last = int(scored[-1])
     return [*line[0, 0, : last + 1].tolist(), int(line[0, 1, last])], int(scored[0]) + 1

@@ -1,9 +1,7 @@
-"""Tasks that people compare models by: questions with choices, and the last word of a text, as they are published.
+"""Benchmark tasks: multiple-choice questions and last-word prediction, from files or from the Hugging Face hub.
 
-They are read from files on the disk, or from the datasets on the Hugging Face hub that lm-eval reads.
-
-Each becomes what lm-eval 0.4 asks a model: the log-probability of a continuation after a context, with lm-eval's words around a
-question and a space between the two. Accuracies are then the same numbers to the last digit.
+Each item becomes what lm-eval 0.4 asks a model: the log-probability of a continuation after a context, with lm-eval's prompt
+around the question and a space between the two. Accuracies are then lm-eval's to the last digit.
 """
 
 from __future__ import annotations
@@ -27,17 +25,16 @@ from ingot.runtime.files import open_to_read, reading
 
 @dataclass(frozen=True)
 class Item:
-    """A question: which of these continuations, each after its context, is the likeliest; of one alone, whether it is."""
+    """A question: which of these continuations, each after its context, is the most likely; a single one must be greedy."""
 
     pairs: tuple[tuple[str, str], ...]  # contexts and continuations
     gold: int = 0
-    lengths: tuple[int, ...] = ()  # characters of the choices, by which acc_norm divides
+    lengths: tuple[int, ...] = ()  # characters of each choice: acc_norm divides by them
 
 
 @dataclass(frozen=True)
 class Task:
-    """Where a task lies below a folder and on the hub, and what a line of it says; of the patterns `files` the first that fits
-    is taken."""
+    """A task: file patterns below a folder (the first match is used), its hub dataset, and how a record becomes an item."""
 
     files: tuple[str, ...]
     hub: str
@@ -46,23 +43,23 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Score:
-    """What a model reached: metrics with their standard errors, by the items that were asked."""
+class TaskScore:
+    """Metrics of a model on a task, with standard errors."""
 
     items: int
     metrics: dict[str, tuple[float, float | None]]
-    parts: dict[str, Score] = field(default_factory=dict)  # of a task of several files
+    parts: dict[str, TaskScore] = field(default_factory=dict)  # per file, for a task of several files
 
     def record(self) -> dict[str, Any]:
-        """The score as JSON."""
-        found: dict[str, Any] = {"items": self.items}
+        """Return the score as JSON."""
+        record: dict[str, Any] = {"items": self.items}
         for name, (value, error) in self.metrics.items():
-            found |= {name: value, f"{name}_stderr": error}
-        return found | ({"parts": {name: part.record() for name, part in self.parts.items()}} if self.parts else {})
+            record |= {name: value, f"{name}_stderr": error}
+        return record | ({"parts": {name: part.record() for name, part in self.parts.items()}} if self.parts else {})
 
 
 class NotAnItem(ValueError):
-    """A record that cannot be asked; says why."""
+    """A record that is not a valid item; the message says why."""
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
@@ -79,12 +76,12 @@ def _texts(record: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _number(record: Mapping[str, Any], name: str) -> int:
-    """A whole number, which some datasets have as text."""
+    """Return an integer field, which some datasets store as text."""
     number = record[name]
     if isinstance(number, float) and number.is_integer():
-        number = int(number)  # as tables with gaps have it
+        number = int(number)  # tables with missing values store floats
     if isinstance(number, bool) or not (isinstance(number, int) or (isinstance(number, str) and number.isdecimal())):
-        raise NotAnItem(f"{name} is not the number of a choice")
+        raise NotAnItem(f"{name} is not the index of a choice")
     return int(number)
 
 
@@ -93,18 +90,18 @@ def _choices(context: str, choices: Sequence[str], gold: int) -> Item:
 
 
 def _item(pairs: Sequence[tuple[str, str]], gold: int = 0, lengths: tuple[int, ...] = ()) -> Item:
-    """Contexts and what follows each after a space, one of which is right."""
+    """Build an item from contexts and continuations, joined by a space."""
     if not 0 <= gold < len(pairs):
-        raise NotAnItem(f"its answer is number {gold} of {len(pairs)} choices, counted from 0")
+        raise NotAnItem(f"its answer is index {gold} of {len(pairs)} choices")
     if not all(rest.strip() for _, rest in pairs):
-        raise NotAnItem("a text that would be scored is empty")
+        raise NotAnItem("a continuation is empty")
     for text in (text for pair in pairs for text in pair):
         text.encode()  # half a surrogate pair has no bytes
     return Item(tuple((context, f" {rest}") for context, rest in pairs), gold, lengths)
 
 
 def _hellaswag(line: Mapping[str, Any]) -> Item:
-    """An item of HellaSwag as published, with activity_label, ctx_a and ctx_b, or with these joined in ctx."""
+    """Read a HellaSwag record as published (activity_label, ctx_a, ctx_b) or with these joined in ctx."""
     whole = _text(line, "ctx")
     if "activity_label" in line:
         whole = f"{_text(line, 'activity_label')}: {_text(line, 'ctx_a')} {_text(line, 'ctx_b').capitalize()}"
@@ -112,12 +109,12 @@ def _hellaswag(line: Mapping[str, Any]) -> Item:
 
 
 def _cleaned(text: str) -> str:
-    """A text without the marks in brackets that the texts from WikiHow have."""
+    """Remove the bracketed markup of WikiHow texts."""
     return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 
 def _question(line: Mapping[str, Any]) -> Item:
-    """ARC as published, as on the hub, or with the question as `query`."""
+    """Read an ARC record as published, as on the hub, or with the question as `query`."""
     if "query" in line:
         return _choices(f"{_text(line, 'query').rstrip()}\nAnswer:", _texts(line, "choices"), _number(line, "gold"))
     published = isinstance(line["question"], dict)
@@ -139,17 +136,17 @@ def _piqa(line: Mapping[str, Any]) -> Item:
 
 
 def _lambada(line: Mapping[str, Any]) -> Item:
-    """OpenAI's version: the text, or what comes before its last word and that word."""
+    """Read a LAMBADA record (OpenAI's version): the text, or its context and last word."""
     if "text" not in line:
         return _item([(_text(line, "context"), _text(line, "continuation").strip())])
     context, _, word = _text(line, "text").rstrip().rpartition(" ")
     if not context.strip():
-        raise NotAnItem("the text has one word, and needs another before it")
+        raise NotAnItem("the text has only one word")
     return _item([(context, word)])
 
 
 def _winogrande(line: Mapping[str, Any]) -> Item:
-    """The choice stands before the blank, and what comes after it is the same for both."""
+    """Read a WinoGrande record: the choices fill the blank, and the scored continuation is the same for both."""
     if "context_options" in line:
         contexts, rest, gold = _texts(line, "context_options"), _text(line, "continuation"), _number(line, "gold")
     else:
@@ -163,7 +160,7 @@ def _blimp(line: Mapping[str, Any]) -> Item:
 
 
 def _arc(part: str) -> Task:
-    """One of the two parts of ARC."""
+    """Return the task of one of the two parts of ARC."""
     published = f"ARC-{part}-Test.jsonl"
     return Task(
         (f"arc_{part.lower()}.jsonl", published, f"ARC-{part}/{published}"), f"hf:allenai/ai2_arc/ARC-{part}:test", _question
@@ -194,31 +191,31 @@ TASKS = {
 
 
 def task_names(words: str) -> list[str]:
-    """The tasks that words with commas between them name."""
+    """Return the tasks named in a comma-separated list."""
     names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     if unknown := [name for name in names if name not in TASKS]:
-        raise ConfigError(f"there is no task {unknown[0]!r:.60}; there are {', '.join(TASKS)}")
+        raise ConfigError(f"unknown task {unknown[0]!r:.60}; choose from {', '.join(TASKS)}")
     if not names:
-        raise ConfigError(f"no task is named; there are {', '.join(TASKS)}")
+        raise ConfigError(f"no task was named; choose from {', '.join(TASKS)}")
     return names
 
 
 def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[str, list[Item]]:
-    """The items of a task, or the first of each file, by the name of the file; without a folder those on the hub."""
+    """Read the items of a task by file name, at most `limit` per file; without a folder from the hub."""
     task = TASKS[name]
     if folder is None:
         return _from_hub(name, task, limit)
     for pattern in task.files:
-        if found := sorted(folder.glob(pattern)):
-            parts = _archive(found[0]) if found[0].suffix == ".xz" else {path.stem: _content(path) for path in found}
-            labels = found[0].with_name(f"{found[0].stem}-labels.lst")  # as PIQA has them
-            given = "\n".join(_lines(labels, _content(labels))).split() if labels.is_file() else None
-            return {part: _items(task, found[0], part, text, limit, given) for part, text in parts.items()}
-    raise DataError(f"there is no {task.files[0]} in {folder}, nor {' or '.join(task.files[1:])}; the task {name} needs it")
+        if paths := sorted(folder.glob(pattern)):
+            parts = _archive(paths[0]) if paths[0].suffix == ".xz" else {path.stem: _content(path) for path in paths}
+            labels_file = paths[0].with_name(f"{paths[0].stem}-labels.lst")  # PIQA keeps labels in a separate file
+            labels = "\n".join(_lines(labels_file, _content(labels_file))).split() if labels_file.is_file() else None
+            return {part: _items(task, paths[0], part, text, limit, labels) for part, text in parts.items()}
+    raise DataError(f"the task {name} needs one of {', '.join(task.files)} in {folder}")
 
 
 def _from_hub(name: str, task: Task, limit: int | None) -> dict[str, list[Item]]:
-    """The items of a task's dataset on the hub, by its configurations where these are parts of the task."""
+    """Read a task's dataset on the hub, by configuration if these are parts of the task."""
     from ingot.data.text.hub_datasets import EVERY, fetch, folder_of
     from ingot.data.text.records import check_pyarrow, parquet_rows
 
@@ -226,11 +223,11 @@ def _from_hub(name: str, task: Task, limit: int | None) -> dict[str, list[Item]]
     parts: dict[str, list[Path]] = {}
     for path in fetch(task.hub, "give the folder with its files"):
         parts.setdefault(folder_of(path) if f"/{EVERY}:" in task.hub else name, []).append(path)
-    found = {}
+    items = {}
     for part, paths in parts.items():
         records = (record for path in paths for rows in parquet_rows(path) for record in rows)
-        found[part] = _read_items(lambda _, record: task.read(record), task.hub, part, islice(records, limit))
-    return found
+        items[part] = _read_items(lambda _, record: task.read(record), task.hub, part, islice(records, limit))
+    return items
 
 
 def _content(path: Path) -> bytes:
@@ -249,7 +246,7 @@ def _archive(path: Path) -> dict[str, bytes]:
 
 
 def _items(task: Task, path: Path, part: str, text: bytes, limit: int | None, labels: list[str] | None) -> list[Item]:
-    """The items of a file of JSON lines, whose labels may stand in another one."""
+    """Read the items of a JSON lines file, with labels from another file if given."""
 
     def read(number: int, line: str) -> Item:
         record = json.loads(line)
@@ -261,19 +258,19 @@ def _items(task: Task, path: Path, part: str, text: bytes, limit: int | None, la
 
 
 def _read_items(read: Callable[[int, Any], Item], where: Path | str, part: str, lines: Iterable[Any]) -> list[Item]:
-    found: list[Item] = []
+    items: list[Item] = []
     for number, line in enumerate(lines):
         try:
-            found.append(read(number, line))
+            items.append(read(number, line))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise DataError(f"{where}: line {number + 1} of {part} is not an item of the task: {_reason(error)}") from None
-    if not found:
+    if not items:
         raise DataError(f"{where} has no items in {part}")
-    return found
+    return items
 
 
 def _reason(error: Exception) -> str:
-    """Why a record is not an item, in plain words."""
+    """Return why a record is not a valid item."""
     if isinstance(error, NotAnItem):
         return str(error)
     if isinstance(error, KeyError):
@@ -281,8 +278,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError | RecursionError):
         return "it is not JSON"
     if isinstance(error, UnicodeEncodeError):
-        return "it holds half a surrogate pair, which is not a character"
-    return "it does not have the fields of the task, or other values than these have"
+        return "it contains half a surrogate pair"
+    return "its fields are not those of the task"
 
 
 def _lines(path: Path, text: bytes) -> Iterator[str]:
@@ -292,10 +289,10 @@ def _lines(path: Path, text: bytes) -> Iterator[str]:
         raise DataError(f"{path} is not text in UTF-8") from None
 
 
-def score_items(task: Task, items: Sequence[Item], found: Sequence[Sequence[tuple[float, bool]]]) -> Score:
-    """The metrics of a task, from the log-probability of each pair of each item and whether it is the likeliest text."""
+def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tuple[float, bool]]]) -> TaskScore:
+    """Compute a task's metrics from (log-probability, is greedy) of each pair of each item."""
     values: dict[str, list[float]] = {name: [] for name in task.metrics}
-    for item, pairs in zip(items, found, strict=True):
+    for item, pairs in zip(items, answers, strict=True):
         lls = np.array([log for log, _ in pairs])
         if "perplexity" in values:
             values["perplexity"].append(float(lls[0]))
@@ -304,11 +301,11 @@ def score_items(task: Task, items: Sequence[Item], found: Sequence[Sequence[tupl
         values["acc"].append(float(np.argmax(lls) == item.gold))
         if "acc_norm" in values:
             values["acc_norm"].append(float(np.argmax(lls / np.array(item.lengths, float)) == item.gold))
-    return Score(len(items), {name: _mean(name, numbers) for name, numbers in values.items()})
+    return TaskScore(len(items), {name: _mean(name, numbers) for name, numbers in values.items()})
 
 
 def _mean(name: str, numbers: Sequence[float]) -> tuple[float, float | None]:
-    """A mean and its standard error; a perplexity's by how much the mean of the logs may be off."""
+    """Return a mean and its standard error; for perplexity, propagated from the error of the mean log-probability."""
     mean = sum(numbers) / len(numbers)
     error = None
     if len(numbers) > 1:

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 
 from ingot.backends.sampling import Sampling
 from ingot.errors import IngotError
-from ingot.inference.engine import Closed, Engine, Piece, Text
+from ingot.inference.engine import Chunk, Closed, Completion, Engine
 from ingot.inference.model import LoadedModel
 from ingot.serve.protocol import Answer, Asked, Refused, read_request
 
@@ -31,7 +31,7 @@ MOST_BYTES = 1 << 24  # of a request
 GONE = 499  # the status of a request whose client has left
 NO_CHAT = "this is a base model, which has no chat; ask /v1/completions to continue a text"
 
-Found = tuple[int, Piece]
+Found = tuple[int, Chunk]
 
 
 class Gone(Exception):
@@ -159,12 +159,12 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _submit(engine: Engine, asked: Asked, found: asyncio.Queue[Found]) -> list[Text]:
+def _submit(engine: Engine, asked: Asked, found: asyncio.Queue[Found]) -> list[Completion]:
     """Ask the engine for every text; its pieces arrive in the queue with the number of their text."""
     loop = asyncio.get_running_loop()
 
-    def putting(index: int) -> Callable[[Piece], None]:
-        def put(piece: Piece) -> None:
+    def putting(index: int) -> Callable[[Chunk], None]:
+        def put(piece: Chunk) -> None:
             with suppress(RuntimeError):  # the server has ended meanwhile
                 loop.call_soon_threadsafe(found.put_nowait, (index, piece))
 
@@ -174,7 +174,7 @@ def _submit(engine: Engine, asked: Asked, found: asyncio.Queue[Found]) -> list[T
     for index, prompt in enumerate(prompt for prompt in asked.prompts for _ in range(asked.n)):
         sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p, seed=asked.seed + index)
         texts.append(
-            Text(
+            Completion(
                 prompt.ids,
                 prompt.is_new,
                 asked.tokens,
@@ -191,7 +191,9 @@ def _submit(engine: Engine, asked: Asked, found: asyncio.Queue[Found]) -> list[T
     return texts
 
 
-async def _whole(request: Request, asked: Asked, answer: Answer, texts: list[Text], found: asyncio.Queue[Found]) -> Response:
+async def _whole(
+    request: Request, asked: Asked, answer: Answer, texts: list[Completion], found: asyncio.Queue[Found]
+) -> Response:
     """The answer in one piece; where the client leaves before, nothing more is written for it."""
     choices: dict[int, dict[str, Any]] = {}
     leaving = asyncio.create_task(_left(request))
@@ -227,7 +229,7 @@ async def _next(found: asyncio.Queue[Found], leaving: asyncio.Task[None]) -> Fou
     raise Gone
 
 
-async def _events(asked: Asked, answer: Answer, texts: list[Text], found: asyncio.Queue[Found]) -> AsyncIterator[bytes]:
+async def _events(asked: Asked, answer: Answer, texts: list[Completion], found: asyncio.Queue[Found]) -> AsyncIterator[bytes]:
     """The answer as server-sent events; the server closes this when the client leaves."""
     left = len(texts)
     try:

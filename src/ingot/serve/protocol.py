@@ -16,7 +16,7 @@ from typing import Any
 from ingot.backends.sampling import prompt_ids
 from ingot.data.tokenizers import StreamDecoder, Tokenizer
 from ingot.errors import IngotError, one_line, shown
-from ingot.inference.engine import Piece
+from ingot.inference.engine import Chunk
 
 MOST_TEXTS, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
 MOST_SEED = 2**62
@@ -217,7 +217,7 @@ class Answer:
             "model": name,
         }
 
-    def choice(self, index: int, piece: Piece) -> dict[str, Any]:
+    def choice(self, index: int, piece: Chunk) -> dict[str, Any]:
         """A piece of a text."""
         found = {"index": index, "text": piece.text, "logprobs": None, "finish_reason": piece.finish}
         if self._top is not None:
@@ -235,7 +235,7 @@ class Answer:
         written = sum(self._tokens) - (sum(self._prompts) if self._echo else 0)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
-    def _logprobs(self, index: int, piece: Piece) -> dict[str, Any]:
+    def _logprobs(self, index: int, piece: Chunk) -> dict[str, Any]:
         """The tokens of a piece with their scores; the first token of a row has none."""
         words = [self.word(token) for token in piece.ids]
         scores, missing = piece.scores, 0
