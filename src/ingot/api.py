@@ -17,7 +17,7 @@ from ingot.preflight.validate import check_before_training
 from ingot.runs.reporter import Reporter
 from ingot.runs.state import TrainingResult
 from ingot.runtime.ranks import ranks_from_environment
-from ingot.train.resume import COMPLETE, completed
+from ingot.train.resume import COMPLETE, completed_result
 from ingot.train.start import run
 
 
@@ -91,7 +91,7 @@ def train(
     resolved = sources.load() if recipe != RECIPE else None  # a mistake is raised before anything is shown
     with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
         resolved = resolved or resolve_auto(sources, world_size, shown.message)
-        if (result := completed(resolved.config)) is not None:
+        if (result := completed_result(resolved.config)) is not None:
             shown.message(f"{COMPLETE.format(result.run_dir)} in another training.output_dir")
             return result
         dataset = check_before_training(resolved.config, world_size, shown.message)

@@ -41,8 +41,8 @@ def test_a_run_that_is_complete_is_told_and_not_scored_again(data: Path, tmp_pat
     again = ingot.train(recipe="demo", **sections(data, tmp_path / "run"))
     assert again == first and first.artifact_path.stat().st_mtime_ns == written
     assert capsys.readouterr().err.splitlines() == [
-        f"{tmp_path / 'run'} is complete: raise training.max_steps or budget.seconds to go on, or begin anew in another "
-        "training.output_dir"
+        f"{tmp_path / 'run'} is complete: raise training.max_steps or budget.seconds to train longer, or start a new run in "
+        "another training.output_dir"
     ]
 
 

@@ -107,7 +107,7 @@ def test_saves_that_do_not_fit_are_reported_and_fail_the_run_at_its_end(ingot: I
     before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
     program = ingot(*train_words(data, run), code=4, largest_file=NO_ROOM)
     said = program.stderr.splitlines()
-    assert [line for line in said if "cannot save step 12" in line and "training goes on" in line]
+    assert [line for line in said if "cannot save step 12" in line and "training continues" in line]
     assert said[-1].startswith("ingot: error: cannot save step 40") and "make room" in said[-1]
     assert "Traceback" not in program.stderr
     assert losses(run) == losses(reference)
@@ -138,7 +138,7 @@ def test_a_disk_that_is_full_costs_no_step_and_no_checkpoint(ingot: Ingot, data,
     words = train_words(data, disk / "run", training__save_every=1)
     program = ingot(*command[1:], *ingot.python, *words, code=4, command=command[:1])
     after = tmp_path / "disk.after"
-    assert "training goes on" in program.stderr and "Traceback" not in program.stderr
+    assert "training continues" in program.stderr and "Traceback" not in program.stderr
     assert "step 40/40" in program.stderr
     assert list(losses(after)) == list(range(1, 41))
     assert list(checkpoints(after)) == [4, 8]

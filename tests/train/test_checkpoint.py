@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ingot.config.schema import TrainingSection
 from ingot.errors import CheckpointError, Unreadable
 from ingot.runs.checkpoints import (
     Checkpoint,
@@ -32,9 +33,9 @@ from ingot.runs.checkpoints import (
 )
 from ingot.runs.folder import saved_steps
 from ingot.runtime.tensors import TensorRecord
-from ingot.train import saver as saving
-from ingot.train.resume import check_fits, read_progress, resume
-from ingot.train.saver import Progress, Saver, retain
+from ingot.train import outputs as saving
+from ingot.train.outputs import Saver, retain
+from ingot.train.resume import Progress, check_fits, read_progress, resume
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 FILES = ("checkpoint.json", "model.safetensors", "optimizer.safetensors")
@@ -282,7 +283,7 @@ def test_asking_for_a_best_checkpoint_before_there_is_one_says_what_to_do(tmp_pa
 
 def test_a_save_that_fails_is_reported_and_the_next_one_that_succeeds_clears_it(tmp_path):
     folder, said, done = tmp_path / "not-there", [], []
-    saver = Saver(folder, 2, 0, lambda path, kind: done.append((path, kind)), said.append)
+    saver = Saver(folder, TrainingSection(keep_last=2), lambda path, kind: done.append((path, kind)), said.append)
     saver.save(4, partial(tensors, 4), {}, None)
     saver.wait()
     assert isinstance(saver.error, CheckpointError) and str(folder) in said[0] and "step 4" in said[0]
@@ -294,7 +295,7 @@ def test_a_save_that_fails_is_reported_and_the_next_one_that_succeeds_clears_it(
 
 def test_a_save_begins_when_the_one_before_has_ended(tmp_path):
     done: list[str] = []
-    saver = Saver(tmp_path, 5, 0, lambda path, kind: done.append(path.name), refuse)
+    saver = Saver(tmp_path, TrainingSection(keep_last=5), lambda path, kind: done.append(path.name), refuse)
 
     def state(step: int) -> dict[str, list[TensorRecord]]:
         done.append(f"copied {step}")
@@ -310,7 +311,7 @@ def test_a_save_begins_when_the_one_before_has_ended(tmp_path):
 def test_a_save_is_expected_to_take_as_long_as_the_longest_so_far(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    saver = Saver(tmp_path, 5, 0, lambda path, kind: None, lambda line: None)
+    saver = Saver(tmp_path, TrainingSection(keep_last=5), lambda path, kind: None, lambda line: None)
 
     def state(seconds: float) -> dict[str, list[TensorRecord]]:
         now[0] += seconds
@@ -330,7 +331,7 @@ def test_a_save_is_not_lost_because_nobody_could_be_told_of_it(tmp_path):
     def cannot(*what: object) -> None:
         raise CheckpointError("cannot write log.txt: No space left on device")
 
-    saver = Saver(tmp_path, 2, 0, cannot, cannot)
+    saver = Saver(tmp_path, TrainingSection(keep_last=2), cannot, cannot)
     saver.save(4, partial(tensors, 4), {}, None)
     saver.wait()
     assert newest_valid(tmp_path, refuse).step == 4
@@ -418,7 +419,7 @@ def test_a_checkpoint_of_a_version_that_kept_where_phases_began_says_how_many_ha
 
 @pytest.mark.parametrize("progress", [{}, {"config": 1}, {"config": {}}, {"config": {"model": []}}, {"config": None}])
 def test_a_checkpoint_that_does_not_say_what_run_it_is_of_is_not_continued(tmp_path, progress):
-    with pytest.raises(CheckpointError, match="it does not say what run it is of"):
+    with pytest.raises(CheckpointError, match="it does not say which run it belongs to"):
         check_fits(Checkpoint(tmp_path, 4, progress, {}), {"config": {"model": {}, "data": {}, "optimizer": {}, "training": {}}})
 
 

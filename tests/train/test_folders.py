@@ -72,7 +72,7 @@ def test_a_run_begins_with_the_state_of_anothers_checkpoint_and_ends_as_that_one
     source = tmp_path / "one" / "checkpoints" / "step-00000008"
     heard = Listener(stop_at=12)
     train(tmp_path / "two", heard, training__resume=str(source))
-    assert f"begins with the state of {source}" in heard.lines and kinds_of(tmp_path / "two")[8] == "regular"
+    assert f"starts from the state of {source}" in heard.lines and kinds_of(tmp_path / "two")[8] == "regular"
     shutil.rmtree(tmp_path / "one" / "checkpoints" / "step-00000008")  # the copy is all that the same command needs again
     train(tmp_path / "two", training__resume=str(source))
     assert state_of(tmp_path / "two") == state_of(tmp_path / "one")

@@ -23,7 +23,7 @@ from ingot.runs.checkpoints import save_checkpoint
 from ingot.runs.folder import PARTIAL, saved_steps
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runs.view import Run
-from ingot.train import saver
+from ingot.train import outputs
 from ingot.train.resume import changes
 
 BUCKETS = {"data__tokenizer": "byte", "data__sampling": "pack", "artifact__write": False}
@@ -48,7 +48,7 @@ def failing_saves(monkeypatch: pytest.MonkeyPatch):
     """Gives what lets saves of some steps fail, each once; a signal comes just before, where one is asked for."""
 
     def fail(error: Exception, *steps: int, number: int | None = None) -> None:
-        save, left = saver.save_checkpoint, list(steps)
+        save, left = outputs.save_checkpoint, list(steps)
 
         def tried(folder, step, *rest):
             if step in left:
@@ -58,7 +58,7 @@ def failing_saves(monkeypatch: pytest.MonkeyPatch):
                 raise error
             return save(folder, step, *rest)
 
-        monkeypatch.setattr(saver, "save_checkpoint", tried)
+        monkeypatch.setattr(outputs, "save_checkpoint", tried)
 
     return fail
 
@@ -220,7 +220,7 @@ def test_a_save_after_which_old_ones_could_not_be_deleted_is_a_save(train: Train
     def fail(*what):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(saver, "retain", fail)
+    monkeypatch.setattr(outputs, "retain", fail)
     assert train(tmp_path / "run", training__save_every=20).status == "completed"
     assert f"cannot delete an old checkpoint in {tmp_path / 'run'}/checkpoints" in (tmp_path / "run/log.txt").read_text()
     assert list(saved_steps(tmp_path / "run" / "checkpoints")) == [20]
@@ -234,7 +234,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(train: Train, tmp
     (run / "checkpoints").rename(tmp_path / "elsewhere")
     (run / "checkpoints").mkdir()
     with pytest.raises(
-        CheckpointError, match=r"run has saved step-00000004 and .*checkpoints holds no checkpoint; bring them back"
+        CheckpointError, match=r"run has saved step-00000004, but .*checkpoints holds no checkpoint; bring them back"
     ):
         train(run, training__max_steps=8)
     with pytest.raises(CheckpointError, match="has saved step-00000004"):
@@ -255,10 +255,10 @@ def test_an_old_checkpoint_that_cannot_be_deleted_keeps_no_other(tmp_path: Path,
 
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(OSError, match="busy"):
-        saver.retain(tmp_path, 1, 0, None)
+        outputs.retain(tmp_path, 1, 0, None)
     assert list(saved_steps(tmp_path)) == [2, 6]
     monkeypatch.undo()
     (tmp_path / f"step-00000002{PARTIAL}").mkdir()
     (tmp_path / f"step-00000002{PARTIAL}" / "left").touch()
-    saver.retain(tmp_path, 1, 0, None)
+    outputs.retain(tmp_path, 1, 0, None)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000006"]

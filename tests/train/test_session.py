@@ -30,7 +30,7 @@ from ingot.runs.reporter import BeginReport, Reporter, StepReport
 from ingot.runs.view import Run
 from ingot.runtime.tensors import read_tensors
 from ingot.train.end import Exported
-from ingot.train.resume import completed
+from ingot.train.resume import completed_result
 from ingot.train.start import run
 
 
@@ -339,7 +339,7 @@ def test_a_run_is_complete_with_the_very_settings_it_had_and_while_its_files_are
     def is_complete(kept: bool = True, **settings: Any) -> bool:
         given = {name.replace("__", "."): value for name, value in settings.items()}
         values = {**TINY, "data.path": str(data), "training.output_dir": str(folder), **given}
-        return completed(load_config(python=values, environment={}).config, kept) is not None
+        return completed_result(load_config(python=values, environment={}).config, kept) is not None
 
     train(folder, StopAt(3))
     assert not is_complete()
@@ -600,7 +600,9 @@ def test_a_run_that_began_with_weights_goes_on_without_them(train: Train, tmp_pa
 def test_weights_of_another_tokenizer_are_refused_by_its_name(train: Train, tmp_path):
     write_dataset([("train", "ab" * 4000), ("val", "ba" * 400)], tmp_path / "chars", CharTokenizer("abcdef"), source=None)
     first = train(tmp_path / "first", training__max_steps=1, data__path=str(tmp_path / "chars"))
-    said = r"trained with a tokenizer of 6 ids \(char\) and the data has one of 260 \(byte\); prepare the text with the tokenizer"
+    said = (
+        r"trained with a tokenizer of 6 ids \(char\), but the data has one of 260 \(byte\); prepare the text with the tokenizer"
+    )
     with pytest.raises(CheckpointError, match=said):
         train(tmp_path / "other", training__weights=str(first.run_dir))
 
@@ -650,9 +652,9 @@ def test_a_run_leaves_the_config_it_was_started_from_as_it_is(train: Train, data
     assert (folder / "config.yaml").read_text() == text and listener.lines == []
     run(load_config(file=folder / "config.yaml", overrides={"training.max_steps": "8"}, environment={}), listener)
     assert (folder / "config.yaml").read_text() == text and steps_of(folder)[-1] == 8
-    assert "training.max_steps" in listener.lines[0] and "stays as it is" in listener.lines[0]
+    assert "training.max_steps" in listener.lines[0] and "is not changed" in listener.lines[0]
     run(load_config(file=folder / "config.yaml", sweep={"training.max_steps": 9}, environment={}), listener)
-    assert "training.max_steps" in listener.lines[-1] and "stays as it is" in listener.lines[-1]
+    assert "training.max_steps" in listener.lines[-1] and "is not changed" in listener.lines[-1]
     train(folder, training__max_steps=9)
     assert "a comment of mine" not in (folder / "config.yaml").read_text()
 

@@ -25,7 +25,7 @@ from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
-from ingot.train.saver import Progress
+from ingot.train.resume import Progress
 from ingot.train.stop import Clock, Shutdown
 from ingot.train.trainer import Trainer
 
@@ -140,9 +140,9 @@ def make(data, device: Device, progress: Progress | None = None, reporter: Repor
     config = load_config(python=values, environment={}).config
     dataset = open_dataset(config.data.path)
     rows = make_rows(config.data, config.rows_per_step, dataset)
-    trainer = Trainer(config, dataset, rows, device, progress or Progress(), reporter or Reporter(), None)
-    trainer.clock = Clock(trainer.progress.elapsed_seconds, device.time)
-    return trainer
+    progress = progress or Progress()
+    clock = Clock(progress.elapsed_seconds, device.time)
+    return Trainer(config, dataset, rows, device, progress, reporter or Reporter(), None, clock)
 
 
 def test_a_run_takes_exactly_its_steps(data):
@@ -199,7 +199,7 @@ def test_evaluations_cost_a_queueing_device_no_step_of_the_budget(data, budget):
     for every in (0, 10):
         device = Queue(Time(), [1.0])
         trainer = make(data, device, budget__seconds=budget, evaluation__every=every)
-        trainer.evaluate = lambda limit: False  # type: ignore[method-assign]
+        trainer.evaluation.evaluate = lambda limit: False  # type: ignore[method-assign]
         trainer.run(Shutdown())
         steps.append(trainer.progress.step)
     assert steps[0] == steps[1] == math.floor(budget - device.handing_over)
@@ -412,7 +412,7 @@ def test_evaluating_takes_nothing_from_the_budget(data):
             time.now += 100
         return False
 
-    trainer.evaluate = evaluate  # type: ignore[method-assign]
+    trainer.evaluation.evaluate = evaluate  # type: ignore[method-assign]
     trainer.run(Shutdown())
     assert (trainer.progress.step, trainer.progress.elapsed_seconds) == (6, 6.0)
 

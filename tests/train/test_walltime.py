@@ -23,7 +23,7 @@ from ingot.runs.folder import Kind
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
 from ingot.train import stop as walltime
-from ingot.train.saver import Progress
+from ingot.train.resume import Progress
 from ingot.train.stop import Shutdown, Walltime, find_walltime
 
 AHEAD = str(int(time.time()) + 100_000)
@@ -115,7 +115,7 @@ def test_the_first_ranks_wall_clock_stops_all_at_the_same_step(data):
 
 def wall(monkeypatch, now: Time, ends_at: float) -> Shutdown:
     """What stops a session that ends at a time of the device's clock, ten seconds before that."""
-    monkeypatch.setattr(walltime, "time", SimpleNamespace(time=now))
+    monkeypatch.setattr(walltime, "time", SimpleNamespace(time=now, monotonic=time.monotonic))
     shutdown = Shutdown(announce=False)
     shutdown.watch(Path("none"), Walltime(ends_at, ends_at, "", reserve=10.0), lambda: 0.0)
     return shutdown
@@ -159,6 +159,9 @@ class WallClock:
 
     def time(self) -> float:
         return time.time() + self._passed
+
+    def monotonic(self) -> float:
+        return time.monotonic()
 
     def pass_an_hour(self) -> None:
         self._passed += 3600

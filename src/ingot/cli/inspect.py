@@ -447,12 +447,12 @@ def report(
 
 
 def _read_run(name: str, path: Path) -> ReportedRun:
-    from ingot.train.resume import compared
+    from ingot.train.resume import decisive_settings
 
     run = Run.open(path)
     if not run.series.read().curves().loss:
         raise CheckpointError(f"{path} has no step to report yet; leave it out or wait for its first")
-    return ReportedRun(name, run, run.record(), run.result() or {}, compared(run.config), run.series)
+    return ReportedRun(name, run, run.record(), run.result() or {}, decisive_settings(run.config), run.series)
 
 
 def _page(runs: Sequence[ReportedRun]) -> str:

@@ -128,7 +128,7 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
     from ingot.config.loading import load_config
     from ingot.runs.folder import RunFolder
     from ingot.runs.view import Run
-    from ingot.train.resume import compared, saved_config
+    from ingot.train.resume import decisive_settings, saved_config
 
     own = {"training.output_dir": str(folder), "training.resume": "auto"}
     for name in own.keys() & given.keys():
@@ -136,7 +136,7 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
     run, run_folder = Run.open(folder), RunFolder(folder)
     resolved = load_config(file=run.config_path, overrides={**run_folder.besides_config(), **given, **own})
     if (saved := saved_config(folder)) is not None:
-        before, now = compared(saved), compared(resolved.config)
+        before, now = decisive_settings(saved), decisive_settings(resolved.config)
         changed = [name for name in before.keys() & now.keys() - given.keys() if before[name] != now[name]]
         if changes := "; ".join(Change(name, before[name], now[name]).render() for name in sorted(changed)):
             report(f"{run.config_path} has changed since the newest checkpoint: {changes}")
@@ -145,9 +145,9 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
 
 def _report_complete(config: Config, first_rank: bool, as_json: bool) -> bool:
     """Return True for a run that is already complete with these settings, after the first rank has printed its result."""
-    from ingot.train.resume import COMPLETE, completed
+    from ingot.train.resume import COMPLETE, completed_result
 
-    result = completed(config)
+    result = completed_result(config)
     if result is not None and first_rank:
         warn(f"{COMPLETE.format(result.run_dir)} with --force")
         print_json(result) if as_json else _print_result(result, config.budget.artifact_bytes)

@@ -22,7 +22,7 @@ from ingot.eval.statistics import Welch, seeds_needed, welch
 from ingot.runs.checkpoints import newest_index
 from ingot.runs.reporter import by_rows
 from ingot.runs.view import Run
-from ingot.train.resume import compared
+from ingot.train.resume import decisive_settings
 
 ScoreName = Literal["val_bpb", "artifact_bpb", "val_loss"]
 SEEDS = ("training.seed", "data.seed")
@@ -129,7 +129,7 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     steps, at = result.get("total_steps"), result.get("val_step")
     if score != "artifact_bpb" and at not in (None, steps):  # None: by an older version
         raise CheckpointError(f"the {score} of {path} is of step {at} and it has {steps}; train it with evaluation.at_end=true")
-    settings = compared(run.config)
+    settings = decisive_settings(run.config)
     seeds = tuple(int(settings.pop(name)) for name in SEEDS)
     rows, rows_of = result.get("val_rows") or 0, result.get("val_rows_of") or 0
     part, text_bytes = by_rows(rows, rows_of).strip(), None

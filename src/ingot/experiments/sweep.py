@@ -34,7 +34,7 @@ from ingot.experiments.compare import BYTES, SEEDS, ScoreName
 from ingot.runs.state import read_result, read_state
 from ingot.runs.view import Run
 from ingot.runtime.files import writing_output
-from ingot.train.resume import compared, completed
+from ingot.train.resume import completed_result, decisive_settings
 
 NOT_SET = {
     **dict.fromkeys(SEEDS, "give --seeds instead"),
@@ -188,7 +188,7 @@ def check_folder(trial: Trial) -> None:
     """Refuse a folder with a run of other settings: going on with it would be neither the one nor the other."""
     if not (trial.folder / "config.yaml").is_file():
         return
-    was, now = compared(Run.open(trial.folder).config), compared(trial.config)
+    was, now = decisive_settings(Run.open(trial.folder).config), decisive_settings(trial.config)
     unlike = [name for name in now if was.get(name) != now[name]]
     if unlike:
         name = unlike[0]
@@ -260,7 +260,7 @@ def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], tell: Tel
     """Run what is not complete yet; gives the errors of those that failed, by their folders. `tick` is called every second."""
     errors = {}
     for trial in trials:
-        if completed(trial.config, kept=False) is not None:  # its score is all that is asked for
+        if completed_result(trial.config, require_files=False) is not None:  # its score is all that is asked for
             continue
         tick(trial)
         error = train_apart(trial, tick)

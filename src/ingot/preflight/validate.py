@@ -42,7 +42,7 @@ from ingot.runtime.devices import Device
 from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.evaluation import open_tasks
-from ingot.train.resume import begin_with_weights, begins_new, check_weights
+from ingot.train.resume import check_initial_weights, load_initial_weights, starts_fresh
 from ingot.train.start import open_data
 from ingot.train.step_plan import Position, plan_step
 from ingot.train.stop import find_walltime
@@ -104,12 +104,12 @@ def validate(
     report.size = model_size(config, vocab_size)
     _check_memory(report, ranks, thorough)
     report.resume = None if fresh else check_resume(config, output, data, findings)
-    if thorough and config.training.weights is not None and (fresh or begins_new(config)):
+    if thorough and config.training.weights is not None and (fresh or starts_fresh(config)):
         with findings.noting("resume.weights_unusable", CheckpointError):
-            check_weights(config, data.tokenizer)
+            check_initial_weights(config, data.tokenizer)
     if thorough and config.evaluation.tasks and data.tokenizer is not None:
         with findings.noting("evaluation.tasks_unusable"):
-            open_tasks(config, data.tokenizer)
+            open_tasks(config.evaluation, config.model.context or config.data.seq_len, data.tokenizer)
     report.seconds = _session_seconds(config, began, findings)
     if report.resume is not None and plan.total_tokens is not None:
         left = plan.total_tokens - (report.resume.tokens or 0)
@@ -383,8 +383,8 @@ def _step(config: Config, report: Report, alone: Ranks) -> tuple[float, float, s
     """The seconds of a step after those that compile and record, the loss of the first, and the most memory that was used."""
     dataset, rows = open_data(config, 1, report.data.dataset)
     with closing(open_backend(config, dataset.tokenizer.vocab_size, alone)) as backend:
-        if config.training.weights is not None and begins_new(config):
-            begin_with_weights(config, backend, dataset.tokenizer)
+        if config.training.weights is not None and starts_fresh(config):
+            load_initial_weights(config, backend, dataset.tokenizer)
         plan = plan_step(config, Position())
         buffer = backend.host_buffer((plan.rows, rows.planes, plan.seq_len))
         batch = read_rank_batch(rows, plan, alone, buffer)

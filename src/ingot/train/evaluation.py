@@ -1,55 +1,67 @@
-"""What a run may do outside its training clock: how many rows are scored where a budget of seconds is set, and what is too slow.
+"""Evaluation during and after training: scores over all ranks, tasks, samples, and how long all of that may take.
 
-The speed is measured, the slowest rank's counts for all, and every rank comes to the same number. Runs without a clock, runs with
-a budget in bytes and whoever sets evaluation.final_rows read what was asked for.
+With a training budget in seconds, evaluations are bounded too. Their speed is measured, the slowest rank's counts for all, and
+every rank computes the same number of rows. Runs without a clock, runs with a budget in bytes and runs that set
+evaluation.final_rows score the rows they ask for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from ingot.backends.base import Backend
 from ingot.backends.sampling import Sampling, prompt_ids
-from ingot.config.schema import Config
+from ingot.config.schema import BudgetSection, Config, EvaluationSection
+from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import Interrupted, Setting
-from ingot.eval.evaluator import Evaluator
+from ingot.eval.evaluator import Evaluator, Score, bucket_record, evaluator_of
 from ingot.eval.tasks import task_names
 from ingot.inference.scoring import TaskRows, read_items, score_tasks, task_rows
-from ingot.runs.reporter import Reporter
+from ingot.runs.reporter import EvaluationReport, Reporter
 from ingot.runtime.files import user_path
+from ingot.train.outputs import RunOutputs
+from ingot.train.resume import Progress
+from ingot.train.stop import Clock, Shutdown
 
 # An evaluation takes at most half as long as the training: with the last one and the artifact's, a run takes twice its budget.
-SHARE = 0.5
-ALWAYS_SECONDS = 10.0  # nobody minds these, and a short budget is often a trial
-STEADY_STEP = 2  # of a session: the first is often slower than those that follow
-LARGE_VOCABULARY = 8192  # ids from which the head outweighs the small models that are trained by the clock on a CPU
+MAX_BUDGET_SHARE = 0.5
+MIN_ALLOWED_SECONDS = 10.0  # an evaluation this short is never cut: a short budget is often a trial
+STOP_CHECK_INTERVAL = 16  # batches of an evaluation, or tokens of a sample, after which ranks agree on whether to stop
+
+
+def open_tasks(evaluation: EvaluationSection, context: int, tokenizer: Tokenizer) -> TaskRows:
+    """Read the items of evaluation.tasks, so that mistakes in them show before the first evaluation."""
+    tasks = evaluation.tasks or ""
+    names = task_names(tasks if isinstance(tasks, str) else ",".join(tasks))
+    folder = user_path(evaluation.task_data) if evaluation.task_data is not None else None
+    truncate = None if evaluation.task_truncate else Setting("evaluation.task_truncate", "true")
+    return task_rows(read_items(names, folder, evaluation.task_items), tokenizer, context, truncate)
 
 
 class Bounds:
-    """How long an evaluation may take and how many rows that is; tells once what is cut and what is slow."""
+    """How long an evaluation may take, and how many rows that is. Reports once what is cut."""
 
-    def __init__(self, config: Config, backend: Backend, reporter: Reporter, vocab_size: int):
-        budget, final_rows = config.budget, config.evaluation.final_rows
-        self._config, self._backend, self._reporter, self._vocab_size = config, backend, reporter, vocab_size
-        self._steps = 0  # of this session
-        self._during: tuple[int | None] | None = None  # the rows of evaluations during training, once they are known
+    def __init__(self, budget: BudgetSection, evaluation: EvaluationSection, backend: Backend, reporter: Reporter):
+        self._rows_during, self._backend, self._reporter = evaluation.rows, backend, reporter
+        self._limit_during: tuple[int | None] | None = None  # rows of evaluations during training, once decided
         self._budget_seconds = budget.seconds or 0.0
         self._row_seconds: float | None = None  # of the slowest rank
         self._last_seconds = 0.0
-        self._said: set[str] = set()
-        self.final_limit = None if final_rows == "auto" else final_rows  # None: all, or as many as there is time for
+        self._reported: set[str] = set()
+        final_rows = evaluation.final_rows
+        self.final_limit = None if final_rows == "auto" else final_rows  # None: all, or as many as time allows
         bounded = final_rows == "auto" and budget.seconds is not None and budget.artifact_bytes is None
-        self.seconds = max(ALWAYS_SECONDS, SHARE * self._budget_seconds) if bounded else None  # None: as long as it takes
+        self.seconds = max(MIN_ALLOWED_SECONDS, MAX_BUDGET_SHARE * self._budget_seconds) if bounded else None  # None: no bound
 
     def rows(self, evaluator: Evaluator, limit: int | None, now: Callable[[], float]) -> int | None:
-        """`limit` where there is time for as many rows, else how many there is time for. Every rank calls it."""
-        ranks, whole = self._backend.ranks.world_size, evaluator.count(None)
-        wanted, batch = evaluator.count(limit), evaluator.micro_batch * ranks
+        """Return `limit` if there is time for that many rows, else how many there is time for. Every rank calls it."""
+        ranks, wanted = self._backend.ranks.world_size, evaluator.count(limit)
+        batch = evaluator.micro_batch * ranks
         if self.seconds is None or wanted <= batch:
             return limit
         if self._row_seconds is None:
@@ -59,51 +71,49 @@ class Bounds:
         rows = max(batch, int(self.seconds / self._row_seconds) * ranks)
         if rows >= wanted:
             return limit
-        would = wanted * self._row_seconds / ranks
-        self._say(
+        self._report_once(
             "rows",
-            f"scoring {wanted:,} rows would take about {would:.0f} s and budget.seconds is {self._budget_seconds:g}: "
-            f"{rows:,} of {whole:,} rows, spread evenly, are scored instead, those of the artifact too; "
-            "evaluation.final_rows=null scores all",
+            f"scoring {wanted:,} rows would take about {wanted * self._row_seconds / ranks:.0f} s and budget.seconds is "
+            f"{self._budget_seconds:g}: {rows:,} of {evaluator.count(None):,} rows, spread evenly, are scored instead, also for "
+            "the artifact; evaluation.final_rows=null scores all",
         )
         return rows
 
-    def during_and(self, limit: int | None, evaluator: Evaluator, now: Callable[[], float]) -> tuple[int | None, int | None]:
-        """The rows of evaluations during training, the same throughout, and those of one that is to read `limit`."""
-        asked = self._config.evaluation.rows
-        found = self.rows(evaluator, limit, now) if limit != asked else None
-        if self._during is None:
-            self._during = (self.rows(evaluator, asked, now),)
-        [during] = self._during
-        if limit == asked:
+    def limits(self, limit: int | None, evaluator: Evaluator, now: Callable[[], float]) -> tuple[int | None, int | None]:
+        """Return the rows of evaluations during training, which never change, and of an evaluation of `limit` rows."""
+        allowed = self.rows(evaluator, limit, now) if limit != self._rows_during else None
+        if self._limit_during is None:
+            self._limit_during = (self.rows(evaluator, self._rows_during, now),)
+        [during] = self._limit_during
+        if limit == self._rows_during:
             return during, during
-        cut = found != limit and during != asked  # there is time for neither: one pass is enough
-        return during, during if cut else found
+        both_cut = allowed != limit and during != self._rows_during
+        return during, during if both_cut else allowed  # with both cut, one pass over the same rows serves both
 
-    def learn(self, rows: int, seconds: float) -> None:
-        """Note how long this rank's rows of an evaluation took. Every rank calls it."""
+    def record_speed(self, rows: int, seconds: float) -> None:
+        """Record how long this rank's rows of an evaluation took. Every rank calls it."""
         if self.seconds is not None:
             self._row_seconds = self._backend.maximum([seconds / max(rows, 1)])[0]
 
-    def note_seconds(self, seconds: float) -> float:
-        """Note how long an evaluation during training took, and return it: the slowest rank's seconds. Every rank calls it."""
+    def record_duration(self, seconds: float) -> float:
+        """Record the duration of an evaluation during training and return the slowest rank's. Every rank calls it."""
         if self.seconds is not None:
             self._last_seconds = self._backend.maximum([seconds])[0]
         return self._last_seconds
 
     def has_time(self, evaluation_seconds: float, training_seconds: float) -> bool:
-        """Whether one more evaluation leaves them, all together, no longer than the training so far and one allowance."""
+        """Return True if one more evaluation keeps their total below the training so far plus one allowance."""
         if self.seconds is None or evaluation_seconds + self._last_seconds <= training_seconds + self.seconds:
             return True
-        self._say(
+        self._report_once(
             "skipped",
-            f"evaluations have taken {evaluation_seconds:.0f} s and the training {training_seconds:.0f} s, so some that are due "
-            "are left out; raise evaluation.every, lower evaluation.rows, or set evaluation.final_rows=null to make them all",
+            f"evaluations have taken {evaluation_seconds:.0f} s and training {training_seconds:.0f} s, so some evaluations are "
+            "left out; raise evaluation.every, lower evaluation.rows, or set evaluation.final_rows=null to run all of them",
         )
         return False
 
     def _measure(self, evaluator: Evaluator, wanted: int, now: Callable[[], float]) -> None:
-        """Time a batch; where that says there is too little time, another one, because the first may have compiled."""
+        """Time a batch; if that suggests a cut, time another one, because the first may have compiled."""
         batch = next(evaluator.batches(evaluator.rows(evaluator.micro_batch)))
         for attempt in range(2):
             self._reporter.waiting("measuring how fast rows are scored")
@@ -114,60 +124,138 @@ class Bounds:
             if attempt:
                 self._row_seconds = slowest
             elif wanted * slowest <= self.seconds * self._backend.ranks.world_size:
-                return  # there is time for all, and the evaluation itself tells how fast it is
+                return  # there is time for all rows, and the evaluation itself measures the speed
 
-    def took_step(self, seconds: float) -> None:
-        """Say what to change where a step takes more than a tenth of the budget."""
-        self._steps += 1
-        budget, tokens = self._config.budget, self._config.training.tokens_per_step
-        if budget.seconds is None or budget.overshoot:
-            return
-        slow = self._steps == STEADY_STEP and seconds > budget.seconds / 10
-        if not slow and not (self._steps == 1 and seconds > budget.seconds / 2):  # then there may be no second one
-            return
-        large = self._vocab_size >= LARGE_VOCABULARY
-        ids = f", use a byte or small tokenizer instead of one of {self._vocab_size:,} ids" if large else ""
-        self._reporter.message(
-            f"a step takes {seconds:.1f} s, more than a tenth of budget.seconds={budget.seconds:g}: only about "
-            f"{max(1, int(budget.seconds / seconds))} fit; lower training.tokens_per_step={tokens:,}{ids}, train a smaller model "
-            "or raise budget.seconds"
-        )
-
-    def _say(self, what: str, message: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
+    def _report_once(self, topic: str, message: str) -> None:
+        if topic not in self._reported:
+            self._reported.add(topic)
             self._reporter.message(message)
 
 
-# What the model writes at an evaluation. Every rank writes it, and all of them break off at the same token.
+class RunEvaluation:
+    """The evaluations of one session: scores, tasks and samples of the current weights, written into the run's progress."""
 
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        backend: Backend,
+        clock: Clock,
+        progress: Progress,
+        reporter: Reporter,
+        outputs: RunOutputs | None,
+    ):
+        self.settings, self.seed, self.dataset, self.backend = config.evaluation, config.training.seed, dataset, backend
+        self.clock, self.progress, self.reporter, self.outputs = clock, progress, reporter, outputs
+        self.bounds = Bounds(config.budget, config.evaluation, backend, reporter)
+        self.tasks: TaskRows | None = None
+        self.shutdown: Shutdown | None = None
+        self.last_sample: str | None = None
+        self._evaluator_of = partial(evaluator_of, config, dataset)
+        self._evaluators: dict[str, Evaluator] = {}
 
-def write_sample(config: Config, backend: Backend, tokenizer: Tokenizer, stop: Callable[[int], bool]) -> str:
-    """The text after evaluation.sample_prompt; Interrupted where `stop`, which is asked before each token, says so."""
-    e = config.evaluation
-    sampling = Sampling(e.temperature, e.top_k, seed=config.training.seed)
-    written: list[int] = []
-    for row in islice(backend.generate([prompt_ids(tokenizer, e.sample_prompt)], sampling), e.sample_tokens):
-        if stop(len(written)):
+    def evaluate(self, limit: int | None, final: bool = False) -> bool:
+        """Score the validation split, or `limit` rows of it, and tasks, and write a sample; return True for the best score."""
+        e, p = self.settings, self.progress
+        with self.clock.paused():
+            began = self.clock.now()
+            during, limit = self.bounds.limits(limit, self.evaluator("val"), self.clock.now)
+            score = self.score("val", limit)
+            # Scores are compared only over equal rows: the last evaluation also scores the rows of those during training.
+            several = e.every or e.at_start
+            compared = self.score("val", during) if several and limit != during else score
+            train_loss = self.score("train", e.train_rows).loss if e.train_rows else None
+            seconds = self.clock.now() - began  # a stop from here on leaves the step without a score
+            tasks = self._score_tasks() if self.tasks is not None else {}
+            text = self._sample() if e.sample_tokens else None
+            p.record_score(score, final)
+            report = EvaluationReport(
+                step=p.step,
+                val_loss=score.loss,
+                val_bpb=score.bits_per_byte,
+                tokens=score.tokens,
+                bytes=score.bytes,
+                seconds=seconds,
+                elapsed_seconds=self.clock.elapsed,
+                best=p.record_best(compared),
+                trained_tokens=p.tokens,
+                train_loss=train_loss,
+                other=score.other,
+                rows=score.rows,
+                rows_of=score.rows_of,
+                stride=score.stride,
+                buckets={name: bucket_record(bucket) for name, bucket in score.buckets.items()},
+                tasks=tasks,
+            )
+            if self.outputs is not None:
+                self.outputs.heartbeat.update(val_bpb=report.val_bpb, val_rows=report.rows, val_rows_of=report.rows_of)
+                self.outputs.folder.record("evaluation", asdict(report))
+                self.reporter.evaluation(report)
+            if text is not None:
+                self.last_sample = text
+                if self.outputs is not None:
+                    self.outputs.folder.sample(p.step, text)
+                self.reporter.sample(p.step, text)
+            if not final:
+                p.evaluation_seconds += self.bounds.record_duration(self.clock.now() - began)
+        return report.best
+
+    def is_final(self) -> bool:
+        """Return True if the validation score of this step is the one that the end of the run asks for."""
+        p, limit = self.progress, self.bounds.final_limit
+        enough = p.val_final and self.bounds.seconds is not None if limit is None else p.val_rows >= limit
+        return p.val_step == p.step and (p.val_whole or enough)
+
+    def artifact_rows(self) -> int | None:
+        """Return how many rows to score the artifact with; None: all. Every rank calls it."""
+        if self.is_final():
+            return None if self.progress.val_whole else self.progress.val_rows
+        return self.bounds.rows(self.evaluator("val"), self.bounds.final_limit, self.clock.now)
+
+    def evaluator(self, split: str) -> Evaluator:
+        """Return the evaluator of a split."""
+        if split not in self._evaluators:
+            self._evaluators[split] = self._evaluator_of(split)
+        return self._evaluators[split]
+
+    def score(self, split: str, limit: int | None) -> Score:
+        """Score a split, or `limit` rows of it, over all ranks."""
+        evaluator = self.evaluator(split)
+        rows = evaluator.rows(limit)
+        ranks, began = self.backend.ranks, self.clock.now()
+        shares = [rows[share.start : share.stop] for share in ranks.shares(len(rows))]
+        own, most_calls = shares[ranks.rank], max(evaluator.calls(share) for share in shares)
+        progress = partial(self.reporter.waiting, "evaluating")
+        part = evaluator.score(own, self.backend.score, self._any_rank_stops, progress, at_least=most_calls)
+        *sums, stopped = self.backend.total([*part.sums, float(self._stop_requested())])
+        if stopped:
             raise Interrupted
-        written.append(row[0])
-    return e.sample_prompt + tokenizer.decode_bytes(written, at_start=not e.sample_prompt).decode("utf-8", "replace")
+        self.bounds.record_speed(len(own), self.clock.now() - began)
+        return evaluator.total(sums)
 
+    def _score_tasks(self) -> dict[str, dict[str, Any]]:
+        """Return what metrics.jsonl records of each task. Every rank calls it."""
+        assert self.tasks is not None
+        waiting = partial(self.reporter.waiting, "scoring tasks")
+        scores = score_tasks(self.tasks, self.backend, waiting, self._stop_requested)
+        return {name: replace(score, parts={}).record() for name, score in scores.items()}
 
-# Tasks that are scored while a run trains, as `ingot eval --tasks` scores them when it is over.
+    def _sample(self) -> str:
+        """Generate text after evaluation.sample_prompt; all ranks generate it and stop at the same token."""
+        self.reporter.waiting("sampling")
+        e, tokenizer, ids = self.settings, self.dataset.tokenizer, list[int]()
+        sampling = Sampling(e.temperature, e.top_k, seed=self.seed)
+        for row in islice(self.backend.generate([prompt_ids(tokenizer, e.sample_prompt)], sampling), e.sample_tokens):
+            if self._any_rank_stops(len(ids)):
+                raise Interrupted
+            ids.append(row[0])
+        return e.sample_prompt + tokenizer.decode_bytes(ids, at_start=not e.sample_prompt).decode("utf-8", "replace")
 
+    def _any_rank_stops(self, number: int) -> bool:
+        """Return True if any rank was asked to stop; ranks agree on it now and then, so that all stop at the same batch."""
+        if self.backend.ranks.world_size == 1:
+            return self._stop_requested()
+        return number % STOP_CHECK_INTERVAL == 0 and self.backend.maximum([self._stop_requested()])[0] > 0
 
-def open_tasks(config: Config, tokenizer: Tokenizer) -> TaskRows:
-    """The items of evaluation.tasks; whatever is wrong with them is told now and not at the first evaluation."""
-    e, asked = config.evaluation, config.evaluation.tasks or ""
-    names = task_names(asked if isinstance(asked, str) else ",".join(asked))
-    folder = user_path(e.task_data) if e.task_data is not None else None
-    truncate = None if e.task_truncate else Setting("evaluation.task_truncate", "true")
-    items = read_items(names, folder, e.task_items)
-    return task_rows(items, tokenizer, config.model.context or config.data.seq_len, truncate)
-
-
-def task_records(tasks: TaskRows, backend: Backend, reporter: Reporter, stop: Callable[[], bool]) -> dict[str, dict[str, Any]]:
-    """What metrics.jsonl says of each task; Interrupted where a rank was asked to stop. Every rank calls it."""
-    scores = score_tasks(tasks, backend, partial(reporter.waiting, "scoring tasks"), stop)
-    return {name: replace(score, parts={}).record() for name, score in scores.items()}
+    def _stop_requested(self) -> bool:
+        return self.shutdown is not None and self.shutdown.requested

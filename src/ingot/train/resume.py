@@ -1,4 +1,4 @@
-"""What a run may not change between its sessions, and how a session goes on from a checkpoint."""
+"""Where a run stands, what it may not change between its sessions, and how a session resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ingot.config.size import model_size
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import CannotContinue, Change, CheckpointError, ConfigError, Setting
+from ingot.eval.evaluator import Score
 from ingot.inference.model import Weights, locate_weights, open_weights
 from ingot.model.settings import MOST, FileSettings
 from ingot.runs.checkpoints import (
@@ -36,70 +37,143 @@ from ingot.runs.folder import RunFolder, named_path, saved_steps
 from ingot.runs.state import TrainingResult, read_state, read_training_result
 from ingot.runs.view import Run
 from ingot.runtime.files import user_path, writing
-from ingot.train.saver import Progress
+from ingot.train.step_plan import Position
 
-# What a checkpoint tells of where its run stood, checked before anything goes on from there.
-
-
-def read_progress(checkpoint: Checkpoint) -> Progress:
-    """Where a run stood; CheckpointError where what is told of it cannot be."""
-    known, told = {one.name for one in fields(Progress)}, dict(checkpoint.progress)
-    try:
-        if "phases" in told:  # of versions that kept where each of them began
-            told["phases_begun"] = len(told["phases"])
-        found = TypeAdapter(Progress).validate_python({k: v for k, v in told.items() if k in known})
-        numbers = [found.step, found.sample, found.tokens, found.elapsed_seconds, found.evaluation_seconds, found.phases_begun]
-        if not all(0 <= number < MOST for number in [*numbers, *found.starts, *found.places.values()]):
-            raise ValueError
-    except (TypeError, ValueError):  # pydantic's too
-        raise CheckpointError(f"{checkpoint.path} is damaged: it does not say where its run stood") from None
-    return found
-
-
-# What a run may not change between its sessions, because the state it saved would mean something else.
+# Settings a run may not change between its sessions, because the state it saved would mean something else.
 FIXED: dict[str, tuple[str, ...]] = {
-    "model": (),  # everything
+    "model": (),  # every setting
     "data": ("seq_len", "sampling", "spans", "overlap", "document_mask", "seed"),
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
-UNSAID: dict[str, Any] = {"groups": [], "stages": [], "overlap": 0}  # what they were in runs of versions that did not have them
+OLD_DEFAULTS: dict[str, Any] = {"groups": [], "stages": [], "overlap": 0}  # in checkpoints of versions without these settings
+# Settings of a model that are not compared with those of training.weights: two are compared by their effect, two decide no shape.
+NOT_COMPARED = ("context", "vocab_size", "dropout", "file")
+COMPLETE = "{} is complete: raise training.max_steps or budget.seconds to train longer, or start a new run"
+# Settings that do not change a run's result.
+NOT_DECISIVE = ("training.output_dir", "training.resume", "training.max_runtime_seconds", "training.walltime_reserve_seconds")
+
+
+@dataclass
+class Progress:
+    """Where a run stands. With the weights, the optimizer state and the config it decides everything that follows."""
+
+    step: int = 0
+    sample: int = 0  # the next row of the data order, counted in rows of data.seq_len
+    tokens: int = 0
+    elapsed_seconds: float = 0.0
+    step_seconds: float = 0.0  # the second longest of the recent steps
+    loss: float | None = None
+    val_loss: float | None = None
+    val_bpb: float | None = None
+    val_step: int | None = None  # the step of the last validation score
+    val_whole: bool = False  # True: the score is of the whole validation split
+    val_rows: int = 0  # rows scored
+    val_rows_of: int = 0  # rows of the validation split
+    val_stride: int | None = None  # tokens between the starts of two rows, where rows overlap
+    val_final: bool = False  # True: scored at the end of the run
+    val_other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where they differ
+    best_step: int | None = None
+    best_bpb: float | None = None
+    best_by: list[int | str | None] = field(default_factory=list)  # rows, stride and rule of the best score; empty: unknown
+    evaluation_seconds: float = 0.0  # evaluations during training, where they are bounded
+    resumed_from: str | None = None  # the checkpoint or run in another folder that this run started from
+    wandb_id: str | None = None  # the run at Weights & Biases, shared by all sessions
+    starts: list[int] = field(default_factory=list)  # first steps of the stages that have begun
+    phases_begun: int = 0  # number of data.phases that have begun
+    places: dict[str, int] = field(default_factory=dict)  # rows read of each bucket
+
+    def record_score(self, score: Score, final: bool) -> None:
+        """Store the validation score of this step."""
+        self.val_loss, self.val_bpb, self.val_other = score.loss, score.bits_per_byte, score.other
+        self.val_step, self.val_whole, self.val_final = self.step, score.rows == score.rows_of, final
+        self.val_rows, self.val_rows_of, self.val_stride = score.rows, score.rows_of, score.stride
+
+    def record_best(self, score: Score) -> bool:
+        """Store a score of this step if it is the best so far, and return whether it is. NaN is worse than any number.
+
+        Scores over other rows, which another session may have had, are not compared: the first over new rows is the best.
+        """
+        bpb = score.bits_per_byte
+        by: list[int | str | None] = [score.rows, score.stride, score.rule]
+        best = math.isfinite(bpb) and (self.best_bpb is None or self.best_by not in ([], by) or not self.best_bpb <= bpb)
+        if best:
+            self.best_step, self.best_bpb, self.best_by = self.step, bpb, by
+        return best
+
+    def position(self, seconds: float) -> Position:
+        """Return where the next step begins, at a time that the ranks have agreed on."""
+        return Position(self.step, self.sample, self.tokens, seconds, tuple(self.starts), self.phases_begun, self.places)
+
+
+def read_progress(checkpoint: Checkpoint) -> Progress:
+    """Return where a run stood; CheckpointError if the checkpoint's numbers cannot be."""
+    names, saved = {field.name for field in fields(Progress)}, dict(checkpoint.progress)
+    try:
+        if "phases" in saved:  # written by versions that stored where each phase began
+            saved["phases_begun"] = len(saved["phases"])
+        progress = TypeAdapter(Progress).validate_python({k: v for k, v in saved.items() if k in names})
+        counts = [progress.step, progress.sample, progress.tokens, progress.phases_begun, *progress.starts]
+        seconds = [progress.elapsed_seconds, progress.evaluation_seconds]
+        if not all(0 <= number < MOST for number in [*counts, *seconds, *progress.places.values()]):
+            raise ValueError
+    except (TypeError, ValueError):  # pydantic's error is a ValueError
+        raise CheckpointError(f"{checkpoint.path} is damaged: it does not say where its run stood") from None
+    return progress
 
 
 def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
-    """Put a checkpoint's state into the backend; without one, the start of a run."""
+    """Load a checkpoint's state into the backend and return its progress; without one, the progress of a new run."""
     if checkpoint is None:
         return Progress()
     backend.load(checkpoint.tensors)
-    checkpoint.tensors.clear()  # the backend has them now, and this run may go on for weeks
+    checkpoint.tensors.clear()  # the backend has its own copy, and the run may last for weeks
     return read_progress(checkpoint)
 
 
 def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
-    """The checkpoint in the run's folder that a session goes on from; one that training.resume names is copied there first."""
-    found = newest_valid(folder.checkpoints, say)
-    if found is None and config.training.resume == "auto":
+    """Return the checkpoint in the run folder to resume from; one that training.resume names is first copied there."""
+    checkpoint = newest_valid(folder.checkpoints, say)
+    if checkpoint is None and config.training.resume == "auto":
         refuse_lost(folder.path)
     if config.training.resume not in ("auto", "never"):
-        found = copy_named(config.training.resume, folder, found, facts, say)
-    if found is not None:
-        check_fits(found, facts)
-    return found
+        checkpoint = _copy_named(config.training.resume, folder, checkpoint, facts, say)
+    if checkpoint is not None:
+        check_fits(checkpoint, facts)
+    return checkpoint
+
+
+def _copy_named(
+    named: str, folder: RunFolder, newest: Checkpoint | None, facts: dict[str, Any], say: Callable[[str], None]
+) -> Checkpoint:
+    """Copy the checkpoint that training.resume names into the run folder, unless an earlier session has done so."""
+    path = resume_source(named, folder.path, newest)
+    if newest is not None:
+        return newest  # the named one, or a descendant of its copy
+    source = load_checkpoint(path)
+    check_fits(source, facts)
+    # A new run at Weights & Biases too: two branches that log to the trunk's run would overwrite each other's numbers.
+    progress = {**source.progress, "resumed_from": str(named_path(named, folder.path).resolve()), "wandb_id": None}
+    with writing(folder.checkpoints):
+        tensors = {group: list(records.values()) for group, records in source.tensors.items()}
+        copy = save_checkpoint(folder.checkpoints, source.step, tensors, progress)
+    say(f"starts from the state of {source.path}")
+    return replace(source, path=copy, progress=progress, kind="regular")
 
 
 def refuse_lost(folder: Path) -> None:
-    """Refuse a run that has saved and whose checkpoints are not there: it would begin again, and lose what it has recorded."""
+    """Refuse a run that has saved checkpoints which are gone: it would start over and overwrite its records."""
     state = read_state(folder)
     if state is not None and state.checkpoint is not None and not saved_steps(folder / "checkpoints"):
         raise CheckpointError(
-            f"{folder} has saved {state.checkpoint} and {folder / 'checkpoints'} holds no checkpoint",
+            f"{folder} has saved {state.checkpoint}, but {folder / 'checkpoints'} holds no checkpoint",
             Setting("training.output_dir"),
             advice="bring them back (are they on a disk that is not mounted?) or choose another {0}",
         )
 
 
 def refuse_occupied(folder: Path) -> None:
-    """Refuse to begin a run where one is that must not be continued."""
+    """Refuse to start a run in a folder with checkpoints that must not be resumed."""
     if saved_steps(folder / "checkpoints"):
         raise CheckpointError(
             f"{folder} holds a run and {{0}}",
@@ -111,7 +185,7 @@ def refuse_occupied(folder: Path) -> None:
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
-    """What a checkpoint or an exported model says of itself, enough to rebuild it without the run folder."""
+    """Return what a checkpoint or an exported model records about itself: enough to rebuild it without the run folder."""
     model_file = config.model.file if isinstance(config.model, FileSettings) else None
     return {
         "config": config.model_dump(mode="json"),
@@ -125,66 +199,66 @@ def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
 
 
 def _sha256(name: str | None) -> str | None:
-    """What a file has in it; None where there is none."""
     path = user_path(name) if name is not None else None
     return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else None
 
 
 def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
-    """Refuse to continue a run with settings or data that would make it another one."""
+    """Refuse to resume a run with settings or data that would make it another run."""
     try:
         changed = changes(checkpoint.progress, facts)
     except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{checkpoint.path} is damaged: it does not say what run it is of") from None
+        raise CheckpointError(f"{checkpoint.path} is damaged: it does not say which run it belongs to") from None
     if changed:
         raise CannotContinue(checkpoint.path, changed)
 
 
 def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """What makes another run of one: settings and data by what its checkpoint says of itself, and by what is now."""
+    """Return the settings and data that differ between a checkpoint's facts and now, and that a run may not change."""
     changed = []
     for section, names in FIXED.items():
-        before, after = {**UNSAID, **was["config"][section]}, now["config"][section]
-        for name in names or sorted((was["config"][section].keys() | after.keys()) - {"file"}):
-            if (name in before or not names) and before.get(name) != after.get(name):
-                changed.append(Change(f"{section}.{name}", before.get(name), after.get(name)))
-    mixes = [{name: known["config"]["data"].get(name) for name in ("mix", "phases")} for known in (was, now)]
-    if any(mixes[0].values()) != any(mixes[1].values()):
-        was_set, is_set = ("set" if any(mix.values()) else "empty" for mix in mixes)
-        said = "{0} and data.phases were {1} and are {2}: how far each bucket has been read is known only of runs with a mix"
-        changed.append(Change("data.mix", was_set, is_set, said))
+        saved, current = {**OLD_DEFAULTS, **was["config"][section]}, now["config"][section]
+        for name in names or sorted((was["config"][section].keys() | current.keys()) - {"file"}):
+            if (name in saved or not names) and saved.get(name) != current.get(name):
+                changed.append(Change(f"{section}.{name}", saved.get(name), current.get(name)))
+    had_mix, has_mix = (any(facts["config"]["data"].get(name) for name in ("mix", "phases")) for facts in (was, now))
+    if had_mix != has_mix:
+        before, after = ("set" if mixed else "empty" for mixed in (had_mix, has_mix))
+        sentence = "{0} and data.phases were {1} and are {2}: only runs with a mix know how far each bucket has been read"
+        changed.append(Change("data.mix", before, after, sentence))
     if was.get("model_file_sha256") != now["model_file_sha256"]:
-        said = "the contents of {0} are not what they were"
-        changed.append(Change("model.file", was.get("model_file_sha256"), now["model_file_sha256"], said))
+        sentence = "the contents of {0} have changed"
+        changed.append(Change("model.file", was.get("model_file_sha256"), now["model_file_sha256"], sentence))
     left_out = now.get("already_read_sha256")
-    if was.get("already_read_sha256", left_out) != left_out:  # runs of versions without it do not say
-        said = "the documents that {0} names are not those that it named: rows would be other ones"
-        changed.append(Change("data.already_read", was["already_read_sha256"], left_out, said))
+    if was.get("already_read_sha256", left_out) != left_out:  # not in checkpoints of versions without the setting
+        sentence = "{0} lists other documents than before, so the rows would differ"
+        changed.append(Change("data.already_read", was["already_read_sha256"], left_out, sentence))
     if was["data_fingerprint"] != now["data_fingerprint"]:
-        prints = [known["data_fingerprint"][:12] for known in (was, now)]
-        said = f"it was trained on other data than {now['config']['data']['path']} (fingerprint {{1}} and {{2}})"
-        changed.append(Change("data.path", prints[0], prints[1], said))
+        before, after = (facts["data_fingerprint"][:12] for facts in (was, now))
+        sentence = f"it was trained on other data than {now['config']['data']['path']} (fingerprint {{1}} and {{2}})"
+        changed.append(Change("data.path", before, after, sentence))
     return changed
 
 
-# What a run begins with and did not make: weights, another run's checkpoint, a config.yaml; what --force may not delete.
-
-NOT_COMPARED = ("context", "vocab_size", "dropout", "file")  # two by what they come to, two that decide no shape
-
-
-def begins_new(config: Config) -> bool:
-    """Whether a run seems to have no state of its own to go on from."""
-    return config.training.resume in ("auto", "never") and not has_state(config)
+def starts_fresh(config: Config) -> bool:
+    """Return True if a run seems to have no checkpoint to resume from."""
+    return config.training.resume in ("auto", "never") and not has_checkpoints(config)
 
 
-def has_state(config: Config) -> bool:
-    """Whether there are checkpoints in the folder of a run."""
+def has_checkpoints(config: Config) -> bool:
+    """Return True if there are checkpoints in the run folder."""
     folder = config.training.output_dir
     return folder is not None and bool(saved_steps(user_path(folder) / "checkpoints"))
 
 
-def begin_with_weights(config: Config, backend: Backend, tokenizer: Tokenizer) -> None:
-    """Put the weights that training.weights names into the backend; those that do not fit are told with what would make them."""
+def locate_initial_weights(config: Config) -> None:
+    """Refuse training.weights that do not exist, unless the run resumes with its own."""
+    if config.training.weights is not None and not has_checkpoints(config):
+        locate_weights(user_path(config.training.weights))
+
+
+def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer) -> None:
+    """Load the weights that training.weights names into the backend; an error says which settings would make them fit."""
     weights = open_weights(user_path(str(config.training.weights)))
     try:
         backend.load_weights(weights.tensors, str(weights.path))
@@ -192,127 +266,103 @@ def begin_with_weights(config: Config, backend: Backend, tokenizer: Tokenizer) -
         raise (_misfit(config, weights, tokenizer) or error) from None
 
 
-def check_weights(config: Config, tokenizer: Tokenizer | None) -> None:
-    """Refuse what training.weights names where it is not there, is damaged or has not the parameters of this model.
+def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
+    """Refuse training.weights if the file is missing, damaged, or does not have this model's number of parameters.
 
-    No framework is loaded, so of gpt-simple's files, which are torch's, no more is known than that they are there.
+    No framework is loaded, so gpt-simple's files, which only torch can read, are only checked for existence.
     """
-    found = locate_weights(user_path(str(config.training.weights)))
-    if is_checkpoint(found):
+    path = locate_weights(user_path(str(config.training.weights)))
+    if is_checkpoint(path):
         return
-    weights = open_weights(found)
+    weights = open_weights(path)
     size = model_size(config, tokenizer.vocab_size) if tokenizer is not None else None
-    held = sum(math.prod(record.shape) for record in weights.tensors.values())
-    if size is not None and tokenizer is not None and held != size.total:
-        told = f"{weights.path} has {held:,} parameters and this model {size.total:,}"
-        raise _misfit(config, weights, tokenizer) or CheckpointError(told)
+    parameters = sum(math.prod(record.shape) for record in weights.tensors.values())
+    if size is not None and tokenizer is not None and parameters != size.total:
+        message = f"{weights.path} has {parameters:,} parameters, but this model has {size.total:,}"
+        raise _misfit(config, weights, tokenizer) or CheckpointError(message)
 
 
 def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer) -> CheckpointError | None:
-    """What is said of weights that are not of this model; None where no setting would make them so."""
-    needed = _needed(config, weights, tokenizer)
-    told = ", ".join(f"{{{number}}}" for number in range(len(needed)))
-    return CheckpointError(f"{weights.path} does not fit this model", *needed, advice=f"set {told}") if needed else None
+    """Return the error for weights of another model, with the settings to change; None if no setting would help."""
+    needed = _settings_to_fit(config, weights, tokenizer)
+    listed = ", ".join(f"{{{number}}}" for number in range(len(needed)))
+    return CheckpointError(f"{weights.path} does not fit this model", *needed, advice=f"set {listed}") if needed else None
 
 
-def _needed(config: Config, weights: Weights, tokenizer: Tokenizer) -> list[Setting]:
-    """The settings with which the model would be the one that weights are of."""
+def _settings_to_fit(config: Config, weights: Weights, tokenizer: Tokenizer) -> list[Setting]:
+    """Return the settings that would turn this model into the one the weights belong to."""
     was, now = weights.config.model, config.model
-    ours, usual = now.model_dump(), FAMILIES[was.family].model_fields
-    differ = {
-        name: value
+    ours, defaults = now.model_dump(), FAMILIES[was.family].model_fields
+    needed = [
+        Setting(f"model.{name}", value)
         for name, value in was.model_dump().items()
-        if name not in NOT_COMPARED and value != ours.get(name, usual[name].default)
-    }
-    found = [Setting(f"model.{name}", value) for name, value in differ.items()]
+        if name not in NOT_COMPARED and value != ours.get(name, defaults[name].default)
+    ]
     had, has = was.vocab_size or weights.facts.get("vocab_size"), now.vocab_size or tokenizer.vocab_size
     if had is not None and had != has:
         if tokenizer.vocab_size > had or weights.facts.get("tokenizer_fingerprint") not in (None, tokenizer.fingerprint()):
             kind = (weights.facts.get("tokenizer") or {}).get("kind", "another")
             raise CheckpointError(
-                f"{weights.path} was trained with a tokenizer of {had:,} ids ({kind}) and the data has one of "
+                f"{weights.path} was trained with a tokenizer of {had:,} ids ({kind}), but the data has one of "
                 f"{tokenizer.vocab_size:,} ({tokenizer.kind})",
                 Setting("data.path"),
                 advice="prepare the text with the tokenizer of the weights and set {0} to that",
             )
-        found.append(Setting("model.vocab_size", had))
-    sees, rows = was.context or weights.config.data.seq_len, config.data.seq_len
-    if was.family == "gpt2" and (now.context or rows) != sees:  # which learns a vector for each place
-        found += [Setting("data.seq_len", sees)] if rows > sees else []
-        found += [Setting("model.context", sees)] if rows < sees or now.context is not None else []
-    return found
-
-
-def copy_named(
-    named: str, folder: RunFolder, newest: Checkpoint | None, facts: dict[str, Any], say: Callable[[str], None]
-) -> Checkpoint:
-    """A copy, in the run's folder, of the checkpoint that training.resume names; or what an earlier session made of it."""
-    found = resume_source(named, folder.path, newest)
-    if newest is not None:
-        return newest  # it is what is named, or begins with a copy of that
-    source = load_checkpoint(found)
-    check_fits(source, facts)
-    # A run of its own at Weights & Biases too: two branches that write into the trunk's would lose each other's numbers there.
-    progress = {**source.progress, "resumed_from": str(named_path(named, folder.path).resolve()), "wandb_id": None}
-    with writing(folder.checkpoints):
-        tensors = {group: list(records.values()) for group, records in source.tensors.items()}
-        copy = save_checkpoint(folder.checkpoints, source.step, tensors, progress)
-    say(f"begins with the state of {source.path}")
-    return replace(source, path=copy, progress=progress, kind="regular")
+        needed.append(Setting("model.vocab_size", had))
+    context, seq_len = was.context or weights.config.data.seq_len, config.data.seq_len
+    if was.family == "gpt2" and (now.context or seq_len) != context:  # gpt2 learns one vector per position
+        needed += [Setting("data.seq_len", context)] if seq_len > context else []
+        needed += [Setting("model.context", context)] if seq_len < context or now.context is not None else []
+    return needed
 
 
 def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
-    """Refuse to empty a folder for a run that would begin with what lies in it, or with a state that does not fit."""
-    named = {"training.weights": config.training.weights, "training.resume": config.training.resume}
-    for setting, value in named.items():
+    """Refuse --force if the run would start from a file in the folder it empties, or from a state that does not fit."""
+    sources = {"training.weights": config.training.weights, "training.resume": config.training.resume}
+    for setting, value in sources.items():
         if value in (None, "auto", "never"):
             continue
         path = user_path(str(value))
         if path.resolve().is_relative_to(folder.path.resolve()):
-            what = Setting(setting, value)
-            raise ConfigError("{0} lies in the folder that --force empties", what, advice="leave out one of them")
+            raise ConfigError(
+                "{0} lies in the folder that --force empties", Setting(setting, value), advice="leave out one of them"
+            )
         if setting == "training.resume":
             check_fits(find_checkpoint(path), facts)
 
 
-def besides_config(config: Config, folder: RunFolder) -> dict[str, Any]:
-    """What of a config its folder's config.yaml does not say; where a run lies and goes on is seen by every session."""
+def settings_beyond_file(config: Config, folder: RunFolder) -> dict[str, Any]:
+    """Return the settings of a config that differ from its folder's config.yaml, except where the run lies and resumes."""
     try:
-        alone = dict(leaf_values(load_config(file=folder.config_path, environment={}).config))
-    except ConfigError:  # it needs what was set besides
-        alone = {}
-    differing = {".".join(path): value for path, value in leaf_values(config) if path not in alone or alone[path] != value}
+        in_file = dict(leaf_values(load_config(file=folder.config_path, environment={}).config))
+    except ConfigError:  # the file is not valid without the other settings
+        in_file = {}
+    differing = {".".join(path): value for path, value in leaf_values(config) if path not in in_file or in_file[path] != value}
     return {name: value for name, value in differing.items() if name not in ("training.output_dir", "training.resume")}
 
 
-# Whether a run is complete already: the same settings given again would take no step and score it a second time.
+def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:
+    """Return the result of the run in training.output_dir if it is complete with these very settings.
 
-COMPLETE = "{} is complete: raise training.max_steps or budget.seconds to go on, or begin anew"
-# What does not decide what a run comes to.
-NOT_DECISIVE = ("training.output_dir", "training.resume", "training.max_runtime_seconds", "training.walltime_reserve_seconds")
-
-
-def completed(config: Config, kept: bool = True) -> TrainingResult | None:
-    """What the run in training.output_dir came to, where it is complete with these very settings.
-
-    `kept`: only if its last checkpoint and its artifact are still there.
+    Training it again would take no step and only repeat its evaluation. `require_files`: only if its last checkpoint and its
+    artifact still exist.
     """
     if config.training.output_dir is None or config.training.resume == "never":
         return None
     folder = user_path(config.training.output_dir)
     result, saved = read_training_result(folder), saved_config(folder)
-    if saved is None and not kept:
+    if saved is None and not require_files:
         with suppress(ConfigError):
             saved = Run(folder).config
-    if result is None or result.status != "completed" or saved is None or compared(saved) != compared(config):
+    if result is None or result.status != "completed" or saved is None or decisive_settings(saved) != decisive_settings(config):
         return None
-    lost = result.total_steps not in saved_steps(folder / "checkpoints")
-    lost |= result.artifact_path is not None and not result.artifact_path.is_file()
-    return None if lost and kept else result
+    missing = result.total_steps not in saved_steps(folder / "checkpoints")
+    missing |= result.artifact_path is not None and not result.artifact_path.is_file()
+    return None if missing and require_files else result
 
 
 def saved_config(folder: Path) -> Config | None:
-    """Every setting of a run as its newest checkpoint knows it; None where there is none that this version understands."""
+    """Return the config in a run's newest checkpoint; None if there is none that this version understands."""
     steps = saved_steps(folder / "checkpoints")
     try:
         return Config.model_validate(read_index(steps[max(steps)])["progress"]["config"]) if steps else None
@@ -320,7 +370,7 @@ def saved_config(folder: Path) -> Config | None:
         return None
 
 
-def compared(config: Config) -> dict[str, Any]:
-    """The settings that decide what a run comes to, by their names."""
+def decisive_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that decide a run's result, by name."""
     leaves = {".".join(path): value for path, value in leaf_values(config)}
     return {name: value for name, value in leaves.items() if name not in NOT_DECISIVE and not name.startswith("tracking.")}

@@ -187,11 +187,11 @@ class WatchedRun:
             if cached["stamp"] == list(stamp or ()):
                 self.settings = dict(cached["settings"])
                 return True
-        from ingot.train.resume import compared
+        from ingot.train.resume import decisive_settings
 
         try:
             # Through JSON, so that cached settings and others compare equal.
-            self.settings = json.loads(json.dumps(compared(self.run.config)))
+            self.settings = json.loads(json.dumps(decisive_settings(self.run.config)))
         except (IngotError, TypeError):  # written by another version
             self.settings = None
             return True

@@ -107,7 +107,7 @@ def keep_copies(trainer: Trainer, files: Mapping[str, bytes]) -> None:
 def score_lines(trainer: Trainer, run_log: RunLog, name: str = ROUND_TRIP) -> Score:
     """Score what the model now holds and write it, once to read and once exactly."""
     began = time.perf_counter()
-    score = trainer.score("val", None)
+    score = trainer.evaluation.score("val", None)
     milliseconds = 1000 * (time.perf_counter() - began)
     found = f"val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f}"
     run_log.line(f"{name} {found} eval_time:{milliseconds:.0f}ms")

@@ -210,7 +210,7 @@ def _score(
     """Read a file of an earlier run and score it as the end of a run does."""
     from ingot.compat.golf.export import score_lines
     from ingot.compat.golf.files import read_file
-    from ingot.train.saver import Progress
+    from ingot.train.resume import Progress
     from ingot.train.start import open_data
 
     path = Path(values["EVAL_ONLY_PATH"])

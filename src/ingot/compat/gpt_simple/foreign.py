@@ -29,8 +29,7 @@ from ingot.runs.lock import RunLock
 from ingot.runs.tracking import write_id
 from ingot.runtime.files import user_path, writing
 from ingot.runtime.ranks import Ranks
-from ingot.train.resume import facts_of
-from ingot.train.saver import Progress
+from ingot.train.resume import Progress, facts_of
 
 Say = Callable[[str], None]
 

@@ -38,8 +38,7 @@ from ingot.runs.lock import LOCK, RunLock
 from ingot.runs.state import read_state
 from ingot.runtime.files import fsync_dir, replace_folder, writing
 from ingot.runtime.tensors import TensorRecord
-from ingot.train.resume import check_fits, facts_of
-from ingot.train.saver import Progress
+from ingot.train.resume import Progress, check_fits, facts_of
 
 ASIDE = "earlier"
 UNKNOWN = ".unknown"  # of a ckpt.pt that may be of this run or of another

@@ -1,0 +1,248 @@
+"""What the first rank writes: the claimed run folder, its heartbeat, its trackers, and checkpoints in a thread."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.backends.open import packages
+from ingot.config.loading import ResolvedConfig
+from ingot.config.render import dump_yaml
+from ingot.config.schema import Config, TrainingSection
+from ingot.errors import CheckpointError, Interrupted
+from ingot.model.settings import FileSettings
+from ingot.runs.checkpoints import Checkpoint, Tensors, read_kind, save_checkpoint, sweep, update_progress
+from ingot.runs.folder import MODEL_COPY, PARTIAL, TRACKIO_ID, WANDB_ID, Kind, RunFolder, clear, new_run_dir, saved_steps
+from ingot.runs.reporter import MultiReporter, Reporter
+from ingot.runs.state import Heartbeat
+from ingot.runs.tracking import open_tracking
+from ingot.runtime.files import user_path, write_atomically, writing
+from ingot.runtime.machine import installed
+from ingot.train.resume import Progress, check_sources, refuse_occupied, settings_beyond_file
+from ingot.train.stop import STOP_FILE, Shutdown
+
+STATE_BYTES = 12  # per parameter: the weight and AdamW's two moments in fp32
+SLOW_DISK = 200e6  # bytes per second
+
+
+class Saver:
+    """Writes checkpoints in a thread while training continues; one at a time."""
+
+    def __init__(
+        self, folder: Path, training: TrainingSection, done: Callable[[Path, Kind], None], failed: Callable[[str], None]
+    ):
+        self._folder, self._keep_last, self._keep_every = folder, training.keep_last, training.keep_every
+        self._done, self._failed = done, failed
+        self._kinds: dict[int, Kind] = {}  # kinds of the checkpoints in the folder that are known so far
+        self._thread: threading.Thread | None = None
+        self.error: CheckpointError | None = None
+        self.longest_seconds = 0.0  # from the request to save until the checkpoint was on the disk
+
+    def save(
+        self,
+        step: int,
+        state: Callable[[], Tensors],
+        progress: Mapping[str, Any],
+        best: int | None,
+        kind: Kind = "regular",
+    ) -> None:
+        """Start to write once the save before has ended. A failure is reported and kept in `error` until a save succeeds."""
+        began = time.monotonic()
+        self.wait()
+        self._thread = threading.Thread(target=self._write, args=(began, step, state, progress, best, kind), name="checkpoint")
+        self._thread.start()
+
+    def update(self, step: int, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
+        """Replace the progress in the checkpoint of a step; a new kind is reported like a save."""
+        self.wait()
+        path = saved_steps(self._folder).get(step)
+        if path is None:
+            return  # it could not be saved
+        old_kind = self._kind(step, path)
+        with writing(self._folder):
+            update_progress(path, progress, kind)
+        if kind is not None and kind != old_kind:
+            self._kinds[step] = kind
+            with suppress(CheckpointError):  # as after a save: the log may not be writable
+                self._done(path, kind)
+
+    def lacks(self, step: int) -> bool:
+        """Return True if the save of a step has failed; waits for it to end."""
+        self.wait()
+        return self.error is not None and step not in saved_steps(self._folder)
+
+    def wait(self) -> None:
+        """Return when nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def expected_seconds(self, parameters: int) -> float:
+        """Return how long a save takes: the longest so far, or before the first an estimate for a slow disk."""
+        return self.longest_seconds or parameters * STATE_BYTES / SLOW_DISK
+
+    def _write(
+        self, began: float, step: int, state: Callable[[], Tensors], progress: Mapping[str, Any], best: int | None, kind: Kind
+    ) -> None:
+        try:
+            path = save_checkpoint(self._folder, step, state(), progress, kind)
+            self._kinds[step] = kind
+        except Exception as error:  # whatever it is, such as a full memory, the run has to know that this step is not saved
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            advice = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
+            self.error = CheckpointError(f"cannot save step {step} in {self._folder}: {reason}{advice}")
+            with suppress(CheckpointError):  # the log may not be writable either
+                self._failed(f"{self.error}; training continues and the next save tries again")
+            return
+        try:
+            retain(self._folder, self._keep_last, self._keep_every, best, self._kind)
+        except (OSError, CheckpointError) as error:  # this step is saved all the same
+            with suppress(CheckpointError):
+                reason = getattr(error, "strerror", None) or error
+                self._failed(f"cannot delete an old checkpoint in {self._folder}: {reason}")
+        self.error, self.longest_seconds = None, max(self.longest_seconds, time.monotonic() - began)
+        with suppress(CheckpointError):
+            self._done(path, kind)
+
+    def _kind(self, step: int, path: Path) -> Kind:
+        if step not in self._kinds:
+            self._kinds[step] = read_kind(path)
+        return self._kinds[step]
+
+
+def retain(
+    folder: Path,
+    keep_last: int | None,
+    keep_every: int,
+    best: int | None,
+    kind_of: Callable[[int, Path], Kind] = lambda step, path: read_kind(path),
+) -> None:
+    """Delete old checkpoints, but not the newest regular ones, the newest of a stop and of a completed run, the best, milestones.
+
+    OSError: one of them cannot be deleted; the others are.
+    """
+    if keep_last is None:
+        return
+    steps = saved_steps(folder)
+    of_kind: dict[Kind, list[int]] = {"regular": [], "shutdown": [], "final": []}
+    for step, path in steps.items():
+        of_kind[kind_of(step, path)].append(step)
+    kept = {*of_kind["regular"][-keep_last:], *of_kind["shutdown"][-1:], *of_kind["final"][-1:], best}
+    refused = None
+    for step, path in steps.items():
+        if step not in kept and not (keep_every and step % keep_every == 0):
+            doomed = path.with_name(path.name + PARTIAL)  # a kill in between must not leave half a checkpoint
+            try:
+                if doomed.exists():
+                    shutil.rmtree(doomed)
+                shutil.rmtree(path.rename(doomed))
+            except OSError as error:
+                refused = error
+    if refused is not None:
+        raise refused
+
+
+@dataclass(frozen=True)
+class RunOutputs:
+    """The run folder, its heartbeat and the thread that saves. Only the first rank has them."""
+
+    folder: RunFolder
+    heartbeat: Heartbeat
+    saver: Saver
+
+
+def claim_folder(
+    resolved: ResolvedConfig,
+    reporter: Reporter,
+    stack: ExitStack,
+    to_delete: Sequence[str] | None,
+    facts: dict[str, Any],
+    shutdown: Shutdown,
+    began: float,
+) -> RunFolder:
+    """Claim the run folder for this process; with patterns of files `to_delete`, empty it of an earlier run.
+
+    Raise Interrupted if a stop was requested since the session began.
+    """
+    config = resolved.config
+    training, tracking, model = config.training, config.tracking, config.model
+    folder = RunFolder(user_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
+    if training.resume == "never" and to_delete is None:
+        refuse_occupied(folder.path)
+    own_files = [MODEL_COPY] if isinstance(model, FileSettings) else []
+    own_files += [WANDB_ID] if tracking.wandb_project is not None else []
+    own_files += [TRACKIO_ID] if tracking.trackio_project is not None else []
+    stack.enter_context(folder.claim(reporter.message, own_files, lambda: shutdown.requested))
+    if folder.take_stop(began):
+        shutdown.ask(STOP_FILE)
+        raise Interrupted
+    sweep(folder.checkpoints)
+    if to_delete is not None:
+        check_sources(config, folder, facts)
+        model_files = [user_path(model.file)] if isinstance(model, FileSettings) else []
+        clear(folder, reporter.message, to_delete, keep=[*resolved.files, *model_files])
+    return folder
+
+
+def open_outputs(
+    resolved: ResolvedConfig, folder: RunFolder, checkpoint: Checkpoint | None, reporter: Reporter, stack: ExitStack
+) -> RunOutputs:
+    """Write the config and environment of the session, and start the heartbeat and the saver."""
+    config, config_path = resolved.config, folder.config_path
+    # A config.yaml that the run was started from is never overwritten.
+    keep_config = any(path.exists() and config_path.exists() and path.samefile(config_path) for path in resolved.files)
+    config_yaml = None if keep_config else dump_yaml(config, resolved.origins)
+    other_settings = settings_beyond_file(config, folder) if keep_config else {}
+    # environment.json comes first, because it marks a folder as a run's: a process killed here can start again.
+    folder.write_environment(installed(packages(config.training.device)), config=config_yaml, besides=other_settings)
+    folder.remove_result()
+    if config_yaml is not None:
+        folder.write_config(config_yaml)
+    elif other_settings:
+        reporter.message(
+            f"this run was started from {config_path}, which is not changed; other settings are recorded in environment.json: "
+            + ", ".join(f"{name}={value}" for name, value in other_settings.items())
+        )
+    if checkpoint is None and isinstance(config.model, FileSettings):
+        with writing(folder.path / MODEL_COPY):
+            write_atomically(folder.path / MODEL_COPY, user_path(config.model.file).read_bytes())
+    progress = checkpoint.progress if checkpoint is not None else {}
+    if checkpoint is None:
+        folder.metrics.truncate_after(-1)
+    else:
+        folder.metrics.truncate_after(checkpoint.step, evaluated=progress.get("val_step") == checkpoint.step)
+    state: dict[str, Any] = {
+        **{name: progress[name] for name in ("step", "loss", "val_bpb", "tokens", "elapsed_seconds") if name in progress},
+        "checkpoint": checkpoint.path.name if checkpoint is not None else None,
+        "max_steps": config.training.max_steps,
+        "budget_seconds": config.budget.seconds,
+    }
+    heartbeat = stack.enter_context(Heartbeat(folder.path, config.tracking.heartbeat_seconds, reporter.message, **state))
+
+    def saved(path: Path, kind: Kind) -> None:
+        heartbeat.update(checkpoint=path.name)
+        reporter.saved(path, kind)
+
+    saver = Saver(folder.checkpoints, config.training, saved, reporter.message)
+    stack.callback(saver.wait)
+    return RunOutputs(folder, heartbeat, saver)
+
+
+def add_tracking(
+    config: Config, outputs: RunOutputs | None, progress: Progress, front: Reporter, reporter: Reporter, stack: ExitStack
+) -> Reporter:
+    """Return the reporter, extended by the trackers that the settings ask for; `front` chooses the names of metrics."""
+    t = config.tracking
+    if outputs is None or (t.wandb_project is None and t.trackio_project is None and not t.tensorboard):
+        return reporter
+    shown_config = front.tracked_config() or config.model_dump(mode="json")
+    folder, wandb_id = outputs.folder.path, progress.wandb_id
+    tracking = open_tracking(t, folder, progress.step, wandb_id, shown_config, front.tracked, reporter.message)
+    progress.wandb_id = tracking.wandb_id or wandb_id
+    return MultiReporter(reporter, stack.enter_context(tracking))
