@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from step_profile import SHAPES, TOY, WARM_UP, Shape, Stepper, open_engine, settings_of
 from torch import Tensor
 
-from ingot.backends.torch.tune import NAMES, has_kernel
+from ingot.backends.torch.tune import KERNELS, has_kernel
 from ingot.model.kernels.fused_mlp import ACTIVATIONS, fused_mlp
 from ingot.model.kernels.rotary import EPSILON, fused_rotation
 from ingot.model.layers import Rotation, rotate
@@ -280,7 +280,7 @@ def alone(device: torch.device, names: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; all without it")
-    parser.add_argument("--kernel", action="append", choices=(*NAMES, FIRST), help="may be given often; all without it")
+    parser.add_argument("--kernel", action="append", choices=(*KERNELS, FIRST), help="may be given often; all without it")
     parser.add_argument(
         "--also", action="append", default=[], metavar="NAME=VALUE", help="another variant: a setting, may be often"
     )
@@ -301,12 +301,12 @@ def main() -> None:
     also = {given: settings_of(given.split(" + ")) for given in arguments.also}
     base = settings_of(arguments.base) if arguments.base else NO_KERNELS
     if arguments.alone:
-        alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"), arguments.kernel or list(NAMES))
+        alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"), arguments.kernel or list(KERNELS))
         return
     for name, shape in ({"toy": TOY} if arguments.toy else {name: SHAPES[name] for name in arguments.shape or SHAPES}).items():
         began = time.perf_counter()
         try:
-            show(name, measure(shape, arguments.kernel or list(NAMES), also, arguments.rounds, arguments.steps, base))
+            show(name, measure(shape, arguments.kernel or list(KERNELS), also, arguments.rounds, arguments.steps, base))
         except Exception:  # one shape that does not run is no reason to lose the others
             traceback.print_exc()
             print(f"\n{name}: FAILED")

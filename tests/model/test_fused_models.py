@@ -6,7 +6,7 @@ import pytest
 import torch
 from model_kit import assert_same, gradients, make, tokens_of
 
-from ingot.backends.torch.tune import NAMES, use_form, use_kernels
+from ingot.backends.torch.tune import KERNELS, use_form, use_kernels
 from ingot.model.cross_entropy import IGNORED
 
 torch.set_num_threads(1)
@@ -31,7 +31,7 @@ def targets_of():
 def test_a_model_learns_the_same_with_its_kernels(family, settings, form):
     plain = make(family, **settings)
     fused = copy.deepcopy(plain)
-    use_kernels(fused, NAMES)
+    use_kernels(fused, KERNELS)
     use_form(fused, form)
     tokens, targets = tokens_of(), targets_of()
     assert_same(gradients(fused, tokens, targets), gradients(plain, tokens, targets), atol=1e-6)
@@ -78,7 +78,7 @@ def test_a_stream_in_the_format_of_products_is_for_training(family, settings):
 @pytest.mark.parametrize("form", ["grouped", "flash4"])
 def test_a_compiled_model_with_kernels_is_one_graph(form):
     model = make("golf", kv_heads=1)
-    use_kernels(model, NAMES)
+    use_kernels(model, KERNELS)
     use_form(model, form)
     tokens, targets = tokens_of(), targets_of()
     with torch.autocast("cpu", torch.bfloat16):

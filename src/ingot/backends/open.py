@@ -83,7 +83,7 @@ def modules(device: str) -> tuple[str, ...]:
     """The modules that compute on a device, for whoever loads them ahead; importing them touches no device."""
     if device == MLX:
         return ()  # Metal does not survive a fork
-    return ("ingot.backends.torch.backend", *([] if device == "cpu" else ["ingot.backends.torch.startup"]))
+    return ("ingot.backends.torch.backend", *([] if device == "cpu" else ["ingot.backends.torch.preloaded"]))
 
 
 def fork_can_use(device: str) -> bool:

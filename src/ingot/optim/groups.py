@@ -36,7 +36,7 @@ def make_optimizers(
     A model of one's own may make them: its `make_optimizers(groups)` is given the groups, with their peak rates.
     """
     groups = parameter_groups(model, settings)
-    if has_own_optimizers(model):
+    if has_custom_optimizers(model):
         return check_optimizers(model.make_optimizers(groups), groups)  # type: ignore[operator]
     muon, adamw = ([group for group in groups if group["optimizer"] == name] for name in ("muon", "adamw"))
     names = {p: name for name, p in trainable(model)}
@@ -67,7 +67,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSection) -> list[dict[
     return found
 
 
-def has_own_optimizers(model: nn.Module) -> bool:
+def has_custom_optimizers(model: nn.Module) -> bool:
     """Whether a model makes its optimizers itself."""
     return callable(getattr(model, "make_optimizers", None))
 
@@ -89,7 +89,7 @@ def check_optimizers(made: Any, groups: list[dict[str, Any]]) -> list[torch.opti
 def kinds(model: nn.Module) -> dict[str, Kind]:
     """The kind of every trainable parameter."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    heads = {id(m.weight) for m in facing_vocabulary(model)}
+    heads = {id(m.weight) for m in untied_heads(model)}
     control = getattr(model, "control", ())
     patterns = (control,) if isinstance(control, str) else control if isinstance(control, tuple | list) else ()
 
@@ -114,7 +114,7 @@ def block_matrices(model: nn.Module) -> Parameters:
     return [(name, p) for name, p in trainable(model) if id(p) in inside and held[name] == "matrix" and p.dim() == 2]
 
 
-def facing_vocabulary(model: nn.Module) -> list[nn.Linear]:
+def untied_heads(model: nn.Module) -> list[nn.Linear]:
     """Linear layers outside the blocks that have an output for every token; inside, a layer may be as wide by chance."""
     # The first embedding is that of the tokens; a table of positions may have more rows.
     vocabulary = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers that glibc's malloc.h has for them
@@ -69,6 +70,20 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
+
+
+def has_flash4() -> bool:
+    """Return whether FlashAttention 4 is installed."""
+    with suppress(Exception):  # an older FlashAttention of that name may be installed, and be for another torch
+        return find_spec("flash_attn.cute") is not None
+    return False
+
+
+def keep_compiled_kernels() -> None:
+    """Let FlashAttention 4 and quack-kernels, before they are imported, keep the kernels they compile: seconds for each."""
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
+    os.environ.setdefault("QUACK_CACHE_DIR", str(cache_root() / "quack"))
 
 
 # Which version of this package wrote a file.

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ingot.backends.torch import startup as ahead
-from ingot.backends.torch import startup as preloaded
+from ingot.backends.torch import startup
 from ingot.config.schema import Config
 from ingot.runtime.ranks import Ranks
 
@@ -30,29 +29,29 @@ def started(monkeypatch):
             found[self.name] = self.args
 
         def join(self, timeout=None):
-            assert timeout in (None, ahead.PATIENCE)
+            assert timeout in (None, startup.EXIT_PATIENCE_SECONDS)
             found["waited for"] = self.name
 
     monkeypatch.setattr(threading, "Thread", Noted)
-    monkeypatch.setattr(ahead, "_import_triton", lambda: True)
+    monkeypatch.setattr(startup, "_import_triton", lambda: True)
     return found
 
 
 @pytest.mark.parametrize(
     ("device", "compile_as", "there", "expected", "imports"),
     [
-        ("auto", "auto", True, {"triton", "imports", "device"}, (ahead._start_compiler, ahead.load_flash4)),
-        ("cuda:1", False, True, {"imports", "device"}, (ahead.load_flash4,)),
+        ("auto", "auto", True, {"triton", "imports", "device"}, (startup._start_compiler, startup.import_flash4)),
+        ("cuda:1", False, True, {"imports", "device"}, (startup.import_flash4,)),
         ("auto", "auto", False, set(), None),
         ("cpu", "auto", True, set(), None),
-        ("cpu", True, False, {"triton", "imports"}, (ahead._start_compiler,)),
+        ("cpu", True, False, {"triton", "imports"}, (startup._start_compiler,)),
     ],
 )
 def test_the_compiler_and_the_gpu_get_ready_where_they_are_used(
     started, monkeypatch, device, compile_as, there, expected, imports
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    wait = ahead.prepare_ahead(Config(training={"max_steps": 1, "device": device, "compile": compile_as}), Ranks())
+    wait = startup.prepare_ahead(Config(training={"max_steps": 1, "device": device, "compile": compile_as}), Ranks())
     assert started.keys() == expected
     assert started.get("device") in (None, ("cuda:1" if ":" in device else "cuda:0",))
     assert started.get("imports") == imports  # one after another, all in one thread
@@ -61,17 +60,17 @@ def test_the_compiler_and_the_gpu_get_ready_where_they_are_used(
 
 
 def test_without_triton_no_thread_looks_for_it(started, monkeypatch):
-    monkeypatch.setattr(ahead, "_import_triton", lambda: False)
-    ahead.prepare_ahead(Config(training={"max_steps": 1, "device": "cpu", "compile": True}), Ranks())
+    monkeypatch.setattr(startup, "_import_triton", lambda: False)
+    startup.prepare_ahead(Config(training={"max_steps": 1, "device": "cpu", "compile": True}), Ranks())
     assert started.keys() == {"imports"}
 
 
 def test_a_program_that_ends_waits_for_threads_in_native_code_which_would_abort_it(started, monkeypatch):
     waited = []
-    monkeypatch.setattr(ahead.atexit, "register", lambda join, seconds: waited.append((join.__self__.name, seconds)))
+    monkeypatch.setattr(startup.atexit, "register", lambda join, seconds: waited.append((join.__self__.name, seconds)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    ahead.prepare_ahead(Config(training={"max_steps": 1, "device": "cuda"}), Ranks())
-    assert waited == [(name, ahead.PATIENCE) for name in ("device", "imports")]
+    startup.prepare_ahead(Config(training={"max_steps": 1, "device": "cuda"}), Ranks())
+    assert waited == [(name, startup.EXIT_PATIENCE_SECONDS) for name in ("device", "imports")]
 
 
 # 6 s: what is imported are torch and its compiler, in a program of its own.
@@ -125,25 +124,25 @@ def test_processes_that_compile_start_before_the_compiler_is_imported(monkeypatc
         done.append(name)
         return SimpleNamespace(maybe_warm_pool=lambda: done.append("processes"))
 
-    monkeypatch.setattr(ahead, "import_module", imported)
-    ahead._start_compiler()
+    monkeypatch.setattr(startup, "import_module", imported)
+    startup._start_compiler()
     assert done == ["torch._inductor.async_compile", "processes", "torch._inductor.compile_fx"]
     assert callable(import_module(done[0]).maybe_warm_pool)
 
 
-@pytest.mark.parametrize("prepare", [ahead.hash_triton, ahead._start_compiler])
+@pytest.mark.parametrize("prepare", [startup.hash_triton, startup._start_compiler])
 def test_an_import_that_the_end_of_the_program_stops_prints_nothing(monkeypatch, prepare):
     def stopped(name):
         raise RuntimeError("can't register atexit after shutdown")
 
-    monkeypatch.setattr(ahead, "import_module", stopped)
+    monkeypatch.setattr(startup, "import_module", stopped)
     prepare()
 
 
 def test_the_compiler_finds_the_hash_of_triton_that_was_made_ahead():
     cache = pytest.importorskip("triton.runtime.cache")
     cache.triton_key.cache_clear()
-    ahead.hash_triton()
+    startup.hash_triton()
     assert cache.triton_key.cache_info().misses == 1
     assert import_module("torch._inductor.runtime.triton_compat").triton_key() == cache.triton_key()
     assert cache.triton_key.cache_info().misses == 1
@@ -158,13 +157,13 @@ def test_what_triton_needs_of_the_driver_is_made_ahead(monkeypatch):
             made.append(True)
 
     monkeypatch.setitem(sys.modules, "triton.runtime.driver", SimpleNamespace(driver=Lazy()))
-    ahead._make_ready("cpu")
+    startup._wake_device("cpu")
     assert made
 
 
 def test_a_device_that_is_not_there_is_told_by_those_who_need_it():
-    ahead._make_ready("cpu")
-    ahead._make_ready("no such device")
+    startup._wake_device("cpu")
+    startup._wake_device("no such device")
 
 
 @pytest.fixture
@@ -180,23 +179,23 @@ def nvidia_smi(monkeypatch, tmp_path):
 
 
 def test_which_gpu_there_is_is_asked_of_another_program(nvidia_smi):
-    assert preloaded.compute_capability() is None  # it is not installed
+    assert startup.compute_capability() is None  # it is not installed
     nvidia_smi("9.0\n10.0")
-    assert preloaded.compute_capability() == "90"
+    assert startup.compute_capability() == "90"
     nvidia_smi("", code=0)
-    assert preloaded.compute_capability() is None
+    assert startup.compute_capability() is None
     nvidia_smi("NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.", code=9)
-    assert preloaded.compute_capability() is None
+    assert startup.compute_capability() is None
 
 
 @pytest.mark.parametrize("there", [True, False])
 def test_what_forks_need_is_imported_where_a_gpu_is(monkeypatch, nvidia_smi, there):
     called = []
-    for name in ("hash_triton", "import_compiler", "load_flash4"):
-        monkeypatch.setattr(preloaded, name, lambda name=name: called.append(name))
+    for name in ("hash_triton", "import_compiler", "import_flash4"):
+        monkeypatch.setattr(startup, name, lambda name=name: called.append(name))
     nvidia_smi("9.0" if there else "")
-    preloaded.preload()
-    assert called == (["hash_triton", "import_compiler", "load_flash4"] if there else [])
+    startup.preload()
+    assert called == (["hash_triton", "import_compiler", "import_flash4"] if there else [])
 
 
 def test_packages_that_ask_for_the_gpu_find_an_answer_for_as_long_as_they_are_imported(monkeypatch, nvidia_smi):
@@ -205,12 +204,12 @@ def test_packages_that_ask_for_the_gpu_find_an_answer_for_as_long_as_they_are_im
 
     asked = []
     for name in ("hash_triton", "import_compiler"):
-        monkeypatch.setattr(preloaded, name, lambda: None)
-    monkeypatch.setattr(preloaded, "load_flash4", lambda: asked.append(answers()))
+        monkeypatch.setattr(startup, name, lambda: None)
+    monkeypatch.setattr(startup, "import_flash4", lambda: asked.append(answers()))
     monkeypatch.setenv("QUACK_ARCH", "100")
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     nvidia_smi("9.0")
-    preloaded.preload()
+    startup.preload()
     assert asked == [["90", "1"]] and answers() == ["100", None]
 
 

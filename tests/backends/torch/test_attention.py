@@ -11,18 +11,20 @@ from torch import nn
 
 from ingot.backends.torch import tune as attention
 from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
+from ingot.backends.torch.startup import import_flash4
 from ingot.backends.torch.tune import (
     Call,
     Operand,
+    attention_form,
     candidates,
     enough,
-    form_of,
     recorded_attention,
     replay,
     replayed,
     use_form,
     use_kernels,
 )
+from ingot.model.kernels.flash import library
 from ingot.model.registry import FAMILIES
 
 torch.set_num_threads(1)
@@ -241,7 +243,7 @@ def test_flash_attention_of_a_package_is_tried_where_it_is_installed(monkeypatch
     assert CUDNN_FLASH4 in candidates(whole, calls, False, list)
     use_kernels(whole, ["qkv"])
     assert CUDNN_FLASH4 not in candidates(whole, calls, False, list), "whose forward pass is FlashAttention's"
-    assert [form_of(name) for name in (FLASH4, CUDNN_FLASH4)] == ["flash4", "cudnn-flash4"]
+    assert [attention_form(name) for name in (FLASH4, CUDNN_FLASH4)] == ["flash4", "cudnn-flash4"]
     assert FLASH4 not in candidates(MODEL, {}, False, list), "calls that are not known might not be its"
     assert FLASH4 not in candidates(nn.Linear(2, 2), calls, False, list), "a model of one's own calls torch"
     assert FLASH4 not in candidates(MODEL, calls, False, lambda mine: [1.0]), "another rank does not have it"
@@ -315,8 +317,8 @@ def test_the_package_is_imported_ahead_and_keeps_what_it_compiles(tmp_path, monk
     for module in ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface"):
         monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.delitem(sys.modules, module)
-    attention.library.cache_clear()
-    attention.load_flash4()
+    library.cache_clear()
+    import_flash4()
     assert ("flash_attn.cute.interface" in sys.modules) == imported
     assert not imported or sys.modules["flash_attn.cute.interface"].kept == "1"
-    attention.library.cache_clear()
+    library.cache_clear()

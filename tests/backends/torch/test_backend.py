@@ -198,9 +198,9 @@ def test_steps_with_gradient_checkpointing_are_those_without():
 )
 def test_what_is_compiled_in_deterministic_mode(family, compile_as, on_cuda, expected):
     training = {"max_steps": 1, "deterministic": True, "compile": compile_as}
-    model = {"family": family, "layers": 2, "heads": 4, "width": 32}
-    assert compiles(Config(model=model, training=training), on_cuda) is expected
-    assert compiles(Config(model=model, training={**training, "deterministic": False, "compile": "auto"}), on_cuda) is on_cuda
+    assert compiles(Config(training=training).training, family, on_cuda) is expected
+    auto = Config(training={**training, "deterministic": False, "compile": "auto"}).training
+    assert compiles(auto, family, on_cuda) is on_cuda
 
 
 @pytest.mark.parametrize(
@@ -216,13 +216,14 @@ def test_what_is_compiled_in_deterministic_mode(family, compile_as, on_cuda, exp
 )
 def test_muons_step_is_compiled_on_cuda_where_it_is_asked_for_or_normuons(asked, optimizer, on_cuda, expected):
     training = {"max_steps": 1, "compile_optimizer": asked}
-    assert compiles_optimizer(Config(optimizer={"name": "muon", **optimizer}, training=training), on_cuda) is expected
+    config = Config(optimizer={"name": "muon", **optimizer}, training=training)
+    assert compiles_optimizer(config.training, "gpt2", config.optimizer.muon_beta2, on_cuda) is expected
 
 
 def test_a_family_that_cannot_be_compiled_in_deterministic_mode_says_so():
     training = {"max_steps": 1, "deterministic": True, "compile": True}
-    with pytest.raises(ConfigError, match="does not go together with a compiled golf model"):
-        compiles(Config(model={"family": "golf", "layers": 2, "heads": 4, "width": 32}, training=training), on_cuda=True)
+    with pytest.raises(ConfigError, match="cannot be combined with a compiled golf model"):
+        compiles(Config(training=training).training, "golf", on_cuda=True)
 
 
 def test_deterministic_mode_is_on_in_both_passes_and_nowhere_else(monkeypatch):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ingot.backends.torch.startup import BUILDS, PROGRAMS, OneRow, builds
+from ingot.backends.torch.inference import TorchInference
+from ingot.backends.torch.startup import BUILDS, MAX_MEMORY_SHARE, compile_kernels, needed_builds
 from ingot.config.schema import Config
 from ingot.runtime.processes import python_command
 
@@ -17,7 +18,7 @@ MODELS = {
     "frontier": {"layers": 2, "heads": 2, "width": 32, "window": 8},
 }
 OF_FLASH4 = {name + end for name in ("flash_attention", "packed_flash_attention", "qkv_attention") for end in ("", "_backward")}
-OF_PRODUCTS = {name + end for name in ("mlp", "gated_mlp") for end in ("", "_backward")}
+OF_MATMULS = {name + end for name in ("mlp", "gated_mlp") for end in ("", "_backward")}
 
 
 def config(family="gpt2", documents=False, **training):
@@ -43,11 +44,11 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("documents", [False, True])
 def test_a_program_computes_one_row_by_what_it_is_to_build(family, documents):
-    for build, found in (("attention", OF_FLASH4), ("products", OF_PRODUCTS)):
+    for build, found in (("attention", OF_FLASH4), ("matmuls", OF_MATMULS)):
         with Operations() as operations:
-            OneRow.of(config(family, documents), 64).make(build, 16, documents)
+            compile_kernels(build, config(family, documents), 64)
         assert {name.endswith("backward") for name in operations.used & found} == {True, False}, (build, operations.used)
-        assert not operations.used & (OF_FLASH4 | OF_PRODUCTS) - found
+        assert not operations.used & (OF_FLASH4 | OF_MATMULS) - found
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -57,26 +58,25 @@ def test_a_program_ends_well(build):
         assert program.wait() == 0
 
 
-def test_products_are_built_for_runs_that_try_kernels_with_them():
-    assert tuple(BUILDS) == PROGRAMS
+def test_matmuls_are_built_for_runs_that_try_kernels_with_them():
     for all_of_them in ({}, {"kernels": ["mlp"]}, {"tokens_per_step": 8192}, {"tokens_per_step": 8192, "kernels": ["gate"]}):
-        assert builds(config(**all_of_them), 64) == ["attention", "products"]
+        assert needed_builds(config(**all_of_them), 64) == ["attention", "matmuls"]
     for less in ({"kernels": "off"}, {"kernels": ["loss"]}, {"tokens_per_step": 8192, "cuda_graphs": False}):
-        assert builds(config(**less), 64) == ["attention"]
-    assert builds(config(tokens_per_step=8192, deterministic=True), 64) == ["attention"], "auto records nothing there"
+        assert needed_builds(config(**less), 64) == ["attention"]
+    assert needed_builds(config(tokens_per_step=8192, deterministic=True), 64) == ["attention"], "auto records nothing there"
 
 
 def test_a_model_whose_memory_the_run_may_need_is_not_built(monkeypatch):
-    row = OneRow.of(config(), 64)
-    row._device = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * row.parameters * 31, 0))
-    row.make("attention", 16, False)
-    assert all(weight.is_meta for weight in row.model.parameters())
+    model = TorchInference.of(config(), 64)
+    model._device = torch.device("cuda")
+    for free, fits in ((31, False), (32, True)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (8 * model.parameters * free, 0))
+        assert model.trainable_within(MAX_MEMORY_SHARE) is fits
 
 
 def test_a_program_whose_run_is_gone_ends():
-    code = "import time; from ingot.backends.torch.startup import OneRow, main; OneRow.make = lambda *_: time.sleep(600); "
-    command = python_command(code + "main(*sys.argv[1:])", "attention", config().model_dump_json(), "64")
+    code = "import time; from ingot.backends.torch import startup; startup.compile_kernels = lambda *_: time.sleep(600); "
+    command = python_command(code + "startup.main(*sys.argv[1:])", "attention", config().model_dump_json(), "64")
     with subprocess.Popen(command, stdin=subprocess.PIPE) as program:
         program.stdin.close()
         assert program.wait(60) == 1

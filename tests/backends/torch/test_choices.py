@@ -22,7 +22,8 @@ def free(tmp_path, monkeypatch):
 
 def choices(device=GPU, world_size=1, **settings):
     training = {"max_steps": 1, **settings.pop("training", {})}
-    return Choices(Config.model_validate({**settings, "training": training}), device, world_size)
+    config = Config.model_validate({**settings, "training": training})
+    return Choices(config.model, config.data, config.training, device, world_size)
 
 
 def kept(**settings):

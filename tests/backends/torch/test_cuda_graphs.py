@@ -6,7 +6,7 @@ from torch._dynamo.utils import counters
 from torch_kit import by_name, make, rows_of, take
 
 from ingot.backends.torch import backend as backends
-from ingot.backends.torch.compile import LARGEST, begin_pass, uses_cuda_graphs
+from ingot.backends.torch.compile import MAX_RECORDED_WEIGHTS, begin_pass, uses_cuda_graphs
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.runtime.ranks import Ranks
@@ -32,7 +32,7 @@ def auto(compiles=True, world_size=1, data=None, model=MODEL, vocab_size=64, **t
 def test_auto_records_short_steps_that_are_all_alike():
     assert auto(tokens_per_step=32768)
     assert not auto(tokens_per_step=65536)
-    assert not auto(tokens_per_step=32768, vocab_size=LARGEST // 64)
+    assert not auto(tokens_per_step=32768, vocab_size=MAX_RECORDED_WEIGHTS // 64)
     assert not auto(compiles=False)
     assert not auto(compile="blocks")
     assert not auto(world_size=2)

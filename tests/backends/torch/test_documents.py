@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch_kit import ROWS, SEQ_LEN, VOCABULARY, make, rows_of, step, weights
 
 from ingot.backends.torch import tune as attention
-from ingot.backends.torch.inference import ROOM, boundaries
+from ingot.backends.torch.inference import STARTS_MULTIPLE, document_starts
 from ingot.backends.torch.tune import Tuned
 
 
@@ -24,9 +24,9 @@ def numbered(rows, length, chance, seed=1):
 @given(st.integers(1, 5), st.integers(1, 700), st.floats(0, 1), st.integers(0, 9))
 def test_tokens_between_two_boundaries_are_a_document(rows, length, chance, seed):
     numbers = numbered(rows, length, chance, seed)
-    starts = boundaries(numbers)
+    starts = document_starts(numbers)
     count = sum(len(np.unique(row)) for row in numbers)
-    assert starts.dtype == np.int32 and count < len(starts) <= count + ROOM and len(starts) % ROOM == 0
+    assert starts.dtype == np.int32 and count < len(starts) <= count + STARTS_MULTIPLE and len(starts) % STARTS_MULTIPLE == 0
     assert starts[0] == 0 and np.all(np.diff(starts[: count + 1]) > 0) and np.all(starts[count:] == numbers.size)
     document = np.searchsorted(starts, np.arange(numbers.size), side="right").reshape(rows, length)
     for row, found in zip(numbers, document, strict=True):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch_kit import SMALL, by_name, make, raw, rows_of, take
 
-from ingot.backends.torch.tune import refuse_fp8_head, refuse_unless_it_runs
+from ingot.backends.torch.tune import refuse_fp8_head, refuse_unless_fp8_runs
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.model.registry import FAMILIES
@@ -15,7 +15,7 @@ HOPPER = (9, 0)
 
 def refusal(capability=HOPPER, precision="bf16", model=None, words=64, seq_len=32, **training):
     config = Config(model=SMALL, data={"seq_len": seq_len}, training={"max_steps": 4, "tokens_per_step": 8 * seq_len, **training})
-    refuse_fp8_head(model or FAMILIES["gpt2"](words, seq_len, **SMALL), config, precision, capability)
+    refuse_fp8_head(model or FAMILIES["gpt2"](words, seq_len, **SMALL), seq_len, config.training, precision, capability)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -33,8 +33,8 @@ def test_every_family_of_ours_can_have_it_on_a_gpu_with_8_bit_products(family):
         ({"words": 50}, "needs multiples of 16 and model.vocab_size=50; the next is 64"),
         ({"seq_len": 24}, "needs multiples of 16 and data.seq_len=24; the next is 32"),
         ({"seq_len": 48, "stages": [{"share": 0.5, "seq_len": 24}, {"share": 0.5}]}, "needs multiples of 16 and data.seq_len=24"),
-        ({"loss_chunk": 64}, "does not go together with training.loss_chunk=64; keep one"),
-        ({"model": nn.Linear(16, 16)}, "needs a model of ours; one of your own computes its loss itself"),
+        ({"loss_chunk": 64}, "cannot be combined with training.loss_chunk=64; keep one"),
+        ({"model": nn.Linear(16, 16)}, "needs a model of ours; a custom model computes its loss itself"),
     ],
 )
 def test_what_cannot_have_it_is_told_in_a_line(how, told):
@@ -52,9 +52,9 @@ def test_a_pass_that_does_not_run_is_told_in_a_line():
     def attempt():
         raise RuntimeError("no such kernel\nand a long story")
 
-    refuse_unless_it_runs(lambda: None, list)
+    refuse_unless_fp8_runs(lambda: None, list)
     with pytest.raises(ConfigError, match=r"^training\.fp8_head=true does not run here: RuntimeError: no such kernel$"):
-        refuse_unless_it_runs(attempt, list)
+        refuse_unless_fp8_runs(attempt, list)
 
 
 def engine(fp8):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot.backends.torch.tune import NAMES, name_operations, settle_kernels
+from ingot.backends.torch.tune import KERNELS, settle_kernels, tag_compiler_cache
 from ingot.errors import ConfigError
 
 
@@ -31,10 +31,10 @@ class Trials:
                     raise RuntimeError(f"no {name} for this device\nand a long story")
 
 
-def settled(asked, kept=None, able=True, broken=(), has=NAMES, waits=False):
+def settled(asked, kept=None, able=True, broken=(), has=KERNELS, waits=False):
     model = Model(has)
     chosen = settle_kernels(model, asked, kept, able, waits, Trials(model, broken), list)
-    used = {name for name in NAMES for module in model.modules() if getattr(module, f"fused_{name}", False)}
+    used = {name for name in KERNELS for module in model.modules() if getattr(module, f"fused_{name}", False)}
     assert used == set(chosen)
     return chosen
 
@@ -43,7 +43,7 @@ def test_kernels_that_are_asked_for_are_used_where_the_model_has_them():
     assert settled(["rotary", "loss"]) == ["loss", "rotary"]
     assert settled(["rotary", "loss"], has=["loss"]) == ["loss"]
     assert settled("off") == []
-    assert settled("auto") == list(NAMES)
+    assert settled("auto") == list(KERNELS)
 
 
 def test_short_steps_are_not_made_to_wait_for_launches():
@@ -52,7 +52,7 @@ def test_short_steps_are_not_made_to_wait_for_launches():
 
 
 def test_a_kernel_that_is_a_part_of_flash_attention_is_tried_with_it():
-    trials = Trials(model := Model(NAMES), ())
+    trials = Trials(model := Model(KERNELS), ())
     settle_kernels(model, ["loss", "qkv"], None, True, False, trials, list)
     assert trials.tried == [None, "flash4"]
 
@@ -78,7 +78,7 @@ def test_a_kernel_asked_for_by_name_that_does_not_run_is_told():
 
 
 def test_what_is_known_to_run_here_is_not_tried():
-    model = Model(NAMES)
+    model = Model(KERNELS)
     assert settle_kernels(model, "auto", ["loss"], True, False, None, list) == ["loss"]
     assert model[0].fused_loss and not model[1].fused_rotary
     assert settle_kernels(model, "off", ["loss"], True, False, None, list) == [] and not model[0].fused_loss
@@ -91,9 +91,9 @@ def test_compiled_graphs_are_not_taken_from_the_cache_of_other_operations(tmp_pa
     for text in ("a = 1", "a = 2", "a = 1"):
         (tmp_path / "loss.py").write_text(text)
         with torch.compiler.config.patch(cache_key_tag=""):  # monkeypatch would take the setting away
-            name_operations()
+            tag_compiler_cache()
             tags.append(torch.compiler.config.cache_key_tag)
     assert tags[0] == tags[2] != tags[1] and tags[0].startswith("ingot ")
     with torch.compiler.config.patch(cache_key_tag="mine"):
-        name_operations()
+        tag_compiler_cache()
         assert torch.compiler.config.cache_key_tag == "mine"

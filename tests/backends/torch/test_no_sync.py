@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_kit import ROWS, SEQ_LEN, make, plan_of, rows_of, take
 
-from ingot.backends.torch.tune import NAMES, use_kernels
+from ingot.backends.torch.tune import KERNELS, use_kernels
 
 GOLF = {"family": "golf", "layers": 2, "heads": 4, "kv_heads": 2, "width": 32}
 MUON = {"name": "muon", "ema_decay": 0.9, "clip_norm": 1.0}
@@ -52,14 +52,14 @@ def waits_of(backend, number):
 )
 def test_a_step_waits_for_nothing_where_the_device_decides_whether_it_counts(model, optimizer, training):
     backend = make(model, optimizer, **training)
-    backend._asks_to_skip = False  # as on CUDA, where the loss is a kernel too; the CPU's own asks what it may leave out
-    use_kernels(backend.model, NAMES)
+    backend._host_skips = False  # as on CUDA, where the loss is a kernel too; the CPU's own asks what it may leave out
+    use_kernels(backend.model, KERNELS)
     assert [waits_of(backend, number) for number in range(3)] == [{}, {}, {}]
 
 
 def test_where_the_host_decides_it_asks_once():
     backend = make(GOLF, MUON)
-    use_kernels(backend.model, NAMES)
+    use_kernels(backend.model, KERNELS)
     assert [sum(waits_of(backend, number).values()) for number in range(2)] == [1, 1]
 
 

@@ -149,7 +149,7 @@ BAD = {
     CountsIgnored: r"the loss is not the mean over the targets that are not -1; compute it with .* ignore_index=-1",
     CountsIgnoredBehindZeros: "the loss is not the mean over the targets that are not -1",
     DividesByAll: "the loss is not the mean over the targets that are not -1",
-    FailsOnIgnored: r"forward\(tokens, targets\) fails: IndexError: .*\(targets of -1 are to be ignored\)",
+    FailsOnIgnored: r"forward\(tokens, targets\) fails: IndexError: .*\(targets of -1 must be ignored\)",
     ManyLosses: r"forward\(tokens, targets\) returns a tensor of shape \(24,\); it must return the mean loss, a scalar",
     Pair: r"forward\(tokens\) returns a tuple; it must return logits of shape \(1, 24, 17 or more\)",
     LastOnly: r"forward\(tokens\) returns shape \(1, 1, 17\); it must return logits of shape \(1, 24, 17 or more\)",
@@ -265,13 +265,13 @@ def refusal_of(make: Callable[[list[dict[str, Any]]], Any]) -> str:
     Model.make = staticmethod(make)  # type: ignore[method-assign]
     config = small_config()
     with pytest.raises(ConfigError) as refused:
-        own_model.check_own_optimizers(Model(), "mine.py", VOCAB, config)
+        own_model.check_custom_optimizers(Model(), "mine.py", VOCAB, config)
     return str(refused.value)
 
 
 def test_optimizers_of_ones_own_are_checked_by_a_step() -> None:
     config = small_config()
-    own_model.check_own_optimizers(OwnOptimizer(), "mine.py", VOCAB, config)
+    own_model.check_custom_optimizers(OwnOptimizer(), "mine.py", VOCAB, config)
     assert "Forgetful keeps 'steps' of embed.weight as a int; keep it as a tensor" in refusal_of(Forgetful)
     assert "must return torch.optim.Optimizers" in refusal_of(lambda groups: None)
     assert "must have every parameter of the groups once" in refusal_of(lambda groups: Momentum(groups[1:]))

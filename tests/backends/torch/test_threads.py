@@ -11,7 +11,7 @@ from torch_kit import make, plan_of, rows_of
 
 from ingot.backends.torch import tune as threads
 from ingot.backends.torch import tune as tuning
-from ingot.backends.torch.tune import VARIABLE, fastest_threads, settle_threads
+from ingot.backends.torch.tune import THREADS_VARIABLE, fastest_threads, settle_threads
 
 NOW = [0.0]  # seconds, which pass in the passes that are measured alone
 
@@ -20,7 +20,7 @@ NOW = [0.0]  # seconds, which pass in the passes that are measured alone
 def torch_has_four(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(4)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(THREADS_VARIABLE, raising=False)
     monkeypatch.setattr(threads, "cpu_count", lambda: 4)
     monkeypatch.setattr(tuning, "time", SimpleNamespace(perf_counter=lambda: NOW[0]))
     yield
@@ -80,7 +80,7 @@ def test_more_threads_than_this_machine_has_are_measured_anew() -> None:
 
 def test_the_variable_of_openmp_and_deterministic_mode_leave_torchs_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settle_threads("auto", {}, False, never, alone) == 4
-    monkeypatch.setenv(VARIABLE, "4")
+    monkeypatch.setenv(THREADS_VARIABLE, "4")
     assert settle_threads("auto", {}, True, never, alone) == 4
 
 
@@ -91,7 +91,7 @@ def test_the_number_is_told_and_kept_and_the_program_has_its_own_again() -> None
     backend.close()
     assert torch.get_num_threads() == 4
     again = make(threads=4)
-    again._asked_threads = "auto"
+    again._threads_setting = "auto"
     again.tune([(plan_of(again), rows_of(0))], kept)
     assert again.device.name == "cpu, 2 threads"
     again.close()

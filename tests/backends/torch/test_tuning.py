@@ -143,7 +143,7 @@ def test_a_loss_scale_halves_where_a_gradient_overflows_and_is_kept_with_the_opt
     scale.unscale(grads)
     assert (scale.value.item(), grads[0].tolist()) == (32768.0, [1.0, 1.0])
     memory = {name: record(name, value) for name, value in scale.tensors()}
-    other.take(memory)
+    other.restore(memory)
     assert other.value.item() == 32768.0 and memory == {}
 
 

@@ -33,10 +33,10 @@ from ingot.backends.torch.compile import (
     uses_cuda_graphs,
     without_sync,
 )
-from ingot.backends.torch.custom_model import check_own_model
+from ingot.backends.torch.custom_model import check_custom_model
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference
-from ingot.backends.torch.precision import FLASH4, GROUPED, LossScale, choose_no_kernel_by_speed
+from ingot.backends.torch.precision import FLASH4, GROUPED, LossScale, make_kernel_choice_deterministic
 from ingot.backends.torch.startup import Builders, prepare_ahead
 from ingot.backends.torch.state import (
     DeviceResult,
@@ -52,17 +52,17 @@ from ingot.backends.torch.tune import (
     Calls,
     Choices,
     Tuned,
+    attention_form,
     candidates,
+    device_bytes,
     enough,
     fastest_attention,
-    form_of,
     is_short,
     largest_micro_batch,
-    memory_is_full,
-    recomputed,
+    out_of_memory,
     recorded_attention,
     refuse_too_large,
-    refuse_unless_it_runs,
+    refuse_unless_fp8_runs,
     replayed,
     settle_kernels,
     settle_threads,
@@ -72,9 +72,10 @@ from ingot.backends.torch.tune import (
     works,
 )
 from ingot.config.schema import Config
+from ingot.config.size import recomputed_every
 from ingot.errors import ConfigError
 from ingot.model.settings import FileSettings
-from ingot.optim.groups import has_own_optimizers, make_optimizers
+from ingot.optim.groups import has_custom_optimizers, make_optimizers
 from ingot.runtime.machine import keep_freed_memory
 from ingot.runtime.processes import shield_compile_workers
 from ingot.runtime.ranks import Ranks
@@ -88,10 +89,10 @@ class TorchBackend(TorchInference):
     records_steps = False
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks, builders: Builders):
-        t, own_model = config.training, config.model.family == "file"
+        t, family = config.training, config.model.family
         shield_compile_workers()
-        if t.deterministic:  # before the first product, by which torch settles how it makes them
-            choose_no_kernel_by_speed()
+        if t.deterministic:  # before the first matmul, at which torch chooses its kernels
+            make_kernel_choice_deterministic()
         wait_for_imports = prepare_ahead(config, ranks)
         device = find_torch_device(t.device, ranks.local_rank)
         if device.kind == "cpu":
@@ -103,81 +104,82 @@ class TorchBackend(TorchInference):
         refuse_too_large(config, vocab_size, device, ranks.world_size)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         if isinstance(config.model, FileSettings):
-            wait_for_imports()  # somebody's code may begin with any of them
-            check_own_model(config, config.model.file, vocab_size, torch_device(device))
-        self._choices = Choices(config, device, ranks.world_size)
+            wait_for_imports()  # custom code may start with any of them
+            check_custom_model(config, config.model.file, vocab_size, torch_device(device))
+        self._choices = Choices(config.model, config.data, t, device, ranks.world_size)
         self._builders = builders
         model = build_model(config, vocab_size).to(torch_device(device))
         if t.fp8_head:
-            use_fp8_head(model, config, device, precision)
+            use_fp8_head(model, config.data.seq_len, t, device, precision)
         super().__init__(model, vocab_size, device, precision, self._group)
         closing = contextlib.ExitStack()
-        closing.callback(torch.set_num_threads, torch.get_num_threads())  # the program's, which a run may change
+        closing.callback(torch.set_num_threads, torch.get_num_threads())  # the process's own number, which a run may change
         closing.callback(self._group.close)
         closing.callback(self._builders.stop)
         self.close = closing.close
         self._deterministic, self._takes_kernels = t.deterministic, device.kind == "cuda" and precision == "bf16"
         self._seed, self._clip_norm = t.seed, config.optimizer.clip_norm
-        self._asked_micro_batch, self._asked_threads, self._seq_len = t.micro_batch, t.threads, config.data.seq_len
-        self._stages: list[Tuned] = []  # what was found out for each
-        self._asked_kernels, self._kernels = t.kernels, list[str]()
+        self._micro_batch_setting, self._threads_setting, self._seq_len = t.micro_batch, t.threads, config.data.seq_len
+        self._stages: list[Tuned] = []  # the choices for each stage
+        self._kernels_setting, self._kernels = t.kernels, list[str]()
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
-        self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has
-        self._names = {p: name for name, p in model.named_parameters()}  # to ask the model takes 0.1 ms a layer
-        self._compile = compiles(config, device.kind == "cuda")
-        wait_for_imports()  # which optimizers would begin
-        self.optimizers = make_optimizers(
-            model, config.optimizer, self._device, compiles_optimizer(config, device.kind == "cuda")
-        )
-        self._asks_to_skip = device.kind != "cuda" or has_own_optimizers(model)  # which do not know found_inf
+        self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has now
+        self._names = {p: name for name, p in model.named_parameters()}  # cached: named_parameters takes 0.1 ms a layer
+        self._compile = compiles(t, family, device.kind == "cuda")
+        wait_for_imports()  # optimizers would start some of them
+        compile_muon = compiles_optimizer(t, family, config.optimizer.muon_beta2, device.kind == "cuda")
+        self.optimizers = make_optimizers(model, config.optimizer, self._device, compile_muon)
+        self._host_skips = device.kind != "cuda" or has_custom_optimizers(model)  # custom ones ignore found_inf
         self._average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
         self._python_reducer = self._compile and t.ddp_python_reducer and ranks.world_size > 1
-        if every := recomputed(config, vocab_size, device):
+        if every := recomputed_every(config, vocab_size, device_bytes(device)):
             checkpoint_blocks(model, every)
         nested = bool(every) or config.data.document_mask or getattr(model, "windowed", False)
         stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
         self._cuda_graphs = uses_cuda_graphs(config, vocab_size, self._compile, device.kind == "cuda", ranks)
         module = compiled(model, nested, stages, self._python_reducer, blocks, self._cuda_graphs) if self._compile else model
-        self._module = replicated(module, ranks, self._device, some_unused=own_model)  # ours use all of theirs
+        self._module = replicated(module, ranks, self._device, some_unused=family == "file")  # our families use all parameters
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Settle threads, and micro-batch and attention of each stage, by trying them, unless that was done here before."""
-        here, there = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without a CPU's threads
-        if here != there or kept.get("world_size") != self.ranks.world_size:
+        """Choose threads, kernels, and the micro-batch and attention of each stage, by trials, unless done before."""
+        this_device, kept_device = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without threads
+        if this_device != kept_device or kept.get("world_size") != self.ranks.world_size:
             kept = {}
         noted = False
-        if not kept:  # what a run before this one found; the first rank's note is everybody's
+        if not kept:  # the choices of an earlier run; the first rank's are used by all
             kept = json.loads(self.broadcast(json.dumps(self._choices.recall() if self.ranks.first else {})))
-            # Of this machine. In deterministic mode a second run does all that the first did, trials too.
+            # Known to run on this machine. In deterministic mode a second run repeats all that the first did, trials too.
             noted = bool(kept) and self.ranks.world_size == 1 and not self._deterministic
-        known = kept.get("stages", [kept])
+        kept_stages = kept.get("stages", [kept])
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         self._stages = []
         if self.device.kind == "cpu":
             self._settle_threads(*stages[0], kept)
-        one = stages[0][1][:1]
-        waits = not self._cuda_graphs and is_short(stages[0][1], self.maximum)
-        used = kept.get("kernels", []) if kept else None
+        row = stages[0][1][:1]
+        launch_bound = not self._cuda_graphs and is_short(stages[0][1], self.maximum)
+        previous = kept.get("kernels", []) if kept else None
         self._set(stages[0][0].model)
-        trial = None if kept else next(iter(self._without_masks(one)), None)
+        trial = None if kept else next(iter(self._without_masks(row)), None)
         if getattr(self.model, "fp8_head", False):
-            refuse_unless_it_runs(lambda: self._try(one, attention=trial), self.maximum)
-        attempt = None if noted else lambda attention: self._try(one, attention=attention or trial)  # a note needs no pass
-        self._kernels = settle_kernels(self.model, self._asked_kernels, used, self._takes_kernels, waits, attempt, self.maximum)
+            refuse_unless_fp8_runs(lambda: self._try(row, attention=trial), self.maximum)
+        attempt = None if noted else lambda attention: self._try(row, attention=attention or trial)
+        self._kernels = settle_kernels(
+            self.model, self._kernels_setting, previous, self._takes_kernels, launch_bound, attempt, self.maximum
+        )
         self._builders.wait()
         for plan, batch in stages:
             self._set(plan.model)
-            self._stages.append(self._tune(batch, known[plan.stage] if plan.stage < len(known) else {}, noted))
+            self._stages.append(self._tune(batch, kept_stages[plan.stage] if plan.stage < len(kept_stages) else {}, noted))
             if plan.seq_len == self._seq_len:
-                self._attention = self._stages[-1].attention  # of evaluation, which has rows of this length
+                self._attention = self._stages[-1].attention  # for evaluation, which has rows of this length
         if self.ranks.world_size > 1:
-            # DDP reorders its buckets after the first step. Let it do so now: sums are then the same before and after a resume.
+            # DDP reorders its buckets after the first step. Let it do so now: sums keep their order after a resume.
             plan, batch = stages[0]
             self._set(plan.model)
             self._accumulate(batch, max(1, int(np.count_nonzero(batch[:, 1] != IGNORED))), self._stages[0])
-        for buffer, before in buffers:  # trying leaves no trace
+        for buffer, before in buffers:  # trials leave no trace
             buffer.copy_(before)
         self._forget_gradients()
         if not kept and self.ranks.first:
@@ -186,71 +188,71 @@ class TorchBackend(TorchInference):
     def _settle_threads(self, plan: StepPlan, batch: Batch, kept: Mapping[str, Any]) -> None:
         self._set(plan.model)
         part = batch[: max(1, HOST_MICRO_BATCH_TOKENS // plan.seq_len)]
-        threads = settle_threads(self._asked_threads, kept, not self._deterministic, lambda: self._try(part), self.maximum)
+        threads = settle_threads(self._threads_setting, kept, not self._deterministic, lambda: self._try(part), self.maximum)
         self.device = replace(self.device, name=cpu_name(threads))
 
     def _tune(self, batch: Batch, kept: Mapping[str, Any], noted: bool) -> Tuned:
         rows, _, seq_len = batch.shape
         if not (noted or self._runs(batch[:1], str(kept.get("attention", "default")))):
-            kept = {}  # its package is not here, or the number format is another: found out anew
+            kept = {}  # its package is missing, or the dtype is another: measured again
         most = rows if self.device.kind == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // seq_len)
-        asked = kept.get("micro_batch", most) if self._asked_micro_batch == "auto" else self._asked_micro_batch
-        micro_batch = int(self.maximum([min(int(asked), rows)])[0])  # one for all ranks, kept with the run
+        wanted = kept.get("micro_batch", most) if self._micro_batch_setting == "auto" else self._micro_batch_setting
+        micro_batch = int(self.maximum([min(int(wanted), rows)])[0])  # the same on all ranks, kept with the run
         attention = str(kept.get("attention", "default"))
         if self.device.kind == "cuda" and not kept:
             names = self._without_masks(batch)
-            if self._asked_micro_batch == "auto":
+            if self._micro_batch_setting == "auto":
                 micro_batch = self._smallest_micro_batch(batch, micro_batch, next(iter(names), None))
             attention = self._fastest_attention(batch[:micro_batch], names)
-            if not self._runs(batch[:1], attention):  # calls by themselves have no windows, nor one gradient for three products
+            if not self._runs(batch[:1], attention):  # timed calls have no windows, nor one gradient for three matmuls
                 attention = "default"
         return Tuned(micro_batch, attention)
 
     def _runs(self, batch: Batch, attention: str) -> bool:
-        """Whether a whole pass with this attention kernel runs on every rank."""
+        """Return whether a whole pass with this attention kernel runs on every rank."""
         return attention == "default" or not self.maximum([not works(lambda: self._try(batch, attention=attention))])[0]
 
     def _without_masks(self, batch: Batch) -> list[str]:
-        """The kernels that count the windows of these rows and run; without one a trial compiles FlexAttention for its shape."""
+        """Return the kernels that take the window as a number and run; otherwise a trial compiles FlexAttention."""
         names = without_masks(self.model, batch, self.maximum) if self._takes_kernels and not self._deterministic else []
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
-        """The fewest rows at once that are fast; `rows` is the largest share of a rank, so that all ranks try the same sizes."""
+        """Return the fewest rows at once that are fast; `rows` is the largest share of a rank: all ranks try the same sizes."""
 
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times, attention)
 
-        found = largest_micro_batch(rows, attempt, self.maximum)
+        size = largest_micro_batch(rows, attempt, self.maximum)
         if not self._deterministic:  # times differ from run to run
-            found = smallest_micro_batch(found, attempt, self.maximum)
-        self.release()  # what the largest took
-        return found
+            size = smallest_micro_batch(size, attempt, self.maximum)
+        self.release()  # memory that the largest size took
+        return size
 
     def _fastest_attention(self, batch: Batch, names: Sequence[str] = ()) -> str:
-        calls, documents = Calls(), batch.shape[1] == 3  # what documents cost depends on how long they are: whole passes tell
+        calls, documents = Calls(), batch.shape[1] == 3  # documents cost by their lengths: whole passes are timed
         if not (documents or names):
-            with recorded_attention(self.model) as seen:  # before keys and values are repeated, which is timed too
+            with recorded_attention(self.model) as recorded:  # before keys and values are repeated, which is timed too
                 self._try(batch[:1], attention=f"default{GROUPED}")
-            calls = enough(seen, len(batch))
-        made: dict[str, Callable[[], None]] = {}
+            calls = enough(recorded, len(batch))
+        runs: dict[str, Callable[[], None]] = {}
         records = self._cuda_graphs or not is_short(batch, self.maximum)  # launches that a pass waits for are timed
 
         def attempt(name: str, times: int) -> None:
-            if not calls:  # attention that is not torch's, or has dropout: with all that is around it
+            if not calls:  # attention that is not torch's, or has dropout: whole passes are timed
                 return self._try(batch, times, name)
             with self._computing(name):
-                if name not in made:
-                    made[name] = replayed(calls, len(batch), self._device, form_of(name), records)
+                if name not in runs:
+                    runs[name] = replayed(calls, len(batch), self._device, attention_form(name), records)
                 for _ in range(times):
-                    made[name]()
+                    runs[name]()
             return self.wait()
 
         names = names or candidates(self.model, calls, documents, self.maximum)
         return fastest_attention(names, attempt, self._deterministic, self.maximum)
 
     def tuned(self) -> dict[str, Any]:
-        """What `tune` settled."""
+        """Return what `tune` chose."""
         first = self._stages[0] if self._stages else Tuned(0, self._attention)
         return {
             "device": self.device.name,
@@ -260,19 +262,19 @@ class TorchBackend(TorchInference):
             "compile": self._compile,
             "kernels": self._kernels,
             **({"threads": torch.get_num_threads()} if self.device.kind == "cpu" else {}),
-            **({"stages": [asdict(found) for found in self._stages]} if len(self._stages) > 1 else {}),
+            **({"stages": [asdict(stage) for stage in self._stages]} if len(self._stages) > 1 else {}),
         }
 
     def _set(self, numbers: Mapping[str, float]) -> None:
-        """Let the model have the numbers of a stage."""
+        """Give the model the numbers of a stage."""
         if numbers != self._numbers:
             set_numbers(self.model, numbers, "training.stages")
             self._numbers = numbers
 
     def _try(self, batch: Batch, times: int = 1, attention: str | None = None) -> None:
-        """Forward and backward passes to their end, whose gradients are of no use."""
+        """Run forward and backward passes to their end, and drop the gradients."""
         if attention == FLASH4:
-            self._builders.wait()  # quack-kernels waits by itself for whoever compiles the same, this package does not
+            self._builders.wait()  # quack-kernels waits itself for a process that compiles the same; FlashAttention does not
         try:
             for _ in range(times):
                 with self._computing(attention):
@@ -282,13 +284,13 @@ class TorchBackend(TorchInference):
             self._forget_gradients()
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
-        """A host buffer, pinned where that makes copies to the device asynchronous."""
+        """Return a host buffer, pinned where that makes copies to the device asynchronous."""
         return torch.empty(shape, dtype=torch.int32, pin_memory=self.device.kind == "cuda").numpy()
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> DeviceResult:
-        """One optimizer step; returns at once on a GPU."""
+        """Take one optimizer step; returns at once on a GPU."""
         tuned = self._stages[plan.stage]
-        # 1. The weights themselves, and random numbers that depend on the step alone.
+        # 1. The weights themselves, not their average, and random numbers that depend on the step alone.
         self._show(average=False)
         self._set(plan.model)
         self._reseed(mix(self._seed, plan.step, self.ranks.rank) >> 1)
@@ -297,7 +299,7 @@ class TorchBackend(TorchInference):
             loss = self._accumulate(batch, targets, tuned)
         except torch.OutOfMemoryError:
             self._choices.forget()
-            raise memory_is_full(plan.step + 1, tuned.micro_batch, self._cuda_graphs) from None
+            raise out_of_memory(plan.step + 1, tuned.micro_batch, self._cuda_graphs) from None
         # 3. The norm of the gradients, which are clipped to it.
         grads = [p.grad for p in self._names if p.grad is not None]
         self._scale.unscale(grads)
@@ -313,7 +315,7 @@ class TorchBackend(TorchInference):
         return DeviceResult(torch.stack([loss, norm, skipped.float()]))
 
     def _reseed(self, seed: int) -> None:
-        # Not torch.manual_seed: it looks for every kind of device each time, 0.4 ms on a CPU.
+        # Not torch.manual_seed: it checks for every kind of device each time, 0.4 ms on a CPU.
         torch.default_generator.manual_seed(seed)
         if self.device.kind == "cuda":
             torch.cuda.manual_seed(seed)
@@ -321,29 +323,33 @@ class TorchBackend(TorchInference):
             torch.mps.manual_seed(seed)
 
     def _accumulate(self, batch: Batch, targets: int, tuned: Tuned) -> Tensor:
-        """Gradients of the mean loss over all the targets of the step, and that loss."""
-        share = torch.zeros((), device=self._device)
+        """Accumulate gradients of the mean loss over all targets of the step; return that loss."""
+        rank_loss = torch.zeros((), device=self._device)
         micro_batches = range(0, len(batch), tuned.micro_batch)
         for start in micro_batches:
             part = batch[start : start + tuned.micro_batch]
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
             if self._cuda_graphs:
-                begin_pass(self._names if start == tuned.micro_batch else ())  # later ones add to copies
+                begin_pass(
+                    self._names if start == tuned.micro_batch else ()
+                )  # the second copies the first's gradients, later ones add to copies
             sync = contextlib.nullcontext() if start == micro_batches[-1] else without_sync(self._module)
             with peers_present(), self._computing(tuned.attention), sync:
-                loss = self._module(*self._upload(part if weight else np.where(part == IGNORED, 0, part)))  # NaN: a mean of none
+                loss = self._module(
+                    *self._upload(part if weight else np.where(part == IGNORED, 0, part))
+                )  # no targets: their mean would be NaN
                 if not isinstance(loss, Tensor) or loss.dim():
-                    raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a tensor of no dimensions")
+                    raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a scalar tensor")
                 weighted: Any = loss.float() * weight
-                # Replicas are averaged, so each rank's part counts world_size times.
+                # DDP averages over ranks, so each rank's part is multiplied by world_size.
                 with compiled_backward(self._python_reducer):
                     (weighted * self._scale.value * self.ranks.world_size).backward()
-            share += weighted.detach()
-        return self._group.sum_tensor(share)
+            rank_loss += weighted.detach()
+        return self._group.sum_tensor(rank_loss)
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
         """Step the optimizers unless `skip`; on CUDA the device decides, so that the host need not wait for it."""
-        if self._asks_to_skip and bool(skip):
+        if self._host_skips and bool(skip):
             return
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -368,12 +374,12 @@ class TorchBackend(TorchInference):
             p.grad = None
 
     def snapshot(self) -> Callable[[], State]:
-        """The weights, the optimizer's state and the average of the weights as they are now, on the rank that writes."""
+        """Capture the weights, the optimizer's state and the average of the weights as they are now, on the first rank."""
         return self._replica() if self.ranks.first else dict
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
-        """Steps that are undone when the block ends."""
+        """Undo the steps of the block when it ends."""
         before = {file: {record.name: record for record in records} for file, records in self._replica()().items()}
         try:
             yield
@@ -382,31 +388,31 @@ class TorchBackend(TorchInference):
 
     def _replica(self) -> Callable[[], State]:
         self._show(average=False)
-        memory = chain(optimizer_tensors(self.optimizers, self._names), self._scale.tensors())
+        optimizer = chain(optimizer_tensors(self.optimizers, self._names), self._scale.tensors())
         average = {"ema": self._average.tensors()} if self._average is not None else {}
-        return snapshot({"model": model_tensors(self.model), "optimizer": memory, **average}, self._device)
+        return snapshot({"model": model_tensors(self.model), "optimizer": optimizer, **average}, self._device)
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
-        """Put a state back."""
+        """Restore a state."""
         self._show(average=False)
         load_model(self.model, state["model"], "the checkpoint")
-        memory = dict(state["optimizer"])
-        self._scale.take(memory)
-        load_optimizers(self.optimizers, self._names, memory)
+        optimizer = dict(state["optimizer"])
+        self._scale.restore(optimizer)
+        load_optimizers(self.optimizers, self._names, optimizer)
         if self._average is not None:
             self._average.load(state.get("ema", {}))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """FLOPs of training on one token of a row of `seq_len`."""
+        """Return training FLOPs per token in rows of `seq_len`."""
         return flops_per_token(self.model, seq_len)
 
     def peak_flops(self) -> float | None:
-        """Peak FLOPs a second of all ranks together; None: not known."""
+        """Return the peak FLOPS of all ranks together; None if unknown."""
         peak = self.device.peak_flops
         return peak * self.ranks.world_size if peak and self.precision != "fp32" else None
 
     def peak_memory(self) -> tuple[int, int]:
-        """On a GPU what the allocator gave and what it took, elsewhere the peak of this process."""
+        """Return the peak bytes allocated and reserved on a GPU, elsewhere the peak of this process."""
         if self.device.kind == "cuda":
             return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -15,7 +15,7 @@ from ingot.backends.torch.state import NAMES
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.model.registry import build
-from ingot.optim.groups import facing_vocabulary
+from ingot.optim.groups import untied_heads
 
 DRAWS = {Tensor.normal_, Tensor.uniform_}
 
@@ -115,7 +115,7 @@ def flops_per_token(model: nn.Module, seq_len: int) -> float:
     if callable(known := getattr(model, "flops", None)):
         return float(known(seq_len))
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    tied = not facing_vocabulary(model)
+    tied = not untied_heads(model)
     idle = sum(m.weight.numel() for m in embeddings[tied:])  # looked up, not multiplied; the first is the head where tied
     width = embeddings[0].embedding_dim if embeddings else 0
     layers = len(getattr(model, "blocks", ()))

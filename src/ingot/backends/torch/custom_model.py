@@ -1,7 +1,7 @@
-"""What is asked of a model of one's own, found out before the first step: a model that sees the future would get the best score.
+"""Checks of a custom model before the first step: a model that sees the future would get the best score.
 
-In float32, uncompiled, on one row of random tokens: first as the model is, then with noise on its weights, because a head that
-begins with zeros hides everything. The model that is looked at is made for that, and nothing of it is used afterwards.
+They run in float32, uncompiled, on one row of random tokens: first with the initial weights, then with noise on them, because a
+head of zeros hides everything. The checked model is built for that, and dropped afterwards.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ingot.backends.torch.build import build_model, set_numbers
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, Setting
 from ingot.model.registry import error_location
-from ingot.optim.groups import has_own_optimizers, make_optimizers
+from ingot.optim.groups import has_custom_optimizers, make_optimizers
 from ingot.runtime.tensors import IGNORED
 
-LEAK = 1e-4  # of the largest logit; float32 rounds a thousand times finer, and a leak that small teaches nothing
-UNEVEN = 1e-3  # of the summed loss
-STEPS = 2  # of an optimizer of one's own: some remember nothing before their second
-SET_BY_RUN = {"params", "lr", "weight_decay", "momentum", "name"}  # entries of a group that need not be in a checkpoint
+LEAK_TOLERANCE = 1e-4  # of the largest logit; float32 rounds a thousand times finer, and a smaller leak teaches nothing
+MEAN_TOLERANCE = 1e-3  # of the summed loss
+OPTIMIZER_STEPS = 2  # some custom optimizers have no state before their second
+SET_BY_RUN = {"params", "lr", "weight_decay", "momentum", "name"}  # entries of a parameter group that the run sets itself
 T = TypeVar("T")
 
 
-def check_own_model(config: Config, file: str, vocab_size: int, device: torch.device) -> None:
-    """Refuse the model of a config if it is not one that can be trained and scored."""
+def check_custom_model(config: Config, file: str, vocab_size: int, device: torch.device) -> None:
+    """Refuse the custom model of a config if it cannot be trained or scored."""
     model = build_model(config, vocab_size).to(device)
     stages = [partial(set_numbers, model, stage.model, "training.stages") for stage in config.training.stages]
     check(model, file, vocab_size, config.data.seq_len, config.data.document_mask, stages)
-    if has_own_optimizers(model):
-        check_own_optimizers(model, file, vocab_size, config)
+    if has_custom_optimizers(model):
+        check_custom_optimizers(model, file, vocab_size, config)
 
 
 def check(
@@ -42,60 +42,60 @@ def check(
 ) -> None:
     """Refuse a model that is not causal, counts targets of -1, has a loss that is not a scalar, or weights nothing trains.
 
-    `stages` give the model the numbers of each stage, the last of which it has already. The model is spoilt by it.
+    `stages` give the model the numbers of each stage, the last of which it has already. The model's weights are changed.
     """
-    found = _Check(model, file, vocab_size, seq_len, documents)
-    found.values()
+    checker = _Checker(model, file, vocab_size, seq_len, documents)
+    checker.values()
     reached: set[str] = set()
     for begin in stages or [lambda: None]:
         begin()
-        reached |= found.reached()
-    if lost := [name for name, p in model.named_parameters() if p.requires_grad and name not in reached]:
-        more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-        raise found.refused(
-            f"the loss gives {lost[0]}{more} no gradient; use it in forward or freeze it with requires_grad_(False)"
+        reached |= checker.reached()
+    if untrained := [name for name, p in model.named_parameters() if p.requires_grad and name not in reached]:
+        more = f" and {len(untrained) - 1:,} more" if len(untrained) > 1 else ""
+        raise checker.refused(
+            f"the loss gives {untrained[0]}{more} no gradient; use it in forward or freeze it with requires_grad_(False)"
         )
     with torch.no_grad():
-        for p in (p for p in model.parameters() if p.is_floating_point() or p.is_complex()):  # frozen ones may hold numbers
+        for p in (p for p in model.parameters() if p.is_floating_point() or p.is_complex()):  # frozen ones may be integers
             p.add_(torch.randn_like(p), alpha=0.1 if p.ndim < 2 else p.shape[-1] ** -0.5)
-    found.values(insist=False)
+    checker.values(insist=False)
 
 
-def check_own_optimizers(model: nn.Module, file: str, vocab_size: int, config: Config) -> None:
-    """Refuse optimizers of one's own that cannot take a step, or whose state a checkpoint would not hold."""
-    found = _Check(model, file, vocab_size, config.data.seq_len, config.data.document_mask)
-    device = found.tokens.device
-    made = found.called("make_optimizers(groups)", lambda: make_optimizers(model, config.optimizer, device))
-    found.backward()
+def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config: Config) -> None:
+    """Refuse custom optimizers that cannot take a step, or whose state a checkpoint would not hold."""
+    checker = _Checker(model, file, vocab_size, config.data.seq_len, config.data.document_mask)
+    device = checker.tokens.device
+    optimizers = checker.called("make_optimizers(groups)", lambda: make_optimizers(model, config.optimizer, device))
+    checker.backward()
     names: dict[Any, str] = {p: name for name, p in model.named_parameters()}
-    for optimizer in made:
+    for optimizer in optimizers:
         kind = type(optimizer).__name__
         before = _group_entries(optimizer)
-        for _ in range(STEPS):
-            found.called(f"a step of {kind}", optimizer.step)
+        for _ in range(OPTIMIZER_STEPS):
+            checker.called(f"a step of {kind}", optimizer.step)
         for p, state in optimizer.state.items():
             for key, value in state.items():
                 if not isinstance(value, Tensor):
-                    raise found.refused(
+                    raise checker.refused(
                         f"{kind} keeps {key!r} of {names[p]} as a {type(value).__name__}; "
-                        "keep it as a tensor, or a run that goes on would not have it"
+                        "keep it as a tensor, or a resumed run would lose it"
                     )
         after = _group_entries(optimizer)
-        if changed := [place[1] for place in after if place not in before or after[place] != before[place]]:
-            raise found.refused(
+        if changed := [entry[1] for entry in after if entry not in before or after[entry] != before[entry]]:
+            raise checker.refused(
                 f"a step of {kind} changes {changed[0]!r} in param_groups, which no checkpoint holds; "
-                "keep it as a tensor in the state of a parameter, or a run that goes on would not have it"
+                "keep it as a tensor in the state of a parameter, or a resumed run would lose it"
             )
 
 
 def _group_entries(optimizer: torch.optim.Optimizer) -> dict[tuple[int, Any], Any]:
-    """What the groups of an optimizer hold besides what the run gives them, by the number of the group and the key."""
+    """Return the entries of an optimizer's groups that the run does not set, by group number and key."""
     groups = enumerate(optimizer.param_groups)
     return {(number, key): _value(entry) for number, group in groups for key, entry in group.items() if key not in SET_BY_RUN}
 
 
 def _value(entry: Any) -> Any:
-    """An entry of a group as it is now: tensors and arrays, which may change in place, by their bytes."""
+    """Return a comparable copy of an entry: tensors and arrays, which may change in place, as bytes."""
     if isinstance(entry, Tensor):
         return entry.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(entry, np.ndarray):
@@ -105,7 +105,7 @@ def _value(entry: Any) -> Any:
     return [_value(value) for value in entry] if isinstance(entry, list | tuple) else entry
 
 
-class _Check:
+class _Checker:
     def __init__(self, model: nn.Module, file: str, vocab_size: int, seq_len: int, documents: bool):
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.model, self.file, self.vocab_size, self.length = model, file, vocab_size, seq_len
@@ -117,7 +117,7 @@ class _Check:
         return ConfigError(f"{{0}}: {what}", Setting("model.file", self.file))
 
     def values(self, insist: bool = True) -> None:
-        """Look at logits and losses; noise may make some of them infinite, and then nothing follows from them."""
+        """Check logits and losses. Without `insist`, infinite ones are skipped: noise may cause them."""
         self.model.eval()
         with torch.no_grad():
             logits = self._logits(self.tokens)
@@ -127,14 +127,14 @@ class _Check:
             self._ignores(insist)
 
     def reached(self) -> set[str]:
-        """The parameters that a loss gives a gradient; zeros are one."""
+        """Return the parameters that get a gradient from the loss; a gradient of zeros counts."""
         self.backward()
-        found = {name for name, p in self.model.named_parameters() if p.grad is not None}
+        names = {name for name, p in self.model.named_parameters() if p.grad is not None}
         self.model.zero_grad(set_to_none=True)
-        return found
+        return names
 
     def backward(self) -> None:
-        """Give the parameters the gradients of a loss."""
+        """Run a backward pass, which gives the parameters gradients."""
         self.model.train()
         self.model.zero_grad(set_to_none=True)
         what = "a backward pass through forward(tokens, targets)"
@@ -145,10 +145,10 @@ class _Check:
             changed = self.tokens.clone()
             changed[:, first:] = (changed[:, first:] + 1) % self.vocab_size
             differ = (self._logits(changed)[:, :first] - logits[:, :first]).abs().amax(-1)[0]
-            if (differ > LEAK * logits.abs().max()).any():
-                place = int((differ > LEAK * logits.abs().max()).nonzero()[0, 0])
+            if (differ > LEAK_TOLERANCE * logits.abs().max()).any():
+                position = int((differ > LEAK_TOLERANCE * logits.abs().max()).nonzero()[0, 0])
                 raise self.refused(
-                    f"Model sees the future: other tokens from position {first} on change the logits of position {place}; "
+                    f"Model sees the future: other tokens from position {first} on change the logits of position {position}; "
                     "let every position see only itself and those before it (is_causal=True)"
                 )
 
@@ -160,9 +160,9 @@ class _Check:
         if not insist and not abs(whole) < float("inf"):
             return
         if not abs(whole) < float("inf"):
-            raise self.refused(f"the loss of the first weights is {whole / self.length}; look at how they are drawn")
+            raise self.refused(f"the loss of the first weights is {whole / self.length}; check their initialisation")
         parts = float(self._loss(early)) * part + (float(self._loss(late)) * (self.length - part) if self.length > 1 else 0.0)
-        if not abs(parts - whole) <= UNEVEN * abs(whole):
+        if not abs(parts - whole) <= MEAN_TOLERANCE * abs(whole):
             raise self.refused(
                 "the loss is not the mean over the targets that are not -1; compute it with "
                 "F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)"
@@ -170,28 +170,30 @@ class _Check:
 
     def _logits(self, tokens: Tensor) -> Tensor:
         more = (None, *self.more) if self.more else ()
-        found = self.called("forward(tokens)", lambda: self.model(tokens, *more))
+        logits = self.called("forward(tokens)", lambda: self.model(tokens, *more))
         wanted = f"logits of shape (1, {self.length}, {self.vocab_size} or more), for one row"
-        if not isinstance(found, Tensor):
-            raise self.refused(f"forward(tokens) returns a {type(found).__name__}; it must return {wanted}")
-        if found.ndim != 3 or found.shape[:2] != tokens.shape or found.shape[2] < self.vocab_size:
-            raise self.refused(f"forward(tokens) returns shape {tuple(found.shape)}; it must return {wanted}")
-        return found.float()
+        if not isinstance(logits, Tensor):
+            raise self.refused(f"forward(tokens) returns a {type(logits).__name__}; it must return {wanted}")
+        if logits.ndim != 3 or logits.shape[:2] != tokens.shape or logits.shape[2] < self.vocab_size:
+            raise self.refused(f"forward(tokens) returns shape {tuple(logits.shape)}; it must return {wanted}")
+        return logits.float()
 
     def _loss(self, targets: Tensor) -> Tensor:
-        found = self.called("forward(tokens, targets)", lambda: self.model(self.tokens, targets, *self.more))
-        if not isinstance(found, Tensor) or found.ndim:
-            is_now = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-            raise self.refused(f"forward(tokens, targets) returns {is_now}; it must return the mean loss, a scalar")
-        return found
+        loss = self.called("forward(tokens, targets)", lambda: self.model(self.tokens, targets, *self.more))
+        if not isinstance(loss, Tensor) or loss.ndim:
+            actual = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise self.refused(f"forward(tokens, targets) returns {actual}; it must return the mean loss, a scalar")
+        return loss
 
     def called(self, what: str, call: Callable[[], T]) -> T:
-        """What a call of the model's own code gives; its errors are told with the line they are from."""
+        """Call the model's own code; report its errors with the line they come from."""
         try:
             return call()
         except (ConfigError, MemoryError, torch.OutOfMemoryError):
             raise
         except (Exception, SystemExit) as error:
-            hint = " (targets of -1 are to be ignored)" if isinstance(error, IndexError) and "-1" in str(error) else ""
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}{hint}"
-            raise ConfigError(f"{{0}}: {what} fails: {said}", Setting("model.file", error_location(self.file, error))) from error
+            hint = " (targets of -1 must be ignored)" if isinstance(error, IndexError) and "-1" in str(error) else ""
+            message = f"{type(error).__name__}: {' '.join(str(error).split())}{hint}"
+            raise ConfigError(
+                f"{{0}}: {what} fails: {message}", Setting("model.file", error_location(self.file, error))
+            ) from error

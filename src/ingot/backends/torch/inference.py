@@ -1,4 +1,4 @@
-"""A model that writes and is scored: scores, tokens and weights, by the average of the weights where one is kept."""
+"""A model that generates and is scored: losses, tokens and weights, by the average of the weights where there is one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ingot.backends.torch.generate import continue_prompts, score_rows
 from ingot.backends.torch.precision import DTYPES, arithmetic
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import WeightAverage, check_fits, load_model, model_records
-from ingot.backends.torch.tune import form_of, in_parts, use_form
+from ingot.backends.torch.tune import attention_form, has_kernel, score_in_parts, use_form, use_kernels
 from ingot.config.schema import Config
 from ingot.errors import DataError
 from ingot.model.layers import Form, extended_context
@@ -28,30 +28,28 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
-# Documents of a batch as FlashAttention 4 takes them: where they begin in all tokens, rows one after another.
-
-ROOM = 32  # the number of boundaries is a multiple of it, so that CUDA graphs, which have one size, are few
+STARTS_MULTIPLE = 32  # the number of document starts is padded to a multiple of it: each size is another CUDA graph
 
 
-def boundaries(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Where documents begin, from the number (rows, length) of each token's, then the end, once or more often.
+def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return where documents begin in the rows laid end to end, for FlashAttention 4, padded with the number of tokens.
 
-    Every row begins one.
+    `numbers` (rows, length) are the document numbers of the tokens. Every row begins a document.
     """
     begins = np.ones(numbers.shape, bool)
     np.not_equal(numbers[:, 1:], numbers[:, :-1], out=begins[:, 1:])
-    found = np.flatnonzero(begins)
-    starts = np.full((len(found) // ROOM + 1) * ROOM, numbers.size, np.int32)
-    starts[: len(found)] = found
+    indices = np.flatnonzero(begins)
+    starts = np.full((len(indices) // STARTS_MULTIPLE + 1) * STARTS_MULTIPLE, numbers.size, np.int32)
+    starts[: len(indices)] = indices
     return starts
 
 
-def upload(starts: NDArray[np.int32], device: torch.device) -> Tensor:
-    """On the device, without waiting for what that computes; the compiler is told that there may be more or fewer of them."""
+def upload_starts(starts: NDArray[np.int32], device: torch.device) -> Tensor:
+    """Copy starts to the device without waiting for it, and mark their number as dynamic for the compiler."""
     host = torch.from_numpy(starts)
-    there = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
-    torch._dynamo.maybe_mark_dynamic(there, 0)  # type: ignore[no-untyped-call]
-    return there
+    uploaded = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    torch._dynamo.maybe_mark_dynamic(uploaded, 0)  # type: ignore[no-untyped-call]
+    return uploaded
 
 
 def upload_planes(batch: Tensor, device: torch.device) -> tuple[Tensor, ...]:
@@ -64,9 +62,9 @@ def upload_planes(batch: Tensor, device: torch.device) -> tuple[Tensor, ...]:
 
 
 class TorchInference:
-    """A model on one device. `forward` takes the model's place in scoring where the model's own returns something else."""
+    """A model on one device. `forward` replaces the model's own in scoring, where that returns something else."""
 
-    records_steps = True  # steps of one token are recorded on a GPU, which takes memory that training has no room for
+    records_steps = True  # record steps of one token as CUDA graphs; that takes memory which training needs
 
     def __init__(
         self,
@@ -89,10 +87,10 @@ class TorchInference:
 
     @classmethod
     def of(cls, config: Config, vocab_size: int) -> Self:
-        """The model of a config, still without weights."""
+        """Build the model of a config, still without weights."""
         device = find_torch_device(config.training.device)
-        asked = config.training.precision
-        precision = device.precision("auto" if asked == "fp16" else asked)  # what a GPU trained must be scored anywhere
+        trained_in = config.training.precision
+        precision = device.precision("auto" if trained_in == "fp16" else trained_in)  # a GPU's model must be scored anywhere
         if config.model.family == "file":  # it may compute buffers, which `fill_outline` would leave undefined
             model = build_model(config, vocab_size).to(torch_device(device))
         else:
@@ -100,8 +98,8 @@ class TorchInference:
         return cls(model.eval(), vocab_size, device, precision, Collectives(Ranks(), device))
 
     def score(self, batch: Batch) -> float:
-        """The summed loss of the targets that count; the model also runs where none does, because other ranks' models do."""
-        return in_parts(self._score, batch)
+        """Return the summed loss of the targets that count; the model runs even where none does, as those of other ranks do."""
+        return score_in_parts(self._score, batch)
 
     @torch.no_grad()
     def _score(self, batch: Batch) -> float:
@@ -113,11 +111,11 @@ class TorchInference:
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Continue prompts, token by token."""
         self._show(average=True)
-        self._use_form("repeated")  # float32 has no kernel that takes fewer heads
+        self._use_form("repeated")  # no float32 kernel takes fewer key heads
         return continue_prompts(self.model, prompts, sampling, self.vocab_size, self.records_steps)
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
-        """Log-probabilities of tokens that are there."""
+        """Return log-probabilities of given tokens."""
         try:
             # The fastest kernel for training does not take every shape.
             with self._evaluating(), self._computing("default"), extended_context(self.model, max(map(len, rows), default=1) - 1):
@@ -126,13 +124,13 @@ class TorchInference:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
 
     def weights(self) -> list[TensorRecord]:
-        """Copies of the weights that scores are of, on the rank that writes."""
+        """Return copies of the weights that are scored, on the first rank."""
         self._show(average=True)
         return model_records(self.model) if self.ranks.first else []
 
     @torch.no_grad()
     def rounder(self, batches: Iterable[Batch]) -> TorchRounder:
-        """What rounds the weights, by the inputs that matrices have on some text."""
+        """Return a rounder of the weights, guided by the inputs of matrices on some text."""
         moments = Moments()
         moments.watch(self.model, lambda: self._read(batches, moments))
         return TorchRounder(self.model, moments.found)
@@ -142,22 +140,22 @@ class TorchInference:
             with self._computing():
                 tokens, _, *documents = self._upload(batch)
                 if isinstance(self.model, OURS):
-                    moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # no module
+                    moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # the head is not a module
                 else:
                     self.model(tokens, None, *documents)
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Copy weights into the model, and let an average begin with them."""
+        """Copy weights into the model, and restart an average from them."""
         self._show(average=False)
         if any(p.is_meta for p in self.model.parameters()):
-            check_fits(self.model, weights, where)  # before memory is taken: a stranger's settings may ask for any size
+            check_fits(self.model, weights, where)  # before memory is allocated: untrusted settings may ask for any size
             self.model = fill_outline(self.model, self._device)
         load_model(self.model, weights, where)
         if self._average is not None:
             self._average.load({})
 
     def cast(self, precision: str) -> bool:
-        """Keep the weights of one of our models in another number format, to write with; one's own may not expect it."""
+        """Cast the weights of one of our models, to generate with; a custom model may not expect it."""
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         ours = isinstance(self.model, OURS)
         if ours:
@@ -166,7 +164,7 @@ class TorchInference:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """A block in which the model holds the average of the weights and drops nothing."""
+        """Let the model hold the average of the weights and use no dropout inside the block."""
         self._show(average=True)
         training = self.model.training
         self.model.eval()
@@ -181,19 +179,19 @@ class TorchInference:
             self._average.swap_in() if average else self._average.swap_out()
 
     def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Tokens, targets and, where rows have them, document numbers on the device, or where documents begin for `flash4`."""
+        """Copy tokens, targets and, where rows have them, document numbers (for `flash4` document starts) to the device."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
-            raise DataError(f"the data holds token {largest}, outside the vocabulary; look at it with: ingot data verify")
+            raise DataError(f"the data holds token {largest}, outside the vocabulary; inspect it with: ingot data verify")
         tokens, targets, *numbers = upload_planes(torch.from_numpy(batch), self._device)
         if numbers and self._form == "flash4":
-            numbers = [upload(boundaries(batch[:, 2]), self._device)]
+            numbers = [upload_starts(document_starts(batch[:, 2]), self._device)]
         return tokens, targets, *numbers
 
     @contextmanager
     def _computing(self, attention: str | None = None) -> Iterator[None]:
-        """A block of passes with the attention kernel that was chosen or another; the model keeps its form until one differs."""
+        """Compute inside the block with the chosen attention kernel or another; the model keeps its form until that changes."""
         name = attention or self._attention
-        self._use_form(form_of(name))
+        self._use_form(attention_form(name))
         with arithmetic(self.device.kind, self.precision, name, self._deterministic):
             yield
 
@@ -201,6 +199,18 @@ class TorchInference:
         if form != self._form:
             use_form(self.model, form)
             self._form = form
+
+    def trainable_within(self, share: float) -> bool:
+        """Return whether weights and gradients take at most a share of the GPU's free memory."""
+        return self._device.type != "cuda" or 8 * self.parameters <= share * torch.cuda.mem_get_info(self._device)[0]
+
+    def run_row(self, attention: str, kernels: Sequence[str], seq_len: int, documents: bool) -> None:
+        """Run one row forward and backward with uninitialised weights, so that these kernels are compiled."""
+        self.model = fill_outline(self.model, self._device).train()
+        use_kernels(self.model, [name for name in kernels if has_kernel(self.model, name)])
+        with self._computing(attention):
+            self.model(*self._upload(np.zeros((1, 3 if documents else 2, seq_len), np.int32))).backward()
+        self.wait()
 
     def wait(self) -> None:
         """Synchronise with the device."""
@@ -210,6 +220,6 @@ class TorchInference:
             torch.mps.synchronize()
 
     def release(self) -> None:
-        """Empty the cache of the allocator, so that another process finds room on the GPU."""
+        """Empty the allocator's cache, so that other processes can use the GPU's memory."""
         if self.device.kind == "cuda":
             torch.cuda.empty_cache()

@@ -1,13 +1,11 @@
-"""The arithmetic of forward and backward: number format, attention kernel, order of sums, and the scale of an fp16 loss."""
+"""The arithmetic of forward and backward passes: dtype, attention kernel, order of sums, and the scale of an fp16 loss."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,22 +13,21 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ingot.backends.torch.state import Named, tensor
-from ingot.runtime.machine import cache_root
 from ingot.runtime.tensors import TensorRecord
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-GROUPED = "-grouped"  # ends the name of a kernel that is given keys and values with the heads they have
+GROUPED = "-grouped"  # suffix of a kernel that takes fewer key and value heads than query heads
 ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-FLASH4 = "flash4"  # FlashAttention 4 of a package of its own: a model calls it by itself
-CUDNN_FLASH4 = "cudnn-flash4"  # its backward pass, and cuDNN's forward pass
+FLASH4 = "flash4"  # FlashAttention 4, from its own package: models call it themselves
+CUDNN_FLASH4 = "cudnn-flash4"  # FlashAttention 4's backward pass and cuDNN's forward pass
 
 
-def choose_no_kernel_by_speed() -> None:
-    """What deterministic mode asks of cuBLAS and of the compiler, before either is used."""
+def make_kernel_choice_deterministic() -> None:
+    """Let cuBLAS and the compiler choose kernels deterministically; to be called before either is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
     compiler: Any = import_module("torch._inductor.config")
     compiler.deterministic = True
@@ -38,7 +35,7 @@ def choose_no_kernel_by_speed() -> None:
 
 @contextlib.contextmanager
 def arithmetic(kind: str, precision: str, attention: str = "default", deterministic: bool = False) -> Iterator[None]:
-    """Precision and attention kernel of what is computed inside, and whether its sums have a fixed order."""
+    """Set the precision and attention kernel of what is computed inside, and whether its sums have a fixed order."""
     with contextlib.ExitStack() as stack:
         if deterministic:
             stack.enter_context(_fixed_order())
@@ -51,7 +48,7 @@ def arithmetic(kind: str, precision: str, attention: str = "default", determinis
 
 @contextlib.contextmanager
 def _fixed_order() -> Iterator[None]:
-    """Only algorithms that give the same bits each time; drawing tokens, for one, has none, and happens outside."""
+    """Allow only algorithms that give the same bits each time. Sampling tokens has none, and happens outside."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -61,7 +58,7 @@ def _fixed_order() -> Iterator[None]:
 
 
 class LossScale:
-    """Brings an fp16 loss into range: halves when a gradient overflows, doubles after 2,000 good steps. 1 in other precisions."""
+    """The scale of an fp16 loss: halved when a gradient overflows, doubled after 2,000 good steps. 1 in other precisions."""
 
     def __init__(self, used: bool, device: torch.device):
         self.used = used
@@ -74,33 +71,17 @@ class LossScale:
             torch._foreach_mul_(grads, 1.0 / self.value)
 
     def update(self, overflow: Tensor) -> None:
-        """Take in whether a gradient of this step overflowed."""
+        """Adjust the scale, given whether a gradient of this step overflowed."""
         if self.used:
             torch._amp_update_scale_(self.value, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
 
     def tensors(self) -> Named:
-        """What a checkpoint keeps of it."""
+        """Return what a checkpoint holds of it."""
         return [("scaler/scale", self.value), ("scaler/good_steps", self._good_steps)] if self.used else []
 
-    def take(self, memory: dict[str, TensorRecord]) -> None:
-        """Put back what `tensors` named, and take it out of the optimizer's memory."""
-        scale, good_steps = memory.pop("scaler/scale", None), memory.pop("scaler/good_steps", None)
+    def restore(self, state: dict[str, TensorRecord]) -> None:
+        """Restore what `tensors` named, and remove it from the optimizer's state."""
+        scale, good_steps = state.pop("scaler/scale", None), state.pop("scaler/good_steps", None)
         if self.used and scale is not None and good_steps is not None:
             self.value.copy_(tensor(scale))
             self._good_steps.copy_(tensor(good_steps))
-
-
-# FlashAttention 4, and quack-kernels, which comes with it: whether they are installed, and where they keep what they compile.
-
-
-def has_flash4() -> bool:
-    with suppress(Exception):  # an older FlashAttention of that name may be there, and be for another torch
-        return find_spec("flash_attn.cute") is not None
-    return False
-
-
-def keep_compiled() -> None:
-    """Before they are imported: they compile kernels when these are first used, seconds for each; later runs find them."""
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
-    os.environ.setdefault("QUACK_CACHE_DIR", str(cache_root() / "quack"))
