@@ -14,7 +14,7 @@ from toy_tokenizers import SPACE, added, byte_level_config, sentencepiece_file, 
 from ingot.data.tokenizers import GPT2Tokenizer, SentencePieceTokenizer, open_tokenizer
 from ingot.data.tokenizers import word_table as words
 from ingot.data.tokenizers.sentencepiece import word_starts
-from ingot.data.tokenizers.word_table import WordTable, flat, trusted
+from ingot.data.tokenizers.word_table import WordTable, checked_table, concatenate_ids
 from ingot.errors import DataError
 
 ENGLISH = "The cats' hats, on the mat (and 12 more) came-to see; what's the noise about? It is. " * 9
@@ -120,7 +120,7 @@ def test_a_word_is_encoded_once():
 
     def encode(some, role):
         seen.extend(some)
-        return flat([[len(word)] for word in some])
+        return concatenate_ids([[len(word)] for word in some])
 
     table = WordTable(encode, b" ", b"'")
     for _ in range(2):
@@ -135,7 +135,7 @@ def test_a_table_survives_a_library_that_fails():
     def encode(some, role):
         if failing:
             raise DataError("no")
-        return flat([[len(word)] for word in some])
+        return concatenate_ids([[len(word)] for word in some])
 
     table = WordTable(encode, b" ", b"")
     with pytest.raises(DataError):
@@ -145,8 +145,8 @@ def test_a_table_survives_a_library_that_fails():
 
 
 def test_a_table_that_is_wrong_is_not_used(caplog):
-    wrong = WordTable(lambda some, role: flat([[1] for _ in some]), b" ", b"")
-    assert trusted(wrong, GPT2Tokenizer().encode) is None
+    wrong = WordTable(lambda some, role: concatenate_ids([[1] for _ in some]), b" ", b"")
+    assert checked_table(wrong, GPT2Tokenizer().encode) is None
     assert "not independent" in caplog.text
 
 

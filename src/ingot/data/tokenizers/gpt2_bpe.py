@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ingot.data.tokenizers.tokenizer_base import IdArray, PieceTokenizer, byte_alphabet, utf8
-from ingot.data.tokenizers.word_table import INNER, Flat, WordTable, flat, trusted
+from ingot.data.tokenizers.word_table import INNER, Flat, WordTable, checked_table, concatenate_ids
 from ingot.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -64,11 +64,11 @@ class GPT2Tokenizer(PieceTokenizer):
 
     @cached_property
     def _table(self) -> WordTable | None:
-        return trusted(WordTable(self._encode_words, SPACES, MARKS, other_spaces=True), self.encode)
+        return checked_table(WordTable(self._encode_words, SPACES, MARKS, other_spaces=True), self.encode)
 
     def _encode_words(self, words: list[bytes], role: int) -> Flat:
         if role != INNER:
-            return flat([self._ids(word.decode()) for word in words])
+            return concatenate_ids([self._ids(word.decode()) for word in words])
         # Encoding all words as one text takes half the time; punctuation needs a letter before it.
         prefixed = np.array([word[0] not in SPACES for word in words])
         parts = [b" a" + word if prefix else word for word, prefix in zip(words, prefixed, strict=True)]

@@ -28,7 +28,7 @@ from ingot.data.tokenizers.tokenizer_base import (
     check_size,
     utf8,
 )
-from ingot.data.tokenizers.word_table import Flat, WordTable, flat, trusted
+from ingot.data.tokenizers.word_table import Flat, WordTable, checked_table, concatenate_ids
 from ingot.errors import DataError
 
 # If the file's post-processor adds nothing in front of a text, the first of these that is a special token starts documents.
@@ -103,10 +103,10 @@ class HFTokenizer(FileTokenizer):
         by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
         if not by_rule or config.get("normalizer") or not all(token.get("special") for token in added):
             return None
-        return trusted(WordTable(self._encode_words, SPACES, MARKS, other_spaces=True, dtype=self.dtype), self.encode)
+        return checked_table(WordTable(self._encode_words, SPACES, MARKS, other_spaces=True, dtype=self.dtype), self.encode)
 
     def _encode_words(self, words: list[bytes], role: int) -> Flat:
-        return flat(self._encode_batch([word.decode() for word in words]), self.dtype)
+        return concatenate_ids(self._encode_batch([word.decode() for word in words]), self.dtype)
 
 
 def from_json(contents: bytes, bos: str | None = None) -> HFTokenizer:

@@ -34,7 +34,7 @@ from ingot.data.tokenizers.tokenizer_base import (
     check_size,
     utf8,
 )
-from ingot.data.tokenizers.word_table import FIRST, Flat, WordTable, flat, trusted
+from ingot.data.tokenizers.word_table import FIRST, Flat, WordTable, checked_table, concatenate_ids
 from ingot.errors import DataError
 
 BPE = 2  # model_type in a model's trainer settings
@@ -234,13 +234,14 @@ class SentencePieceTokenizer(FileTokenizer):
         if (starts := word_starts(self.contents, self._model)) is None:
             return None
         # A U+2581 in the text itself is not a space to the normaliser, but it is one in the pieces.
-        return trusted(WordTable(self._encode_words, *starts, foreign=SPACE.encode(), dtype=self.dtype), self.encode)
+        return checked_table(WordTable(self._encode_words, *starts, foreign=SPACE.encode(), dtype=self.dtype), self.encode)
 
     def _encode_words(self, words: list[bytes], role: int) -> Flat:
         if role == FIRST:
-            return flat(self._model.encode(words, num_threads=1), self.dtype)
+            return concatenate_ids(self._model.encode(words, num_threads=1), self.dtype)
         letter = len(self._model.encode("a"))
-        return flat([ids[letter:] for ids in self._model.encode([b"a" + word for word in words], num_threads=1)], self.dtype)
+        encoded = self._model.encode([b"a" + word for word in words], num_threads=1)
+        return concatenate_ids([ids[letter:] for ids in encoded], self.dtype)
 
 
 def _entry(model: Any, token: int, marks: str) -> tuple[bytes | None, bool, int]:

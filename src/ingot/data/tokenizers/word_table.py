@@ -50,13 +50,13 @@ SAMPLE = (
 SIZE, START, COUNT = np.uint64(56), np.uint64(63), np.uint64(32)  # bit offsets in a key, and in the value stored for it
 
 
-def flat(encoded: Sequence[Sequence[int] | Tokens], dtype: IdType = UINT16) -> Flat:
+def concatenate_ids(encoded: Sequence[Sequence[int] | Tokens], dtype: IdType = UINT16) -> Flat:
     """Return the result of an `EncodeWords` function from the ids of each word."""
     counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
     return np.fromiter(chain.from_iterable(encoded), dtype, int(counts.sum())), counts
 
 
-def trusted(table: WordTable, encode: Callable[[str], Tokens]) -> WordTable | None:
+def checked_table(table: WordTable, encode: Callable[[str], Tokens]) -> WordTable | None:
     """Return the table if it encodes a varied sample as `encode` does, else None."""
     if all(map(np.array_equal, table.encode_all([text.encode() for text in SAMPLE], encode), map(encode, SAMPLE))):
         return table
