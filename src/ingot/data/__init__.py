@@ -1,7 +1,7 @@
 """Text -> documents -> tokens -> shards -> batches.
 
-Nothing is imported here, so that a command that needs one of these modules pays for that one alone.
+Nothing is imported here, so that a command pays only for the modules it needs.
 """
 
 SPLITS = ("train", "val")
-SHARD_TOKENS = 100_000_000  # in one file, unless somebody says otherwise
+SHARD_TOKENS = 100_000_000  # default number of tokens in a shard file
