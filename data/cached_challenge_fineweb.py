@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 try:
-    from ingot.compat.golf.data.scripts import cached_challenge_fineweb
+    from ingot.compat.golf.download import cached_challenge_fineweb
 except ModuleNotFoundError as missing:
     sys.exit(
         f"cached_challenge_fineweb.py: {missing.name} is not installed here: "

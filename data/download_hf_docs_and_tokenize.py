@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 try:
-    from ingot.compat.golf.data.scripts import download_hf_docs_and_tokenize
+    from ingot.compat.golf.export_shards import download_hf_docs_and_tokenize
 except ModuleNotFoundError as missing:
     sys.exit(
         f"download_hf_docs_and_tokenize.py: {missing.name} is not installed here: "

@@ -320,7 +320,7 @@ def fetch_model(name: str) -> Path:
     from ingot.data.hub import Hub, Unreachable
 
     try:
-        return Hub(name, "model", attempts=1).snapshot(MODEL_FILES)
+        return Hub(name, "model").snapshot(MODEL_FILES)
     except IngotError as error:
         advice = f"; go online once, or give {WHOLE}" if isinstance(error, Unreachable) else ""
         raise DataError(f"there is no folder {name}, and it cannot be fetched from the hub: {error}{advice}") from None

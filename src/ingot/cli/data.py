@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ingot.cli.options import AsJson
-from ingot.compat.golf.data import PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
+from ingot.compat.golf import PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
 from ingot.console.output import print_columns, print_json
 from ingot.console.progress import progress_bar
 from ingot.data import SHARD_TOKENS
@@ -116,11 +116,10 @@ def download_command(
     revision: Annotated[str | None, typer.Option(metavar="REV", help="A branch, tag or commit of the repository.")] = None,
     with_docs: Annotated[bool, typer.Option("--with-docs", help="Also download the text of the shards.")] = False,
     skip_manifest: Annotated[bool, typer.Option("--skip-manifest", help="Use the manifest.json already in the folder.")] = False,
-    workers: Annotated[int, typer.Option(metavar="N", help="Files to download at once.")] = 4,
     as_json: AsJson = False,
 ) -> None:
     """Download published shards and their tokenizer: the whole validation split and some train shards."""
-    from ingot.compat.golf.data.scripts import download_and_print
+    from ingot.compat.golf.download import download_and_print
 
     download_and_print(
         output,
@@ -132,7 +131,6 @@ def download_command(
         revision=revision,
         with_docs=with_docs,
         skip_manifest=skip_manifest,
-        workers=workers,
     )
 
 

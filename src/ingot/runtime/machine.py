@@ -12,6 +12,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from ingot.runtime.processes import ONE_FILE
+
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers that glibc's malloc.h has for them
 LARGEST = 32 << 20  # bytes of a block that glibc lets the heap have; larger ones are always mapped alone
 
@@ -89,14 +91,12 @@ def keep_compiled_kernels() -> None:
 # Which version of this package wrote a file.
 
 NOT_INSTALLED = "ingot (not installed)"
-_LOADER = globals().get("__loader__")
-ONE_FILE: str | None = getattr(_LOADER, "one_file", None)  # the train_gpt.py that carries this package, in a golf submission
 
 
 def made_by() -> str:
     """Return what a file says of its maker."""
     if ONE_FILE:
-        return str(getattr(_LOADER, "made_by", NOT_INSTALLED))
+        return str(getattr(globals().get("__loader__"), "made_by", NOT_INSTALLED))
     try:
         return f"ingot {importlib.metadata.version('ingot-lm')}"
     except importlib.metadata.PackageNotFoundError:

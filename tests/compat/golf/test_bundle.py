@@ -45,7 +45,7 @@ import inspect
 from ingot.errors import ConfigError
 from ingot.model.golf import Golf
 from ingot.model.gpt2 import GPT2
-print(inspect.getsource(Golf).splitlines()[0], isinstance(1, GPT2))
+print(inspect.getsource(Golf)[:10], isinstance(1, GPT2))
 try:
     GPT2()
 except ConfigError as error:
@@ -53,7 +53,7 @@ except ConfigError as error:
 """,
     )
     assert ended.stdout.splitlines() == [
-        "class Golf(nn.Module): False",
+        "class Golf False",
         "ingot.model.gpt2.GPT2 is not part of this file; install ingot to use it",
     ], ended.stderr
 

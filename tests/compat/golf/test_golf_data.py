@@ -11,7 +11,7 @@ import pytest
 from golf_toys import Golf, manifest, shard
 from toy_tokenizers import WORDS, sentencepiece_file, toy_sentencepiece
 
-from ingot.compat.golf.data.check import pattern
+from ingot.compat.golf.data_check import pattern
 
 TOKENS, DOCUMENTS = 1332, 10
 

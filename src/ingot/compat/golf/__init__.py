@@ -1,1 +1,6 @@
-"""The golf door: one script driven by environment variables, and its submission."""
+"""The parameter golf challenge: its scripts, driven by environment variables, its data and its submissions."""
+
+REPO, PREFIX = "willdepueoai/parameter-golf", "datasets"  # the published data on the Hugging Face hub, and the folder in it
+REPO_VARIABLE, PREFIX_VARIABLE = "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX"
+DOCS, DOCS_SOURCE = "docs_selected.jsonl", "docs_selected.source_manifest.json"
+PREVIOUS = "manifest.previous.json"  # a manifest of unknown origin that was replaced

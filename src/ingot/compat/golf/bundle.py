@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 
 import ingot
-from ingot.runtime.machine import ONE_FILE, made_by
+from ingot.runtime.machine import made_by
+from ingot.runtime.processes import ONE_FILE
 
 GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  # the two programs such a file can be
 LEFT_OUT = (

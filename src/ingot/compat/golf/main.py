@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ingot.backends.open import find_device, open_backend
-from ingot.compat.golf.data.check import Found, check_data, tell_data
+from ingot.compat.golf.data_check import Found, check_data, tell_data
 from ingot.compat.golf.log import GolfReporter, RunLog, own_source, torch_head
 from ingot.compat.golf.look_alikes import look_alikes
 from ingot.compat.golf.run_ids import run_folder

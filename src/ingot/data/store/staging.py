@@ -35,7 +35,7 @@ ADVICE = {
 }
 OLD = "-old"  # after the name of the hidden folder: what the output was before
 FILES = re.compile(
-    r"dataset\.json|meta\.pkl|(train|val)\.(bin|index)|[\w.-]*(train|val)_\d{6}\.bin|(train|val)/[^/]+/\d{5}\.(bin|idx)"
+    r"dataset\.json|meta\.pkl|(fineweb_)?(train|val)\.(bin|index)|[\w.-]*(train|val)_\d{6}\.bin|(train|val)/[^/]+/\d{5}\.(bin|idx)"
 )
 FOLDERS = re.compile(r"(train|val)(/[^/]+)?")  # gpt-simple's splits and buckets
 EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # beside these a shard with its header shows that it is token data

@@ -44,7 +44,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
         )
     from ingot.data.hub import Hub, Unreachable
 
-    hub = Hub(parts["repository"], attempts=1)
+    hub = Hub(parts["repository"])
     try:
         revision, files, configs = _listing(hub, name)
         chosen = select(files, configs, parts["config"], parts["split"] or "train", name)

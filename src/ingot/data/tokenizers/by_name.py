@@ -199,12 +199,12 @@ def _refuse_bos(bos: str | None, name: str) -> None:
 
 def _fetch(repository: str, name: str) -> Path:
     """Return the tokenizer file of a hub repository, from the hub or its cache."""
-    from ingot.data.hub import FileInfo, Hub, Missing, Unreachable
+    from ingot.data.hub import Hub, Missing, Unreachable
 
-    hub, unreachable = Hub(repository, "model", attempts=1), None
+    hub, unreachable = Hub(repository, "model"), None
     for file in HUB_FILES:
         try:
-            return hub.fetch(file, None, FileInfo())
+            return hub.fetch(file)
         except Missing:
             continue
         except Unreachable as error:

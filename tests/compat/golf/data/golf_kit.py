@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import ingot
-from ingot.compat.golf.data import scripts as golf_data
-from ingot.compat.golf.data.export import export
-from ingot.compat.golf.data.specs import load_specs
+from ingot.compat.golf import export_shards as golf_data
+from ingot.compat.golf.export_shards import export
+from ingot.compat.golf.tokenizer_specs import load_specs
 from ingot.data.hub import Hub
 from ingot.data.store.shards import open_shard
 
@@ -20,8 +20,8 @@ THREE = ["é1", "", "two words here"]
 SENTENCE = "the cat sat on the mat and saw 12 more cats come to the house where a dog was at rest"
 TEXTS = [" ".join(SENTENCE.split()[i % 7 :: 1 + i % 3]) + "." for i in range(60)]
 VARIABLES = (
-    "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX", golf_data.THREADS, golf_data.BATCH,
-    golf_data.TIKTOKEN_THREADS, golf_data.DECODE_BATCH, "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE",
+    "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX", golf_data.THREADS, golf_data.BATCH_SIZE,
+    golf_data.TIKTOKEN_THREADS, golf_data.DECODE_BATCH_SIZE, "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE",
 )  # fmt: skip
 
 
@@ -103,8 +103,7 @@ class Repository:
         )
 
     def hub(self):
-        cache = self.base / "cache"
-        return Hub(REPO, endpoint=self.server.endpoint, cache=cache, attempts=2, first_wait=0.01, notify=self.out.lines.append)
+        return Hub(REPO, endpoint=self.server.endpoint, cache=self.base / "cache")
 
     def __call__(self, *records, **request):
         return self.out(*records, hub=self.hub(), **request)

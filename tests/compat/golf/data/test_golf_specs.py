@@ -3,7 +3,7 @@ import json
 import pytest
 from golf_kit import BYTE, ROOT
 
-from ingot.compat.golf.data.specs import load_specs
+from ingot.compat.golf.tokenizer_specs import load_specs
 from ingot.errors import ConfigError
 
 
@@ -52,26 +52,26 @@ SP = {"vocab_size": 1024}
         ({"tokenizers": {}}, "lists no tokenizers"),
         ("7", "lists no tokenizers"),
         ("{", "is not JSON"),
-        (["sp1024"], "tokenizer 1 is a str instead of an object"),
-        ([{}], "says neither its kind"),
-        ([{"kind": "char"}], "kind 'char' is not known"),
-        ([{"builder": "mine:build_it", "vocab_size": 9}], "builder 'mine:build_it' is not known"),
+        (["sp1024"], "tokenizer 1: Input should be a valid dictionary"),
+        ([{}], "has neither a kind"),
+        ([{"kind": "char"}], "kind 'char' is unknown"),
+        ([{"builder": "mine:build_it", "vocab_size": 9}], "builder 'mine:build_it' is unknown"),
         ([SP, SP], "names the tokenizer sp_bpe_1024 twice"),
-        ([SP, {**SP, "name": "b"}], "names the data set fineweb10B_sp1024 twice"),
+        ([SP, {**SP, "name": "b"}], "names the dataset fineweb10B_sp1024 twice"),
         ([SP, {**SP, "name": "b", "dataset_suffix": "b"}], "names the file fineweb_1024_bpe.model twice"),
-        ([{**SP, "vocab_sise": 1}], "no 'vocab_sise'; did you mean vocab_size"),
-        ([{**SP, "text_transform": "caps"}], "no 'text_transform'"),
-        ([{"vocab_size": "1024"}], "vocab_size is '1024'"),
-        ([{"vocab_size": 65_537}], "vocab_size is 65537; shards hold 16 bits"),
-        ([{"vocab_size": True}], "vocab_size is True"),
-        ([{"kind": "byte", "vocab_size": 256}], "the byte tokenizer has 260 ids"),
-        ([{**SP, "dataset_suffix": "../x"}], "dataset_suffix '../x' is not a file name"),
-        ([{**SP, "model_prefix": "/etc/x"}], "model_prefix '/etc/x' is not a file name"),
-        ([{"kind": "byte", "filename": "x.model"}], "does not end in .json"),
-        ([{**SP, "name": ""}], "name '' is not text"),
-        ([{**SP, "tokenizer_train_docs": 0}], "leaves nothing to learn from"),
-        ([{**SP, "trainer_overrides": [1]}], "trainer_overrides is an object"),
-        ([{**SP, "trainer_overrides": {"input": "x"}}], "cannot replace input"),
+        ([{**SP, "vocab_sise": 1}], "vocab_sise=1: Extra inputs are not permitted"),
+        ([{**SP, "text_transform": "caps"}], "text_transform='caps': Extra inputs are not permitted"),
+        ([{"vocab_size": "1024"}], "vocab_size='1024'"),
+        ([{"vocab_size": 65_537}], "vocab_size=65537"),
+        ([{"vocab_size": True}], "vocab_size=True"),
+        ([{"kind": "byte", "vocab_size": 256}], "vocab_size of a byte tokenizer is 256; it must be 260"),
+        ([{**SP, "dataset_suffix": "../x"}], "dataset_suffix='../x'"),
+        ([{**SP, "model_prefix": "/etc/x"}], "model_prefix='/etc/x'"),
+        ([{"kind": "byte", "filename": "x.model"}], "must end in .json"),
+        ([{**SP, "name": ""}], "name=''"),
+        ([{**SP, "tokenizer_train_docs": 0}], "tokenizer_train_docs=0"),
+        ([{**SP, "trainer_overrides": [1]}], "trainer_overrides=\\[1\\]"),
+        ([{**SP, "trainer_overrides": {"input": "x"}}], "cannot set input"),
     ],
 )
 def test_specs_that_make_no_sense_are_refused_in_one_line(tmp_path, content, said):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.backends.open import framework_version
-from ingot.compat.golf.data.check import Found, pattern
+from ingot.compat.golf.data_check import Found, pattern
 from ingot.compat.golf.log import GolfReporter, RunLog
 from ingot.compat.golf.mlx.translate import Cut
 from ingot.runs.reporter import BeginReport, StepReport

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.backends.open import find_device
-from ingot.compat.golf.data.check import Found
+from ingot.compat.golf.data_check import Found
 from ingot.compat.golf.log import RunLog
 from ingot.compat.golf.main import FileExporter, Script, started
 from ingot.compat.golf.mlx.log import MLXReporter, mlx_head, tell_mlx_data
