@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ingot.config.schema import OptimizerSection
-from ingot.optim.muon import Muon, equal_rows, even_out
+from ingot.optim.muon import Muon, equal_rows, normalise_neurons
 
 torch.set_num_threads(1)
 
@@ -287,19 +287,19 @@ def test_normuon_divides_rows_by_their_running_root_mean_square_and_keeps_the_le
     tall, squares = matrices((2, 24, 8))[0].detach(), torch.zeros(2, 24, 1)
     tall[:, 3] *= 50
     for _ in range(200):  # the running mean comes to the rows' own
-        even, squares = even_out(tall, squares, 0.9)
+        even, squares = normalise_neurons(tall, squares, 0.9)
     torch.testing.assert_close(squares, tall.square().mean(-1, keepdim=True))
     torch.testing.assert_close(even.norm(dim=(1, 2)), tall.norm(dim=(1, 2)))
     rows = even.norm(dim=2)
     torch.testing.assert_close(rows, rows[:, :1].expand_as(rows))
-    wide, _ = even_out(tall.mT, torch.zeros(2, 1, 24), 0.9)
-    torch.testing.assert_close(wide.mT, even_out(tall, torch.zeros(2, 24, 1), 0.9)[0])
+    wide, _ = normalise_neurons(tall.mT, torch.zeros(2, 1, 24), 0.9)
+    torch.testing.assert_close(wide.mT, normalise_neurons(tall, torch.zeros(2, 24, 1), 0.9)[0])
 
 
 def test_normuon_remembers_rows_that_were_long():
     update, squares = torch.ones(1, 4, 4), torch.ones(1, 4, 1)
     squares[0, 0] = 100.0
-    even, after = even_out(update, squares, 0.5)
+    even, after = normalise_neurons(update, squares, 0.5)
     assert even[0, 0, 0] < 0.5 * even[0, 1, 0]
     assert after[0, 0] == pytest.approx(50.5)
 

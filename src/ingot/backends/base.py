@@ -1,4 +1,4 @@
-"""What the loop asks of a framework. Everything that crosses is numpy, numbers, text or raw bytes."""
+"""The interface between the training loop and a framework. Only numpy arrays, numbers, text and raw bytes cross it."""
 
 from __future__ import annotations
 
@@ -12,72 +12,72 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import Batch, TensorRecord
 
-State = dict[str, list[TensorRecord]]  # by file: model, optimizer and, where it is kept, the average of the weights (ema)
+State = dict[str, list[TensorRecord]]  # by file: model, optimizer and, where there is one, the average of the weights (ema)
 
 
 @dataclass(frozen=True)
 class GroupRates:
-    """What one step asks of the optimizer of a group of parameters."""
+    """The rates of one step for a group of parameters."""
 
     lr: float
-    momentum: float | None  # of Muon
+    momentum: float | None  # Muon only
     weight_decay: float
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step reads and at which rates it updates: the same on every rank."""
+    """What one step reads and its rates: the same on every rank."""
 
     step: int  # steps done before it
     stage: int
-    sample: int  # its first row, counted in rows of data.seq_len
-    samples: int  # and how many of them it reads,
-    rows: int  # cut into this many rows
-    seq_len: int  # of this many tokens
+    sample: int  # its first sample; a sample is a row of data.seq_len
+    samples: int  # how many samples it reads
+    rows: int  # how many rows these are cut into
+    seq_len: int  # tokens of each row
     groups: Mapping[str, GroupRates]
-    model: Mapping[str, float]  # numbers that the model is given by its method `set`
-    ema_decay: float | None  # how much of the average of the weights is kept
+    model: Mapping[str, float]  # numbers passed to the model's method `set`
+    ema_decay: float | None  # share of the average of the weights that is kept
     tokens: int = 0  # targets trained before it
-    phase: int = 0  # of data.phases
-    places: Mapping[str, int] = field(default_factory=dict)  # how many rows of each bucket were read before it
+    phase: int = 0  # index into data.phases
+    places: Mapping[str, int] = field(default_factory=dict)  # rows of each bucket read before it
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step did, over all micro-batches and ranks."""
+    """The result of one optimizer step, over all micro-batches and ranks."""
 
     loss: float  # nats per token
     grad_norm: float  # before clipping
-    skipped: bool  # nothing was updated: the loss or a gradient was not finite
-    ended: float | None = field(default=None, compare=False)  # when, by time.perf_counter; None: when its numbers are seen
+    skipped: bool  # no update: the loss or a gradient was not finite
+    ended: float | None = field(default=None, compare=False)  # time.perf_counter at its end; None: when its result is read
 
 
 class Pending(Protocol):
-    """A step that was handed to the device; asking for its result waits for it."""
+    """A step that was queued on the device; reading its result waits for it."""
 
     def result(self) -> StepResult: ...
 
 
 class Group(Protocol):
-    """The ranks of a run, and what they say to each other."""
+    """The ranks of a run and their communication."""
 
     ranks: Ranks
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Each value's maximum over the ranks."""
+        """Return each value's maximum over the ranks."""
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Each value's sum over the ranks."""
+        """Return each value's sum over the ranks."""
 
     def broadcast(self, text: str) -> str:
-        """The first rank's text, on every rank."""
+        """Return the first rank's text on every rank."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How finely weights are rounded: to codes of so many bits, the largest of which stands for k times the spread of a row."""
+    """The precision of rounded weights: codes of `bits` bits, the largest of which is k times a row's standard deviation."""
 
     bits: int
     k: float
@@ -89,102 +89,102 @@ class Rounding:
 
 
 class Rounder(Protocol):
-    """The large weights of a model, rounded again and again from what they were; the rest is left alone."""
+    """Rounds the large weights of a model, each time from their original values."""
 
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """The bytes of all tables (`embedding`) or all matrices under an entropy coder, without rounding them for good."""
+        """Return the bytes of all tables (`embedding`) or all matrices under an entropy coder, without changing the model."""
 
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
-        """Let the model hold rounded weights; their bytes under an entropy coder."""
+        """Round the model's weights; return their bytes under an entropy coder."""
 
     def codes(self) -> dict[str, list[TensorRecord]]:
-        """What a file stores of each weight as it was rounded last: codes (I8) and a scale per row (its name with ::scale)."""
+        """Return what a file stores of each rounded weight: codes (I8) and a scale per row (its name with ::scale)."""
 
 
 class Inference(Group, Protocol):
-    """A model on a device that writes and is scored; one per rank.
+    """A model on a device that generates and is scored; one per rank.
 
     Every rank calls each method, as often as the others and in the same order: a sharded model gathers inside.
     """
 
     parameters: int
     device: Device
-    precision: str  # bf16, fp16 or fp32: of forward passes
+    precision: str  # of forward passes: bf16, fp16 or fp32
 
     def score(self, batch: Batch) -> float:
-        """The summed loss, in nats, of the targets that are not -1."""
+        """Return the summed loss, in nats, of the targets that are not -1."""
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
-        """The next token of every prompt, for ever. Leaves no trace in the training state.
+        """Yield the next token of every prompt, forever, without changing the training state.
 
-        MemoryError: the device does not hold so many texts at once.
+        MemoryError: the device does not hold so many completions at once.
         """
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
-        """Log-probabilities of each row's tokens from its place `first` on, with the `top` likeliest tokens there.
+        """Return log-probabilities of each row's tokens from position `first` on, with the `top` likeliest tokens there.
 
         MemoryError: the device does not hold so many rows at once.
         """
 
     def cast(self, precision: str) -> bool:
-        """Keep the weights as fp32, bf16 or fp16 from now on, to write with; False where this model's cannot be."""
+        """Cast the weights to fp32, bf16 or fp16, to generate with; return False if this model's cannot be."""
 
     def weights(self) -> list[TensorRecord]:
-        """What the model is scored by and others get: the average of the weights where one is kept, else the weights.
+        """Return the weights that are scored and exported, on the first rank; [] on others.
 
-        On the first rank; [] on others.
+        The average of the weights where there is one.
         """
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
-        """What rounds the weights of this model, by what it makes of some training text; by none, each to the nearest code."""
+        """Return a rounder of this model's weights, guided by some training text; without text, to the nearest code."""
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Take other weights, to begin with or to be scored; `where` they come from is said if they do not fit."""
+        """Load other weights, to start from or to be scored; errors name `where` they come from."""
 
 
 class Backend(Inference, Protocol):
     """A model with its optimizer on a device; one per rank."""
 
-    uses_loss_scaling: bool  # whether a step may be skipped to find a better loss scale
+    uses_loss_scaling: bool  # a step may be skipped to find a better loss scale
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
-        """A host buffer from which copies to the device are fast."""
+        """Return a host buffer from which copies to the device are fast."""
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Settle what depends on the machine (micro-batch, attention), as an earlier session `kept` it where that can be.
+        """Choose what depends on the machine (micro-batch, attention), as an earlier session `kept` it where possible.
 
-        For every stage there is a plan and what this rank reads by it.
+        `stages` has a plan for every stage, with this rank's batch.
         """
 
     def tuned(self) -> dict[str, Any]:
-        """What `tune` settled, as JSON, to be kept with the run."""
+        """Return what `tune` chose, as JSON, to be kept with the run."""
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> Pending:
-        """Compute this rank's rows of a step that has `targets` in all, and update with everybody's gradients."""
+        """Compute this rank's rows of a step with `targets` in all, and update with the gradients of all ranks."""
 
     def snapshot(self) -> Callable[[], State]:
-        """Everything that decides the future and is not in the cursor, as it is now, on the first rank; nothing on others.
+        """Capture all state that is not in the cursor, on the first rank; nothing on others.
 
-        Every rank calls it; what it returns gives copies on the host, from any thread, while steps go on.
+        Every rank calls it; the returned function gives copies on the host, from any thread, while training continues.
         """
 
     def without_trace(self) -> AbstractContextManager[None]:
-        """A block of steps that are undone when it ends, in whatever way."""
+        """Undo the steps of the block when it ends, in any way."""
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
-        """Put a state back."""
+        """Restore a state."""
 
     def flops_per_token(self, seq_len: int) -> float:
-        """FLOPs of training on one token of a row of `seq_len`."""
+        """Return training FLOPs per token in rows of `seq_len`."""
 
     def peak_flops(self) -> float | None:
-        """Peak FLOPs a second of all ranks together; None: not known."""
+        """Return the peak FLOPS of all ranks together; None if unknown."""
 
     def peak_memory(self) -> tuple[int, int]:
-        """The most bytes that were used and that were held, on this rank's device."""
+        """Return the peak bytes allocated and reserved on this rank's device."""
 
     def wait(self) -> None:
-        """Return when the device has done all it was given."""
+        """Return when the device has done all queued work."""
 
     def release(self) -> None:
-        """Give memory that is only kept for later back to the device."""
+        """Return cached memory to the device."""

@@ -1,4 +1,4 @@
-"""Settings that a device does not take, on any machine: for backends, and for checks before a run, which load no framework."""
+"""Settings that a device does not support on any machine: for backends, and for preflight checks, which load no framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ingot.runtime.devices import Device
 
 MLX = Setting("training.device", "mlx")
 MLX_FAMILIES = ("golf", "gpt2", "llama")
-TORCH_ALONE: dict[str, tuple[Any, ...]] = {  # settings that have no effect on mlx, and the values that ask for none
+TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that mlx does not have, and the values that it accepts
     "optimizer.muon_cautious": (False,),
     "optimizer.muon_beta2": (None,),
     "training.fp8_head": (False,),
@@ -24,11 +24,11 @@ CPU = Device("cpu", 0, "cpu", None, ("fp32", "bf16"))
 
 def refuse_precision(config: Config) -> None:
     """Refuse to train in a precision that the device does not have."""
-    device, asked = config.training.device.partition(":")[0], config.training.precision
-    if device == "mlx" and asked == "fp16":
-        raise ConfigError("{0} is not for {1}; use fp32 or bf16", Setting("training.precision", asked), MLX)
+    device, precision = config.training.device.partition(":")[0], config.training.precision
+    if device == "mlx" and precision == "fp16":
+        raise ConfigError("{0} is not for {1}; use fp32 or bf16", Setting("training.precision", precision), MLX)
     if device == "cpu":
-        CPU.precision(asked)
+        CPU.precision(precision)
 
 
 def refuse_ranks_on_mlx(world_size: int) -> None:
@@ -37,17 +37,17 @@ def refuse_ranks_on_mlx(world_size: int) -> None:
         raise ConfigError(f"{{0}} runs in one process and this run has {world_size} ranks; start it without torchrun", MLX)
 
 
-def refuse_torch_alone(config: Config) -> None:
-    """Refuse what MLX does not do, in training and after it."""
+def refuse_torch_only(config: Config) -> None:
+    """Refuse what only torch supports, in training and after it."""
     if config.model.family == "file":
         raise ConfigError("{0} is a torch model, which {1} does not run", Setting("model.family", "file"), MLX)
     if config.model.family not in MLX_FAMILIES:
-        raise ConfigError("{0} is computed by torch alone; leave {1} out", Setting("model.family", config.model.family), MLX)
-    for path, unasked in TORCH_ALONE.items():
+        raise ConfigError("{0} needs torch; leave {1} out", Setting("model.family", config.model.family), MLX)
+    for path, accepted in TORCH_ONLY.items():
         section, _, name = path.partition(".")
-        if (asked := getattr(getattr(config, section), name)) not in unasked:
-            value = str(asked).lower() if isinstance(asked, bool) else asked
-            raise ConfigError("{0} is for torch alone; leave it out with {1}", Setting(path, value), MLX)
+        if (value := getattr(getattr(config, section), name)) not in accepted:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise ConfigError("{0} needs torch; leave it out with {1}", Setting(path, shown), MLX)
     if config.optimizer.muon_precision == "bf16":
         raise ConfigError(
             "{0} is not for {1}; use auto or fp32", Setting("optimizer.muon_precision", config.optimizer.muon_precision), MLX

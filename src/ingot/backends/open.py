@@ -1,4 +1,4 @@
-"""Which framework computes: the only place that names one. It is imported when it is first asked for."""
+"""Choose and import the framework of a device: the only place that names one."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ingot.runtime.machine import OF_KERNELS
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
-MLX = "mlx"  # the training.device that is not torch's
+MLX = "mlx"  # the only training.device that is not torch's
 
 
 def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
-    """The model of a config on its device, with its optimizer: one of the ranks that train together."""
+    """Open the model of a config on its device, with its optimizer: one of the ranks that train together."""
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.backend import MLXBackend
         return MLXBackend(config, vocab_size, ranks)
     from ingot.backends.torch.startup import Builders
 
-    builders = Builders(config, vocab_size, ranks)  # before torch is imported, beside which they do so
+    builders = Builders(config, vocab_size, ranks)  # started before torch is imported, to run beside that
     try:
         from ingot.backends.torch.backend import TorchBackend
 
@@ -36,7 +36,7 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
 
 
 def open_inference(config: Config, vocab_size: int) -> Inference:
-    """The model of a config on its device, to write and to be scored; it has no weights before `load_weights`."""
+    """Open the model of a config on its device, to generate and be scored; it has no weights before `load_weights`."""
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import MLXInference
@@ -47,7 +47,7 @@ def open_inference(config: Config, vocab_size: int) -> Inference:
 
 
 def open_group(device: Device, ranks: Ranks) -> Group:
-    """The group of the ranks, for those who must agree before there is a config."""
+    """Open the group of ranks, for agreement before there is a config."""
     if device.kind == MLX:
         from ingot.backends.mlx.inference import Alone
 
@@ -58,7 +58,7 @@ def open_group(device: Device, ranks: Ranks) -> Group:
 
 
 def find_device(name: str, local_rank: int = 0) -> Device:
-    """The device `training.device` asks for; each local rank has a GPU of its own."""
+    """Return the device that `training.device` names; each local rank has its own GPU."""
     if name == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import find_mlx_device
@@ -69,7 +69,7 @@ def find_device(name: str, local_rank: int = 0) -> Device:
 
 
 def measure_flops(device: Device) -> float:
-    """The rate of a large matrix multiplication on a device, for those of which no data sheet says it."""
+    """Measure the FLOPS of a large matmul, for devices without a data sheet."""
     if device.kind == MLX:
         from ingot.backends.mlx.inference import measure_flops as measure_mlx
 
@@ -80,14 +80,14 @@ def measure_flops(device: Device) -> float:
 
 
 def modules(device: str) -> tuple[str, ...]:
-    """The modules that compute on a device, for whoever loads them ahead; importing them touches no device."""
+    """Return the modules that a forkserver preloads for runs on a device; importing them touches no device."""
     if device == MLX:
         return ()  # Metal does not survive a fork
     return ("ingot.backends.torch.backend", *([] if device == "cpu" else ["ingot.backends.torch.preloaded"]))
 
 
 def fork_can_use(device: str) -> bool:
-    """Whether this process, a fork of one that has loaded the `modules` of a device, can compute on it."""
+    """Return whether this fork of a process that has loaded the `modules` of a device can compute on it."""
     if device in ("cpu", MLX):
         return True
     from ingot.backends.torch.startup import fork_can_use_gpu
@@ -96,13 +96,13 @@ def fork_can_use(device: str) -> bool:
 
 
 def packages(device: str) -> tuple[str, ...]:
-    """The packages whose versions decide what a run computes on the device that `training.device` names; some may be missing."""
+    """Return the packages whose versions decide what a run computes on a device; some may not be installed."""
     return ("torch", "numpy", "pydantic", *([MLX] if device == MLX else OF_KERNELS))
 
 
 @contextmanager
 def _mlx_installed() -> Iterator[None]:
-    """Imports of mlx; its absence is a mistake that one command mends."""
+    """Report a missing mlx with the command that installs it."""
     try:
         yield
     except ImportError as error:
@@ -116,14 +116,14 @@ def _mlx_installed() -> Iterator[None]:
 
 
 def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
-    """The tensors of a state dict that torch.save wrote; nothing in the file can run."""
+    """Return the tensors of a state dict that torch.save wrote; no code in the file can run."""
     from ingot.backends.torch.state import load_saved, state_records
 
     return state_records(load_saved(path), path)
 
 
 def framework_version(device: str = "auto") -> str:
-    """The version of the framework that computes on a device, as it says itself."""
+    """Return the version of the framework that computes on a device."""
     if device == MLX:
         from ingot.backends.mlx.inference import VERSION
 

@@ -1,4 +1,4 @@
-"""How text is drawn from a model, as any framework does it."""
+"""Sampling options and the scores of given tokens, for every framework."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ingot.errors import ConfigError, DataError
 
-COLDEST = 1e-30  # a lower temperature is 0: float32, in which scores are divided by it, ends at 1e-38
-MOST_TOKENS = 10**8  # of a text: a day at a thousand a second
-DTYPES = {  # the names that weights' number formats go by
+COLDEST = 1e-30  # lower temperatures count as 0: logits are divided by them in float32, which ends at 1e-38
+MOST_TOKENS = 10**8  # of a completion: a day at a thousand a second
+DTYPES = {  # accepted names of dtypes
     **dict.fromkeys(("fp32", "float32", "f32"), "fp32"),
     **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
     **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
@@ -32,8 +32,8 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 1337
-    use_cache: bool = True  # keep keys and values instead of computing them anew
-    repetition_penalty: float = 1.0  # above 1: tokens that the text has written already become less likely
+    use_cache: bool = True  # keep keys and values instead of recomputing them
+    repetition_penalty: float = 1.0  # above 1: tokens generated before become less likely
     seeds: tuple[int, ...] = ()
 
     @property
@@ -42,32 +42,32 @@ class Sampling:
         return self.temperature < COLDEST
 
     def row_seeds(self, rows: int) -> tuple[int, ...]:
-        """The seed of every row."""
+        """Return the seed of every row."""
         return self.seeds or tuple(self.seed + row for row in range(rows))
 
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """What is asked of a text. Text i of several draws with seed + i, so it is what it would be alone with that seed."""
+    """Options of a completion. Completion i of several draws with seed + i, as it would alone with that seed."""
 
     max_new_tokens: int = 100
     temperature: float = 0.8  # 0: greedy
     top_k: int | None = None  # None and 0: all
     top_p: float | None = None  # None: all
-    greedy: bool = False  # the likeliest token, whatever the three above say
-    repetition_penalty: float = 1.0  # of tokens the text has written already; those of the prompt are not penalised
-    seed: int | None = None  # None: drawn anew each time
-    stop_at_end: bool = True  # a text is over where the model ends the document
-    return_full_text: bool = False  # the prompt too
-    start_mark: bool = True  # the prompt is the start of a document, where the tokenizer has a mark for it
+    greedy: bool = False  # the likeliest token, ignoring the three above
+    repetition_penalty: float = 1.0  # for tokens generated before, not for those of the prompt
+    seed: int | None = None  # None: a random one each time
+    stop_at_end: bool = True  # stop where the model ends the document
+    return_full_text: bool = False  # include the prompt
+    start_mark: bool = True  # put the tokenizer's start-of-document token, if it has one, before the prompt
     use_cache: bool = True
 
     def problems(self) -> list[str]:
-        """All that is wrong with the values, by their names."""
-        found = []
+        """Return everything wrong with the values, by their names."""
+        problems = []
 
         def refuse(name: str, expected: str) -> None:
-            found.append(f"{name} must be {expected}, not {getattr(self, name)!r}")
+            problems.append(f"{name} must be {expected}, not {getattr(self, name)!r}")
 
         if not is_whole(self.max_new_tokens) or not 1 <= self.max_new_tokens <= MOST_TOKENS:
             refuse("max_new_tokens", f"a whole number from 1 to {MOST_TOKENS:,}")
@@ -84,10 +84,10 @@ class GenerationOptions:
         for name in ("greedy", "stop_at_end", "return_full_text", "start_mark", "use_cache"):
             if not isinstance(getattr(self, name), bool):
                 refuse(name, "true or false")
-        return found
+        return problems
 
     def sampling(self, rows: int) -> Sampling:
-        """How the tokens of so many texts are drawn; ConfigError where a value cannot be."""
+        """Return the sampling of `rows` completions; ConfigError for invalid values."""
         if problems := self.problems():
             raise ConfigError("; ".join(problems))
         seed = secrets.randbits(31) if self.seed is None else self.seed
@@ -101,11 +101,11 @@ class GenerationOptions:
         )
 
     def alone(self, number: int) -> GenerationOptions:
-        """The options by which a text of several, by its number, would be the same alone."""
+        """Return the options with which completion `number` of several would be the same alone."""
         return self if self.seed is None else replace(self, seed=self.seed + number)
 
     def record(self) -> dict[str, Any]:
-        """What a line of output says of how its text was drawn, in the fields of gpt-simple."""
+        """Return the sampling options as an output line records them, in gpt-simple's fields."""
         drawn = not self.greedy and self.temperature >= COLDEST
         return {
             "max_new_tokens": self.max_new_tokens,
@@ -118,20 +118,20 @@ class GenerationOptions:
         }
 
 
-OPTIONS = tuple(one.name for one in fields(GenerationOptions))
+OPTIONS = tuple(field.name for field in fields(GenerationOptions))
 
 
 def merged(options: GenerationOptions, given: Mapping[str, Any]) -> GenerationOptions:
-    """Options with other values for those that are named."""
+    """Return the options with the given values replaced."""
     return GenerationOptions(**{name: given.get(name, getattr(options, name)) for name in OPTIONS})
 
 
 def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
-    """The ids a continuation starts from: the start of a document and the prompt; where there is neither, a newline or any id."""
+    """Return the ids a completion starts from: start-of-document token and prompt; if both are empty, a newline or id 0."""
     ids = [int(i) for i in (tokenizer.encode_document(text) if start_mark else tokenizer.encode(text))]
     if ids:
         return ids
-    if not start_mark:  # an empty prompt is a new document
+    if not start_mark:  # an empty prompt starts a new document
         return prompt_ids(tokenizer, text)
     try:
         return [int(i) for i in tokenizer.encode("\n")] or [0]
@@ -140,7 +140,7 @@ def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is a whole number."""
+    """Return whether a value is an int and no bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -148,14 +148,11 @@ def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# What a model thinks of tokens that are there already.
-
-
 @dataclass(frozen=True)
 class RowScores:
-    """Logs of probabilities (nats) of the tokens of a row from the place `first` on, each given all tokens before it.
+    """Log-probabilities (nats) of a row's tokens from position `first` on, each given all tokens before it.
 
-    `top_ids` and `top` are the likeliest tokens at each of these places, the likeliest first.
+    `top_ids` and `top` are the likeliest tokens at each of these positions, the likeliest first.
     """
 
     first: int
@@ -165,9 +162,9 @@ class RowScores:
 
     @property
     def total(self) -> float:
-        """The log-probability of all of them."""
+        """The log-probability of all of them together."""
         return float(self.chosen.astype(np.float64).sum())
 
     def is_greedy(self, tokens: Any) -> bool:
-        """Whether these tokens, which it scored, are the likeliest at every place."""
+        """Return whether the scored tokens are the likeliest at every position."""
         return bool((self.top_ids[:, 0] == np.asarray(tokens)).all())

@@ -1,6 +1,6 @@
-"""What every model family's settings are made of, without torch: the config imports nothing else of this room.
+"""The settings of every model family, without torch: the config imports nothing else of this package.
 
-A family's own settings stand beside it (gpt2_settings.py beside gpt2.py), and its constructor has no other defaults than theirs.
+A family's constructor has no other defaults than these.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-FAMILY = "Model family: gpt2, llama, golf, frontier, or file for a model of your own."
-# What a setting says of other programs' files: which of its values a model may have there.
+FAMILY = "Model family: gpt2, llama, golf, frontier, or file for a custom model."
+# Metadata of a setting: which of its values models in other programs' files may have.
 ANYWHERE: dict[str, Any] = {"portable": {"huggingface": "any", "gguf": "any"}}
-MOST = 2**53  # of any whole number: JSON's readers lose digits of larger ones
+MOST = 2**53  # the largest integer setting: JSON readers lose digits of larger ones
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
-Size = Annotated[int, Field(ge=1, lt=2**31)]  # of one side of a tensor
+Size = Annotated[int, Field(ge=1, lt=2**31)]  # one dimension of a tensor
 Depth = Annotated[int, Field(ge=1, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # what float32 holds, squared or summed up
+Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # float32 holds its square and sums of it
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 def portable(*values: object, gguf: tuple[object, ...] | None = None) -> dict[str, Any]:
-    """The mark of a setting of which only these values can be in a Hugging Face folder, and these or others in a GGUF file."""
+    """Return the metadata of a setting of which Hugging Face folders allow only these values, and GGUF files these or others."""
     return {"portable": {"huggingface": list(values), "gguf": list(values if gguf is None else gguf)}}
 
 
@@ -32,7 +32,7 @@ PORTABLE_FAMILIES = portable("gpt2", "llama")
 
 
 def nearest_divisor(width: int, heads: int) -> int:
-    """The number that divides a width and is nearest to a count of heads; of widths that cannot be, any that divides them."""
+    """Return the divisor of a width that is nearest to a number of heads; of very large widths only some divisors are tried."""
     low = [h for h in range(1, min(math.isqrt(width), 1 << 16) + 1) if width % h == 0]
     return min([*low, *(width // h for h in low)], key=lambda h: abs(h - heads))
 
@@ -44,7 +44,7 @@ class Section(BaseModel):
 
 
 class ModelSettings(Section):
-    """What every model family has."""
+    """Settings of every model family."""
 
     layers: Depth = Field(12, description="Number of transformer blocks.", json_schema_extra=ANYWHERE)
     heads: Size = Field(12, description="Attention heads; they divide the width evenly.", json_schema_extra=ANYWHERE)
@@ -68,12 +68,12 @@ class ModelSettings(Section):
         return self
 
     def weights_besides_embedding(self, rows: int, context: int) -> int | None:
-        """Parameters, but for those of the embedding of so many tokens; None where the settings alone do not say it."""
+        """Return the number of parameters besides an embedding of `rows` tokens; None if the settings do not determine it."""
         return None
 
 
 class DropoutSettings(ModelSettings):
-    """What the families with dropout share."""
+    """Settings of the families with dropout."""
 
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="Probability of dropping an activation in training.", json_schema_extra=ANYWHERE
@@ -81,7 +81,7 @@ class DropoutSettings(ModelSettings):
 
 
 class RotarySettings(ModelSettings):
-    """What the families with rotary positions share: each query and key is turned by an angle that grows with its place."""
+    """Settings of the families with rotary positions: queries and keys are rotated by an angle that grows with position."""
 
     kv_heads: Size | None = Field(
         None,
@@ -90,7 +90,7 @@ class RotarySettings(ModelSettings):
     )
     rope_base: Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)] = Field(
         10000.0,
-        description="Rotary positions: the slowest pair turns once in about this many tokens, times 2 pi.",
+        description="Rotary positions: the slowest pair rotates once in about this many tokens, times 2 pi.",
         json_schema_extra=ANYWHERE,
     )
 
@@ -107,14 +107,11 @@ class RotarySettings(ModelSettings):
 
 
 class FileSettings(DropoutSettings):
-    """A model of your own: a Python file with `class Model(torch.nn.Module)`, see docs/your-own-model.md."""
+    """A custom model: a Python file with `class Model(torch.nn.Module)`, see docs/your-own-model.md."""
 
     family: Literal["file"] = Field("file", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
-    file: str = Field(description="Python file with a class Model; it is given the settings its constructor names.")
-    settings: dict[str, Any] = Field({}, description="More keyword arguments for the constructor of Model.")
-
-
-# The settings of the gpt2 family.
+    file: str = Field(description="Python file with a class Model; it gets the settings that its constructor names.")
+    settings: dict[str, Any] = Field({}, description="Additional keyword arguments for the constructor of Model.")
 
 
 class GPT2Settings(DropoutSettings):
@@ -129,13 +126,10 @@ class GPT2Settings(DropoutSettings):
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Parameters, but for those of the embedding of so many tokens."""
+        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, bias = self.width, int(self.bias)
         block = 12 * width * width + bias * 9 * width + 2 * width * (1 + bias)
         return context * width + self.layers * block + width * (1 + bias)
-
-
-# The settings of the llama family.
 
 
 class LlamaSettings(DropoutSettings, RotarySettings):
@@ -144,7 +138,7 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     family: Literal["llama"] = Field("llama", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     bias: bool = Field(
         False,
-        description="Biases in the linear layers, where the three settings below do not say otherwise.",
+        description="Biases in the linear layers, unless one of the three settings below says otherwise.",
         json_schema_extra=ANYWHERE,
     )
     qkv_bias: bool | None = Field(
@@ -173,9 +167,7 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     norm_epsilon: Annotated[float, Field(gt=0, lt=1)] = Field(
         1e-5, description="Added to the variance inside the norms.", json_schema_extra=ANYWHERE
     )
-    tied: bool = Field(
-        True, description="The head is the token embedding. false: a matrix of its own.", json_schema_extra=ANYWHERE
-    )
+    tied: bool = Field(True, description="The head is the token embedding. false: a separate matrix.", json_schema_extra=ANYWHERE)
     rope_scaling: Literal["linear", "ntk"] | None = Field(
         None,
         description="Stretch rotary positions by rope_factor: linear divides the angles, ntk multiplies the base.",
@@ -186,10 +178,10 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Parameters, but for those of the embedding of so many tokens."""
+        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, kv = self.width, (self.kv_heads or self.heads) * (self.width // self.heads)
-        asked = self.qkv_bias, self.attention_out_bias, self.mlp_bias
-        qkv_bias, out_bias, mlp_bias = (self.bias if bias is None else bias for bias in asked)
+        biases = self.qkv_bias, self.attention_out_bias, self.mlp_bias
+        qkv_bias, out_bias, mlp_bias = (self.bias if bias is None else bias for bias in biases)
         gated = self.mlp == "gated"
         inner = mlp_width(width, self.inner_width, gated)
         attention = 2 * width * width + 2 * width * kv + qkv_bias * (width + 2 * kv) + out_bias * width
@@ -199,19 +191,18 @@ class LlamaSettings(DropoutSettings, RotarySettings):
 
 
 def mlp_width(width: int, inner_width: int | None, gated: bool = True) -> int:
-    """The width inside the MLP, said or by its rule."""
+    """Return the width inside the MLP, as set or by its default rule."""
     return inner_width or (math.ceil(8 * width // 3 / 256) * 256 if gated else 4 * width)
 
 
-# The settings of the golf family, and the names of the parameters in it that steer.
-
+# Parts of the names of control parameters (scales, gains, mixes), which are not matrices to Muon.
 CONTROL = (
     "attn_scale", "attn_scales", "mlp_scale", "mlp_scales", "resid_mix", "resid_mixes", "q_gain", "skip_weight", "skip_weights",
 )  # fmt: skip
 
 
 class GolfSettings(RotarySettings):
-    """The golf baseline: skips from the first half to the second, a mix of the embedding into every block, squared ReLU."""
+    """The golf baseline: skips from the first half to the second, the embedding mixed into every block, squared ReLU."""
 
     family: Literal["golf"] = Field("golf", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     layers: Depth = Field(9, description="Number of transformer blocks; the first half feeds the second through skips.")
@@ -221,35 +212,33 @@ class GolfSettings(RotarySettings):
         4, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
     )
     mlp_multiple: Depth = Field(2, description="Width inside the MLP, in widths of the residual stream.")
-    tied: bool = Field(True, description="The head is the token embedding. false: a matrix of its own, zero at first.")
+    tied: bool = Field(True, description="The head is the token embedding. false: a separate matrix, initially zero.")
     softcap: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = Field(
         30.0, description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap)."
     )
     qk_gain: Rate = Field(1.5, description="Initial gain of every head's queries, after their normalisation.")
-    embedding_std: Rate = Field(0.005, description="Spread of the initial embedding where it is tied.")
+    embedding_std: Rate = Field(0.005, description="Standard deviation of the initial embedding where it is tied.")
     embedding_dtype: Literal["fp32", "bf16"] = Field(
-        "fp32", description="Number format the embedding is kept and updated in, and with it the residual stream."
+        "fp32", description="Dtype in which the embedding is stored and updated, and dtype of the residual stream."
     )
     control: str = Field(
         ",".join(CONTROL),
-        description="Parts of names, with commas between, of parameters that steer and do not multiply: no matrices to Muon.",
+        description="Comma-separated parts of the names of control parameters (scales, gains, mixes): no matrices to Muon.",
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Parameters, but for those of the embedding of so many tokens."""
+        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, kv = self.width, (self.kv_heads or self.heads) * (self.width // self.heads)
         block = 2 * width * width + 2 * width * kv + self.heads + 2 * self.mlp_multiple * width * width + 4 * width
         return self.layers * block + self.layers // 2 * width + (0 if self.tied else rows * width)
 
 
-# The settings of the frontier family.
-
-FRONTIER_CONTROL = ("_gate", "mix_x")  # parts of the names of parameters that steer and do not multiply
-GATE_CHANNELS, VALUE_GATE_CHANNELS = 12, 32  # of a layer's input that the gates of heads and of values look at
+FRONTIER_CONTROL = ("_gate", "mix_x")  # parts of the names of control parameters
+GATE_CHANNELS, VALUE_GATE_CHANNELS = 12, 32  # channels of a layer's input that the gates of heads and of values use
 
 
 class FrontierSettings(RotarySettings):
-    """What learns most in a few minutes: windows, a second way for values, half-rotated heads, gates. Its defaults fit 16 MB."""
+    """The best model for a few minutes: windows, a second source of values, half-rotated heads, gates. Defaults fit 16 MB."""
 
     family: Literal["frontier"] = Field("frontier", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     layers: Depth = Field(10, description="Number of transformer blocks.")
@@ -261,43 +250,45 @@ class FrontierSettings(RotarySettings):
     mlp_multiple: Annotated[float, Field(gt=0, le=1000)] = Field(
         3.0, description="Width inside the MLP, in widths of the residual stream."
     )
-    tied: bool = Field(True, description="The head is the token embedding. false: a matrix of its own.")
+    tied: bool = Field(True, description="The head is the token embedding. false: a separate matrix.")
     softcap: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] | None = Field(
         15.0,
         description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap). null: they are not.",
     )
     rope_base: Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)] = Field(
-        200000.0, description="Rotary positions: the slowest pair turns once in about this many tokens, times 2 pi."
+        200000.0, description="Rotary positions: the slowest pair rotates once in about this many tokens, times 2 pi."
     )
     rope_part: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.5, description="Part of each head's dimensions that rotary positions turn; the others know no place."
+        0.5, description="Part of each head's dimensions that rotary positions rotate; the others carry no position."
     )
     key_offset: bool = Field(
         True,
-        description="In layers that see the whole row, the dimensions of a key that are not turned are those of the token "
-        "before: a head finds what came after an earlier occurrence in one layer. Needs rope_part below 1.",
+        description="In layers that see the whole row, the unrotated dimensions of a key are those of the previous token: "
+        "one layer can find what followed an earlier occurrence. Needs rope_part below 1.",
     )
     pattern: Annotated[str, Field(pattern="^[SL]+$", max_length=1000)] = Field(
         "SSSSL", description="S: a layer sees the last `window` tokens, L: the whole row. Repeated; the last layer is always L."
     )
-    window: Size = Field(256, description="Tokens that an S layer sees, the token itself among them; a stage may change it.")
+    window: Size = Field(256, description="Tokens that an S layer sees, including the token itself; a stage may change it.")
     values: Literal["none", "projections", "tables"] = Field(
         "projections",
         description="What every second layer and the last add to their values, through a gate per head: a projection of the "
-        "embedding, or a row of a table of their own for each token (vocabulary x width weights, no FLOPs).",
+        "embedding, or a row per token of a separate table (vocabulary x width weights, no FLOPs).",
     )
     value_layers: list[Count] | None = Field(
-        None, description="Layers that add to their values, the first being 0. null: the last and every second before it."
+        None, description="Layers that add to their values, counted from 0. null: the last and every second one before it."
     )
-    head_gate: bool = Field(True, description="Each head's output is multiplied by a gate that looks at the layer's input.")
+    head_gate: bool = Field(True, description="Each head's output is multiplied by a gate computed from the layer's input.")
 
     @model_validator(mode="after")
     def _offset_fits(self) -> FrontierSettings:
         if self.rotated < 2:
             size = self.width // self.heads
-            raise ValueError(f"model.rope_part={self.rope_part:g} turns no pair of a head's {size} dimensions; raise it")
+            raise ValueError(f"model.rope_part={self.rope_part:g} rotates no pair of a head's {size} dimensions; raise it")
         if self.key_offset and self.rotated == self.width // self.heads:
-            raise ValueError("model.key_offset needs dimensions that are not turned; set model.rope_part below 1 or it to false")
+            raise ValueError(
+                "model.key_offset needs unrotated dimensions; set model.rope_part below 1 or model.key_offset to false"
+            )
         return self
 
     @model_validator(mode="after")
@@ -309,7 +300,7 @@ class FrontierSettings(RotarySettings):
 
     @property
     def rotated(self) -> int:
-        """Dimensions of a head that are turned, in pairs."""
+        """Dimensions of a head that are rotated, in pairs."""
         return round(self.width // self.heads * self.rope_part / 2) * 2
 
     @property
@@ -318,16 +309,16 @@ class FrontierSettings(RotarySettings):
         return max(1, round(self.mlp_multiple * self.width))
 
     def has_values(self, layer: int) -> bool:
-        """Whether a layer adds to its values."""
+        """Return whether a layer adds to its values."""
         named = (self.layers - 1 - layer) % 2 == 0 if self.value_layers is None else layer in self.value_layers
         return self.values != "none" and named
 
     def is_long(self, layer: int) -> bool:
-        """Whether a layer sees the whole row."""
+        """Return whether a layer sees the whole row."""
         return layer == self.layers - 1 or self.pattern[layer % len(self.pattern)] == "L"
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Parameters, but for those of the embedding of so many tokens."""
+        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, kv_heads = self.width, self.kv_heads or self.heads
         kv = kv_heads * (width // self.heads)
         block = 2 * width * width + 2 * width * kv + 2 * self.inner_width * width + 2

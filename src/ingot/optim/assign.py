@@ -1,7 +1,7 @@
-"""Which group a parameter belongs to, and what each group's optimizer and peak rates are. No framework is needed to say so.
+"""Assign parameters to groups, each with an optimizer and peak rates, without a framework.
 
-The groups of `optimizer.groups` come first, by the names of parameters; what they leave is grouped by kind, which the framework
-finds out (see groups.py). `rest` exists beside Muon alone: what has two or more dimensions and is not a matrix of a block.
+The groups of `optimizer.groups` come first, by parameter names; the remaining parameters are grouped by kind, which the framework
+determines (groups.py). `rest` exists only beside Muon: what has two or more dimensions and is not a matrix of a block.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Kind = Literal["embedding", "head", "matrix", "scalar"]
 
 @dataclass(frozen=True)
 class Group:
-    """How some parameters are updated when no schedule holds them back."""
+    """The optimizer and peak rates of some parameters."""
 
     name: str
     optimizer: Literal["adamw", "muon"]
     learning_rate: float
     weight_decay: float
-    momentum: float | None = None  # of Muon, after its warm-up
-    betas: tuple[float, float] = (0.0, 0.0)  # of AdamW, as is epsilon
+    momentum: float | None = None  # Muon's, after its warm-up
+    betas: tuple[float, float] = (0.0, 0.0)  # AdamW's, as is epsilon
     epsilon: float = 0.0
 
 
 def groups_of(o: OptimizerSection) -> list[Group]:
-    """Every group of a run: its own, then one for each kind, whether or not the model has such parameters."""
+    """Return every group of a run: those of `optimizer.groups`, then one per kind, even if the model has no such parameters."""
     rates = {"embedding": o.embedding_learning_rate, "head": o.head_learning_rate, "scalar": o.scalar_learning_rate}
     by_kind = [
         GroupSection(
@@ -47,7 +47,7 @@ def groups_of(o: OptimizerSection) -> list[Group]:
 
 
 def _resolved(o: OptimizerSection, group: GroupSection) -> Group:
-    """A group with the settings of all where it has none of its own."""
+    """Fill in the general settings where a group has none of its own."""
     muon = group.optimizer == "muon"
     rate, decay = group.learning_rate, group.weight_decay
     if rate is None:
@@ -61,7 +61,7 @@ def _resolved(o: OptimizerSection, group: GroupSection) -> Group:
 
 
 def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Collection[str]) -> dict[str, str]:
-    """The group of every parameter, by name; `block_matrices` are those that Muon takes where it is the optimizer of a run."""
+    """Return the group of every parameter, by name; `block_matrices` are those that Muon takes where it is the optimizer."""
 
     def group(name: str, kind: Kind) -> str:
         for own in o.groups:
@@ -69,14 +69,14 @@ def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Colle
                 return own.name
         return "rest" if kind == "matrix" and o.name == "muon" and name not in block_matrices else kind
 
-    found = {name: group(name, kind) for name, kind in kinds.items()}
+    assigned = {name: group(name, kind) for name, kind in kinds.items()}
     for number, own in enumerate(o.groups):
-        if own.name in found.values():
+        if own.name in assigned.values():
             continue
-        taken = next((other for name, other in found.items() if fnmatchcase(name, own.match)), None)
+        taken = next((other for name, other in assigned.items() if fnmatchcase(name, own.match)), None)
         where = f"optimizer.groups.{number}.match={own.match}"
         if taken is not None:
-            raise ConfigError(f"{where} matches only parameters that belong to {taken}, which stands before it; change the order")
+            raise ConfigError(f"{where} matches only parameters that belong to {taken}, which comes before it; change the order")
         some = [*list(kinds)[:4], *(["..."] if len(kinds) > 4 else [])]
         raise ConfigError(f"{where} matches no parameter of the model; it has {', '.join(some)}")
-    return found
+    return assigned

@@ -1,8 +1,7 @@
 """Muon: momentum whose update is replaced by the nearest semi-orthogonal matrix, for all matrices of one shape at once.
 
-Orthogonalising one small matrix is a chain of products too small to fill a device. Matrices of one shape are stacked and
-iterated together; the result is that of one by one. What is remembered of them stays stacked from step to step: the state of a
-parameter is its part of the stack.
+Orthogonalising one small matrix is a chain of matmuls too small to fill a device. Matrices of one shape are stacked and iterated
+together, with the same result. Their state stays stacked from step to step: the state of a parameter is a view of the stack.
 """
 
 from __future__ import annotations
@@ -21,57 +20,52 @@ from torch import Tensor
 
 from ingot.config.schema import OptimizerSection
 
-# Polar Express: for each iteration of an orthogonalisation the polynomial that suits what the iterations before it leave.
-
 Polynomial = tuple[float, float, float]  # a, b, c of ax + bx³ + cx⁵
 
-LOWEST = 1e-3  # smallest singular value that Polar Express brings to one
-# Rounding may leave a value above the interval it was computed to lie in, where a polynomial shoots off; each but the last is
-# stretched by this much.
+LOWEST = 1e-3  # smallest singular value that Polar Express maps near one
+# Rounding may leave a value above its computed interval, where a polynomial diverges: each but the last is stretched by this.
 SAFETY = 1.01
-# The best polynomial for a very wide interval comes close to zero inside it, and rounding drowns what it puts there. Below this
-# part of the interval values are lifted by the slope alone.
+# The best polynomial for a very wide interval comes close to zero inside it, where rounding errors dominate. Below this part of
+# the interval values are lifted by the slope alone.
 CUSHION = 0.024
 
 
 @lru_cache
 def polar_express(iterations: int) -> tuple[Polynomial, ...]:
-    """For each iteration the polynomial that is nearest to one on what the iterations before leave (Amsel et al., 2025).
+    """Return for each iteration the polynomial nearest to one on the interval that the previous ones leave (Amsel et al., 2025).
 
-    Five bring 0.001 .. 1 to 0.87 .. 1.13. An iteration lifts small values four times: with fewer of them the set is made for
-    values four times as large per missing one, which it brings to 0.85 .. 1.15. Dropping the last of five instead would spread
-    all values over 0.43 .. 1.57.
+    Five map 0.001 .. 1 to 0.87 .. 1.13. An iteration multiplies small values by four: with fewer iterations the polynomials are
+    computed for values four times as large per missing one, which they map to 0.85 .. 1.15. Dropping the last of five instead
+    would map all values to 0.43 .. 1.57.
     """
     low, high = LOWEST * 4.0 ** max(0, 5 - iterations), 1.0
-    found = []
+    polynomials = []
     for i in range(iterations):
         (a, b, c), error = nearest_to_one(max(low, CUSHION * high), high)
         s = SAFETY if i < iterations - 1 else 1.0
         a, b, c = a / s, b / s**3, c / s**5
-        found.append((a, b, c))
+        polynomials.append((a, b, c))
         low, high = min(a * low + b * low**3 + c * low**5, 1 - error), 1 + error
-    return tuple(found)
+    return tuple(polynomials)
 
 
 def nearest_to_one(low: float, high: float) -> tuple[Polynomial, float]:
-    """The odd quintic whose largest distance from one on low .. high is smallest, and that distance (Remez's exchange)."""
+    """Return the odd quintic with the smallest maximum distance from one on low .. high, and that distance (Remez exchange)."""
     if low > 0.99 * high:  # too narrow to solve for; the Taylor polynomial is within 1e-6
         m = (low + high) / 2
         a, b, c = 1.875 / m, -1.25 / m**3, 0.375 / m**5
         return (a, b, c), max(abs(a * x + b * x**3 + c * x**5 - 1) for x in (low, high))
     inner, outer = (3 * low + high) / 4, (low + 3 * high) / 4
-    for _ in range(20):  # it doubles its digits each time
+    for _ in range(20):  # converges quadratically
         x = np.array([low, inner, outer, high])
-        # The best one misses by the same error, under and over in turn, at the ends and at its two extrema.
+        # The best one has the same error, with alternating signs, at the ends and at its two extrema.
         a, b, c, error = (float(v) for v in np.linalg.solve(np.stack([x, x**3, x**5, [1, -1, 1, -1]], axis=1), np.ones(4)))
         root = math.sqrt(9 * b * b - 20 * a * c)
         inner, outer = math.sqrt((-3 * b - root) / (10 * c)), math.sqrt((-3 * b + root) / (10 * c))
     return (a, b, c), abs(error)
 
 
-# Orthogonalising matrices without a decomposition: odd polynomials that push every singular value towards one.
-
-NEWTON_SCHULZ: Polynomial = (3.4445, -4.7750, 2.0315)  # five times: 0.003 .. 1 comes to 0.68 .. 1.20
+NEWTON_SCHULZ: Polynomial = (3.4445, -4.7750, 2.0315)  # five iterations map 0.003 .. 1 to 0.68 .. 1.20
 
 
 def polynomials(coefficients: str, iterations: int) -> tuple[Polynomial, ...]:
@@ -82,10 +76,10 @@ def polynomials(coefficients: str, iterations: int) -> tuple[Polynomial, ...]:
 def orthogonalise(matrices: Tensor, steps: tuple[Polynomial, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Push the singular values of every matrix of an (N, m, n) stack towards one, computing in `dtype`."""
     tall = matrices.size(-2) > matrices.size(-1)
-    x = (matrices.mT if tall else matrices).to(dtype)  # the product with its own transpose is then the smaller of the two
+    x = (matrices.mT if tall else matrices).to(dtype)  # x @ x.mT is then the smaller of the two Gram matrices
     x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + 1e-7)
-    # Five iterations on m x n cost 10n/m + 5 products of m x m, gathered 2n/m + 17: 1:4 took half the time, 1:1 half as much
-    # again (2 cores of an ARM Neoverse-N1). Not on CUDA, whose float32 products may be TF32: too coarse to gather in.
+    # Five iterations on m x n cost 10n/m + 5 matmuls of m x m, gathered 2n/m + 17: 1:4 took half the time, 1:1 half as much
+    # again (2 cores of an ARM Neoverse-N1). Not on CUDA, whose float32 matmuls may be TF32: too coarse to gather in.
     gathers = dtype == torch.float32 and not x.is_cuda and x.size(-1) >= 2 * x.size(-2)
     x = iterate_gathered(x, steps) if gathers else iterate(x, steps)
     return (x.mT if tall else x).to(matrices.dtype)
@@ -94,17 +88,17 @@ def orthogonalise(matrices: Tensor, steps: tuple[Polynomial, ...], dtype: torch.
 def iterate(x: Tensor, steps: tuple[Polynomial, ...]) -> Tensor:
     """Apply the polynomials one after the other."""
     for a, b, c in steps:
-        # bmm, here and below: `@` looks at the shapes first, which takes a CPU as long as the product of small matrices.
+        # bmm, here and below: `@` checks shapes first, which takes a CPU as long as multiplying small matrices.
         gram = torch.bmm(x, x.mT)  # (N, m, m)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 
 
 def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5) -> Tensor:
-    """The same, gathered in the small square: x is multiplied once per `at_once` polynomials, at their end.
+    """Apply the polynomials on the small Gram matrix, and multiply x once per `at_once` of them.
 
-    The square of a small singular value is known to float32's 6e-8 and no better, and its error is lifted with it, by the square
-    of the slopes: 1e-2 after the four that five iterations build on, and past one, where it diverges, a few more later.
+    The square of a small singular value is accurate to float32's 6e-8 only, and its error grows by the square of the slopes: to
+    1e-2 after the four iterations that precede a fifth, and past one, where it diverges, a few iterations later.
     """
     for start in range(0, len(steps), at_once):
         gram = torch.bmm(x, x.mT)  # (N, m, m)
@@ -121,13 +115,10 @@ def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5)
     return x
 
 
-# NorMuon: neurons that were moved far move less, because Muon's updates leave some rows longer than others, step after step.
+def normalise_neurons(updates: Tensor, squares: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Apply NorMuon: divide each row of (P, m, n) updates by its running root mean square, keeping the norm of the whole.
 
-
-def even_out(updates: Tensor, squares: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """NorMuon: each row of (P, m, n) updates divided by its running root mean square, the length of the whole unchanged.
-
-    Of wide matrices the columns, the side that has more. `squares` are the running means, which come back as they are after this.
+    Columns of wide matrices instead of rows. `squares` are the running means of squares; their new values are returned too.
     """
     now = updates.square().mean(-1 if updates.size(-2) >= updates.size(-1) else -2, keepdim=True)
     squares = squares.lerp(now, 1 - beta)
@@ -140,10 +131,10 @@ Number = float | Tensor
 
 
 def equal_rows(updates: Tensor) -> Tensor:
-    """Every row of each (m, n) update at the same length, the length of the whole unchanged; a row of zeros stays one.
+    """Scale every row of each (m, n) update to the same norm, keeping the norm of the whole; a row of zeros stays zero.
 
-    A tall matrix has more rows than directions, and orthogonalising leaves some of them long and others short, so that some
-    neurons learn many times faster than others. The rows of a wide one are nearly equal already.
+    A tall matrix has more rows than dimensions, and orthogonalising leaves some rows long and others short, so that some neurons
+    learn many times faster than others. The rows of a wide one are nearly equal already.
     """
     rows = F.normalize(updates, dim=-1)
     whole = (-2, -1)
@@ -151,7 +142,7 @@ def equal_rows(updates: Tensor) -> Tensor:
 
 
 class Options(NamedTuple):
-    """What of a step stays the same from one to the next: the graph of a compiled one."""
+    """Options of a step that stay the same from step to step: a compiled step is one graph for each."""
 
     nesterov: bool
     dtype: torch.dtype  # of the orthogonalisation
@@ -173,7 +164,7 @@ def update_matrices(
     skip: Tensor | None,
     o: Options,
 ) -> Tensor:
-    """One step of matrices of one shape (P, m, n): the new ones. Their momentum and, of NorMuon, running squares change in place.
+    """Return matrices of one shape (P, m, n) after a step; their momentum and NorMuon's running squares are updated in place.
 
     Nothing changes where `skip` is one.
     """
@@ -183,8 +174,8 @@ def update_matrices(
     if o.normalise_rows:
         update = equal_rows(update)
     if o.beta2 is not None and squares_before is not None:
-        update, squares = even_out(update, squares_before, o.beta2)
-    # A tall matrix has more rows than directions: the factor gives every row the update it would have in a square one.
+        update, squares = normalise_neurons(update, squares_before, o.beta2)
+    # A tall matrix has more rows than dimensions: the factor gives every row the update it would have in a square one.
     update = update * (lr * math.sqrt(max(1.0, params.size(1) / params.size(2))))
     decay = lr * weight_decay
     if skip is not None:
@@ -193,7 +184,7 @@ def update_matrices(
         squares = None if squares is None or squares_before is None else torch.where(stays, squares_before, squares)
         decay = decay * (1.0 - skip)
     if o.decays:
-        # Cautious: only what the update brings nearer to zero as well.
+        # Cautious: decay only what the update also moves towards zero.
         params = params * (1.0 - decay * (params * update >= 0) if o.cautious else 1.0 - decay)
     momentum_before.copy_(after)
     if squares_before is not None and squares is not None:
@@ -204,8 +195,8 @@ def update_matrices(
 class Muon(torch.optim.Optimizer):
     """Muon for matrices. Every parameter must have two dimensions; the rest belongs to AdamW.
 
-    What a group does not have itself it takes from the settings. All of it may change between steps, as `lr` and `momentum` do.
-    `compiled`: a step is a few kernels instead of dozens, each of which reads and writes all matrices.
+    Settings are the defaults of groups; all may change between steps, as `lr` and `momentum` do. `compiled`: a step is a few
+    kernels instead of dozens, each of which reads and writes all matrices.
     """
 
     def __init__(self, params: Iterable[Any], settings: OptimizerSection, compiled: bool = False):
@@ -223,7 +214,9 @@ class Muon(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
         self._compiled = compiled
-        self._stacks: dict[tuple[str, int], tuple[Tensor, list[Tensor]]] = {}  # and their parts, by name and first parameter
+        self._stacks: dict[
+            tuple[str, int], tuple[Tensor, list[Tensor]]
+        ] = {}  # stacks and their views, by name and first parameter
         for group in self.param_groups:
             for p in group["params"]:
                 if p.dim() != 2:
@@ -232,7 +225,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        # The backend may set `found_inf`, as it does for fused AdamW: where it is one nothing changes, and the host need not ask.
+        # The backend may set `found_inf`, as for fused AdamW: where it is one nothing changes, and the host need not wait for it.
         skip: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
@@ -244,7 +237,7 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, params: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         rows, columns = params[0].shape
-        # GPUs multiply bf16 many times faster and the iteration forgives it; CPUs gain nothing from it.
+        # GPUs multiply bf16 many times faster and the iteration tolerates it; CPUs gain nothing.
         half = group["precision"] == "bf16" or (group["precision"] == "auto" and params[0].is_cuda)
         options = Options(
             nesterov=group["nesterov"],
@@ -252,30 +245,30 @@ class Muon(torch.optim.Optimizer):
             steps=polynomials(group["coefficients"], group["iterations"]),
             normalise_rows=group["normalise_rows"],
             beta2=group["beta2"],
-            decays=bool(group["weight_decay"]) or self._compiled,  # one graph, also where a schedule ends at 0
+            decays=bool(group["weight_decay"]) or self._compiled,  # one graph, even if a schedule ends at 0
             cautious=group["cautious"],
         )
         grads = torch.stack([p.grad for p in params])  # type: ignore[misc]  # (P, m, n)
-        momentum = self._memory(params, "momentum", (rows, columns))
+        momentum = self._state_stack(params, "momentum", (rows, columns))
         squares = None
         if options.beta2 is not None:
-            squares = self._memory(params, "squares", (rows, 1) if rows >= columns else (1, columns))
+            squares = self._state_stack(params, "squares", (rows, 1) if rows >= columns else (1, columns))
         lr, beta, decay = group["lr"], group["momentum"], group["weight_decay"]
-        if self._compiled:  # as tensors: other numbers would be another graph
+        if self._compiled:  # as tensors: other floats would be another graph
             lr, beta, decay = (torch.full((), float(number), device=grads.device) for number in (lr, beta, decay))
         update = _compiled_update() if self._compiled else update_matrices
         new = update(torch.stack(params), grads, momentum, squares, lr, beta, decay, skip, options)
         torch._foreach_copy_(params, list(new.unbind(0)))
 
-    def _memory(self, params: list[Tensor], name: str, shape: tuple[int, int]) -> Tensor:
-        """What is remembered of every parameter under a name, (P, ...); zeros at first.
+    def _state_stack(self, params: list[Tensor], name: str, shape: tuple[int, int]) -> Tensor:
+        """Return the stacked state (P, ...) of parameters under a name; zeros at first.
 
-        The stack of the step before, unless a state was put back or other parameters have gradients.
+        It is the stack of the previous step, unless a state was restored or other parameters have gradients.
         """
         stack, parts = self._stacks.get((name, id(params[0])), (None, []))
         kept = [self.state[p].get(name) for p in params]
-        if stack is None or len(kept) != len(parts) or any(one is not part for one, part in zip(kept, parts, strict=True)):
-            stack = torch.stack([p.new_zeros(shape) if one is None else one for p, one in zip(params, kept, strict=True)])
+        if stack is None or len(kept) != len(parts) or any(state is not part for state, part in zip(kept, parts, strict=True)):
+            stack = torch.stack([p.new_zeros(shape) if state is None else state for p, state in zip(params, kept, strict=True)])
             parts = list(stack.unbind(0))
             for p, part in zip(params, parts, strict=True):
                 self.state[p][name] = part

@@ -1,7 +1,7 @@
-"""Learning rates and Muon's momentum: pure functions of where a run stands, so that a resume computes what the unbroken run did.
+"""Learning rates and Muon's momentum: pure functions of a run's progress, so that a resumed run computes the same.
 
-The steps done and the seconds trained are all a schedule may look at. One that looks at `seconds` follows the clock; the others
-are reproducible.
+A schedule depends only on the steps done and the seconds trained. One that uses `seconds` follows the clock; the others are
+reproducible.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from ingot.config.schema import Config
 
 
 def fraction_spent(config: Config, step: int, seconds: float) -> float:
-    """The part of the budget that is used up: of the steps or of the seconds, whichever is further along."""
+    """Return the spent part of the budget: of the steps or of the seconds, whichever is further along."""
     max_steps, budget = config.training.max_steps, config.budget.seconds
     return min(1.0, max(step / max_steps if max_steps else 0.0, seconds / budget if budget else 0.0))
 
 
 def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
-    """The factor on every peak learning rate for the step that begins after `step` steps and `seconds` seconds."""
+    """Return the factor on every peak learning rate for the step after `step` steps and `seconds` seconds."""
     o = config.optimizer
     warmup = min(1.0, (step + 1) / (o.warmup_steps + 1))
     match o.schedule:
@@ -38,19 +38,19 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
 
 
 def cosine(done: float, length: float) -> float:
-    """From one to zero along half a cosine; one before, zero after."""
+    """Decay from one to zero along half a cosine; one before, zero after."""
     return 0.5 * (1 + math.cos(math.pi * _clamp(done / length)))
 
 
 def linear(done: float, length: float) -> float:
-    """From one to zero along a line; one before, zero after."""
+    """Decay linearly from one to zero; one before, zero after."""
     return 1.0 - _clamp(done / length) if length > 0 else 1.0
 
 
 def warmdown(config: Config, step: int, seconds: float) -> float:
-    """One, then to zero along a line over the last decay_steps; under a budget of seconds, over the time so many steps take.
+    """Stay at one, then decay linearly to zero over the last decay_steps; under a budget of seconds, over the time they take.
 
-    That time is measured by the average step so far. Where it is longer than the whole budget the line is met at once, below one.
+    That time is estimated by the average step so far. If it is longer than the whole budget, the decay starts at once, below one.
     """
     steps = config.optimizer.decay_steps or 1
     if config.budget.seconds is None:
@@ -63,7 +63,7 @@ def warmdown(config: Config, step: int, seconds: float) -> float:
 
 
 def muon_momentum(config: Config, step: int, final: float | None = None) -> float:
-    """Muon's momentum in a step: from muon_momentum_start to `final`, or muon_momentum, along a line, and there it stays."""
+    """Return Muon's momentum in a step: linear from muon_momentum_start to `final`, or muon_momentum, then constant."""
     o = config.optimizer
     end = o.muon_momentum if final is None else final
     if o.muon_momentum_start is None or step >= o.muon_momentum_warmup_steps:
@@ -72,7 +72,7 @@ def muon_momentum(config: Config, step: int, final: float | None = None) -> floa
 
 
 def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
-    """The factor on Muon's weight decay: one, down to zero along a line, or down to a quarter and up again."""
+    """Return the factor on Muon's weight decay: one, linear to zero, or down to a quarter and up again."""
     match config.optimizer.muon_weight_decay_schedule:
         case "falling":
             return 1.0 - fraction_spent(config, step, seconds)
@@ -83,9 +83,9 @@ def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
 
 
 def average_decay(config: Config, step: int) -> float | None:
-    """How much of the average of the weights a step keeps; None where there is no average.
+    """Return the decay of the average of the weights in a step; None without an average.
 
-    It forgets faster at first: after few steps the weights of the start are worth nothing and the rate alone would keep them.
+    It is smaller at first: the initial weights are worth nothing after a few steps, and a constant decay would keep them.
     """
     decay = config.optimizer.ema_decay
     return None if decay is None else min(decay, (1 + step) / (10 + step))

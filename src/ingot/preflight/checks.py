@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from ingot.artifact.gpt_simple import STATE, Saved, is_checkpoint, read_model, read_saved, refuse_other_shapes, saved_checkpoints
-from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_alone
+from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
 from ingot.config.schema import Config
 from ingot.config.size import Size, row_bytes, state_bytes, step_bytes
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, Setting, Unreadable
@@ -104,7 +104,7 @@ def check_device(config: Config, world_size: int, findings: Findings) -> None:
     with findings.noting("training.device_unsupported", ConfigError):
         if config.training.device == "mlx":
             refuse_ranks_on_mlx(world_size)
-            refuse_torch_alone(config)
+            refuse_torch_only(config)
     with findings.noting("runtime.no_cuda", ConfigError):
         refuse_precision(config)
 

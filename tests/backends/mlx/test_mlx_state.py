@@ -127,16 +127,16 @@ def test_a_token_outside_the_vocabulary_is_told():
         ({"model": {"family": "file", "file": "mine.py"}}, r"model\.family=file is a torch model, which training\.device=mlx"),
         ({"training": {"precision": "fp16"}}, r"training\.precision=fp16 is not for training\.device=mlx; use fp32 or bf16"),
         ({"optimizer": {"name": "muon", "muon_precision": "bf16"}}, r"optimizer\.muon_precision=bf16 is not for"),
-        ({"model": {"family": "frontier"}}, r"model\.family=frontier is computed by torch alone; leave training\.device=mlx out"),
-        ({"optimizer": {"muon_cautious": True}}, r"optimizer\.muon_cautious=true is for torch alone"),
-        ({"training": {"fp8_head": True}}, r"training\.fp8_head=true is for torch alone; leave it out with"),
-        ({"optimizer": {"muon_beta2": 0.9}}, r"optimizer\.muon_beta2=0\.9 is for torch alone"),
+        ({"model": {"family": "frontier"}}, r"model\.family=frontier needs torch; leave training\.device=mlx out"),
+        ({"optimizer": {"muon_cautious": True}}, r"optimizer\.muon_cautious=true needs torch"),
+        ({"training": {"fp8_head": True}}, r"training\.fp8_head=true needs torch; leave it out with"),
+        ({"optimizer": {"muon_beta2": 0.9}}, r"optimizer\.muon_beta2=0\.9 needs torch"),
         (
             {"training": {"deterministic": True}},
-            r"training\.deterministic=true is for torch alone",
+            r"training\.deterministic=true needs torch",
         ),
-        ({"training": {"kernels": ["loss"]}}, r"training\.kernels=\['loss'\] is for torch alone"),
-        ({"training": {"threads": 1}}, r"training\.threads=1 is for torch alone"),
+        ({"training": {"kernels": ["loss"]}}, r"training\.kernels=\['loss'\] needs torch"),
+        ({"training": {"threads": 1}}, r"training\.threads=1 needs torch"),
     ],
 )
 def test_what_only_torch_does_is_refused_by_the_name_of_the_setting(sections, said):

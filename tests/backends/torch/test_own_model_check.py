@@ -162,7 +162,7 @@ BAD = {
 def test_a_model_that_is_a_part_of_itself_is_refused(tmp_path: Path) -> None:
     begin = "from torch import nn\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
     (tmp_path / "mine.py").write_text(begin + "        self.again = self\n")
-    with pytest.raises(ConfigError, match="Model is a part of itself"):
+    with pytest.raises(ConfigError, match="Model contains itself"):
         ingot.train(model={"file": str(tmp_path / "mine.py")}, training={"max_steps": 1, "device": "cpu"}, quiet=True)
 
 

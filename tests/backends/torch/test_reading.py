@@ -87,7 +87,7 @@ def test_behind_the_context_half_of_the_window_is_kept_and_read_again(model, len
 @pytest.mark.parametrize("keep_half", [False, True])
 def test_steps_that_can_be_recorded_write_the_same(model, keep_half, monkeypatch):
     """Also while their buffers grow: 4, 8, 16 tokens."""
-    monkeypatch.setattr(reading, "STEP_ROOM", 4)
+    monkeypatch.setattr(reading, "STEP_CAPACITY", 4)
     prompts, sampling = prompts_of(3), Sampling(temperature=1.0, top_k=20, seed=3)
     plain, recorded = (continuation(model, prompts, sampling, keep_half=keep_half, record=record) for record in (False, True))
     assert torch.equal(plain, recorded)

@@ -1,6 +1,6 @@
 """The training step of the MLX backend.
 
-Random numbers are never stored: the keys of dropout are made from (seed, step), so a resumed run draws what it would have drawn.
+Random numbers are never stored: dropout keys are made from (seed, step), so a resumed run draws what it would have drawn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from ingot.backends.base import GroupRates, State, StepPlan, StepResult
 from ingot.backends.limits import refuse_ranks_on_mlx
-from ingot.backends.mlx.build import Model, array, build, by_parameter, number, record, records
+from ingot.backends.mlx.build import MLXModel, array, build, by_parameter, number, record, records
 from ingot.backends.mlx.inference import MLXInference, find_mlx_device, on_metal, threads
 from ingot.backends.mlx.models import Pass, Weights
 from ingot.config.schema import Config, OptimizerSection
@@ -32,13 +32,13 @@ from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
 from ingot.runtime.tensors import Batch, TensorRecord
 
-# AdamW and Muon over dicts of arrays, as optim/groups.py and torch compute them; states have torch's names.
+# AdamW and Muon over dicts of arrays, computed as in optim/muon.py and torch; states have torch's names.
 
-Memory = dict[str, Weights]  # by parameter: step, exp_avg and exp_avg_sq of AdamW, or momentum of Muon
+OptimizerState = dict[str, Weights]  # by parameter: step, exp_avg and exp_avg_sq of AdamW, or momentum of Muon
 
 
-def members(settings: OptimizerSection, model: Model, weights: Weights) -> list[tuple[Group, list[str]]]:
-    """Every group that has parameters, with their names; each trainable parameter is in one."""
+def members(settings: OptimizerSection, model: MLXModel, weights: Weights) -> list[tuple[Group, list[str]]]:
+    """Return every group that has parameters, with their names; each trainable parameter is in one."""
     group_of = assign(settings, model.kinds, model.block_matrices)
     found = []
     for group in groups_of(settings):
@@ -53,7 +53,7 @@ def members(settings: OptimizerSection, model: Model, weights: Weights) -> list[
 
 
 def adamw(p: mx.array, g: mx.array, memory: Weights, group: Group, rates: GroupRates) -> tuple[mx.array, Weights]:
-    """The parameter and its memory after a step, computed in float32."""
+    """Return the parameter and its state after a step, computed in float32."""
     beta1, beta2 = group.betas
     full, g = p.astype(mx.float32), g.astype(mx.float32)
     zero = mx.zeros_like(full)
@@ -70,9 +70,9 @@ def adamw(p: mx.array, g: mx.array, memory: Weights, group: Group, rates: GroupR
 
 
 def muon(
-    weights: Weights, grads: Weights, memory: Memory, names: list[str], rates: GroupRates, settings: OptimizerSection
-) -> tuple[Weights, Memory]:
-    """The matrices of a group and their memories after a step; those of one shape are orthogonalised together."""
+    weights: Weights, grads: Weights, memory: OptimizerState, names: list[str], rates: GroupRates, settings: OptimizerSection
+) -> tuple[Weights, OptimizerState]:
+    """Return the matrices of a group and their states after a step; those of one shape are orthogonalised together."""
     steps = polynomials(settings.muon_coefficients, settings.muon_iterations)
     momentum = rates.momentum or 0.0
     by_shape: dict[tuple[int, ...], list[str]] = defaultdict(list)
@@ -105,13 +105,13 @@ def orthogonalise(matrices: mx.array, steps: tuple[Polynomial, ...]) -> mx.array
 
 
 def equal_rows(updates: mx.array) -> mx.array:
-    """Every row of each (m, n) update at the same length, the length of the whole unchanged; see optim/muon.py."""
+    """Scale every row of each (m, n) update to the same norm, keeping the norm of the whole; see optim/muon.py."""
     rows = updates / mx.maximum(mx.sqrt(mx.sum(updates * updates, axis=-1, keepdims=True)), 1e-12)
     return rows * (length(updates) / mx.maximum(length(rows), 1e-7))
 
 
 def length(matrices: mx.array) -> mx.array:
-    """The Frobenius norm of each matrix of a stack, as (N, 1, 1)."""
+    """Return the Frobenius norm of each matrix of a stack, as (N, 1, 1)."""
     return mx.sqrt(mx.sum(matrices * matrices, axis=(-2, -1), keepdims=True))
 
 
@@ -120,8 +120,8 @@ CLIP_EPSILON = 1e-6  # as in torch
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """What was settled for the steps of a stage."""
+class MLXTuned:
+    """The choices for the steps of a stage."""
 
     micro_batch: int
     attention: str = "default"
@@ -131,10 +131,10 @@ class Tuned:
 class Done:
     """A step that has ended."""
 
-    found: StepResult
+    step_result: StepResult
 
     def result(self) -> StepResult:
-        return self.found
+        return self.step_result
 
 
 class MLXBackend(MLXInference):
@@ -147,18 +147,18 @@ class MLXBackend(MLXInference):
         refuse_ranks_on_mlx(ranks.world_size)
         model, weights = build(config, vocab_size)
         super().__init__(model, weights, vocab_size, find_mlx_device().precision(t.precision), ranks)
-        self._optimizer, self._seed, self._asked_micro_batch = o, t.seed, t.micro_batch
+        self._optimizer, self._seed, self._micro_batch_setting = o, t.seed, t.micro_batch
         self._groups = members(o, model, weights)
         self._trained = [name for _, names in self._groups for name in names]
-        self._memory: Memory = {}
-        self._stages: list[Tuned] = []
+        self._memory: OptimizerState = {}
+        self._stages: list[MLXTuned] = []
         if o.ema_decay is not None:
             self._begin_average()
         dropout = float(getattr(config.model, "dropout", 0.0))
         self._run = Pass(self._dtype, dropout=dropout, recompute=bool(recomputed_every(config, vocab_size, host_bytes())))
         self._eager = t.eager
-        self._compile = on_metal() if t.compile == "auto" else bool(t.compile)  # on a CPU every kernel is a call of g++
-        # What is dropped depends on seed and step alone, not on cores; what is compiled stays on its first thread.
+        self._compile = on_metal() if t.compile == "auto" else bool(t.compile)  # on a CPU every kernel is compiled by g++
+        # One thread: dropout must not depend on the number of cores, and a compiled function stays on its first thread.
         self._threads = 1 if dropout or self._compile else threads()
         both: Callable[..., Any] = mx.value_and_grad(self._loss)
         self._value_and_grad = mx.compile(both) if self._compile else both
@@ -168,46 +168,46 @@ class MLXBackend(MLXInference):
         return self.model.losses({**others, **trained}, *planes, run=run)
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Settle the micro-batch of each stage, as an earlier session on such a machine has."""
-        known = kept.get("stages", [kept]) if kept.get("device") == self.device.name else []
+        """Choose the micro-batch of each stage, as an earlier session on such a machine did."""
+        kept_stages = kept.get("stages", [kept]) if kept.get("device") == self.device.name else []
         self._stages = []
         for plan, batch in stages:
-            before = known[plan.stage] if plan.stage < len(known) else {}
+            before = kept_stages[plan.stage] if plan.stage < len(kept_stages) else {}
             most = before.get("micro_batch", max(1, MICRO_BATCH_TOKENS // batch.shape[2]))
-            asked = most if self._asked_micro_batch == "auto" else self._asked_micro_batch
-            self._stages.append(Tuned(min(int(asked), len(batch))))
+            rows = most if self._micro_batch_setting == "auto" else self._micro_batch_setting
+            self._stages.append(MLXTuned(min(int(rows), len(batch))))
 
     def tuned(self) -> dict[str, Any]:
-        """What `tune` settled."""
-        first = self._stages[0] if self._stages else Tuned(0)
+        """Return what `tune` chose."""
+        first = self._stages[0] if self._stages else MLXTuned(0)
         return {
             "device": self.device.name,
             "world_size": 1,
             "precision": self.precision,
             **asdict(first),
             "compile": self._compile,
-            **({"stages": [asdict(found) for found in self._stages]} if len(self._stages) > 1 else {}),
+            **({"stages": [asdict(stage) for stage in self._stages]} if len(self._stages) > 1 else {}),
         }
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
-        """Memory of the host, which on a Mac is that of the GPU."""
+        """Return host memory, which a Mac's GPU shares."""
         return np.empty(shape, dtype=np.int32)
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> Done:
-        """One optimizer step, to its end."""
+        """Take one optimizer step and wait for its end."""
         loss, grads = self._accumulate(batch, targets, plan)
         norm = mx.sqrt(sum((mx.sum(mx.square(g.astype(mx.float32))) for g in grads.values()), mx.zeros(())))
-        found, length = number(loss), number(norm)
-        skipped = not np.isfinite([found, length]).all()
+        loss_value, norm_value = number(loss), number(norm)
+        skipped = not np.isfinite([loss_value, norm_value]).all()
         if not skipped:
             clip = self._optimizer.clip_norm
-            if clip and (scale := clip / (length + CLIP_EPSILON)) < 1:
+            if clip and (scale := clip / (norm_value + CLIP_EPSILON)) < 1:
                 grads = {name: g * scale for name, g in grads.items()}
             self._update(grads, plan)
-        return Done(StepResult(found, length, skipped, time.perf_counter()))
+        return Done(StepResult(loss_value, norm_value, skipped, time.perf_counter()))
 
     def _accumulate(self, batch: Batch, targets: int, plan: StepPlan) -> tuple[mx.array, Weights]:
-        """The mean loss over all the targets of the step, and its gradients."""
+        """Return the mean loss over all targets of the step, and its gradients."""
         trained = {name: self._weights[name] for name in self._trained}
         others = {name: w for name, w in self._weights.items() if name not in trained}
         rows = self._stages[plan.stage].micro_batch
@@ -215,7 +215,7 @@ class MLXBackend(MLXInference):
         for part, start in enumerate(range(0, len(batch), rows)):
             keys = mx.random.split(mx.random.key(mix(self._seed, plan.step, part)), num=self.model.dropout_keys)
             compute = partial(self._value_and_grad, trained, others, keys)
-            for loss, grads in self._spread(compute, batch[start : start + rows], self._threads):
+            for loss, grads in self._map_shares(compute, batch[start : start + rows], self._threads):
                 total = total + loss / targets
                 sums = {name: held + grads[name] / targets for name, held in sums.items()}
             if self._eager:
@@ -223,7 +223,7 @@ class MLXBackend(MLXInference):
         return total, sums
 
     def _update(self, grads: Weights, plan: StepPlan) -> None:
-        """Every parameter by its group's optimizer, then the average of the weights."""
+        """Update every parameter by its group's optimizer, then the average of the weights."""
         weights, memory = dict(self._weights), dict(self._memory)
         for group, names in self._groups:
             rates = plan.groups[group.name]
@@ -236,21 +236,21 @@ class MLXBackend(MLXInference):
                 weights[name], memory[name] = adamw(weights[name], grads[name], memory.get(name, {}), group, rates)
         self._weights, self._memory = weights, memory
         if self._average is not None and plan.ema_decay is not None:
-            way = 1 - plan.ema_decay
-            self._average = {name: a + way * (weights[name].astype(mx.float32) - a) for name, a in self._average.items()}
+            step = 1 - plan.ema_decay
+            self._average = {name: a + step * (weights[name].astype(mx.float32) - a) for name, a in self._average.items()}
         mx.eval(self._weights, self._memory, self._average or {})
 
     def _begin_average(self) -> None:
         self._average = {name: self._weights[name].astype(mx.float32) for name in self._trained}
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Take other weights, and let an average begin with them."""
+        """Load other weights, and restart an average from them."""
         super().load_weights(weights, where)
         if self._average is not None:
             self._begin_average()
 
     def snapshot(self) -> Callable[[], State]:
-        """Copies of the weights, of the optimizer's state and of the average of the weights."""
+        """Copy the weights, the optimizer's state and the average of the weights."""
         memory = [record(f"{name}/{key}", value) for name, kept in self._memory.items() for key, value in kept.items()]
         average = {"ema": records(self._average)} if self._average is not None else {}
         state = {"model": records(self._weights), "optimizer": memory, **average}
@@ -258,7 +258,7 @@ class MLXBackend(MLXInference):
 
     @contextmanager
     def without_trace(self) -> Iterator[None]:
-        """Steps that are undone when the block ends; arrays are never changed in place, so nothing is copied."""
+        """Undo the steps of the block when it ends; arrays are never changed in place, so nothing is copied."""
         before = self._weights, self._memory, self._average
         try:
             yield
@@ -266,23 +266,23 @@ class MLXBackend(MLXInference):
             self._weights, self._memory, self._average = before
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
-        """Put a state back, of either backend."""
+        """Restore a state of either backend."""
         self.load_weights(state["model"], "the checkpoint")
-        found = by_parameter(state["optimizer"].values())
-        self._memory = {name: found[name] for name in self._trained if name in found}  # not the scale of an fp16 loss
+        states = by_parameter(state["optimizer"].values())
+        self._memory = {name: states[name] for name in self._trained if name in states}  # not the scale of an fp16 loss
         if self._average is not None:
             self._average |= {name: array(source, mx.float32) for name, source in state.get("ema", {}).items()}
 
     def flops_per_token(self, seq_len: int) -> float:
-        """FLOPs of training on one token of a row of `seq_len`."""
+        """Return training FLOPs per token in rows of `seq_len`."""
         return self.model.flops_per_token(seq_len)
 
     def peak_flops(self) -> float | None:
-        """Not known: no data sheet of a Mac says."""
+        """Return None: Apple publishes no peak FLOPS."""
         return None
 
     def peak_memory(self) -> tuple[int, int]:
-        """The most that MLX's arrays took."""
+        """Return the peak bytes of MLX's arrays."""
         peak = int(mx.get_peak_memory())
         return peak, peak
 

@@ -1,6 +1,6 @@
-"""The model of a config. torch builds it on the host and draws its weights, so that one seed is one start on every backend.
+"""Build the model of a config for MLX. torch builds it and draws its weights, so that a seed gives the same start everywhere.
 
-What stays of torch's model is its outline, without numbers: which tensors there are, of which kind, and how many FLOPs they cost.
+Of torch's model only an outline without values is kept: which tensors there are, their kinds, and their FLOPs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ingot.backends.limits import refuse_precision, refuse_torch_alone
+from ingot.backends.limits import refuse_precision, refuse_torch_only
 from ingot.backends.mlx.models import (
     DROPOUTS,
     Pass,
@@ -31,41 +31,39 @@ from ingot.config.schema import Config
 from ingot.optim.groups import block_matrices, kinds
 from ingot.runtime.tensors import TensorRecord, to_array
 
-# Between MLX's arrays and records of raw bytes.
-
 NAMES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 def record(name: str, value: mx.array) -> TensorRecord:
-    """A copy of an array on the host."""
-    bits = value.view(mx.uint16) if value.dtype == mx.bfloat16 else value  # which numpy does not have
+    """Return a record with a copy of an array."""
+    bits = value.view(mx.uint16) if value.dtype == mx.bfloat16 else value  # numpy has no bfloat16
     data = np.array(bits).reshape(-1).view(np.uint8).data
     return TensorRecord(name, NAMES[value.dtype], tuple(value.shape), data)
 
 
 def number(value: mx.array) -> float:
-    """An array of one number, once it is computed."""
+    """Return the value of an array of one number, when it is computed."""
     return float(np.array(value))
 
 
 def records(values: Mapping[str, mx.array]) -> list[TensorRecord]:
-    """Copies of arrays, by name."""
+    """Return records with copies of arrays, by name."""
     return [record(name, value) for name, value in values.items()]
 
 
 def array(source: TensorRecord, dtype: mx.Dtype | None = None) -> mx.array:
-    """A record's numbers, in its own number format or another."""
+    """Return an array with a record's values, in its dtype or another."""
     return mx.array(to_array(source)).astype(dtype or DTYPES.get(source.dtype, mx.float32))
 
 
 def by_parameter(sources: Iterable[TensorRecord]) -> dict[str, dict[str, mx.array]]:
-    """The state of an optimizer, which is recorded as `parameter/key`."""
-    found: dict[str, dict[str, mx.array]] = {}
+    """Return an optimizer's state by parameter and key, from records named `parameter/key`."""
+    states: dict[str, dict[str, mx.array]] = {}
     for source in sources:
         parameter, _, key = source.name.rpartition("/")
-        found.setdefault(parameter, {})[key] = array(source)
-    return found
+        states.setdefault(parameter, {})[key] = array(source)
+    return states
 
 
 FAMILIES: dict[str, tuple[Callable[..., mx.array], str]] = {
@@ -77,27 +75,27 @@ PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
 
 
 @dataclass(frozen=True)
-class Model:
+class MLXModel:
     """Functions over the weights of a family, and torch's outline of it."""
 
     settings: Any
-    outline: Any  # torch's model, on its device without numbers
+    outline: Any  # torch's model, on the meta device
     context: int
     loss_chunk: int | None
 
     def losses(self, weights: Weights, tokens: mx.array, targets: mx.array, *documents: mx.array, run: Pass) -> mx.array:
-        """The summed loss of the targets that count."""
+        """Return the summed loss of the targets that count."""
         if documents:
             run = replace(run, mask=document_mask(documents[0]))
         hidden = self._hidden(weights, tokens, run)
         return head_loss(hidden, self._head(weights), targets, self._softcap, run.dtype, self.loss_chunk)
 
     def last_logits(self, weights: Weights, tokens: mx.array, run: Pass) -> mx.array:
-        """The scores (B, V) after the last token."""
+        """Return the logits (B, V) after the last token."""
         return head_logits(self._hidden(weights, tokens, run)[:, -1], self._head(weights), self._softcap, run.dtype)
 
     def logits_from(self, weights: Weights, tokens: mx.array, first: int, run: Pass) -> mx.array:
-        """The scores (B, N, V) after each token from a place on."""
+        """Return the logits (B, N, V) after each token from position `first` on."""
         return head_logits(self._hidden(weights, tokens, run)[:, first:], self._head(weights), self._softcap, run.dtype)
 
     def _hidden(self, weights: Weights, tokens: mx.array, run: Pass) -> mx.array:
@@ -113,7 +111,7 @@ class Model:
 
     @property
     def dropout_keys(self) -> int:
-        """Keys that one pass with dropout needs."""
+        """The number of keys that one pass with dropout needs."""
         return 1 + DROPOUTS * int(self.settings.layers)
 
     @property
@@ -134,21 +132,21 @@ class Model:
         return flops_per_token(self.outline, seq_len)
 
     def read(self, records: Mapping[str, TensorRecord], where: str) -> Weights:
-        """The weights in records, in the model's number formats; CheckpointError says what does not fit."""
+        """Return the weights in records, in the model's dtypes; CheckpointError says what does not fit."""
         check_fits(self.outline, records, where)
         dtypes = {name: DTYPES[TORCH_NAMES[value.dtype]] for name, value in self.outline.state_dict().items()}
         return {name: array(source, dtypes[name]) for name, source in records.items()}
 
 
-def outline(config: Config, vocab_size: int) -> Model:
-    """The model of a config, still without weights."""
-    refuse_torch_alone(config)
+def outline(config: Config, vocab_size: int) -> MLXModel:
+    """Build the model of a config, still without weights."""
+    refuse_torch_only(config)
     return _model(config, build_outline(config, vocab_size))
 
 
-def build(config: Config, vocab_size: int) -> tuple[Model, Weights]:
-    """The model of a config and its initial weights, which depend on training.seed alone."""
-    refuse_torch_alone(config)
+def build(config: Config, vocab_size: int) -> tuple[MLXModel, Weights]:
+    """Build the model of a config and its initial weights, which depend on training.seed alone."""
+    refuse_torch_only(config)
     refuse_precision(config)
     drawn = build_model(config, vocab_size)
     initial = {record.name: record for record in model_records(drawn)}
@@ -156,5 +154,5 @@ def build(config: Config, vocab_size: int) -> tuple[Model, Weights]:
     return model, model.read(initial, "the initial model")
 
 
-def _model(config: Config, found: Any) -> Model:
-    return Model(config.model, found, found.context, config.training.loss_chunk)
+def _model(config: Config, outline: Any) -> MLXModel:
+    return MLXModel(config.model, outline, outline.context, config.training.loss_chunk)

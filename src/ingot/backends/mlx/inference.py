@@ -1,4 +1,4 @@
-"""A model that writes and is scored: scores, tokens and weights, by the average of the weights where one is kept."""
+"""MLX's device, and a model on it that generates and is scored, by the average of the weights where there is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ingot.backends.base import Rounder
 from ingot.backends.limits import refuse_ranks_on_mlx
-from ingot.backends.mlx.build import PRECISIONS, Model, number, outline, records
+from ingot.backends.mlx.build import PRECISIONS, MLXModel, number, outline, records
 from ingot.backends.mlx.models import Cached, Pass, Weights
 from ingot.backends.sampling import RowScores, Sampling
 from ingot.config.schema import Config
@@ -27,17 +27,15 @@ from ingot.runtime.processes import cpu_count
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
-# What MLX computes on: the GPU of a Mac, elsewhere the CPU.
-
 VERSION = metadata.version("mlx")
-MOST_THREADS = 4  # each holds gradients of its own
-WIDTH = "MLX_BFS_MAX_WIDTH"  # how many results MLX looks at side by side when it orders a computation; its own is 20
+MOST_THREADS = 4  # each holds its own gradients
+WIDTH = "MLX_BFS_MAX_WIDTH"  # how many results MLX considers at once when it orders a computation; its default is 20
 WIDE = "4096"
-_streams = threading.local()  # a stream belongs to the thread that made it
+_streams = threading.local()  # a stream belongs to the thread that created it
 
 
 def find_mlx_device() -> Device:
-    """The one device that MLX has here."""
+    """Return MLX's device: the GPU of a Mac, elsewhere the CPU."""
     if on_metal():
         return Device("mlx", 0, f"mlx {VERSION}, {mx.device_info().get('device_name', 'GPU')}", None, ("bf16", "fp32"))
     # MLX reads this once, at its first computation. With 20 a backward pass is ordered share after share, and as only ten
@@ -47,24 +45,24 @@ def find_mlx_device() -> Device:
 
 
 def threads() -> int:
-    """How many parts of a batch are computed at once: on a CPU one by each core, while a GPU works on a whole batch."""
+    """Return how many parts of a batch are computed at once: one per core on a CPU; a GPU takes the whole batch."""
     return 1 if on_metal() else min(cpu_count(), MOST_THREADS)
 
 
 def streams(count: int) -> list[mx.Stream]:
-    """So many streams, each of which has a thread on a CPU; the default one first."""
+    """Return `count` streams, each with its own thread on a CPU; the default one first."""
     made: list[mx.Stream] = vars(_streams).setdefault("made", [mx.default_stream(mx.default_device())])
     made += [mx.new_stream(mx.default_device()) for _ in range(len(made), count)]
     return made[:count]
 
 
 def on_metal() -> bool:
-    """Whether there is an Apple GPU."""
+    """Return whether there is an Apple GPU."""
     return bool(mx.metal.is_available())
 
 
 def measure_flops() -> float:
-    """The rate of a matrix multiplication in float32: the best of a few."""
+    """Return the FLOPS of a float32 matmul: the best of a few."""
     size = 1024 if on_metal() else 256
     a, seconds = mx.ones((size, size)), []
     for _ in range(5):
@@ -74,13 +72,13 @@ def measure_flops() -> float:
     return 2 * size**3 / min(seconds)
 
 
-# One token after another, with a key-value cache until the context is full; then its last tokens are read anew for each.
-
-
 def write(
-    model: Model, weights: Weights, prompts: list[list[int]], sampling: Sampling, vocab_size: int, dtype: mx.Dtype
+    model: MLXModel, weights: Weights, prompts: list[list[int]], sampling: Sampling, vocab_size: int, dtype: mx.Dtype
 ) -> Iterator[list[int]]:
-    """Yield the next token of every prompt, for ever; only ids below `vocab_size` are drawn."""
+    """Yield the next token of every prompt, forever; only ids below `vocab_size` are drawn.
+
+    Once the context is full, its last tokens are read again for each new one, without a cache.
+    """
     draws = [np.random.default_rng(seed) for seed in sampling.row_seeds(len(prompts))]
     written: list[set[int]] = [set() for _ in prompts]
     seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
@@ -89,7 +87,7 @@ def write(
     while True:
         seen = seen[:, -model.context :]
         held = cache[0][0].shape[2] if cache else 0
-        cached = cached and held + new.shape[1] <= model.context  # once over, the cache lacks tokens for good
+        cached = cached and held + new.shape[1] <= model.context  # after that the cache lacks tokens for good
         if cached:
             run = Pass(dtype, cache=cache)
             logits = model.last_logits(weights, mx.array(new), run)
@@ -98,22 +96,22 @@ def write(
             logits = model.last_logits(weights, mx.array(seen), Pass(dtype))
         scores = np.array(logits)[:, :vocab_size]
         if not np.isfinite(scores).all():
-            raise RunError("the model's scores are not finite, so it cannot write: its weights are damaged or diverged")
+            raise RunError("the model's logits are not finite, so it cannot generate: its weights are damaged or diverged")
         if sampling.repetition_penalty != 1:
-            for row, said in zip(scores, written, strict=True):
-                penalise(row, sorted(said), sampling.repetition_penalty)
+            for row, earlier in zip(scores, written, strict=True):
+                penalise(row, sorted(earlier), sampling.repetition_penalty)
         tokens = [choose(row, sampling, draw) for row, draw in zip(scores, draws, strict=True)]
-        for said, token in zip(written, tokens, strict=True):
-            said.add(token)
+        for earlier, token in zip(written, tokens, strict=True):
+            earlier.add(token)
         new = np.array(tokens, dtype=np.int32)[:, None]
         seen = np.concatenate([seen, new], axis=1)
         yield tokens
 
 
 def score_row(
-    model: Model, weights: Weights, row: Sequence[int], first: int, top: int, vocab_size: int, dtype: mx.Dtype
+    model: MLXModel, weights: Weights, row: Sequence[int], first: int, top: int, vocab_size: int, dtype: mx.Dtype
 ) -> RowScores:
-    """Log-probabilities of the tokens of a row from a place on, and the likeliest tokens there."""
+    """Return log-probabilities of a row's tokens from position `first` on, and the likeliest tokens there."""
     tokens = mx.array(np.array([row[:-1]], dtype=np.int32))
     scores = np.array(model.logits_from(weights, tokens, first - 1, Pass(dtype)).astype(mx.float32))[0].astype(np.float64)
     scores -= scores.max(-1, keepdims=True)
@@ -124,12 +122,12 @@ def score_row(
 
 
 def penalise(scores: NDArray[Any], ids: list[int], penalty: float) -> None:
-    """Make tokens that a text has already less likely: a score above 0 is divided by the penalty, one below multiplied by it."""
+    """Make tokens generated before less likely: positive logits are divided by the penalty, others multiplied by it."""
     scores[ids] = np.where(scores[ids] < 0, scores[ids] * penalty, scores[ids] / penalty)
 
 
 def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) -> int:
-    """The next token after one row of scores (V)."""
+    """Return the next token, given one row of logits (V)."""
     if sampling.greedy:
         return int(scores.argmax())
     ids = np.argsort(-scores, kind="stable")
@@ -138,42 +136,42 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
     p = np.exp((scores[ids].astype(np.float64) - scores[ids[0]]) / sampling.temperature)
     p /= p.sum()
     if sampling.top_p < 1:
-        p[p.cumsum() - p >= max(sampling.top_p, 1e-9)] = 0.0  # the likelier tokens' share
+        p[p.cumsum() - p >= max(sampling.top_p, 1e-9)] = 0.0  # cut where likelier tokens reach top_p
     sums = p.cumsum()
-    found = int(np.searchsorted(sums, draw.random() * sums[-1], side="right"))
-    return int(ids[min(found, int(np.flatnonzero(p)[-1]))])
+    index = int(np.searchsorted(sums, draw.random() * sums[-1], side="right"))
+    return int(ids[min(index, int(np.flatnonzero(p)[-1]))])
 
 
 T = TypeVar("T")
 
 
 class Alone:
-    """The group of one process; every method answers at once."""
+    """The group of one process; every method returns at once."""
 
     def __init__(self, ranks: Ranks):
         refuse_ranks_on_mlx(ranks.world_size)
         self.ranks = ranks
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Each value's maximum over the ranks."""
+        """Return each value's maximum over the ranks."""
         return list(values)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Each value's sum over the ranks."""
+        """Return each value's sum over the ranks."""
         return list(values)
 
     def broadcast(self, text: str) -> str:
-        """The first rank's text, on every rank."""
+        """Return the first rank's text on every rank."""
         return text
 
     def close(self) -> None:
-        """There is nobody to leave."""
+        """Do nothing: there are no other ranks."""
 
 
 class MLXInference(Alone):
-    """A model and its weights, which are given to it at every use."""
+    """A model, and its weights, which its functions take as an argument."""
 
-    def __init__(self, model: Model, weights: Weights, vocab_size: int, precision: str, ranks: Ranks):
+    def __init__(self, model: MLXModel, weights: Weights, vocab_size: int, precision: str, ranks: Ranks):
         super().__init__(ranks)
         self.device = find_mlx_device()
         self.model, self.vocab_size, self.precision = model, vocab_size, precision
@@ -184,16 +182,15 @@ class MLXInference(Alone):
 
     @classmethod
     def of(cls, config: Config, vocab_size: int) -> MLXInference:
-        """The model of a config, still without weights."""
-        asked = config.training.precision
-        precision = "bf16" if asked == "bf16" else "fp32"  # what a GPU trained in fp16 must be scored anywhere
+        """Build the model of a config, still without weights."""
+        precision = "bf16" if config.training.precision == "bf16" else "fp32"  # a model trained in fp16 is scored in fp32
         return cls(outline(config, vocab_size), {}, vocab_size, precision, Ranks())
 
     def score(self, batch: Batch) -> float:
-        """The summed loss of the targets that count."""
+        """Return the summed loss of the targets that count."""
         if not np.count_nonzero(batch[:, 1] != IGNORED):
             return 0.0
-        losses = self._spread(partial(self.model.losses, self._shown(), run=Pass(self._dtype)), batch, threads())
+        losses = self._map_shares(partial(self.model.losses, self._shown(), run=Pass(self._dtype)), batch, threads())
         return number(sum(losses, mx.zeros(())))
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
@@ -208,7 +205,7 @@ class MLXInference(Alone):
         return ([row[0] for row in rows] for rows in zip(*alone, strict=True))
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
-        """Log-probabilities of tokens that are there, row by row."""
+        """Return log-probabilities of given tokens, row by row."""
         weights = self._shown()
         return [
             score_row(self.model, weights, row, first, top, self.vocab_size, self._dtype)
@@ -216,7 +213,7 @@ class MLXInference(Alone):
         ]
 
     def cast(self, precision: str) -> bool:
-        """Keep the weights in another number format, to write with."""
+        """Cast the weights, to generate with."""
         if precision not in PRECISIONS:
             return False
         self._dtype = PRECISIONS[precision]
@@ -224,11 +221,11 @@ class MLXInference(Alone):
         return True
 
     def weights(self) -> list[TensorRecord]:
-        """Copies of the weights that scores are of."""
+        """Return copies of the weights that are scored."""
         return records(self._shown())
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
-        """Nothing here rounds weights."""
+        """Refuse: MLX does not round weights."""
         raise ConfigError(
             "{0} does not round weights to few bits:",
             Setting("training.device", "mlx"),
@@ -236,25 +233,25 @@ class MLXInference(Alone):
         )
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Take other weights, and let an average begin with them."""
+        """Load other weights."""
         self._weights = self.model.read(weights, where)
 
     def _shown(self) -> Weights:
-        """The average of the weights in their own number formats, or the weights themselves."""
+        """Return the average of the weights in their dtypes, or the weights themselves."""
         average = self._average or {}
         return {name: average[name].astype(w.dtype) if name in average else w for name, w in self._weights.items()}
 
-    def _spread(self, compute: Callable[..., T], batch: Batch, count: int) -> list[T]:
-        """What a function of tokens, targets and documents finds for each share of a batch, of which every thread has one."""
+    def _map_shares(self, compute: Callable[..., T], batch: Batch, count: int) -> list[T]:
+        """Call a function of tokens, targets and documents on shares of a batch, one per thread; return its results."""
         shares = np.array_split(batch, min(count, len(batch)))
-        found = []
+        results = []
         for stream, rows in zip(streams(len(shares)), shares, strict=True):
             with mx.stream(stream):
-                found.append(compute(*self._upload(rows)))
-        return found
+                results.append(compute(*self._upload(rows)))
+        return results
 
     def _upload(self, batch: Batch) -> list[mx.array]:
-        """Tokens, targets and, where rows have them, document numbers."""
+        """Return tokens, targets and, where rows have them, document numbers."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
-            raise DataError(f"the data holds token {largest}, outside the vocabulary; look at it with: ingot data verify")
+            raise DataError(f"the data holds token {largest}, outside the vocabulary; inspect it with: ingot data verify")
         return [mx.array(np.ascontiguousarray(batch[:, plane])) for plane in range(batch.shape[1])]

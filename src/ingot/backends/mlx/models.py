@@ -1,7 +1,7 @@
-"""Parts that the families share, as functions over a dict of arrays; the names in it are those of the torch models.
+"""The gpt2, llama and golf families in MLX, as functions over a dict of arrays with the names of the torch models.
 
-Weights stay as they are stored and are cast where they multiply, as autocast does: products and attention are computed in the
-run's number format, the residual stream and the norms in that of the embedding.
+Each follows its torch file in model/. Weights keep their dtype and are cast where they multiply, as autocast does: matmuls and
+attention are computed in the run's dtype, the residual stream and the norms in that of the embedding.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from ingot.runtime.tensors import IGNORED
 
 Weights = dict[str, mx.array]
 Cached = tuple[mx.array, mx.array]  # the keys and values (B, K, S, D) that a layer has seen
-AT_A_TIME = 16  # numbers that are added one after another
-DROPOUTS = 3  # keys that a block is given: of attention, after it, and after the MLP
+SUM_WIDTH = 16  # values that are added one after another
+DROPOUTS = 3  # dropout keys of a block: in attention, after it, and after the MLP
 
 
 @dataclass
 class Pass:
-    """What one forward pass has besides weights and tokens."""
+    """The arguments of a forward pass besides weights and tokens."""
 
-    dtype: mx.Dtype = mx.float32  # of products
-    mask: mx.array | None = None  # (B, 1, T, T), what tokens see where that is not simply all before them
+    dtype: mx.Dtype = mx.float32  # of matmuls
+    mask: mx.array | None = None  # (B, 1, T, T); None: causal
     dropout: float = 0.0
-    keys: mx.array | None = None  # of dropout: one for the embedding, then DROPOUTS for each block
-    recompute: bool = False  # blocks in the backward pass, instead of keeping what is inside them
-    cache: list[Cached] | None = None  # of each layer, [] before the first token
-    grown: list[Cached] = field(default_factory=list)  # the cache with this pass's tokens
+    keys: mx.array | None = None  # dropout keys: one for the embedding, then DROPOUTS for each block
+    recompute: bool = False  # recompute blocks in the backward pass instead of keeping their activations
+    cache: list[Cached] | None = None  # one per layer, [] before the first token
+    grown: list[Cached] = field(default_factory=list)  # the cache including this pass's tokens
 
     @property
     def start(self) -> int:
-        """The place of the first token."""
+        """The position of the first token."""
         return int(self.cache[0][0].shape[2]) if self.cache else 0
 
     def keys_of(self, layer: int) -> list[mx.array | None]:
-        """The dropout keys of a block."""
+        """Return the dropout keys of a block."""
         if self.keys is None:
             return [None] * DROPOUTS
         first = 1 + DROPOUTS * layer
@@ -48,42 +48,42 @@ class Pass:
 
 
 def part(weights: Weights, prefix: str) -> Weights:
-    """The weights of a part of the model, by their names inside it."""
+    """Return the weights of a part of the model, by their names inside it."""
     return {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
 
 
 def run_block(block: Callable[..., mx.array], weights: Weights, run: Pass, *inputs: mx.array) -> mx.array:
-    """A block's output. mx.checkpoint keeps what a function is given and computes the rest again in the backward pass."""
+    """Run a block; with mx.checkpoint, which keeps only its inputs, where it is recomputed in the backward pass."""
     return (mx.checkpoint(block) if run.recompute else block)(weights, *inputs)
 
 
 def linear(weights: Weights, name: str, x: mx.array, run: Pass) -> mx.array:
-    """A product with a stored (out, in) matrix, and its bias where there is one."""
+    """Multiply by a stored (out, in) matrix and add its bias, if any."""
     y = x.astype(run.dtype) @ weights[f"{name}.weight"].astype(run.dtype).T
     bias = weights.get(f"{name}.bias")
     return y if bias is None else y + bias.astype(run.dtype)
 
 
 def layer_norm(weights: Weights, name: str, x: mx.array, eps: float = 1e-5) -> mx.array:
-    """Layer normalisation whose bias is optional."""
+    """Apply layer normalisation with an optional bias."""
     return mx.fast.layer_norm(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"), eps)
 
 
 def heads_of(y: mx.array, head_size: int) -> mx.array:
-    """(B, T, H * D) as (B, H, T, D)."""
+    """Reshape (B, T, H * D) to (B, H, T, D)."""
     B, T, _ = y.shape
     return y.reshape(B, T, -1, head_size).transpose(0, 2, 1, 3)
 
 
 def dropped(x: mx.array, p: float, key: mx.array | None) -> mx.array:
-    """Drop numbers with probability p; without a key none is."""
+    """Drop values with probability p; none without a key."""
     if key is None or not p:
         return x
     return mx.where(mx.random.bernoulli(1 - p, x.shape, key=key), x / (1 - p), mx.array(0, dtype=x.dtype))
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key: mx.array | None = None) -> mx.array:
-    """Attention of T queries (B, H, T, D) that stand at the end of S keys (B, K, S, D), as (B, T, H * D)."""
+    """Causal attention of (B, H, T, D) queries, the last T positions, over (B, K, S, D) keys and values; (B, T, H * D)."""
     if run.cache is not None:
         if run.cache:
             k, v = (mx.concatenate([held, new], axis=2) for held, new in zip(run.cache[layer], (k, v), strict=True))
@@ -104,13 +104,13 @@ def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key:
 
 
 def document_mask(documents: mx.array) -> mx.array:
-    """What each token of a row may see, from the number (B, T) of its document: that document, up to its own place."""
+    """Return the causal mask within documents, given the document number (B, T) of each token."""
     T = documents.shape[1]
     return (documents[:, None, :, None] == documents[:, None, None, :]) & mx.tri(T, T, 0, dtype=mx.bool_)
 
 
 def head_logits(hidden: mx.array, weight: mx.array, softcap: float | None, dtype: mx.Dtype) -> mx.array:
-    """Scores of every next token (..., V) in float32; a softcap bends them into plus or minus itself."""
+    """Return the logits (..., V) in float32; a softcap bends them into plus or minus itself."""
     logits = (hidden.astype(dtype) @ weight.astype(dtype).T).astype(mx.float32)
     return logits if softcap is None else softcap * mx.tanh(logits / softcap)
 
@@ -118,7 +118,7 @@ def head_logits(hidden: mx.array, weight: mx.array, softcap: float | None, dtype
 def head_loss(
     hidden: mx.array, weight: mx.array, targets: mx.array, softcap: float | None, dtype: mx.Dtype, chunk: int | None
 ) -> mx.array:
-    """Summed loss of (B, T) targets after (B, T, C) hidden states; with `chunk`, of so many tokens at a time."""
+    """Return the summed loss of (B, T) targets given (B, T, C) hidden states, `chunk` tokens at a time."""
 
     def loss(y: mx.array, h: mx.array, w: mx.array) -> mx.array:
         logits = head_logits(h, w, softcap, dtype)
@@ -129,36 +129,36 @@ def head_loss(
     if chunk is None:
         return loss(targets, hidden, weight)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    losses, chunk = [], min(chunk, len(targets))  # MLX takes no slice beyond 2^31
+    losses, chunk = [], min(chunk, len(targets))  # MLX takes no slices beyond 2^31
     for start in range(0, len(targets), chunk):
-        piece = mx.checkpoint(partial(loss, targets[start : start + chunk]))  # its logits are computed again in the backward pass
-        losses.append(piece(hidden[start : start + chunk], weight))
+        part_loss = mx.checkpoint(partial(loss, targets[start : start + chunk]))  # logits are recomputed in the backward pass
+        losses.append(part_loss(hidden[start : start + chunk], weight))
     return total(mx.stack(losses))
 
 
 def total(values: mx.array) -> mx.array:
-    """The sum of all numbers, a few at a time: in one long sum the last digits depend on how the numbers were cut."""
+    """Sum all values, a few at a time: in one long sum the last digits depend on how the values were split."""
     sums = values.reshape(-1)
     while len(sums) > 1:
-        sums = mx.pad(sums, (0, -len(sums) % AT_A_TIME)).reshape(-1, AT_A_TIME).sum(axis=-1)
+        sums = mx.pad(sums, (0, -len(sums) % SUM_WIDTH)).reshape(-1, SUM_WIDTH).sum(axis=-1)
     return sums[0]
 
 
-# The gpt2 family in MLX; see model/gpt2.py, whose names and order it follows.
+# The gpt2 family.
 
 
 def gelu_tanh(x: mx.array) -> mx.array:
-    """OpenAI's form of the GELU."""
+    """Return OpenAI's form of GELU."""
     return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 def gelu_erf(x: mx.array) -> mx.array:
-    """The exact form of the GELU."""
+    """Return the exact GELU."""
     return 0.5 * x * (1 + mx.erf(x / math.sqrt(2)))
 
 
 def gpt2_block(s: GPT2Settings, run: Pass, layer: int, w: Weights, x: mx.array) -> mx.array:
-    """One block, from its own weights."""
+    """Run one block, given its weights."""
     in_attention, after_attention, after_mlp = run.keys_of(layer)
     size = s.width // s.heads
     projected = mx.split(linear(w, "attn.c_attn", layer_norm(w, "ln_1", x), run), 3, axis=-1)
@@ -171,16 +171,16 @@ def gpt2_block(s: GPT2Settings, run: Pass, layer: int, w: Weights, x: mx.array) 
 
 
 def gpt2_hidden(s: GPT2Settings, w: Weights, tokens: mx.array, run: Pass) -> mx.array:
-    """Final hidden states (B, T, C)."""
-    places = w["transformer.wpe.weight"][run.start : run.start + tokens.shape[1]]
-    x = w["transformer.wte.weight"][tokens] + places
+    """Return the final hidden states (B, T, C)."""
+    embedded = w["transformer.wpe.weight"][run.start : run.start + tokens.shape[1]]
+    x = w["transformer.wte.weight"][tokens] + embedded
     x = dropped(x, s.dropout, None if run.keys is None else run.keys[0])
     for i in range(s.layers):
         x = run_block(partial(gpt2_block, s, run, i), part(w, f"transformer.h.{i}."), run, x)
     return layer_norm(w, "transformer.ln_f", x)
 
 
-# The llama family in MLX; see model/llama.py, whose names and order it follows.
+# The llama family.
 
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "silu": lambda x: x * mx.sigmoid(x),
@@ -190,26 +190,26 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 def llama_norm(s: LlamaSettings, w: Weights, name: str, x: mx.array) -> mx.array:
-    """The normalisation that the settings name."""
+    """Apply the normalisation that the settings name."""
     if s.norm == "rmsnorm":
         return mx.fast.rms_norm(x, w[f"{name}.weight"], s.norm_epsilon)
     return layer_norm(w, name, x, s.norm_epsilon)
 
 
 def rotary(s: LlamaSettings, start: int) -> Callable[[mx.array], mx.array]:
-    """What turns queries and keys by their places."""
+    """Return the function that rotates queries and keys by their positions."""
     base = s.rope_base * (s.rope_factor if s.rope_scaling == "ntk" else 1.0)
     scale = 1 / s.rope_factor if s.rope_scaling == "linear" else 1.0
     return partial(mx.fast.rope, dims=s.width // s.heads, traditional=False, base=base, scale=scale, offset=start)
 
 
 def llama_block(s: LlamaSettings, run: Pass, layer: int, w: Weights, x: mx.array) -> mx.array:
-    """One block, from its own weights."""
+    """Run one block, given its weights."""
     in_attention, after_attention, after_mlp = run.keys_of(layer)
-    turn, inside = rotary(s, run.start), llama_norm(s, w, "ln_1", x)
+    rotate, inside = rotary(s, run.start), llama_norm(s, w, "ln_1", x)
     projected = (linear(w, f"attn.{name}", inside, run) for name in ("q_proj", "k_proj", "v_proj"))
     q, k, v = (heads_of(y, s.width // s.heads) for y in projected)
-    y = linear(w, "attn.c_proj", attention(turn(q), turn(k), v, run, layer, in_attention), run)
+    y = linear(w, "attn.c_proj", attention(rotate(q), rotate(k), v, run, layer, in_attention), run)
     x = x + dropped(y, s.dropout, after_attention)
     inside, act = llama_norm(s, w, "ln_2", x), ACTIVATIONS[s.activation]
     if s.mlp == "gated":
@@ -220,33 +220,33 @@ def llama_block(s: LlamaSettings, run: Pass, layer: int, w: Weights, x: mx.array
 
 
 def llama_hidden(s: LlamaSettings, w: Weights, tokens: mx.array, run: Pass) -> mx.array:
-    """Final hidden states (B, T, C)."""
+    """Return the final hidden states (B, T, C)."""
     x = dropped(w["wte.weight"][tokens], s.dropout, None if run.keys is None else run.keys[0])
     for i in range(s.layers):
         x = run_block(partial(llama_block, s, run, i), part(w, f"h.{i}."), run, x)
     return llama_norm(s, w, "ln_f", x)
 
 
-# The golf family in MLX; see model/golf.py, whose names and order it follows.
+# The golf family.
 
-EPSILON = 1.1920929e-07  # float32's, which torch takes where none is given
+EPSILON = 1.1920929e-07  # float32's, torch's default
 
 
 def golf_norm(x: mx.array) -> mx.array:
-    """Bring the last dimension to a root mean square of 1, without a gain."""
+    """Normalise the last dimension to a root mean square of 1, without a gain."""
     return mx.fast.rms_norm(x, None, EPSILON)
 
 
 def golf_block(s: GolfSettings, run: Pass, layer: int, w: Weights, x: mx.array, x0: mx.array) -> mx.array:
-    """One block, from its own weights."""
+    """Run one block, given its weights."""
     size = s.width // s.heads
-    # The way round the challenge's weights are trained is the other one than everybody else's.
-    turn = partial(mx.fast.rope, dims=size, traditional=False, base=s.rope_base, scale=-1.0, offset=run.start)
+    # The challenge's weights are trained with the opposite direction of rotation.
+    rotate = partial(mx.fast.rope, dims=size, traditional=False, base=s.rope_base, scale=-1.0, offset=run.start)
     mix = w["resid_mix"].astype(x.dtype)
     x = mix[0] * x + mix[1] * x0
     inside = golf_norm(x)
     q, k, v = (heads_of(linear(w, f"attn.{name}", inside, run), size) for name in ("c_q", "c_k", "c_v"))
-    q, k = turn(golf_norm(q)), turn(golf_norm(k))
+    q, k = rotate(golf_norm(q)), rotate(golf_norm(k))
     q = q * w["attn.q_gain"].astype(q.dtype)[:, None, None]
     x = x + w["attn_scale"].astype(x.dtype) * linear(w, "attn.proj", attention(q, k, v, run, layer), run)
     y = linear(w, "mlp.proj", mx.square(mx.maximum(linear(w, "mlp.fc", golf_norm(x), run), 0)), run)
@@ -254,7 +254,7 @@ def golf_block(s: GolfSettings, run: Pass, layer: int, w: Weights, x: mx.array, 
 
 
 def golf_hidden(s: GolfSettings, w: Weights, tokens: mx.array, run: Pass) -> mx.array:
-    """Final hidden states (B, T, C)."""
+    """Return the final hidden states (B, T, C)."""
     x = x0 = golf_norm(w["tok_emb.weight"][tokens])
     skips = s.layers // 2
     outputs: list[mx.array] = []

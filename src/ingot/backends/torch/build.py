@@ -1,4 +1,4 @@
-"""The model of a config, and what can be asked of any model: chunks of the loss, document masks, recomputed blocks, its FLOPs."""
+"""Build the model of a config, with or without weights; gradient checkpointing; FLOPs per token."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DRAWS = {Tensor.normal_, Tensor.uniform_}
 
 
 def build_model(config: Config, vocab_size: int) -> nn.Module:
-    """The model of a config with initial weights that depend on training.seed alone."""
+    """Build the model of a config with initial weights that depend on training.seed alone."""
     section = config.model.model_dump()
-    asked = section["vocab_size"]
-    if asked is not None and asked < vocab_size:
+    rows = section["vocab_size"]
+    if rows is not None and rows < vocab_size:
         raise ConfigError(
-            f"{{0}} is smaller than the tokenizer's {vocab_size}; raise it or set it to null", Setting("model.vocab_size", asked)
+            f"{{0}} is smaller than the tokenizer's {vocab_size}; raise it or set it to null", Setting("model.vocab_size", rows)
         )
-    section["vocab_size"] = asked or vocab_size
+    section["vocab_size"] = rows or vocab_size
     section["context"] = section["context"] or config.data.seq_len
     torch.manual_seed(config.training.seed)
     try:
@@ -37,9 +37,7 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
     except ValueError as error:
         raise ConfigError(str(error).replace("model.file", "{0}", 1), Setting("model.file")) from error
     except RecursionError:
-        raise ConfigError(
-            "{0}: Model is a part of itself, or is nested too deeply", Setting("model.file", section["file"])
-        ) from None
+        raise ConfigError("{0}: Model contains itself, or is nested too deeply", Setting("model.file", section["file"])) from None
     for name, value in state.items():
         if value.dtype not in NAMES:
             raise ConfigError(f"{name} is {value.dtype}, which checkpoints cannot hold; register it with persistent=False")
@@ -47,29 +45,29 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
         model.context = section["context"]
     if config.training.loss_chunk is not None:
         if not hasattr(model, "loss_chunk"):
-            raise ConfigError("training.loss_chunk needs a model with `loss_chunk`; a model of your own computes its loss itself")
+            raise ConfigError("training.loss_chunk needs a model with `loss_chunk`; a custom model computes its loss itself")
         model.loss_chunk = config.training.loss_chunk  # type: ignore[assignment]
     if config.data.document_mask and "documents" not in inspect.signature(model.forward).parameters:
         raise ConfigError("data.document_mask needs a model whose forward takes `documents`, the document of each token")
-    for number, stage in enumerate(config.training.stages):  # the last is what the model is judged and used with
+    for number, stage in enumerate(config.training.stages):  # the model is evaluated and used with the last stage's
         set_numbers(model, stage.model, f"training.stages.{number}.model")
     return model
 
 
 def build_outline(config: Config, vocab_size: int) -> nn.Module:
-    """The model of a config without numbers: drawing them takes longer than reading them, and a stranger's may be any size."""
+    """Build the model of a config on the meta device: weights are read later, and an untrusted config may ask for any size."""
     with torch.device("meta"), _Outlines():
         return build_model(config, vocab_size)
 
 
 def fill_outline(outline: nn.Module, device: torch.device) -> nn.Module:
-    """Give an outline memory on a device, whatever is in it."""
+    """Allocate the memory of an outline on a device, uninitialised."""
     with _Outlines():
         return outline.to_empty(device=device)
 
 
 class _Outlines(TorchFunctionMode):
-    """Draws and copies nothing for tensors without numbers: torch would import its compiler for it, which takes two seconds."""
+    """Skips draws and copies of meta tensors: torch would import its compiler for them, which takes two seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}
@@ -95,7 +93,7 @@ def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> N
 
 
 def checkpoint_blocks(model: nn.Module, every: int = 1) -> None:
-    """Recompute every so many blocks, the first among them, in the backward pass instead of keeping what is inside them."""
+    """Recompute every n-th block, starting with the first, in the backward pass instead of keeping its activations."""
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise ConfigError("training.gradient_checkpointing needs a model with `blocks`, a ModuleList of its repeated part")
@@ -111,12 +109,12 @@ def checkpoint_blocks(model: nn.Module, every: int = 1) -> None:
 
 
 def flops_per_token(model: nn.Module, seq_len: int) -> float:
-    """Training FLOPs: six per weight that multiplies, twelve per layer, width and position, unless the model knows better."""
-    if callable(known := getattr(model, "flops", None)):
-        return float(known(seq_len))
+    """Return training FLOPs per token: six per weight in a matmul, twelve per layer, width and position; or `flops`."""
+    if callable(own := getattr(model, "flops", None)):
+        return float(own(seq_len))
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     tied = not untied_heads(model)
-    idle = sum(m.weight.numel() for m in embeddings[tied:])  # looked up, not multiplied; the first is the head where tied
+    lookups = sum(m.weight.numel() for m in embeddings[tied:])  # not in a matmul; a tied first embedding is the head
     width = embeddings[0].embedding_dim if embeddings else 0
     layers = len(getattr(model, "blocks", ()))
-    return 6.0 * (sum(p.numel() for p in model.parameters()) - idle) + 12.0 * layers * width * seq_len
+    return 6.0 * (sum(p.numel() for p in model.parameters()) - lookups) + 12.0 * layers * width * seq_len

@@ -1,4 +1,4 @@
-"""What ranks say to each other besides gradients.
+"""Communication between ranks besides gradients.
 
 Control messages go over gloo on the host even where gradients go over NCCL: a flag must not wait for the GPU's queue.
 """
@@ -22,7 +22,7 @@ from ingot.runtime.ranks import Ranks
 
 @contextmanager
 def peers_present() -> Iterator[None]:
-    """Work that needs the other ranks; PeerLost where one of them is gone."""
+    """Raise PeerLost if the block fails because another rank is gone."""
     try:
         yield
     except RuntimeError as error:
@@ -32,7 +32,7 @@ def peers_present() -> Iterator[None]:
 
 
 class Collectives:
-    """The group of ranks; with one rank every method answers at once."""
+    """The group of ranks; with one rank every method returns at once."""
 
     def __init__(self, ranks: Ranks, device: Device):
         self.ranks = ranks
@@ -51,11 +51,11 @@ class Collectives:
         self._host = dist.new_group(backend="gloo")
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Each value's maximum over the ranks."""
+        """Return each value's maximum over the ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Each value's sum over the ranks."""
+        """Return each value's sum over the ranks."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
@@ -67,14 +67,14 @@ class Collectives:
         return numbers.tolist()
 
     def sum_tensor(self, value: Tensor) -> Tensor:
-        """A device tensor summed over the ranks, in place."""
+        """Sum a device tensor over the ranks, in place, and return it."""
         if not self._alone:
             with peers_present():
                 dist.all_reduce(value)
         return value
 
     def broadcast(self, text: str) -> str:
-        """The first rank's text, on every rank."""
+        """Return the first rank's text on every rank."""
         if self._alone:
             return text
         box = [text]

@@ -1,4 +1,4 @@
-"""The devices that torch finds on this machine."""
+"""The devices that torch finds on this machine, and a profile of steps on one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.runtime.devices import Device, data_sheet_flops
 
 
 def find_torch_device(name: str, local_rank: int = 0) -> Device:
-    """The device `training.device` asks for; each local rank has a GPU of its own."""
+    """Return the device that `training.device` names; each local rank has its own GPU."""
     setting = Setting("training.device", name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -40,45 +40,45 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
 
 
 def cpu_name(threads: int) -> str:
-    """What a CPU is called that computes with so many threads."""
+    """Return the name of a CPU that computes with so many threads."""
     return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _gpu(index: int) -> Device:
     name = torch.cuda.get_device_name(index)
-    # fp16 is what older GPUs compute quickly; bf16 they only emulate.
+    # Older GPUs compute fp16 fast and only emulate bf16.
     fast = ("bf16", "fp16") if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp16", "bf16")
     return Device("cuda", index, name, data_sheet_flops(name), (*fast, "fp32"))
 
 
 def torch_device(device: Device) -> torch.device:
-    """A device as torch has it."""
+    """Return torch's device."""
     return torch.device(str(device))
 
 
 def torch_version() -> str:
-    """The version of torch, with the build it is."""
+    """Return torch's version, with its build."""
     return str(torch.__version__)
 
 
 def measure_flops(device: Device) -> float:
-    """The rate of a large matrix multiplication: the best of a few, in bf16 on a GPU and in float32 elsewhere."""
+    """Return the FLOPS of a large matmul: the best of a few, in bf16 on a GPU and in float32 elsewhere."""
     size, dtype = (8192, torch.bfloat16) if device.kind == "cuda" else (1024, torch.float32)
     a, b = (torch.ones(size, size, device=torch_device(device), dtype=dtype) for _ in range(2))
     seconds = []
     for _ in range(5):
         began = time.perf_counter()
         product = a @ b
-        product[0, 0].item()  # returns when it is computed
+        product[0, 0].item()  # waits for the result
         seconds.append(time.perf_counter() - began)
     return 2 * size**3 / min(seconds)
 
 
-# A profile of some steps, for chrome://tracing, Perfetto or TensorBoard.
-
-
 def profiled(device: Device, folder: Path, waiting: int, warming: int, active: int) -> Iterator[int]:
-    """Count steps: the first are not looked at, the next looked at and dropped, the last recorded and written into `folder`."""
+    """Yield step numbers; `waiting` steps are not profiled, `warming` are dropped, `active` are written to `folder`.
+
+    The trace opens in chrome://tracing, Perfetto or TensorBoard.
+    """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
     with profile(
         activities=activities,

@@ -1,9 +1,9 @@
-"""Weights as codes of few bits: the steps of a row follow from its spread, and GPTQ makes up for what rounding changes.
+"""Quantisation of weights to few bits: a row's step follows from its standard deviation, and GPTQ compensates rounding errors.
 
-The step of a row is k * rms(row) / (2^(bits - 1) - 1): then step over spread alone decides both the bytes that an entropy coder
-needs and what is lost. GPTQ rounds a matrix column by column and lets the columns that are not rounded yet make up for the error,
-as far as the second moments of the matrix's inputs on training text allow; six sevenths of the loss go away. Matrices of one
-shape are rounded side by side: on a GPU the number of columns decides the time, not that of rows.
+The step of a row is k * rms(row) / (2^(bits - 1) - 1): the ratio of step to rms alone then decides both the bytes that an entropy
+coder needs and the loss. GPTQ rounds a matrix column by column and adjusts the remaining columns for the error, by the second
+moments of the matrix's inputs on training text; that removes six sevenths of the loss. Matrices of one shape are rounded
+together: on a GPU the number of columns decides the time, not that of rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ingot.backends.torch.state import model_tensors, record
 from ingot.errors import CheckpointError, RunError
 from ingot.runtime.tensors import SCALE, SMALL, TensorRecord
 
-DAMPING = 0.01  # of the mean of the second moments, added to each
-COLUMNS = 128  # that are rounded before the error moves on to the others
+DAMPING = 0.01  # share of the mean second moment that is added to each
+BLOCK_COLUMNS = 128  # columns that are rounded before their errors are applied to the others
 HALF = torch.finfo(torch.float16)
 
 
 class Moments:
-    """Second moments (C, C) of the inputs of every matrix of a model, added up while it reads."""
+    """Second moments (C, C) of the inputs of every matrix of a model, summed over forward passes."""
 
     def __init__(self) -> None:
         self.found: dict[int, Tensor] = {}  # by the id of the weight
@@ -41,7 +41,7 @@ class Moments:
         self.found[id(weight)] = self.found[id(weight)] + more if id(weight) in self.found else more
 
     def watch(self, model: nn.Module, read: Callable[[], None]) -> None:
-        """Note what every linear module of a model is given while `read` lets it read; a head that is tied is none of these."""
+        """Record the inputs of every linear module while `read` runs the model; a tied head is not among them."""
 
         def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
             self.note(module.weight, given[0])  # type: ignore[arg-type]
@@ -57,21 +57,21 @@ class Moments:
 
 @dataclass
 class _Stack:
-    """Matrices of one shape and kind, which are rounded side by side."""
+    """Matrices of one shape and kind, which are rounded together."""
 
     names: list[str]
     targets: list[Tensor]  # the model's own tensors, (R, C) each
-    weights: Tensor  # (N, C, R), as they were; columns in the order in which they are rounded
-    spread: Tensor  # (N, R)
+    weights: Tensor  # (N, C, R), unrounded; columns in the order in which they are rounded
+    rms: Tensor  # (N, R)
     order: Tensor  # (N, C)
-    upper: Tensor | None  # (N, C, C): how errors move on; None: nothing is known of the inputs
+    upper: Tensor | None  # (N, C, C): how errors propagate; None without moments of the inputs
     embedding: bool
     codes: Tensor | None = None  # (N, C, R)
     scale: Tensor | None = None  # (N, R)
 
 
 class TorchRounder:
-    """The large matrices and tables of a model, which it holds rounded after `round`."""
+    """The large matrices and tables of a model, which `round` replaces by rounded ones."""
 
     def __init__(self, model: nn.Module, moments: Mapping[int, Tensor]):
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -81,27 +81,27 @@ class TorchRounder:
         for name, weight in model_tensors(model):
             if id(weight) in tables | matrices and weight.numel() > SMALL:
                 if not bool(weight.isfinite().all()):
-                    raise CheckpointError(f"{name} holds numbers that are not finite; go back to a checkpoint without them")
+                    raise CheckpointError(f"{name} holds numbers that are not finite; use an earlier checkpoint")
                 kind = (tuple(weight.shape), id(weight) in tables, id(weight) in moments)
                 alike.setdefault(kind, []).append((name, weight))
-        self._stacks = [_stack(found, kind[1], moments) for kind, found in alike.items()]
+        self._stacks = [_stack(weights, kind[1], moments) for kind, weights in alike.items()]
 
     @torch.no_grad()
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """The bytes of all tables or all matrices rounded to the nearest code, by the entropy of their codes."""
+        """Return the bytes of all tables or all matrices rounded to the nearest code, by the entropy of their codes."""
         total = 0.0
         for stack in self._of(embedding):
-            scale = _scale(stack.spread, rounding)
+            scale = _scale(stack.rms, rounding)
             total += _bytes(_nearest(stack.weights, scale[:, None], rounding.most), scale)
         return total
 
     @torch.no_grad()
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
-        """Let the model hold rounded weights; their bytes, by the entropy of their codes."""
+        """Round the model's weights; return their bytes, by the entropy of their codes."""
         total = 0.0
         for stack in self._stacks:
             rounding = embeddings if stack.embedding else matrices
-            stack.scale = _scale(stack.spread, rounding)
+            stack.scale = _scale(stack.rms, rounding)
             if stack.upper is None:
                 stack.codes = _nearest(stack.weights, stack.scale[:, None], rounding.most)
             else:
@@ -113,25 +113,25 @@ class TorchRounder:
         return total
 
     def codes(self) -> dict[str, list[TensorRecord]]:
-        """What a file stores of each matrix that was rounded: its codes and the scale of each row."""
-        found = {}
+        """Return what a file stores of each rounded matrix: its codes and the scale of each row."""
+        stored = {}
         for stack in self._stacks:
             assert stack.codes is not None and stack.scale is not None
             back = stack.order.argsort()
             for i, name in enumerate(stack.names):
                 codes = stack.codes[i][back[i]].T.to(torch.int8)
-                found[name] = [record(name, codes), record(name + SCALE, _stored(stack.scale[i]))]
-        return found
+                stored[name] = [record(name, codes), record(name + SCALE, _stored(stack.scale[i]))]
+        return stored
 
     def _of(self, embedding: bool) -> Iterable[_Stack]:
         return (stack for stack in self._stacks if stack.embedding == embedding)
 
 
-def _stack(found: list[tuple[str, Tensor]], embedding: bool, moments: Mapping[int, Tensor]) -> _Stack:
-    names, targets = [name for name, _ in found], [weight.detach() for _, weight in found]
-    device = torch.device("cpu") if targets[0].device.type == "mps" else targets[0].device  # which has no Cholesky
+def _stack(members: list[tuple[str, Tensor]], embedding: bool, moments: Mapping[int, Tensor]) -> _Stack:
+    names, targets = [name for name, _ in members], [weight.detach() for _, weight in members]
+    device = torch.device("cpu") if targets[0].device.type == "mps" else targets[0].device  # MPS has no Cholesky decomposition
     weights = torch.stack([w.to(device).float() for w in targets])  # (N, R, C)
-    known = [moments[id(w)].to(device) for _, w in found if id(w) in moments]
+    known = [moments[id(w)].to(device) for _, w in members if id(w) in moments]
     order = torch.arange(weights.size(2), device=device).expand(len(names), -1)
     upper = None
     if known:
@@ -144,7 +144,7 @@ def _stack(found: list[tuple[str, Tensor]], embedding: bool, moments: Mapping[in
 
 
 def _upper(h: Tensor, names: list[str]) -> Tensor:
-    """The upper Cholesky factor of the inverse of each matrix of moments (N, C, C), damped until it has one."""
+    """Return the upper Cholesky factor of the inverse of each matrix of moments (N, C, C), damped until it exists."""
     mean = h.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-8)[:, None, None]
     eye = torch.eye(h.size(1), device=h.device)
     damping = DAMPING
@@ -155,17 +155,17 @@ def _upper(h: Tensor, names: list[str]) -> Tensor:
             if not bool(failed.any()):
                 return upper
         damping *= 10
-    raise RunError(f"the inputs of {names[0]} or of another matrix of its shape are not finite numbers, so it cannot be rounded")
+    raise RunError(f"the inputs of {names[0]} or of another matrix of its shape are not finite, so it cannot be rounded")
 
 
-def _scale(spread: Tensor, rounding: Rounding) -> Tensor:
-    """The step of each row (N, R) as it is stored, by each matrix for itself."""
-    steps = torch.where(spread > 0, rounding.k * spread / rounding.most, 1.0)
-    return torch.stack([_stored(of_one).float() for of_one in steps])
+def _scale(rms: Tensor, rounding: Rounding) -> Tensor:
+    """Return the step of each row (N, R), rounded as each matrix stores it."""
+    steps = torch.where(rms > 0, rounding.k * rms / rounding.most, 1.0)
+    return torch.stack([_stored(row_steps).float() for row_steps in steps])
 
 
 def _stored(scale: Tensor) -> Tensor:
-    """float16 where it holds every scale to its full precision."""
+    """Return float16 where it holds every scale in full precision, else float32."""
     return scale.half() if bool(((scale >= HALF.tiny) & (scale <= HALF.max)).all()) else scale
 
 
@@ -174,10 +174,10 @@ def _nearest(w: Tensor, scale: Tensor, most: int) -> Tensor:
 
 
 def _gptq(left: Tensor, scale: Tensor, most: int, upper: Tensor) -> Tensor:
-    """Codes (N, C, R) of matrices whose products with the inputs change least; `left` is what is still to be rounded."""
+    """Return codes (N, C, R) that change the matrices' outputs least; `left` is what is still to be rounded."""
     codes, columns = torch.empty_like(left), left.size(1)
-    for begin in range(0, columns, COLUMNS):
-        end = min(begin + COLUMNS, columns)
+    for begin in range(0, columns, BLOCK_COLUMNS):
+        end = min(begin + BLOCK_COLUMNS, columns)
         errors = torch.empty_like(left[:, begin:end])
         for column in range(begin, end):
             w = left[:, column]  # (N, R)
@@ -190,7 +190,7 @@ def _gptq(left: Tensor, scale: Tensor, most: int, upper: Tensor) -> Tensor:
 
 
 def _bytes(codes: Tensor, scale: Tensor) -> float:
-    """The entropy of each matrix's codes, and the bytes of the scales."""
+    """Return the bytes of each matrix's codes by their entropy, and of the scales."""
     matrices = torch.arange(len(codes), device=codes.device)[:, None, None]
     counts = torch.bincount((codes + 128 + 256 * matrices).long().flatten(), minlength=256 * len(codes)).view(-1, 256).double()
     bits = (counts * (counts.sum(1, keepdim=True) / counts.clamp_min(1)).log2()).sum()

@@ -1,4 +1,4 @@
-"""Between torch's tensors and records of raw bytes, by parameter name."""
+"""Tensors as records of raw bytes: snapshots of a run's state, the average of weights, and files that torch.save wrote."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-SHARED = 4  # of the bytes of a file, what its tensors may come to: some are tied
-STAGING_BYTES = 1 << 25  # of pinned memory between a GPU and pageable memory
-ROOM = 1.1  # of the memory that a copy on the device takes: the allocator rounds up
+MAX_EXPANSION = 4  # tensors of a file may take this many times its size: some share memory
+STAGING_BYTES = 1 << 25  # pinned memory between a GPU and pageable memory
+COPY_MARGIN = 1.1  # a copy on the device takes up to this many times its size: the allocator rounds up
 
 Named = Iterable[tuple[str, Tensor]]
 
 
 def check_held(contents: Any, size: int) -> None:
-    """Refuse, by ValueError, tensors of a file of so many bytes that are larger than what it holds.
+    """Raise ValueError for tensors that are larger than what a file of `size` bytes holds.
 
-    A tensor may repeat one number, or many tensors the same ones, by strides: a copy of them would fill any memory.
+    By strides a tensor may repeat one value, or many tensors share values: copies would fill any memory.
     """
     parts, seen, total = [contents], set(), 0
     while parts:
@@ -48,35 +48,35 @@ def check_held(contents: Any, size: int) -> None:
         elif isinstance(part, dict | list | tuple) and id(part) not in seen:
             seen.add(id(part))
             parts += part.values() if isinstance(part, dict) else part
-    if total > SHARED * size:
+    if total > MAX_EXPANSION * size:
         raise ValueError("its tensors are larger than the file")
 
 
 def record(name: str, tensor: Tensor) -> TensorRecord:
-    """A copy of a tensor on the host."""
+    """Return a record with a copy of a tensor on the host."""
     host = tensor.detach().to("cpu", copy=True).contiguous()
     data = host.reshape(-1).view(torch.uint8).numpy().data
     return TensorRecord(name, NAMES[tensor.dtype], tuple(tensor.shape), data)
 
 
 def tensor(source: TensorRecord) -> Tensor:
-    """A tensor on the host with a record's contents."""
-    found = torch.empty(source.shape, dtype=DTYPES[source.dtype])
+    """Return a tensor on the host with a record's contents."""
+    copy = torch.empty(source.shape, dtype=DTYPES[source.dtype])
     # By numpy, which lets other threads run meanwhile: the loop does not wait while a thread writes another program's files.
-    if found.numel():
-        found.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(source.data, np.uint8)
-    return found
+    if copy.numel():
+        copy.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(source.data, np.uint8)
+    return copy
 
 
 @torch.no_grad()
 def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], State]:
-    """The tensors as they are now; what is returned brings them to the host, in whichever thread it is called, once.
+    """Capture the tensors as they are now; the returned function copies them to the host, once, in any thread.
 
     A GPU copies its memory to itself a hundred times faster than to the host, so where it has room for that the loop goes on at
     once and the way to the host is another thread's. Elsewhere the tensors are copied to the host now.
     """
     named = {file: list(tensors) for file, tensors in files.items()}
-    if device.type != "cuda" or not _has_room(sum(t.nbytes for tensors in named.values() for _, t in tensors), device):
+    if device.type != "cuda" or not _fits_on_device(sum(t.nbytes for tensors in named.values() for _, t in tensors), device):
         records = {file: [record(name, t) for name, t in tensors] for file, tensors in named.items()}
         return lambda: records
     held = {file: [(name, t.detach().clone()) for name, t in tensors] for file, tensors in named.items()}
@@ -88,16 +88,16 @@ def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], S
         stream.wait_event(copied)
         with torch.cuda.stream(stream):  # type: ignore[no-untyped-call]
             staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
-            # Each copy is given up as soon as the host has it: writing to the disk takes longer than the next step.
+            # Each device copy is freed as soon as the host has it: writing to disk takes longer than the next step.
             return {file: [record_through(staging, *tensors.pop(0)) for _ in named[file]] for file, tensors in held.items()}
 
     return bring
 
 
 def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
-    """A copy of a tensor on the host, piece by piece through a pinned buffer.
+    """Return a record with a copy of a tensor on the host, copied in parts through a pinned buffer.
 
-    A copy straight to pageable memory holds a lock of the driver: meanwhile no other thread launches kernels.
+    A copy straight to pageable memory holds a lock of the driver, and no other thread launches kernels meanwhile.
     """
     source, pinned = tensor.detach().contiguous().reshape(-1).view(torch.uint8), staging.numpy()
     host = np.empty(source.numel(), np.uint8)
@@ -110,13 +110,13 @@ def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
     return TensorRecord(name, NAMES[tensor.dtype], tuple(tensor.shape), host.data)
 
 
-def _has_room(size: int, device: torch.device) -> bool:
+def _fits_on_device(size: int, device: torch.device) -> bool:
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return ROOM * size < torch.cuda.mem_get_info(device)[0] + idle
+    return COPY_MARGIN * size < torch.cuda.mem_get_info(device)[0] + idle
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and saved buffer of a model; a tied tensor appears under its first name."""
+    """Yield every parameter and saved buffer of a model; a tied tensor appears under its first name."""
     seen: set[int] = set()
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) not in seen:
@@ -125,19 +125,19 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def model_records(model: nn.Module) -> list[TensorRecord]:
-    """Copies of a model's tensors on the host."""
+    """Return copies of a model's tensors on the host."""
     return [record(name, value) for name, value in model_tensors(model)]
 
 
 @torch.no_grad()
 def load_model(model: nn.Module, records: Mapping[str, TensorRecord], where: str) -> None:
-    """Copy records into a model; every tensor must be there, with its shape."""
+    """Copy records into a model; every tensor must be present, with its shape."""
     for value, source in check_fits(model, records, where):
         value.copy_(tensor(source))
 
 
 def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str) -> list[tuple[Tensor, TensorRecord]]:
-    """Every tensor of a model with its record; CheckpointError names what is missing, unknown or of another shape or kind."""
+    """Return every tensor of a model with its record; CheckpointError names what is missing, unknown or does not fit."""
     tensors, pairs = dict(model_tensors(model)), []
     for name, value in tensors.items():
         source = records.get(name)
@@ -154,7 +154,7 @@ def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str
 
 
 def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Any, str]) -> Iterator[tuple[str, Tensor]]:
-    """The state of every parameter in its optimizer, as `parameter/key`."""
+    """Yield the optimizer state of every parameter, as `parameter/key`."""
     for optimizer in optimizers:
         for p, state in optimizer.state.items():
             for key, value in state.items():
@@ -165,7 +165,7 @@ def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: Mappin
 def load_optimizers(
     optimizers: Iterable[torch.optim.Optimizer], names: Mapping[nn.Parameter, str], records: Mapping[str, TensorRecord]
 ) -> None:
-    """Put the state back; a parameter that has none in the records starts anew."""
+    """Restore the state; a parameter without records starts without state."""
     by_parameter: dict[str, dict[str, Tensor]] = {}
     for name, source in records.items():
         parameter, _, key = name.rpartition("/")
@@ -179,57 +179,54 @@ def load_optimizers(
                     optimizer.state[p] = {key: value.to(p.device) for key, value in entries.items()}
 
 
-# The average of the weights: what a run is scored by where optimizer.ema_decay is set.
-
-
 class WeightAverage:
-    """An exponential moving average in float32, which can take the place of the weights for a while."""
+    """An exponential moving average of the weights in float32, which can replace them for a while.
+
+    Runs with optimizer.ema_decay are scored by it.
+    """
 
     def __init__(self, model: nn.Module):
         self._names, self._weights = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
         self._average = [p.detach().float().clone() for p in self._weights]
-        self._kept: list[Tensor] = []  # the weights themselves, while the average is in their place
+        self._kept: list[Tensor] = []  # the weights themselves, while the average replaces them
 
     @torch.no_grad()
     def update(self, decay: float, skip: Tensor) -> None:
-        """Keep `decay` of itself and move towards the weights as they are after a step, unless it was skipped."""
-        way = torch._foreach_sub([p.detach().float() for p in self._weights], self._average)
-        torch._foreach_mul_(way, (1 - decay) * (1 - skip.float()))
-        torch._foreach_add_(self._average, way)
+        """Move towards the weights after a step, by 1 - decay, unless the step was skipped."""
+        difference = torch._foreach_sub([p.detach().float() for p in self._weights], self._average)
+        torch._foreach_mul_(difference, (1 - decay) * (1 - skip.float()))
+        torch._foreach_add_(self._average, difference)
 
     @torch.no_grad()
     def swap_in(self) -> None:
-        """Put the average where the weights are."""
+        """Replace the weights by their average."""
         if not self._kept:
             self._kept = [p.detach().clone() for p in self._weights]
             torch._foreach_copy_(list(self._weights), self._average)
 
     @torch.no_grad()
     def swap_out(self) -> None:
-        """Put the weights back."""
+        """Restore the weights."""
         if self._kept:
             torch._foreach_copy_(list(self._weights), self._kept)
             self._kept = []
 
     def tensors(self) -> Named:
-        """The average, by parameter name."""
+        """Return the average, by parameter name."""
         return zip(self._names, self._average, strict=True)
 
     @torch.no_grad()
     def load(self, records: Mapping[str, TensorRecord]) -> None:
-        """Put back what `tensors` named; without any, the average begins with the weights as they are."""
+        """Restore what `tensors` returned; parameters without a record start from their weights."""
         for name, average, p in zip(self._names, self._average, self._weights, strict=True):
             average.copy_(tensor(records[name]) if name in records else p)
 
 
-# What a step found out, on its way from the device to the host.
-
-
 class DeviceResult:
-    """The numbers of a step: loss, gradient norm, skipped.
+    """The results of a step: loss, gradient norm, skipped.
 
-    On CUDA they travel as soon as they are there, so that asking for them waits for no later step. A CPU has ended a step when it
-    returns; of other devices it is known when the numbers are seen.
+    On CUDA they are copied as soon as they exist, so that reading them waits for no later step. A CPU has ended a step when it
+    returns; on other devices the end is known when the results are read.
     """
 
     def __init__(self, numbers: Tensor):
@@ -246,40 +243,40 @@ class DeviceResult:
         return StepResult(loss, grad_norm, bool(skipped), self._ended)
 
 
-# Files that torch.save wrote elsewhere, and what an AdamW remembers in them.
+# Files that torch.save wrote, and AdamW's state in them.
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-PREFIXES = ("_orig_mod.", "module.")  # what torch.compile and DDP put in front of names
-REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # how torch names a class or function that it does not build
+PREFIXES = ("_orig_mod.", "module.")  # prefixes of torch.compile and DDP
+REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # how torch names a class or function that it refuses to load
 
 
 class DamagedFile(CheckpointError):
-    """A file that is not as it was written."""
+    """A file whose contents are damaged."""
 
 
 def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
-    """What a file holds: numbers, text, tensors, and objects of the classes that are named, built as the types that are given."""
+    """Return the contents of a file: numbers, text, tensors, and objects of the given classes, by name."""
     whole = False
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # it may unfold into anything
+                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # it may expand to any size
                     raise ValueError("its parts are compressed, which torch.save never does")
-                if archive.testzip() is not None:  # torch does not look at the checksums
+                if archive.testzip() is not None:  # torch does not verify checksums
                     raise ValueError("its checksums do not match")
             whole = True
-        known: list[Any] = [(kind, name) for name, kind in (classes or {}).items()]
-        with warnings.catch_warnings(), torch.serialization.safe_globals(known):
-            warnings.simplefilter("ignore")  # of a file that is refused anyway
-            found = torch.load(path, map_location="cpu", weights_only=True)
-        check_held(found, path.stat().st_size)
-        return found
+        allowed: list[Any] = [(kind, name) for name, kind in (classes or {}).items()]
+        with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
+            warnings.simplefilter("ignore")  # the file is refused anyway
+            contents = torch.load(path, map_location="cpu", weights_only=True)
+        check_held(contents, path.stat().st_size)
+        return contents
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}") from None
     except MemoryError:
-        raise CheckpointError(f"{path} does not fit into the memory") from None
+        raise CheckpointError(f"{path} does not fit into memory") from None
     except Exception as error:  # damaged and hostile files raise almost anything
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which torch makes of some files that are cut short
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch raises it for some truncated files
             raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
         if isinstance(error, pickle.UnpicklingError) and (refused := REFUSED.search(str(error))):
             raise CheckpointError(
@@ -293,28 +290,28 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
 
 
 def state_records(state: Any, path: Path) -> dict[str, TensorRecord]:
-    """The tensors of a state dict by name, in its order, without the prefixes of wrappers."""
+    """Return the tensors of a state dict by name, in its order, without the prefixes of wrappers."""
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} does not hold a dictionary of tensors")
-    found = {}
+    records = {}
     for key, value in state.items():
         name = str(key)
         while name.startswith(PREFIXES):
             name = name.partition(".")[2]
         if not isinstance(value, Tensor) or value.dtype not in NAMES or value.layout is not torch.strided:
             raise CheckpointError(f"{path}: {name:.100} is not a tensor that can be read")
-        found[name] = shared_record(name, value)
-    return found
+        records[name] = shared_record(name, value)
+    return records
 
 
 def shared_record(name: str, value: Tensor) -> TensorRecord:
-    """A tensor as a record that shares its memory."""
+    """Return a record that shares a tensor's memory."""
     value = value.detach().contiguous()
     return TensorRecord(name, NAMES[value.dtype], tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def shared_tensor(source: TensorRecord) -> Tensor:
-    """A record as a tensor that shares its memory, if that may be written to: torch knows no other."""
+    """Return a tensor that shares a record's memory, if it is writable: torch has no read-only tensors."""
     if not source.data.nbytes:
         return torch.empty(source.shape, dtype=DTYPES[source.dtype])
     data = bytearray(source.data) if source.data.readonly else source.data
@@ -324,9 +321,9 @@ def shared_tensor(source: TensorRecord) -> Tensor:
 def adamw_memory(
     optimizer: Any, orders: Iterable[Sequence[Sequence[str]]], weights: Mapping[str, TensorRecord]
 ) -> tuple[dict[str, TensorRecord], str | None]:
-    """What an AdamW's state dict remembers, as `parameter/key`, or why there is nothing.
+    """Return AdamW's state from its state dict, as `parameter/key`, or the reason why there is none.
 
-    Parameters are numbered there: `orders` are the names they may stand for, by group.
+    Parameters are numbered in a state dict: `orders` are the possible orders of their names, by group.
     """
     try:
         groups = [[int(number) for number in group["params"]] for group in optimizer["param_groups"]]
@@ -360,17 +357,17 @@ def _moments(name: str, entry: Mapping[str, Any]) -> list[TensorRecord]:
 def adamw_state(
     decayed: Collection[str], rest: Collection[str], memory: Mapping[str, TensorRecord], weight_decay: float, **options: Any
 ) -> dict[str, Any]:
-    """The state dict of torch's AdamW with two groups; its memory is left out where another optimizer made it."""
-    stand_ins = {name: torch.nn.Parameter(torch.empty(0)) for name in (*decayed, *rest)}
+    """Return the state dict of torch's AdamW with two groups; its moments are left out where another optimizer made them."""
+    placeholders = {name: torch.nn.Parameter(torch.empty(0)) for name in (*decayed, *rest)}
     optimizer = torch.optim.AdamW(
         [
-            {"params": [stand_ins[name] for name in decayed], "weight_decay": weight_decay},
-            {"params": [stand_ins[name] for name in rest], "weight_decay": 0.0},
+            {"params": [placeholders[name] for name in decayed], "weight_decay": weight_decay},
+            {"params": [placeholders[name] for name in rest], "weight_decay": 0.0},
         ],
         **options,
     )
     keys = ("step", *MOMENTS)
-    if all(f"{name}/{key}" in memory for name in stand_ins for key in keys):
-        for name, parameter in stand_ins.items():
+    if all(f"{name}/{key}" in memory for name in placeholders for key in keys):
+        for name, parameter in placeholders.items():
             optimizer.state[parameter] = {key: shared_tensor(memory[f"{name}/{key}"]) for key in keys}
     return optimizer.state_dict()
