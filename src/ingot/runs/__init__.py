@@ -1,1 +1,1 @@
-"""The run folder: what a run leaves behind, and who may write into it."""
+"""Run folders: writing, locking, reading and reporting runs."""

@@ -1,6 +1,6 @@
-"""The folder a run leaves behind, complete without us: every file in it is text, JSON or a checkpoint.
+"""The run folder: every file in it is text, JSON or a checkpoint, and readable without Ingot.
 
-Whoever writes into one has claimed it first; readers need no permission, because every file is replaced whole or only grows.
+A process claims the folder before it writes. Readers need no lock, because every file is replaced whole or only grows.
 """
 
 from __future__ import annotations
@@ -41,51 +41,51 @@ from ingot.runtime.locks import FolderLock
 from ingot.runtime.machine import made_by
 
 STOP = "stop"  # a file that asks the run to save and stop
-MODEL_COPY = "model.py"  # a model of one's own, kept in the run folder
-WANDB_ID = "wandb.json"  # which run of Weights & Biases it is
-TRACKIO_ID = "trackio.json"  # and under which name trackio has it
-CLOCK_TICKS = 0.02  # seconds by which the time of a file may lag
-EVENTS = "tensorboard"  # the folder of TensorBoard's files
+MODEL_COPY = "model.py"  # copy of a custom model
+WANDB_ID = "wandb.json"  # id of the run at Weights & Biases
+TRACKIO_ID = "trackio.json"  # name of the run at trackio
+CLOCK_LAG_SECONDS = 0.02  # by which the modification time of a file may lag
+EVENTS = "tensorboard"  # folder of TensorBoard event files
+ARTIFACTS = ("model.ingot", "model.safetensors")
 
 
-# Checkpoints by the names of their folders. Reading one needs numpy (runs/checkpoints.py); looking at a run does not.
-
-Kind = Literal["regular", "shutdown", "final"]  # of a checkpoint: on the way, of a stop, of a completed run
+# Names of checkpoint folders. Reading a checkpoint needs numpy (runs/checkpoints.py); looking at a run does not.
+Kind = Literal["regular", "shutdown", "final"]  # saved during training, by a stop, by a completed run
 INDEX = "checkpoint.json"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether a folder with this name is a checkpoint."""
+    """Return True if a folder with this name is a checkpoint."""
     return _NAME.fullmatch(name) is not None
 
 
 def step_of(path: Path) -> int:
-    """The step of a checkpoint of ours, by its name."""
+    """Return the step in the name of a checkpoint."""
     return int(path.name.rpartition("-")[2])
 
 
 def saved_steps(folder: Path) -> dict[int, Path]:
-    """The checkpoints of a folder by step, oldest first, without looking inside."""
+    """Return the checkpoints of a folder by step, oldest first, without reading them."""
     try:
         with os.scandir(folder) as entries:
-            found = [(_NAME.fullmatch(entry.name), folder / entry.name) for entry in entries if entry.is_dir()]
+            folders = [(_NAME.fullmatch(entry.name), folder / entry.name) for entry in entries if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except OSError as error:  # not none: a run would begin anew where one is
+    except OSError as error:  # returning none would let a new run start over an old one
         raise Unreadable(folder, error.strerror) from None
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    return dict(sorted((int(match[1]), path) for match, path in folders if match))
 
 
 def named_path(name: str, run: Path | None) -> Path:
-    """The file or folder that a setting names, from the working folder or else from the run's folder on."""
+    """Return the path that a setting names, relative to the working folder or else to the run folder."""
     path = user_path(name)
     return run / path if run is not None and not path.exists() and (run / path).exists() else path
 
 
 def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | None = None) -> Path:
-    """Make a folder of its own for a new run: runs/<recipe>-<local time>, with -2, -3... where that is taken."""
+    """Create a folder for a new run: runs/<recipe>-<local time>, with -2, -3... if that exists."""
     name = f"{(recipe or 'run').replace('/', '-')}-{now or datetime.now():%Y%m%d-%H%M%S}"
     path, count = root / name, 1
     with writing(path):
@@ -100,7 +100,7 @@ def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | N
 
 
 class RunFolder:
-    """The files of one run and how each is written."""
+    """The files of one run, and how each is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,44 +114,44 @@ class RunFolder:
         self.metrics, self._log = Metrics(path / "metrics.jsonl"), LineFile(self.log_path)
         self.result_path = path / RESULT
         self.stop_path = path / STOP
-        self.session = 1  # which of the run's, as environment.json counts them
+        self.session = 1  # number of this session, counted in environment.json
 
     def check_ownership(self, also: Sequence[str] = ()) -> None:
-        """Refuse a folder in which our files would replace somebody else's, or be written through links; `also`: more names."""
+        """Refuse a folder where our files, or those in `also`, would replace somebody else's or be written through links."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         for path in (path for path in files if path.is_symlink()):
             with writing(path):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         for path in (path for path in self._folders if path.is_symlink() and not path.exists()):
-            with writing(path):  # a link to another disk is welcome, one to a disk that is not there is not
+            with writing(path):  # a link to another disk is fine, a broken one is not
                 raise OSError(errno.ENOENT, f"it is a link to {path.readlink()}, which is not there")
         with writing(self.path):
             if self._holds_a_run():
                 return
-            found = [path.name for path in files if path.exists() and not self._is_of_a_start(path)]
-            found += [folder.name for folder in self._folders if folder.exists() and not _is_empty_folder(folder)]
-        if found:
+            foreign = [path.name for path in files if path.exists() and not self._is_left_by_start(path)]
+            foreign += [folder.name for folder in self._folders if folder.exists() and not _is_empty_folder(folder)]
+        if foreign:
             raise CheckpointError(
-                f"{self.path} holds {' and '.join(found)}, which no run of Ingot wrote",
+                f"{self.path} holds {' and '.join(foreign)}, which no run of Ingot wrote",
                 Setting("training.output_dir"),
                 advice="choose another {0}",
             )
 
-    def _is_of_a_start(self, path: Path) -> bool:
-        """Whether a file is a lock of ours, or a request to stop that was left for a run that had just been started."""
+    def _is_left_by_start(self, path: Path) -> bool:
+        """Return True for a lock of ours, or a request to stop that was left for a run that had just started."""
         return is_lock(path) if path.name == LOCK else path == self.stop_path and "asked_at" in (read_dict(path) or {})
 
     def is_blank(self) -> bool:
-        """Whether it is a folder in which nothing was written but what a start leaves."""
+        """Return True if the folder holds nothing but what starting a run leaves."""
         try:
             entries = list(self.path.iterdir())
-            return all(self._is_of_a_start(one) or (one in self._folders and _is_empty_folder(one)) for one in entries)
+            return all(self._is_left_by_start(path) or (path in self._folders and _is_empty_folder(path)) for path in entries)
         except OSError:
             return False
 
     def _holds_a_run(self) -> bool:
-        """Whether a run of any version has written here: by a file that nothing else writes, or the traces of a claim."""
+        """Return True if a run of any version wrote here: there is a file that nothing else writes, or traces of a claim."""
         claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
         record = read_dict(self.environment_path) or {}
         saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
@@ -163,45 +163,45 @@ class RunFolder:
         also: Sequence[str] = (),
         stop: Callable[[], bool] = lambda: False,
     ) -> RunLock:
-        """Make the folder if need be and take it for this process; what a killed one left half-written is removed.
+        """Create the folder if needed, lock it for this process and remove half-written files of a killed one.
 
-        A folder with files that no run wrote is refused, those in `also` among them. `stop`: as with RunLock.
+        A folder with files that no run wrote, or with those in `also`, is refused. `stop`: as with RunLock.
         """
-        notes: list[str] = []
+        messages: list[str] = []
 
-        def tell(line: str) -> None:
-            notes.append(line)
+        def report(line: str) -> None:
+            messages.append(line)
             notify(line)
 
         self.check_ownership(also)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        lock = RunLock(self.path, tell, stop=stop).acquire()
+        lock = RunLock(self.path, report, stop=stop).acquire()
         try:
             with writing(self.path):
                 for folder in self._folders:
                     folder.mkdir(exist_ok=True)
                 for folder in (self.path, *self._folders):
                     sweep_temporaries(folder)
-            for note in notes:  # only now: the log of a folder in use is not ours to write
-                self.log(note)
+            for message in messages:  # only now: before the lock is held, log.txt belongs to another process
+                self.log(message)
         except BaseException:
             lock.release()
             raise
         return lock
 
     def write_config(self, text: str) -> None:
-        """Record the resolved config."""
+        """Write config.yaml, the resolved settings."""
         with writing(self.config_path):
             write_atomically(self.config_path, text)
 
     def wrote_config(self) -> bool:
-        """Whether config.yaml is as the last session wrote it, and not a user's own or edited."""
+        """Return True if config.yaml is as the last session wrote it, neither edited nor a user's own."""
         written = (read_dict(self.environment_path) or {}).get("config_sha256")
         return written is not None and written == file_sha256(self.config_path)
 
     def besides_config(self) -> dict[str, Any]:
-        """What the last session was set to besides a config.yaml that it did not write."""
+        """Return the settings that the last session had in addition to a config.yaml that it did not write."""
         besides = (read_dict(self.environment_path) or {}).get("besides_config")
         return besides if isinstance(besides, dict) else {}
 
@@ -212,9 +212,9 @@ class RunFolder:
         config: str | None = None,
         besides: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record what runs this; what ran it before a resume moves to `earlier`, newest first.
+        """Write environment.json: versions, machine and command of this session; earlier sessions move to `earlier`.
 
-        `config`: what goes into config.yaml, where this session writes it; else `besides` is what was set besides it.
+        `config`: the content of config.yaml if this session writes it; otherwise `besides` are the settings that it lacks.
         """
         earlier = self._earlier_sessions()
         self.session = len(earlier) + 1
@@ -225,56 +225,56 @@ class RunFolder:
             write_atomically(self.environment_path, to_json(record, indent=2) + "\n")
 
     def record(self, kind: str, report: Mapping[str, Any]) -> None:
-        """Add a line to metrics.jsonl, with the time and the session."""
+        """Append a record to metrics.jsonl, with the time and the session."""
         self.metrics.append_record({"kind": kind, "time": utc_now(), "session": self.session, **report})
 
     def remove_result(self) -> None:
-        """Remove what an earlier session came to: one that dies must not seem to have ended well."""
+        """Remove the result of an earlier session: one that dies must not seem to have completed."""
         with writing(self.result_path):
             self.result_path.unlink(missing_ok=True)
 
     def ask_to_stop(self) -> None:
-        """Leave the file that the run looks for; it says who asked."""
+        """Write the file that asks the run to stop; it says who asked."""
         host, pid, _ = this_process()
         with writing(self.stop_path):
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
 
     def take_stop(self, began: float) -> bool:
-        """Remove a request to stop; whether it was left after a session began, rather than for an earlier one.
+        """Remove a request to stop and return True if it was made after a session began, not for an earlier one.
 
-        Its age is told by a file that is made now: the clock of a file server may be another one than ours.
+        Its age is measured against a file created now, because a file server may have another clock than ours.
         """
         taken = temporary_beside(self.stop_path)
         with writing(self.stop_path):
             try:
-                self.stop_path.rename(taken)  # first: a request that comes now is another file
+                self.stop_path.rename(taken)  # first, so that a request made meanwhile is another file
             except FileNotFoundError:
                 return False
-            asked = taken.stat().st_mtime
+            requested_at = taken.stat().st_mtime
             taken.unlink()
             taken.touch()
-            age = taken.stat().st_mtime - asked
+            age = taken.stat().st_mtime - requested_at
             taken.unlink()
-        return age <= time.time() - began + CLOCK_TICKS
+        return age <= time.time() - began + CLOCK_LAG_SECONDS
 
     def remove_stop(self) -> None:
-        """Remove the request to stop, which was obeyed."""
+        """Remove a request to stop that was obeyed."""
         with writing(self.stop_path):
             self.stop_path.unlink(missing_ok=True)
 
-    def write_result(self, found: TrainingResult, export: Mapping[str, Any]) -> None:
-        """Record what this session came to."""
+    def write_result(self, result: TrainingResult, export: Mapping[str, Any]) -> None:
+        """Write result.json."""
         self.metrics.flush()
         self._log.flush()
         with writing(self.result_path):
-            write_atomically(self.result_path, to_json(result_record(found, self.session, export), indent=2) + "\n")
+            write_atomically(self.result_path, to_json(result_record(result, self.session, export), indent=2) + "\n")
 
     def log(self, line: str) -> None:
-        """Add a line to log.txt, with the time before it."""
+        """Append a line to log.txt, with the time before it."""
         self._log.append(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {shown(line)}")
 
     def sample(self, step: int, text: str) -> Path:
-        """Keep a text the model wrote at a step, unless the disk is full: the run goes on without it."""
+        """Write a sample of the model at a step; if the disk is full the run continues without it."""
         path = self.samples / f"step-{step:08d}.txt"
         with writing(path):
             try:
@@ -291,12 +291,12 @@ class RunFolder:
 
 
 def _is_empty_folder(path: Path) -> bool:
-    """Whether a folder holds nothing, or nothing but what a killed save of a checkpoint left."""
-    return path.is_dir() and all(found.match(f"step-*{PARTIAL}") for found in path.iterdir())
+    """Return True if a folder holds nothing but what a killed save of a checkpoint left."""
+    return path.is_dir() and all(entry.match(f"step-*{PARTIAL}") for entry in path.iterdir())
 
 
 def _environment(packages: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:
-    """What ran, where and when; nothing about who."""
+    """Return what runs, where and when; nothing about who."""
     return {
         "started_at": utc_now(),
         "host": this_process()[0],
@@ -313,20 +313,17 @@ def _environment(packages: Mapping[str, str], argv: Sequence[str]) -> dict[str, 
 def _git_commit() -> str | None:
     command = ["git", "rev-parse", "--verify", "HEAD"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip() or None
-
-
-# The first seconds of a run: its folder is there before it is claimed, so that a request to stop can be left in it.
+    return done.stdout.strip() or None
 
 
 @contextmanager
 def starting(path: Path | None) -> Iterator[None]:
-    """A block in which a run begins in a folder, which is made; one in which nothing came of it is removed again."""
-    made = [one for one in (path, *path.parents) if not one.exists()] if path is not None and _is_sound(path) else []
-    with suppress(OSError):  # said by who claims it
+    """Create a run folder before it is claimed, so that a request to stop can be left in it; remove it if the start fails."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()] if path is not None and _is_free(path) else []
+    with suppress(OSError):  # reported when the folder is claimed
         for folder in reversed(made):
             folder.mkdir()
     try:
@@ -334,35 +331,31 @@ def starting(path: Path | None) -> Iterator[None]:
     except BaseException:
         with suppress(OSError):
             for folder in made:
-                if [one.name for one in folder.iterdir()] == [RunFolder(folder).stop_path.name]:
+                if [entry.name for entry in folder.iterdir()] == [RunFolder(folder).stop_path.name]:
                     RunFolder(folder).remove_stop()
                 folder.rmdir()
         raise
 
 
 def is_claimed(path: Path) -> bool:
-    """Whether some process of this machine has a folder for itself; False as well where the disk has no locks."""
+    """Return True if a process of this machine holds the folder; False also if the disk has no locks."""
     with suppress(OSError), FolderLock(path) as lock:
         return not lock.acquire()
     return False
 
 
-def _is_sound(path: Path) -> bool:
+def _is_free(path: Path) -> bool:
     try:
         return not path.is_symlink() and not path.exists()
     except OSError:
         return False
 
 
-# What `train --force` deletes: what Ingot wrote into a run folder, by its names, and nothing that somebody put beside it.
-
-ARTIFACTS = ("model.ingot", "model.safetensors")
-
-
 def clear(folder: RunFolder, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
-    """Delete an earlier run and say what it was; `also` are patterns of what a door writes besides, `keep` is left alone.
+    """Delete what Ingot wrote into a run folder, for `train --force`, and report it; files that others put there stay.
 
-    The caller has claimed the folder: its lock and its empty folders stay, so whoever is killed in here can start again.
+    `also` are patterns of files that a compatibility command writes, `keep` are files to leave alone. The caller has claimed the
+    folder. Its lock and its empty folders stay, so that a process killed here can start again.
     """
     kept = {path.resolve() for path in keep}
     matching = {path for pattern in also for path in folder.path.glob(pattern)}
@@ -370,8 +363,8 @@ def clear(folder: RunFolder, say: Callable[[str], None], also: Sequence[str] = (
     if not to_delete:
         return
     counts = Counter(path.parent.relative_to(folder.path).as_posix() for path in to_delete if path.parent != folder.path)
-    told = [path.name for path in to_delete if path.parent == folder.path]
-    say(f"--force deletes in {folder.path}: {', '.join([*told, *(f'{name}/ ({count})' for name, count in counts.items())])}")
+    names = [path.name for path in to_delete if path.parent == folder.path]
+    say(f"--force deletes in {folder.path}: {', '.join([*names, *(f'{name}/ ({count})' for name, count in counts.items())])}")
     with writing(folder.path):
         for path in to_delete:
             if path.is_dir() and not path.is_symlink():
@@ -386,10 +379,10 @@ def _written(folder: RunFolder) -> list[Path]:
     files += [folder.stop_path, folder.path / STATE, folder.path / WANDB_ID, folder.path / TRACKIO_ID]
     if _model_hashes(checkpoints) & _hash_of(folder.path / MODEL_COPY):
         files.append(folder.path / MODEL_COPY)
-    found = [path for path in files if path.is_file()] + checkpoints
-    found += sorted(folder.samples.glob("step-*.txt"))
-    found += [folder.artifact / name for name in ARTIFACTS if (folder.artifact / name).is_file()]
-    return found + sorted((folder.path / EVENTS).glob("events.out.tfevents.*"))
+    written = [path for path in files if path.is_file()] + checkpoints
+    written += sorted(folder.samples.glob("step-*.txt"))
+    written += [folder.artifact / name for name in ARTIFACTS if (folder.artifact / name).is_file()]
+    return written + sorted((folder.path / EVENTS).glob("events.out.tfevents.*"))
 
 
 def _is_ours(path: Path) -> bool:
@@ -397,14 +390,14 @@ def _is_ours(path: Path) -> bool:
 
 
 def _model_hashes(checkpoints: Sequence[Path]) -> set[str]:
-    """The checksums of the models of one's own that these checkpoints are of: a copy of one is ours, another file is not."""
-    found = set()
+    """Return the checksums of the custom models of checkpoints: model.py is ours to delete only if it is one of them."""
+    hashes = set()
     for path in checkpoints:
         try:
-            found.add(str(read_json(path / INDEX)["progress"]["model_file_sha256"]))
+            hashes.add(str(read_json(path / INDEX)["progress"]["model_file_sha256"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return found
+    return hashes
 
 
 def _hash_of(path: Path) -> set[str]:

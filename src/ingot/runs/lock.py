@@ -1,9 +1,9 @@
 """One process per run folder, and nothing to clean up after a dead one.
 
 On one kernel the lock of the folder decides. It may not reach the other hosts of a shared disk, and there the lock file may have
-been deleted, so after getting the lock we also look whether somebody still writes a heartbeat. A recent one is judged by watching
-the file move, because the clocks of two hosts differ. Two that start together where no lock reaches both get the folder, and find
-out by their heartbeats (Heartbeat.check).
+been deleted, so after getting the lock we also check for a heartbeat that is still being written. A recent one is judged by
+watching whether the file changes, because the clocks of two hosts differ. Two processes that start together where no lock reaches
+both get the folder, and find out by their heartbeats (Heartbeat.check).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingot.runtime.files import to_json, writing
 from ingot.runtime.locks import FolderLock
 
 LOCK = ".lock"
-ASKING_SECONDS = 0.5  # nanoGPT's door looks whether a folder is free by taking it for an instant
+LOCK_TIMEOUT_SECONDS = 0.5  # the nanogpt command takes the lock for an instant to see whether a folder is free
 
 
 class RunLock:
@@ -37,14 +37,14 @@ class RunLock:
         self._lock = FolderLock(folder, LOCK)
 
     def acquire(self) -> Self:
-        """Take the folder, or raise RunError that says who has it; may watch a silent heartbeat for two of its intervals.
+        """Take the folder; RunError says who has it. May watch a silent heartbeat for two of its intervals.
 
-        Interrupted: `stop`, which is asked meanwhile, said so.
+        Interrupted: `stop`, which is called meanwhile, returned True.
         """
         if self._lock.held is not False:
             return self
         with writing(self.folder / LOCK):
-            if not self._lock.acquire(ASKING_SECONDS):
+            if not self._lock.acquire(LOCK_TIMEOUT_SECONDS):
                 raise _in_use(self.folder, _holder(self._lock.read()) or _owner(read_state(self.folder)), self._elsewhere)
             try:
                 self._take_over(self._lock.read())
@@ -54,7 +54,7 @@ class RunLock:
         return self
 
     def release(self) -> None:
-        """Let the folder go."""
+        """Release the folder."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -64,16 +64,16 @@ class RunLock:
         self.release()
 
     def _take_over(self, before: bytes) -> None:
-        """Write down that we have the folder, unless whoever is beyond the reach of our lock still writes there."""
+        """Record that we have the folder, unless a process beyond the reach of our lock still writes there."""
         host, pid, boot_id = this_process()
-        ours = not before.strip() or _holder(before) is not None  # anything else is not ours to replace
+        ours = not before.strip() or _holder(before) is not None  # any other content is not ours to replace
         if ours:
             self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
         try:
             state = read_state(self.folder)
             if state is None or state.status != "running":
                 return
-            if not self._proves_dead(state, before) and _beats(self.folder, state, self._notify, self._stop):
+            if not self._proves_dead(state, before) and _is_beating(self.folder, state, self._notify, self._stop):
                 raise _in_use(self.folder, _owner(state), self._elsewhere)
         except BaseException:
             if ours:
@@ -82,10 +82,10 @@ class RunLock:
         self._notify(f"taking over from process {state.pid} on {state.host}, which was last heard of at step {state.step}")
 
     def _proves_dead(self, state: State, before: bytes) -> bool:
-        """Whether having the lock means that the process of a state is gone.
+        """Return True if holding the lock proves that the process of a state is gone.
 
-        It has to be of this kernel, and the lock the one it had: that of the folder, or the file with its name, since a file that
-        somebody deleted is another one now.
+        The process must be of this kernel and have held this very lock: the folder's, or the file that names it, since a deleted
+        and recreated file is another lock.
         """
         named = _record(before)
         same_file = (named.get("pid"), named.get("boot_id")) == (state.pid, state.boot_id)
@@ -93,13 +93,13 @@ class RunLock:
 
 
 def is_lock(path: Path) -> bool:
-    """Whether a file is a lock of a run, by what it says; an empty one was just made."""
+    """Return True if a file is the lock of a run by its content; an empty one was just created."""
     content = FolderLock(path.parent, path.name).read()
     return path.is_file() and (not content or _holder(content) is not None)
 
 
-def _beats(folder: Path, seen: State, notify: Callable[[str], None], stop: Callable[[], bool]) -> bool:
-    """Whether somebody beyond the reach of our lock still writes state.json."""
+def _is_beating(folder: Path, seen: State, notify: Callable[[str], None], stop: Callable[[], bool]) -> bool:
+    """Return True if a process beyond the reach of our lock still writes state.json."""
     if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
         return False
     patience = 2.2 * seen.heartbeat_seconds + 0.5
@@ -121,7 +121,7 @@ def _holder(content: bytes) -> tuple[Any, Any, str] | None:
 
 
 def _record(content: bytes) -> dict[str, Any]:
-    """What a lock file says; nothing where it was just taken, or is somebody else's."""
+    """Return the content of a lock file; empty if it was just created or is somebody else's."""
     try:
         return dict(json.loads(content))
     except (ValueError, TypeError):

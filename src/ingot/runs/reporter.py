@@ -1,4 +1,4 @@
-"""What a run says while it goes on. A door chooses the words by giving the loop a reporter of its own."""
+"""Reporters: what a run reports while it trains. Each command passes the loop a reporter that chooses the format."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 
 from ingot.runs.folder import Kind
 
-# What a line of a log says of tasks.
-
 
 def task_metrics(task: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a task, without their standard errors."""
+    """Return the metrics of a task without their standard errors."""
     return {name: value for name, value in task.items() if name != "items" and not name.endswith("_stderr")}
 
 
@@ -25,23 +23,23 @@ def scored_tasks(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def tasks_line(step: int, tasks: Mapping[str, Mapping[str, Any]]) -> str:
-    """The tasks of an evaluation as one line."""
-    shown = {"perplexity": ".4g"}
-    told = (
-        " ".join([name, *(f"{metric} {value:{shown.get(metric, '.4f')}}" for metric, value in task_metrics(task).items())])
+    """Format the task scores of an evaluation as one line."""
+    formats = {"perplexity": ".4g"}
+    scores = (
+        " ".join([name, *(f"{metric} {value:{formats.get(metric, '.4f')}}" for metric, value in task_metrics(task).items())])
         for name, task in tasks.items()
     )
-    return f"tasks {step}  {'  '.join(told)}"
+    return f"tasks {step}  {'  '.join(scores)}"
 
 
-QUIET_SECONDS = 30.0  # where lines are written, what takes long is heard of this often
+PROGRESS_SECONDS = 30.0  # in plain logs, between lines about something slow
 
 
 @dataclass(frozen=True)
 class BeginReport:
-    """What is about to run, and on what."""
+    """What is about to run, and on which device."""
 
-    run: str  # its folder
+    run: str  # run folder
     device: str
     precision: str
     ranks: int
@@ -49,11 +47,11 @@ class BeginReport:
     train_tokens: int
     tokens_per_step: int
     micro_batch: int
-    attention: str  # the kernel that was chosen; default: whatever torch takes
-    resumed_at: int  # the step it goes on from; 0 at the start of a run
+    attention: str  # kernel; default: torch's choice
+    resumed_at: int  # step; 0 at the start of a run
     max_steps: int | None = None
     budget_seconds: float | None = None
-    elapsed_seconds: float = 0.0  # trained by earlier sessions
+    elapsed_seconds: float = 0.0  # training time of earlier sessions
 
 
 @dataclass(frozen=True)
@@ -71,14 +69,14 @@ class StepReport:
     budget_seconds: float | None
     epoch: int
     mfu: float | None
-    spent: float  # the used part of the budget, between 0 and 1
-    targets: int = 0  # of this step; rows that are not full have fewer than tokens
-    phase: int = 0  # of data.phases
+    spent: float  # used fraction of the budget, 0 to 1
+    targets: int = 0  # tokens predicted in this step; padded rows have fewer targets than tokens
+    phase: int = 0  # index into data.phases
 
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """One look at the validation split."""
+    """One evaluation on the validation split."""
 
     step: int
     val_loss: float
@@ -86,69 +84,69 @@ class EvaluationReport:
     tokens: int
     bytes: int
     seconds: float
-    elapsed_seconds: float  # of training
+    elapsed_seconds: float  # training time so far
     best: bool
     trained_tokens: int = 0
-    train_loss: float | None = None  # of rows of the training split, where evaluation.train_rows asks for it
-    other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where there are two
-    rows: int = 0  # of the validation split that were scored
-    rows_of: int = 0  # that it has
-    stride: int | None = None  # of a sliding score: tokens from one row to the next, where rows overlap
-    buckets: dict[str, dict[str, float]] = field(default_factory=dict)  # val_loss, val_bpb, tokens and bytes of each bucket
-    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # items, metrics and their standard errors of each task
+    train_loss: float | None = None  # on evaluation.train_rows rows of the training split
+    other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other byte count, if there are two
+    rows: int = 0  # rows that were scored
+    rows_of: int = 0  # rows of the validation split
+    stride: int | None = None  # of a sliding evaluation: tokens from one row to the next
+    buckets: dict[str, dict[str, float]] = field(default_factory=dict)  # per bucket: val_loss, val_bpb, tokens, bytes
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # per task: items, metrics and standard errors
 
 
 class Reporter:
-    """Listens to a run and says nothing."""
+    """Receives the events of a run; this base class ignores them."""
 
     def begin(self, report: BeginReport) -> None:
-        """The run is about to take its first step of this session."""
+        """Called before the first step of a session."""
 
     def primed(self, step: int, steps: int) -> None:
-        """A priming step, which leaves no trace, is done."""
+        """Called after a warm-up step, whose effect is undone."""
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Something other than a step goes on, until the next event; a total of 0 is not known."""
+        """Called during slow work other than steps; a total of 0 means unknown."""
 
     def step(self, report: StepReport, log: bool) -> None:
-        """A step is done; `log` where tracking.log_every asks for a line."""
+        """Called after a step; `log` is True every tracking.log_every steps."""
 
     def evaluation(self, report: EvaluationReport) -> None:
-        """The model was judged."""
+        """Called after an evaluation."""
 
     def sample(self, step: int, text: str) -> None:
-        """The model wrote something."""
+        """Called with a sample of the model."""
 
     def phase(self, number: int, tokens: int) -> None:
-        """A phase of data.phases begins after so many tokens; the first, 0, is not told."""
+        """Called when a phase of data.phases begins after so many tokens; not for the first phase."""
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
-        """A checkpoint is on the disk; called from another thread. A regular one may be told again with its last kind."""
+        """Called from another thread when a checkpoint is on disk; again if its kind changes from regular."""
 
     def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
-        """What Weights & Biases, trackio and TensorBoard get of a report; None: the numbers under Ingot's names."""
+        """Return what trackers get of a report; None: the numbers under Ingot's names."""
         return None
 
     def tracked_config(self) -> Mapping[str, Any] | None:
-        """What Weights & Biases and trackio show as the config of the run; None: Ingot's."""
+        """Return what trackers show as the config of the run; None: Ingot's config."""
         return None
 
     def message(self, text: str) -> None:
-        """Something a reader of the log should know."""
+        """Called with a message for whoever reads the log."""
 
     def end(self, result: Any) -> None:
-        """The session is over; `result` is its TrainingResult."""
+        """Called at the end of a session with its TrainingResult."""
 
 
-QUESTIONS = ("tracked", "tracked_config")  # every other public method of a Reporter is an event
-EVENTS = [name for name in vars(Reporter) if not name.startswith("_") and name not in QUESTIONS]
+QUERIES = ("tracked", "tracked_config")  # every other public method of a Reporter is an event
+EVENTS = [name for name in vars(Reporter) if not name.startswith("_") and name not in QUERIES]
 
 
 class LineReporter(Reporter):
-    """One plain line per event, for files and for terminals that are none; one now and then for what takes long."""
+    """Writes one plain line per event, for log files and pipes, and an occasional line about slow work."""
 
     def __init__(self, write: Callable[[str], None]):
-        self._write, self._quiet_since = write, time.monotonic()
+        self._write, self._last_progress = write, time.monotonic()
 
     def begin(self, report: BeginReport) -> None:
         self._write(begin_line(report))
@@ -160,9 +158,9 @@ class LineReporter(Reporter):
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         now = time.monotonic()
         if done == 0:
-            self._quiet_since = now  # it begins
-        elif now - self._quiet_since >= QUIET_SECONDS:
-            self._quiet_since = now
+            self._last_progress = now  # the work has just begun
+        elif now - self._last_progress >= PROGRESS_SECONDS:
+            self._last_progress = now
             self._write(f"{what}: {done:,} of {total:,}")
 
     def step(self, report: StepReport, log: bool) -> None:
@@ -189,7 +187,7 @@ class LineReporter(Reporter):
 
 
 class MultiReporter(Reporter):
-    """Several reporters as one: each hears every event. Questions are for a door's own reporter, and are not passed on."""
+    """Passes every event to several reporters; queries are not passed on."""
 
     def __init__(self, *reporters: Reporter):
         for name in EVENTS:
@@ -205,20 +203,20 @@ def _to_all(listeners: list[Callable[..., None]]) -> Callable[..., None]:
 
 
 def begin_line(report: BeginReport) -> str:
-    """What is about to run as one line."""
+    """Format what is about to run as one line."""
     facts: dict[str, Any] = {**asdict(report), "resumed_at": f"step {report.resumed_at}" if report.resumed_at else None}
     facts["elapsed_seconds"] = round(report.elapsed_seconds, 1) or None
-    told = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items() if value is not None}
-    return "  ".join(f"{name} {value}" for name, value in told.items())
+    texts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items() if value is not None}
+    return "  ".join(f"{name} {value}" for name, value in texts.items())
 
 
 def saved_line(path: Path, kind: Kind) -> str:
-    """A save as one line."""
+    """Format a saved checkpoint as one line."""
     return f"saved {path}" if kind == "regular" else f"saved {path} ({kind})"
 
 
 def step_line(report: StepReport) -> str:
-    """A step as one line."""
+    """Format a step as one line."""
     of = f"/{report.max_steps}" if report.max_steps else ""
     mfu = f"  mfu {100 * report.mfu:.1f}%" if report.mfu is not None else ""
     left = f" of {report.budget_seconds:g}" if report.budget_seconds else ""
@@ -229,7 +227,7 @@ def step_line(report: StepReport) -> str:
 
 
 def evaluation_line(report: EvaluationReport) -> str:
-    """An evaluation as one line."""
+    """Format an evaluation as one line."""
     best = "  best so far" if report.best else ""
     other = "".join(f"  {name} {value:.4f}" for name, value in report.other.items())
     train = f"  train_loss {report.train_loss:.4f}" if report.train_loss is not None else ""
@@ -240,6 +238,6 @@ def evaluation_line(report: EvaluationReport) -> str:
 
 
 def by_rows(rows: int | None, rows_of: int | None, stride: int | None = None) -> str:
-    """What is added to a score by rows that overlap, or of a part of the split."""
+    """Return the note beside a score whose rows overlap or are only part of the split."""
     sliding = f"  sliding by {stride:,}" if stride else ""
     return sliding + (f"  by {rows:,} of {rows_of:,} rows" if rows and rows_of and rows < rows_of else "")

@@ -1,6 +1,7 @@
-"""state.json: how a run is doing, written by its own process every few seconds, so that its silence says something too.
+"""state.json, the heartbeat of a run, and result.json, written when a session ends.
 
-The thread that writes it never harms the run: a full disk or a vanished folder is reported once and tried again.
+The process of a run writes state.json every few seconds, so an old one means that the process is gone. The thread that writes it
+never harms the run: a full disk or a vanished folder is reported once and tried again. A session that died leaves no result.json.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from ingot.runtime.files import read_dict, read_json, to_json, write_atomically
 
 Status = Literal["running", "stopped", "completed", "halted", "failed"]
 STATE = "state.json"
-CLOCK_SKEW_SECONDS = 300.0  # a heartbeat older than this is old on any pair of clocks worth the name (Kerberos allows the same)
+CLOCK_SKEW_SECONDS = 300.0  # clocks of two hosts may differ by this much (Kerberos allows the same)
 
 
 @dataclass(frozen=True)
 class State:
-    """What state.json says; times are ISO 8601 in UTC."""
+    """The content of state.json; times are ISO 8601 in UTC."""
 
     status: Status
     host: str
@@ -42,15 +43,15 @@ class State:
     budget_seconds: float | None = None
     loss: float | None = None
     val_bpb: float | None = None
-    val_rows: int | None = None  # by which it was found
-    val_rows_of: int | None = None  # all rows of the validation split
+    val_rows: int | None = None  # rows that were scored
+    val_rows_of: int | None = None  # rows of the validation split
     tokens: int = 0
     tokens_per_second: float | None = None
     elapsed_seconds: float = 0.0
-    flops_per_token: float | None = None  # of training, at data.seq_len
+    flops_per_token: float | None = None  # training FLOPs at data.seq_len
     checkpoint: str | None = None
     error: str | None = None
-    stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: its steps are done
+    stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: all steps done
 
     @property
     def age_seconds(self) -> float:
@@ -59,41 +60,41 @@ class State:
 
 
 class Heartbeat:
-    """Writes state.json now, every few seconds, and at once when the status changes; a context around training.
+    """Writes state.json at the start, every few seconds, and when the status changes; a context around training.
 
-    Any thread may call `update`, which never waits for the disk unless it changes the status. Where the lock of a folder does not
-    reach other hosts, two that start together both get it: whoever finds the other's state in place of its own writes no more.
+    Any thread may call `update`, which waits for the disk only if it changes the status. Where locks do not reach other hosts,
+    two processes that start together both get the folder: the one that finds the other's state in place of its own stops writing.
     """
 
     def __init__(
-        self, folder: Path, every_seconds: float = 5.0, warn: Callable[[str], None] = lambda line: None, **known: Any
+        self, folder: Path, every_seconds: float = 5.0, warn: Callable[[str], None] = lambda line: None, **values: Any
     ) -> None:
         now = utc_now()
         self._path = folder / STATE
         self._warn = warn
         self._warned = self._written = False
-        self._stranger: State | None = None  # which stood in place of ours, and may have been copied there
-        self._other: State | None = None  # of a process that writes here too
+        self._stranger: State | None = None  # found in place of ours; somebody may have copied it there
+        self._other: State | None = None  # of a live process that writes here too
         self._state = State("running", *this_process(), started_at=now, updated_at=now, heartbeat_seconds=every_seconds)
-        self._state = replace(self._state, **known)
+        self._state = replace(self._state, **values)
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     @property
     def state(self) -> State:
-        """What the next heartbeat will say."""
+        """The state that the next heartbeat will write."""
         return self._state
 
-    def update(self, **known: Any) -> None:
+    def update(self, **values: Any) -> None:
         """Set the latest values by their names in `State`."""
         with self._changing:
-            before, self._state = self._state, replace(self._state, **known)
-        if "status" in known and known["status"] != before.status:
+            before, self._state = self._state, replace(self._state, **values)
+        if "status" in values and values["status"] != before.status:
             self._write(durable=True)
 
     def check(self) -> None:
-        """RunError where another process has taken the folder."""
+        """Raise RunError if another process has taken the folder."""
         if self._other is not None:
             raise RunError(
                 f"{self._path.parent} is in use by process {self._other.pid} on {self._other.host} too, which the locks of its "
@@ -119,18 +120,18 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while not self._over.wait(self._state.heartbeat_seconds):
-            # Not synced: a sync that queues behind a checkpoint can take longer than a heartbeat, and a live run would look dead.
+            # Not synced: behind a checkpoint a sync can take longer than a heartbeat, and a live run would look dead.
             self._write(durable=False)
 
     def _write(self, durable: bool) -> None:
         with self._writing:  # the values are read inside, so an old status never overwrites a new one
-            mine, seen = self._state, read_state(self._path.parent) if self._written else None
-            if seen is not None and seen.status == "running" and (seen.host, seen.boot_id) != (mine.host, mine.boot_id):
-                before, self._stranger = self._stranger, seen
+            mine, found = self._state, read_state(self._path.parent) if self._written else None
+            if found is not None and found.status == "running" and (found.host, found.boot_id) != (mine.host, mine.boot_id):
+                before, self._stranger = self._stranger, found
                 if before is None and not durable:
-                    return  # whether it lives is seen at the next beat
-                if before is not None and before.updated_at != seen.updated_at:
-                    self._other = seen
+                    return  # the next beat shows whether it is alive
+                if before is not None and before.updated_at != found.updated_at:
+                    self._other = found
             if self._other is not None:
                 return
             try:
@@ -146,27 +147,27 @@ class Heartbeat:
 
 
 def read_state(folder: Path) -> State | None:
-    """What the run in this folder last said of itself; None where there is no state.json or a damaged one."""
+    """Read state.json of a run folder; None if there is none or it is damaged."""
     try:
         record = read_json(folder / STATE)
         state = State(**{field.name: record[field.name] for field in fields(State) if field.name in record})
-        sound = all(_has_type(getattr(state, field.name), str(field.type)) for field in fields(State))
-        sound = sound and state.status in get_args(Status) and math.isfinite(state.age_seconds)
-        sound = sound and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # signals to others go to many processes
+        valid = all(_has_type(getattr(state, field.name), str(field.type)) for field in fields(State))
+        valid = valid and state.status in get_args(Status) and math.isfinite(state.age_seconds)
+        valid = valid and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # lower ones signal process groups
     except (OSError, ValueError, TypeError, OverflowError):
         return None
-    return state if sound else None
+    return state if valid else None
 
 
-def _has_type(value: object, kind: str) -> bool:
-    """Whether a value is of the kind that a field of a state says."""
-    kinds: dict[str, Any] = {"None": type(None), "int": int, "float": int | float, "dict[str, float]": dict}
-    kinds["0"] = object  # the kind of everything in golf's one file, which has no annotations
-    return any(isinstance(value, kinds.get(one, str)) for one in kind.split(" | "))
+def _has_type(value: object, annotation: str) -> bool:
+    """Return True if a value is of the annotated type of a field."""
+    types: dict[str, Any] = {"None": type(None), "int": int, "float": int | float, "dict[str, float]": dict}
+    types["0"] = object  # annotations are stripped in the one-file golf program
+    return any(isinstance(value, types.get(name, str)) for name in annotation.split(" | "))
 
 
 def this_process() -> tuple[str, int, str]:
-    """Host, process id and boot id: the same boot id means the same kernel, hence locks that hold."""
+    """Return host, process id and boot id; the same boot id means the same kernel, where locks are reliable."""
     host = socket.gethostname()
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -176,26 +177,24 @@ def this_process() -> tuple[str, int, str]:
 
 
 def utc_now() -> str:
-    """The time as it is written everywhere in a run folder."""
+    """Return the time as it is written everywhere in a run folder."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
-
-# result.json: what the last session of a run came to, written when it ends; a session that died leaves none.
 
 RESULT = "result.json"
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a session of a run came to."""
+    """The result of a session."""
 
     status: Status
-    final_loss: float | None  # nats per token, of the last step
+    final_loss: float | None  # of the last step, nats per token
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
-    val_other: dict[str, float]  # the same by the other count of bytes, where there are two
-    val_rows: int  # by which these were found
-    val_rows_of: int  # of the rows of the validation split
+    val_other: dict[str, float]  # val_bpb by the other byte count, if there are two
+    val_rows: int  # rows that were scored
+    val_rows_of: int  # rows of the validation split
     total_tokens: int
     total_steps: int
     training_seconds: float
@@ -203,43 +202,44 @@ class TrainingResult:
     checkpoint_path: Path | None
     artifact_path: Path | None
     artifact_bytes: int | None
-    artifact_bpb: float | None  # of the artifact, read again by another process
-    artifact_rows: int | None  # by which that was found; None: by all
+    artifact_bpb: float | None  # of the artifact, opened by another process
+    artifact_rows: int | None  # rows scored for artifact_bpb; None: all
     sample: str | None
     run_dir: Path
-    stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: its steps are done
-    data_fingerprint: str | None = None  # of what it was trained and scored on
-    val_stride: int | None = None  # of a sliding score: tokens from one row to the next; None: rows did not overlap
-    val_step: int | None = None  # at which the validation score was found; not the last one where evaluation.at_end is off
-    peak_memory_bytes: int | None = None  # of the first rank: the GPU's, or of the process where there is none
+    stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: all steps done
+    data_fingerprint: str | None = None
+    val_stride: int | None = None  # of a sliding evaluation: tokens from one row to the next; None: rows did not overlap
+    val_step: int | None = None  # step of the validation score; not the last step if evaluation.at_end is off
+    peak_memory_bytes: int | None = None  # of the first rank: GPU memory, or process memory without a GPU
 
 
 def result_record(result: TrainingResult, session: int, export: Mapping[str, Any]) -> dict[str, Any]:
-    """What result.json says: the result, with paths from the run folder on, and what the exporter found worth telling."""
-    told = {name: _from(result.run_dir, value) for name, value in asdict(result).items() if name != "run_dir"}
-    return {"session": session, "ended_at": utc_now(), **told, "export": dict(export)}
+    """Return the content of result.json: the result, with paths relative to the run folder, and facts from the export."""
+    values = {name: _relative(result.run_dir, value) for name, value in asdict(result).items() if name != "run_dir"}
+    return {"session": session, "ended_at": utc_now(), **values, "export": dict(export)}
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """What result.json says; None where there is none or a damaged one."""
+    """Read result.json; None if there is none or it is damaged."""
     return read_dict(folder / RESULT)
 
 
 def read_training_result(folder: Path) -> TrainingResult | None:
-    """The result that result.json tells, with its paths from here on; None where there is none or one of another version."""
+    """Read result.json as a TrainingResult; None if there is none or it is of another version."""
     record = read_result(folder) or {}
-    told = {one.name: record[one.name] for one in fields(TrainingResult) if one.name in record}
-    if not all(_has_type(told[one.name], str(one.type)) for one in fields(TrainingResult) if one.name in told):
+    stored = [field for field in fields(TrainingResult) if field.name in record]
+    if not all(_has_type(record[field.name], str(field.type)) for field in stored):
         return None
+    values = {field.name: record[field.name] for field in stored}
     for name in ("checkpoint_path", "artifact_path"):
-        told[name] = folder / told[name] if told.get(name) else None
+        values[name] = folder / values[name] if values.get(name) else None
     try:
-        return TrainingResult(**told, run_dir=folder)
+        return TrainingResult(**values, run_dir=folder)
     except TypeError:
         return None
 
 
-def _from(folder: Path, value: Any) -> Any:
+def _relative(folder: Path, value: Any) -> Any:
     if not isinstance(value, Path):
         return value
     return str(value.relative_to(folder) if value.is_relative_to(folder) else value)

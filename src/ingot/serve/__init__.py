@@ -1,1 +1,1 @@
-"""A trained model behind OpenAI's completions, for any client that speaks them."""
+"""A server of OpenAI's completions API for a trained model."""

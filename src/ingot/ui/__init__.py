@@ -1,1 +1,1 @@
-"""A live page on runs: reads their folders as they lie, and shows them in a browser of this machine."""
+"""The live page: shows run folders in a browser on this machine."""
