@@ -9,16 +9,13 @@ from __future__ import annotations
 import errno
 import json
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.errors import CheckpointError
-from ingot.runtime.files import FULL, open_to_append, open_to_read, to_json, write_atomically, writing
+from ingot.runtime.files import FULL, open_to_append, to_json, write_atomically, writing
 
 MAX_PENDING_LINES = 10_000  # lines kept in memory while the disk is full; beyond that the oldest are dropped
 
@@ -65,16 +62,6 @@ class LineFile:
         self._pending.clear()
 
 
-@dataclass(frozen=True)
-class Mark:
-    """How far metrics.jsonl was read: which file, up to where, and the line before that, because inodes are used again."""
-
-    inode: int
-    offset: int
-    line: bytes = b""
-    start: int = 0  # where the reading began; at 0 the records are all there are, and what was read before no longer counts
-
-
 class Metrics(LineFile):
     """The metrics.jsonl of a run, as its process writes it."""
 
@@ -95,28 +82,6 @@ class Metrics(LineFile):
             if repaired != content:
                 write_atomically(self.path, repaired)
         return len(lines) - len(kept)
-
-    def read_since(self, since: Mark | None = None) -> tuple[list[dict[str, Any]], Mark]:
-        """The records after a mark, and the next mark; from the start where a resume has replaced the file."""
-        try:
-            with open_to_read(self.path) as file:
-                inode, start = os.fstat(file.fileno()).st_ino, 0
-                if since is not None and since.inode == inode:
-                    file.seek(since.offset - len(since.line))
-                    start = since.offset if file.read(len(since.line)) == since.line else 0
-                file.seek(start)
-                content = file.read()
-        except FileNotFoundError:
-            return [], Mark(0, 0)
-        lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)  # a last line may still be written
-        records = []
-        for number, line in enumerate(lines, start=1):
-            if (record := _parse(line)) is None:
-                after = f" after byte {start:,}" if start else ""
-                raise CheckpointError(f"{self.path}, line {number}{after}, is not a JSON object; delete that line")
-            records.append(record)
-        last = lines[-1] if lines else since.line if since is not None and start else b""
-        return records, Mark(inode, start + sum(map(len, lines)), last, start)
 
 
 def is_number(value: object) -> bool:

@@ -16,12 +16,6 @@ def task_metrics(task: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in task.items() if name != "items" and not name.endswith("_stderr")}
 
 
-def scored_tasks(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tasks that a record of an evaluation tells, but for what is damaged."""
-    found = record.get("tasks")
-    return {name: task for name, task in found.items() if isinstance(task, dict)} if isinstance(found, dict) else {}
-
-
 def tasks_line(step: int, tasks: Mapping[str, Mapping[str, Any]]) -> str:
     """Format the task scores of an evaluation as one line."""
     formats = {"perplexity": ".4g"}

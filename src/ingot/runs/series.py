@@ -11,12 +11,10 @@ import hashlib
 import io
 import json
 import os
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +23,6 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from ingot.errors import Unreadable
-from ingot.runs.metrics import is_number
-from ingot.runs.reporter import scored_tasks
 from ingot.runtime.files import open_to_read, write_atomically
 
 AXES = ("step", "tokens", "elapsed_seconds")
@@ -400,87 +396,3 @@ def _number(value: Any) -> float:
         return float(value) if isinstance(value, int | float) else float("nan")
     except OverflowError:
         return float("nan")
-
-
-STALL = STALL_FACTOR
-
-
-def step_times(records: Iterable[Mapping[str, Any]]) -> Timing:
-    """The timing of a run; empty where it has not two records of one session."""
-    trained = [record for record in records if record.get("kind") == "train"]
-    found: list[tuple[int, float, int]] = []  # the step, the seconds of one, how many
-    for before, after in pairwise(trained):
-        numbers: list[Any] = [one.get(name) for name in ("step", "elapsed_seconds") for one in (before, after)]
-        if before.get("session") != after.get("session") or not all(map(is_number, numbers)):
-            continue
-        steps, seconds = int(numbers[1]) - int(numbers[0]), float(numbers[3]) - float(numbers[2])
-        if steps > 0 and seconds >= 0:
-            found.append((int(numbers[1]), seconds / steps, steps))
-    if not found:
-        return Timing({}, [])
-    each = sorted(one for _, one, _ in found)
-    usual = statistics.median(each)
-    slow = [Stall(step, (one - usual) * steps) for step, one, steps in found if one > STALL_FACTOR * usual]
-    percentiles = {name: each[min(len(each) - 1, int(share * len(each)))] for name, share in PERCENTILES.items()}
-    return Timing(percentiles, sorted(slow, key=lambda stall: -stall.seconds))
-
-
-# The curves of a run, as its metrics.jsonl tells them: training loss and bits per byte, over steps, tokens or seconds.
-
-FIELDS = {"steps": "step", "tokens": "tokens", "seconds": "elapsed_seconds"}
-MOST_POINTS = 400  # of one curve: more are means of neighbours, which no picture shows apart
-
-
-def curves_of(records: Sequence[Mapping[str, Any]], axis: Axis = "steps") -> Curves:
-    """The curves that records tell; a number that is not finite leaves a gap."""
-    trained = [record for record in records if record.get("kind") == "train"]
-    evaluations = [record for record in records if record.get("kind") == "evaluation"]
-    if axis == "tokens":  # an evaluation's own are those that it scored
-        evaluations = [{**record, "tokens": _trained_before(record, trained)} for record in evaluations]
-    return Curves(
-        thinned(_points(trained, axis, "loss")),
-        _points(evaluations, axis, "val_bpb"),
-        _points(trained, axis, "tokens_per_second"),
-        _accuracies(evaluations, axis),
-    )
-
-
-def _trained_before(evaluation: Mapping[str, Any], trained: Sequence[Mapping[str, Any]]) -> Any:
-    """The tokens trained on before an evaluation; in files that do not tell, those of the last step that was logged by then."""
-    if "trained_tokens" in evaluation:
-        return evaluation["trained_tokens"]
-    return next((record.get("tokens") for record in reversed(trained) if record.get("step", 0) <= evaluation.get("step", 0)), 0)
-
-
-def _accuracies(evaluations: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, list[Point]]:
-    """Accuracies by task: per character where answers are of different lengths, as papers have it of most."""
-    found: dict[str, list[Point]] = {}
-    for record in evaluations:
-        for name, task in scored_tasks(record).items():
-            score = {**record, "accuracy": task.get("acc_norm", task.get("acc"))}
-            found.setdefault(name, []).extend(_points([score], axis, "accuracy"))
-    return found
-
-
-def read_line(records: Iterable[Mapping[str, Any]], name: str) -> list[Point]:
-    """A number of the records of steps, thinned out."""
-    return thinned(_points((record for record in records if record.get("kind") == "train"), "steps", name))
-
-
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """As many points as asked for at most, each the mean of a stretch of neighbours."""
-    if len(points) <= most:
-        return list(points)
-    bounds = [len(points) * i // most for i in range(most + 1)]
-    stretches = [points[begin:end] for begin, end in pairwise(bounds)]
-    return [(_mean(x for x, _ in stretch), _mean(y for _, y in stretch)) for stretch in stretches]
-
-
-def _points(records: Iterable[Mapping[str, Any]], axis: Axis, name: str) -> list[Point]:
-    pairs: list[tuple[Any, Any]] = [(record.get(FIELDS[axis]), record.get(name)) for record in records]
-    return [(float(x), float(y)) for x, y in pairs if is_number(x) and is_number(y)]
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ingot.errors import CheckpointError, RunError, Unreadable, shown
 from ingot.runs.folder import RunFolder, is_claimed, saved_steps
-from ingot.runs.metrics import Mark
 from ingot.runs.state import CLOCK_SKEW_SECONDS, STATE, State, Status, read_result, read_state, this_process
 from ingot.runtime.files import open_to_read
 from ingot.runtime.processes import is_alive
@@ -127,10 +126,6 @@ class Run:
             raise Unreadable(self._folder.metrics.path, error.strerror) from None
         return parse_lines(content[: content.rfind(b"\n") + 1])[0]
 
-    def metrics(self, since: Mark | None = None) -> tuple[list[dict[str, Any]], Mark]:
-        """The records after a mark, and the next mark; if its `start` is 0 they are all there are, as after a resume."""
-        return self._folder.metrics.read_since(since)
-
     def samples(self) -> dict[int, Path]:
         """Return the files of the model's samples by step; files with other names, such as copies, are left out."""
         paths = [(path.stem.removeprefix("step-"), path) for path in sorted(self._folder.samples.glob("step-*.txt"))]
@@ -179,12 +174,7 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
     return runs
 
 
-def run_record(run: Run) -> dict[str, Any]:
-    """Return the record of a run."""
-    return run.record()
-
-
-def runs_below(folder: Path, deep: bool = True) -> list[Run]:
+def runs_below(folder: Path) -> list[Run]:
     """Return the runs in a folder and one level further down, sorted by path; CheckpointError if there are none."""
     runs = [Run(path) for path in sorted(find_runs([folder]).values())]
     if not runs:
