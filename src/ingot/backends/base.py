@@ -26,7 +26,7 @@ class GroupRates:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step reads and its rates: the same on every rank."""
+    """The data and rates of one step: the same on every rank."""
 
     step: int  # steps done before it
     stage: int

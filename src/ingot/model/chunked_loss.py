@@ -1,6 +1,6 @@
 """The loss without the logits of the whole batch: chunk by chunk, each with its gradients.
 
-A module of its own, imported at its first use: `torch.compiler.disable` imports torch's compiler, which takes seconds.
+A separate module, imported at its first use: `torch.compiler.disable` imports torch's compiler, which takes seconds.
 """
 
 from __future__ import annotations

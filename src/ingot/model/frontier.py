@@ -40,7 +40,7 @@ from ingot.model.layers import (
 from ingot.model.settings import FRONTIER_CONTROL as CONTROL
 from ingot.model.settings import GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
 
-EPSILON = 1e-6  # in the norms
+EPSILON = 1e-6  # added to the mean square in norms
 UNIFORM = 0.68  # matrices start uniform within this part of sqrt(3 / width): 0.0006 bits per byte better than with all of it
 
 
