@@ -164,8 +164,8 @@ def gpt_simple_keys() -> tuple[Knob, ...]:
     kinds = {"int": "integer", "float": "number", "bool": "boolean", "list": "array"}
     found = []
     for path, key in all_keys().items():
-        bounds = tuple(b for b in (key.rule.low, key.rule.above, key.rule.high, key.rule.below) if b is not None)
-        found.append(Knob(path, (kinds.get(key.kind, "string"),), key.rule.words + (("null",) if key.optional else ()), bounds))
+        bounds = tuple(b for b in (key.low, key.above, key.high, key.below) if b is not None)
+        found.append(Knob(path, (kinds.get(key.kind, "string"),), key.choices + (("null",) if key.null else ()), bounds))
     return tuple(found)
 
 

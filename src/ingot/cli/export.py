@@ -239,7 +239,7 @@ def _export_layout(
 
             size = export_ckpt(source, target)
         elif layout == "gpt-simple":
-            from ingot.compat.gpt_simple.exporting import export_folder
+            from ingot.compat.gpt_simple.files import export_folder
 
             size = export_folder(source, target)
         elif layout == "gguf":

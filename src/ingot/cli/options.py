@@ -133,18 +133,18 @@ def resolve_config(
     warn: Callable[[str], None] | None = None,
 ) -> ResolvedConfig:
     """Build the config from a recipe, a YAML file and settings; a file with gpt-simple's keys is translated and reported."""
-    from ingot.compat.gpt_simple.reading import is_gpt_simple, read_config
+    from ingot.compat.gpt_simple.config import is_gpt_simple, read_config
     from ingot.config.loading import load_config
 
     if file is None or not file.is_file() or not is_gpt_simple(file):
         return load_config(recipe=recipe, file=file, overrides=overrides)
     if recipe is not None:
         raise ConfigError(f"{file} has gpt-simple's keys and cannot be combined with the recipe {recipe}; keep one of them")
-    from ingot.compat.gpt_simple.translate import kept_tokens, tell_batch, translate
+    from ingot.compat.gpt_simple.translate import kept_tokens, report_kept_batch, translate
 
     config = read_config(file, overrides)
     kept = kept_tokens(config)
     if warn is not None:
         warn(f"{file} has gpt-simple's keys and is read as `gpt-simple train --config` reads it")
-        tell_batch(config, world_size, kept, warn)
+        report_kept_batch(config, world_size, kept, warn)
     return translate(config, world_size, kept)

@@ -22,7 +22,7 @@ from sentencepiece import SentencePieceTrainer
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from ingot.compat.gpt_simple.checkpoint import write_tokenizer
+from ingot.compat.gpt_simple.files import write_tokenizer
 from ingot.data.formats.gpt_simple_folder import index_bytes
 from ingot.data.tokenizers import GPT2Tokenizer, SentencePieceTokenizer, Tokenizer
 

@@ -17,8 +17,9 @@ from ingot.api import load, train
 from ingot.artifact.gpt_simple import MODEL_KEYS, model_keys, model_settings, read_model, read_saved, saved_checkpoints
 from ingot.backends.sampling import Sampling
 from ingot.cli.main import run
-from ingot.compat.gpt_simple.checkpoint import learning_rate, read_cursors, read_state, write_checkpoint
-from ingot.compat.gpt_simple.config import Config, ModelConfig
+from ingot.compat.gpt_simple.config import GptSimpleConfig, ModelConfig
+from ingot.compat.gpt_simple.files import learning_rate, write_checkpoint
+from ingot.compat.gpt_simple.foreign import read_cursors, read_training_state
 from ingot.data.tokenizers import open_tokenizer
 from ingot.errors import CheckpointError, DataError, Unreadable
 from ingot.inference.model import LoadedModel, open_model, open_weights
@@ -87,7 +88,7 @@ def test_the_original_opens_the_tokenizers_that_are_written_for_it(their_run: Th
 def as_ours(folder: Path) -> Checkpoint:
     """A checkpoint of the original's as one of ours, without the detour over the disk."""
     saved = read_saved(folder)
-    weights, memory, settings, problem = read_state(saved)
+    weights, memory, settings, problem = read_training_state(saved)
     assert problem is None
     known = {"tokens": saved.state["tokens_trained"], "elapsed_seconds": 1.0, "loss": None, "config": {"model": settings}}
     return Checkpoint(folder, saved.step, known, {"model": weights, "optimizer": memory})
@@ -218,12 +219,12 @@ def test_a_model_without_a_context_of_its_own_is_exported_with_that_of_its_rows(
 
 
 def test_all_59_keys_have_a_value_in_an_export() -> None:
-    from ingot.compat.gpt_simple.exporting import keys_of
+    from ingot.compat.gpt_simple.files import keys_of
     from ingot.config.loading import load_config
 
     config = load_config(python={"model": {"family": "llama"}, "training": {"max_steps": 1}}, environment={}).config
     keys = keys_of(config)
-    assert {name: list(section) for name, section in keys.items()} == {n: list(s) for n, s in Config().to_dict().items()}
+    assert {name: list(section) for name, section in keys.items()} == {n: list(s) for n, s in GptSimpleConfig().to_dict().items()}
     assert sum(map(len, keys.values())) == 59
 
 

@@ -16,10 +16,9 @@ from original import LENGTH, PHASES, TheirRun
 from programs import Ingot
 
 from ingot.artifact.gpt_simple import saved_checkpoints
-from ingot.compat.gpt_simple.checkpoint import documents_read, file_rows, read_cursors
-from ingot.compat.gpt_simple.foreign import adopt, find_foreign
+from ingot.compat.gpt_simple.config import read_config
+from ingot.compat.gpt_simple.foreign import adopt, documents_read, file_rows, find_foreign, read_cursors
 from ingot.compat.gpt_simple.main import main
-from ingot.compat.gpt_simple.reading import read_config
 from ingot.compat.gpt_simple.translate import kept_tokens, translate
 from ingot.config.schema import Config as IngotConfig
 from ingot.data.formats.gpt_simple_folder import Pair

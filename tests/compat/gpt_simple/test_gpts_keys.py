@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 from original import TheirRun
 
-from ingot.artifact.gpt_simple import MODEL_KEYS
-from ingot.compat.gpt_simple.config import Config, CurriculumPhase, DataConfig, ModelConfig, TrainingConfig, all_keys
-from ingot.compat.gpt_simple.names import MADE_INTO, SETTINGS
-from ingot.compat.gpt_simple.reading import is_gpt_simple, read_config
-from ingot.compat.gpt_simple.template import template
+from ingot.compat.gpt_simple.config import (
+    CurriculumPhase,
+    DataConfig,
+    GptSimpleConfig,
+    ModelConfig,
+    TrainingConfig,
+    all_keys,
+    is_gpt_simple,
+    keys_of_settings,
+    read_config,
+    template,
+)
 from ingot.config.fields import settings
 from ingot.errors import ConfigError
 
@@ -27,20 +34,13 @@ def test_there_are_the_59_keys_and_each_is_said_to_become_something() -> None:
     assert len(all_keys()) == 59
     # What is read, how `validate` judges the plan, and what has no effect: these are not settings of a run.
     no_setting = ["data.format", "data.num_workers", "data.allow_budget_mismatch"]
-    assert sorted(all_keys()) == sorted([*SETTINGS, *MADE_INTO, *no_setting])
+    assert sorted(all_keys()) == sorted([*keys_of_settings().values(), *no_setting])
     known = settings("llama")
-    assert [path for path in [*SETTINGS.values(), *MADE_INTO.values()] if path not in known] == []
-
-
-def test_the_names_of_model_settings_are_those_that_its_files_are_read_with() -> None:
-    named = {**SETTINGS, **MADE_INTO}
-    assert {key: named[f"model.{key}"].removeprefix("model.") for key, ours in MODEL_KEYS.items() if ours} == {
-        key: ours for key, ours in MODEL_KEYS.items() if ours
-    }
+    assert [path for path in keys_of_settings() if path not in known] == []
 
 
 def test_keys_and_defaults_are_the_originals(their_run: TheirRun) -> None:
-    assert Config().to_dict() == their_run.settings
+    assert GptSimpleConfig().to_dict() == their_run.settings
 
 
 def test_numbers_words_and_empty_sections_are_read_as_people_write_them(tmp_path: Path) -> None:
@@ -87,9 +87,9 @@ def test_no_mixed_precision_is_said_in_any_way(word: str, tmp_path: Path) -> Non
 
 
 def test_json_is_read_by_its_suffix_and_a_saved_config_is_the_same_again(tmp_path: Path) -> None:
-    config = Config(data=DataConfig(curriculum=[CurriculumPhase(100, {"a": 3, "b": 1})]), model=ModelConfig(n_layer=3))
+    config = GptSimpleConfig(data=DataConfig(curriculum=[CurriculumPhase(100, {"a": 3, "b": 1})]), model=ModelConfig(n_layer=3))
     config.save(tmp_path / "c.json")
-    assert Config.from_file(tmp_path / "c.json") == config
+    assert GptSimpleConfig.from_file(tmp_path / "c.json") == config
     assert json.loads((tmp_path / "c.json").read_text())["data"]["curriculum"][0]["mix"] == {"a": 0.75, "b": 0.25}
 
 
@@ -152,7 +152,7 @@ def test_overrides_are_checked_together_with_the_file(tmp_path: Path) -> None:
 
 
 def test_what_python_sets_later_is_checked_before_it_is_used() -> None:
-    config = Config()
+    config = GptSimpleConfig()
     config.training.max_steps = 50
     with pytest.raises(ConfigError, match="warmup_steps=100"):
         config.check()
@@ -192,6 +192,6 @@ def test_the_template_explains_every_key_and_loads_to_the_defaults(
     config = read_config(written(tmp_path, text))
     assert (config.model.n_embd, config.model.n_layer, config.model.n_head) == shape
     config.model.n_embd, config.model.n_layer, config.model.n_head, config.data.path = 768, 12, 12, ""
-    assert config == Config()
+    assert config == GptSimpleConfig()
     assert "training.compile" not in config.given
-    assert [key.path for key in all_keys().values() if f" {key.path.partition('.')[2]}: " not in text] == []
+    assert [key.name for key in all_keys().values() if f" {key.name.partition('.')[2]}: " not in text] == []

@@ -88,7 +88,7 @@ def test_tokens_after_a_cache_have_the_scores_they_have_without_one(small: Simpl
 
 def test_rows_that_do_not_begin_at_their_left_end_are_refused(small: SimpleLLM) -> None:
     ids = torch.zeros(1, 4, dtype=torch.long)
-    with pytest.raises(ConfigError, match="fill rows up at their right end"):
+    with pytest.raises(ConfigError, match="pad rows on the right"):
         small(ids, attention_mask=torch.tensor([[0, 1, 1, 1]]))
     with pytest.raises(ConfigError, match="position_ids must count from 0"):
         small(ids, position_ids=torch.tensor([[3, 4, 5, 6]]))

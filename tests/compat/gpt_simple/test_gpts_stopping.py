@@ -24,7 +24,7 @@ from original import SITE, Original
 from programs import AT_TORCH, Ingot, checkpoints, losses, plant, progress
 
 from ingot.compat.gpt_simple import files, training
-from ingot.compat.gpt_simple.log import Log
+from ingot.compat.gpt_simple.reporter import Log
 from ingot.console.entry import STARTED_AT
 from ingot.runs.folder import RunFolder
 from ingot.runs.state import Heartbeat

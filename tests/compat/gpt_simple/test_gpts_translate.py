@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from original import BUCKETS, write_config
 
-from ingot.compat.gpt_simple.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from ingot.compat.gpt_simple.log import Log
-from ingot.compat.gpt_simple.reading import read_config
-from ingot.compat.gpt_simple.reporter import GptSimpleReporter
+from ingot.compat.gpt_simple.config import DataConfig, GptSimpleConfig, ModelConfig, OptimizerConfig, TrainingConfig, read_config
+from ingot.compat.gpt_simple.reporter import GptSimpleReporter, Log
 from ingot.compat.gpt_simple.translate import padded_vocabulary, tokenizer_name, translate, warnings
 from ingot.config.schema import Config as IngotConfig
 from ingot.data.loading.order import DataExhausted
@@ -28,7 +26,7 @@ def ours(world_size: int = 1, kept: int | None = None, **keys: Any) -> IngotConf
     for name, value in keys.items():
         section = next(one for one in sections if hasattr(sections[one], name))
         sections[section] = replace(sections[section], **{name: value})
-    return translate(Config(**sections), world_size, kept).config  # type: ignore[arg-type]
+    return translate(GptSimpleConfig(**sections), world_size, kept).config  # type: ignore[arg-type]
 
 
 def test_the_default_run_is_the_124m_llama_with_packed_rows_read_once() -> None:
@@ -153,12 +151,12 @@ def test_what_is_probably_not_meant_is_told(keys: dict[str, Any], told: list[str
     for name, value in keys.items():
         section = next(one for one in sections if hasattr(sections[one], name))
         sections[section] = replace(sections[section], **{name: value})
-    warnings(Config(**sections), lines.append)  # type: ignore[arg-type]
+    warnings(GptSimpleConfig(**sections), lines.append)  # type: ignore[arg-type]
     assert len(lines) == len(told) and all(words in line for words, line in zip(told, lines, strict=True))
 
 
 def test_a_drained_bucket_is_told_with_the_flag_that_goes_on_without_it(capsys: pytest.CaptureFixture[str]) -> None:
-    reporter = GptSimpleReporter(Config(), ours(), Log(), Reporter())
+    reporter = GptSimpleReporter(GptSimpleConfig(), ours(), Log(), Reporter())
     reporter.message(DataExhausted("web").told(1))
     told = capsys.readouterr().err
     assert "the bucket web is at its end" in told and "add --allow-bucket-exhaustion" in told

@@ -1,4 +1,4 @@
-"""gpt-simple's Python: train, generate, load_for_inference and validate_checkpoint, with its signatures and its results."""
+"""gpt-simple's Python functions train, generate, load_for_inference and validate_checkpoint, with its signatures and results."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ import torch
 from ingot.artifact.gpt_simple import model_keys
 from ingot.backends.sampling import DTYPES
 from ingot.backends.torch.state import load_model
-from ingot.compat.gpt_simple.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from ingot.compat.gpt_simple.log import Log
-from ingot.compat.gpt_simple.model import SimpleLLM
-from ingot.compat.gpt_simple.tokenizer import SimpleLLMTokenizer
-from ingot.compat.gpt_simple.training import TrainingResult, run_training
+from ingot.compat.gpt_simple.config import DataConfig, GptSimpleConfig, ModelConfig, OptimizerConfig, TrainingConfig
+from ingot.compat.gpt_simple.model import SimpleLLM, SimpleLLMTokenizer
+from ingot.compat.gpt_simple.reporter import Log
+from ingot.compat.gpt_simple.training import GptSimpleResult, run_training
 from ingot.errors import CheckpointError, ConfigError
 from ingot.inference.model import Weights, find_tokenizer, open_weights
 from ingot.runtime.files import user_path
 
-__all__ = ["CheckpointInfo", "TrainingResult", "generate", "load_for_inference", "train", "validate_checkpoint"]
-
 
 class CheckpointInfo(NamedTuple):
-    """Where a checkpoint that can be loaded lies, and what its model is."""
+    """The folders and the model section of a checkpoint that can be loaded."""
 
     checkpoint_dir: Path
     tokenizer_dir: Path
@@ -37,18 +34,18 @@ def train(
     data: DataConfig | None = None,
     optimizer: OptimizerConfig | None = None,
     training: TrainingConfig | None = None,
-    config: Config | str | Path | None = None,
+    config: GptSimpleConfig | str | Path | None = None,
     *,
     skip_runtime_probe: bool = False,
-) -> TrainingResult:
-    """Train as a file or a Config says; a section that is given stands for the whole section of it. Nothing given is changed.
+) -> GptSimpleResult:
+    """Train as a file or a Config says; a given section replaces that whole section. The arguments are not changed.
 
-    A run tries no step beforehand: its first one is told from, so skip_runtime_probe is taken and has no effect.
+    skip_runtime_probe is accepted and has no effect: there is no trial step before a run.
     """
-    whole = config if isinstance(config, Config) else Config.from_file(config) if config is not None else None
+    whole = config if isinstance(config, GptSimpleConfig) else GptSimpleConfig.from_file(config) if config is not None else None
     given = {"model": model, "data": data, "optimizer": optimizer, "training": training}
     sections = {name: section for name, section in given.items() if section is not None}
-    chosen = replace(whole, **sections) if whole is not None else Config(**sections)  # type: ignore[arg-type]
+    chosen = replace(whole, **sections) if whole is not None else GptSimpleConfig(**sections)  # type: ignore[arg-type]
     return run_training(chosen, Log())[1]
 
 
@@ -59,7 +56,7 @@ def load_for_inference(
     dtype: str | torch.dtype | None = None,
     tokenizer_path: str | Path | None = None,
 ) -> tuple[SimpleLLM, SimpleLLMTokenizer, ModelConfig]:
-    """The model of a checkpoint or of a run's newest one, its tokenizer and its section `model`; ready to write."""
+    """Load a checkpoint, or a run's newest one: the model in eval mode, its tokenizer and its section `model`."""
     kind = dtype if isinstance(dtype, torch.dtype) or dtype is None else _dtype(dtype)
     weights, config = _open(path)
     tokenizer = _tokenizer(weights, tokenizer_path)
@@ -72,12 +69,12 @@ def load_for_inference(
 def validate_checkpoint(
     path: str | Path, *, tokenizer_path: str | Path | None = None, load_tokenizer: bool = True
 ) -> CheckpointInfo:
-    """What a checkpoint is, if it can be loaded, its tokenizer too where `load_tokenizer`; CheckpointError says why it cannot."""
+    """Check that a checkpoint, and with `load_tokenizer` its tokenizer, can be loaded; raise CheckpointError if not."""
     weights, config = _open(path)
     if load_tokenizer:
         _tokenizer(weights, tokenizer_path)
     beside = [weights.path / "tokenizer", weights.path.parent.parent / "tokenizer", weights.path]
-    folder = Path(tokenizer_path) if tokenizer_path is not None else next(one for one in beside if one.is_dir())
+    folder = Path(tokenizer_path) if tokenizer_path is not None else next(place for place in beside if place.is_dir())
     return CheckpointInfo(weights.path, folder, config)
 
 
@@ -96,7 +93,7 @@ def generate(
     seed: int | None = None,
     return_full_text: bool = False,
 ) -> list[str]:
-    """What the model writes after each prompt, with it where `return_full_text` says so; special ids are shown by their names."""
+    """Return the completion of each prompt, with the prompt if `return_full_text`; special tokens are shown by their names."""
     if seed is not None:
         torch.manual_seed(seed)
     device, texts = next(model.parameters()).device, []
@@ -122,7 +119,9 @@ def _open(path: str | Path) -> tuple[Weights, ModelConfig]:
     weights = open_weights(user_path(path))
     section: dict[str, Any] = weights.config.model.model_dump()
     if section["family"] != "llama":
-        raise CheckpointError(f"{weights.path} holds a model of the {section['family']} family; SimpleLLM is llama's")
+        raise CheckpointError(
+            f"{weights.path} holds a model of the {section['family']} family; SimpleLLM loads the llama family only"
+        )
     rows = weights.tensors["wte.weight"].shape[0]
     section |= {"vocab_size": rows, "context": section["context"] or weights.config.data.seq_len}
     return weights, ModelConfig(**model_keys(section, weights.config.data.document_mask))
@@ -134,5 +133,5 @@ def _tokenizer(weights: Weights, path: str | Path | None) -> SimpleLLMTokenizer:
 
 def _dtype(name: str) -> torch.dtype:
     if name.lower() not in DTYPES:
-        raise ConfigError(f"dtype={name} must be {', '.join(DTYPES)}, or one of torch's")
+        raise ConfigError(f"dtype={name} must be {', '.join(DTYPES)} or a torch.dtype")
     return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[DTYPES[name.lower()]]

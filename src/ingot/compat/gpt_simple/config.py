@@ -1,39 +1,57 @@
-"""gpt-simple's configuration: four sections with its 59 keys, its defaults and its rules, and the Config they make up.
+"""gpt-simple's configuration: its 59 keys in four sections, read from a YAML or JSON file and a command line.
 
-The fields are the one source of the keys: reading, `init`, the command line and docs/gpt-simple.md follow from them. A section
-is checked when it is made, and a whole Config once more before it is used, whatever was set in between.
+The fields of the sections are the one source of the keys: reading, `init`, the command line and docs/gpt-simple.md follow from
+them. A section is checked when it is made, and a whole config again before it is used, because its fields can be set.
+
+A word without quotes means what its key makes of it, so `learning_rate: 3e-4` is a number and `mixed_precision: no` is the word;
+YAML alone reads both differently.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
-from ingot.compat.gpt_simple.keys import META, Key, key
-from ingot.config.text import scalar
-from ingot.errors import ConfigError
+from ingot.artifact.gpt_simple import ACTIVATIONS, MLPS, MODEL_KEYS
+from ingot.compat.options import Option, closest, names_of_settings
+from ingot.config.fields import known
+from ingot.config.text import NULLS, Plain, format_value, parse_yaml, scalar
+from ingot.errors import CannotContinue, ConfigError, IngotError
 from ingot.model.settings import nearest_divisor
+from ingot.runs.checkpoints import NAME_A_CHECKPOINT
+from ingot.runtime.files import open_to_read, readable
+
+OVERLAP_TOKENS = 256
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # as YAML 1.1 reads them
+
+
+def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "", **bounds: float) -> Any:
+    """Return a section's field for a key; its value `sets` a setting, or translate() computes from it what it `becomes`."""
+    about = {"help": help, "choices": choices, "sets": sets or becomes, "computed": bool(becomes), **bounds}
+    return field(default=default, metadata=about)
 
 
 class Section:
-    """A section of keys, whose values are understood and checked when it is made."""
+    """A section of keys, whose values are converted to their types and checked when it is made."""
 
     def __post_init__(self) -> None:
         self.check()
 
     def check(self) -> None:
-        """Take every value as its key means it, and refuse what is not allowed."""
-        name = _NAMES[type(self)]
+        """Convert every value to its key's type, and raise ConfigError for what is not allowed."""
+        section = next(name for name, kind in SECTIONS.items() if kind is type(self))
         for one in fields(self):  # type: ignore[arg-type]
-            setattr(self, one.name, all_keys()[f"{name}.{one.name}"].understand(getattr(self, one.name)))
-        self.fit()
+            setattr(self, one.name, typed(all_keys()[f"{section}.{one.name}"], getattr(self, one.name)))
+        self.check_together()
 
-    def fit(self) -> None:
-        """Refuse values that do not go together."""
+    def check_together(self) -> None:
+        """Raise ConfigError for values that do not fit together."""
 
 
 @dataclass
@@ -41,34 +59,35 @@ class ModelConfig(Section):
     """The model."""
 
     vocab_size: int | None = key(
-        None, "Rows of the embedding. Always the tokenizer's ids and a pad token, up to a multiple of 128.", low=1
+        None, "Rows of the embedding; always the tokenizer's size plus a pad token, rounded up to a multiple of 128.", low=1
     )
     n_embd: int = key(768, "Width of the residual stream.", low=1)
     n_layer: int = key(12, "Transformer blocks.", low=1)
-    n_head: int = key(12, "Attention heads; they divide n_embd.", low=1)
-    n_kv_head: int | None = key(None, "Heads of keys and values; they divide n_head. null: n_head.", low=1)
-    n_positions: int = key(2048, "Longest text the model can read; at least data.max_length.", low=1)
-    dropout: float = key(0.0, "Part of the activations dropped in training.", low=0, below=1)
-    use_bias: bool = key(False, "Biases in all linear layers, where the next three do not say otherwise.")
+    n_head: int = key(12, "Attention heads; must divide n_embd.", low=1)
+    n_kv_head: int | None = key(None, "Key and value heads; must divide n_head. null: n_head.", low=1)
+    n_positions: int = key(2048, "Context length; at least data.max_length.", low=1)
+    dropout: float = key(0.0, "Dropout probability.", low=0, below=1)
+    use_bias: bool = key(False, "Biases in all linear layers, unless one of the next three keys says otherwise.")
     qkv_bias: bool | None = key(None, "Biases of queries, keys and values. null: use_bias.")
-    attn_out_bias: bool | None = key(None, "Bias of the projection after attention. null: use_bias.")
+    attn_out_bias: bool | None = key(None, "Bias of the attention output projection. null: use_bias.")
     mlp_bias: bool | None = key(None, "Biases of the MLP. null: use_bias.")
-    activation: str = key("swish", "Activation of the MLP; gelu is its tanh form.", "swish", "gelu", "relu")
-    mlp_type: str = key("gated", "gated: three matrices, the gate through the activation. mlp: two.", "gated", "mlp")
+    activation: str = key("swish", "Activation of the MLP; gelu is the tanh form.", "swish", "gelu", "relu")
+    mlp_type: str = key("gated", "gated: three matrices, with the activation on the gate. mlp: two.", "gated", "mlp")
     intermediate_size: int | None = key(
-        None, "Width inside the MLP. null: 8/3 of n_embd, up to a multiple of 256, if gated; else 4 times n_embd.", low=1
+        None, "Width of the MLP. null: 8/3 of n_embd, rounded up to a multiple of 256, if gated; else 4 times n_embd.", low=1
     )
     norm: str = key("rmsnorm", "Normalisation.", "rmsnorm", "layernorm")
-    norm_eps: float = key(1e-5, "Added to the variance inside the norms.", above=0, below=1)
-    tie_word_embeddings: bool = key(True, "The head is the token embedding.")
-    rope_base: float = key(10000.0, "Base of the rotary positions.", above=1)
-    rope_scaling_type: str | None = key(None, "Stretch the rotary positions by rope_scaling_factor.", "linear", "ntk")
-    rope_scaling_factor: float = key(1.0, "How far; without effect where rope_scaling_type is null.", above=0)
+    norm_eps: float = key(1e-5, "Epsilon of the norms.", above=0, below=1)
+    tie_word_embeddings: bool = key(True, "Use the token embedding as the output head.")
+    rope_base: float = key(10000.0, "Base of the rotary embeddings.", above=1)
+    rope_scaling_type: str | None = key(None, "How to scale rotary embeddings by rope_scaling_factor.", "linear", "ntk")
+    rope_scaling_factor: float = key(1.0, "Rotary scaling factor; no effect if rope_scaling_type is null.", above=0)
     attention_mode: str = key(
-        "causal", "causal: a row is one text. sdpa_mask, flex: tokens see only their own document.", "causal", "sdpa_mask", "flex"
-    )
+        "causal", "causal: a row is one text. sdpa_mask, flex: tokens attend to their own document only.",
+        "causal", "sdpa_mask", "flex", becomes="data.document_mask",
+    )  # fmt: skip
 
-    def fit(self) -> None:
+    def check_together(self) -> None:
         if self.n_embd % self.n_head:
             near = nearest_divisor(self.n_embd, self.n_head)
             raise ConfigError(f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}; the nearest is {near}")
@@ -79,13 +98,13 @@ class ModelConfig(Section):
             raise ConfigError(f"model.n_embd={self.n_embd} over model.n_head={self.n_head} is {size}; a head needs an even size")
         if self.rope_scaling_type is not None and self.rope_scaling_factor < 1:
             raise ConfigError(
-                f"model.rope_scaling_factor={self.rope_scaling_factor:g} must be 1 or more where rope_scaling_type is set"
+                f"model.rope_scaling_factor={self.rope_scaling_factor:g} must be 1 or more if rope_scaling_type is set"
             )
 
 
 @dataclass
 class CurriculumPhase:
-    """A part of the run with a mix of its own; the weights are brought to a sum of 1."""
+    """A phase of the run with its own mix of buckets; the weights are normalised to a sum of 1."""
 
     duration_tokens: int
     mix: dict[str, float]
@@ -99,47 +118,62 @@ class CurriculumPhase:
         weights = {str(name): _number(weight) for name, weight in mix.items()}
         for name, weight in weights.items():
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-                raise ConfigError(f"data.curriculum: the weight {mix[name]} of {name} must be a number of 0 or more")
+                raise ConfigError(f"data.curriculum: the weight {mix[name]} of {name} must be a number >= 0")
         if not sum(weights.values()) > 0:
             raise ConfigError("data.curriculum: the weights of a phase are all 0; give one of its buckets a weight above 0")
         self.duration_tokens = int(tokens)
         self.mix = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+
+    @classmethod
+    def of(cls, value: Any) -> CurriculumPhase:
+        """Return the phase that a file or Python code describes."""
+        if isinstance(value, CurriculumPhase):
+            return cls(value.duration_tokens, value.mix)
+        if not isinstance(value, Mapping):
+            raise ConfigError("data.curriculum: a phase is a mapping with duration_tokens and mix")
+        names = ("duration_tokens", "mix")
+        if unknown := [str(name) for name in value if name not in names]:
+            raise ConfigError(f"data.curriculum: unknown key {unknown[0]}; a phase has duration_tokens and mix")
+        if missing := [name for name in names if name not in value]:
+            raise ConfigError(f"data.curriculum: a phase has no {missing[0]}")
+        return cls(value["duration_tokens"], value["mix"])
 
 
 def _number(value: Any) -> Any:
     return scalar(value) if isinstance(value, str) else value
 
 
-OVERLAP_TOKENS = 256
-
-
 @dataclass
 class DataConfig(Section):
-    """The text."""
+    """The training data."""
 
-    path: str = key("", "Folder {train,val}/<bucket>/ of .bin/.idx pairs, or of .jsonl files.")
-    tokenizer: str = key("gpt2", "Name or folder of the tokenizer.")
-    format: str = key("pretokenized", "What the buckets hold: .bin/.idx, or .jsonl.", "pretokenized", "jsonl")
-    max_length: int = key(2048, "Tokens in a training row.", low=2)
+    path: str = key("", "Folder {train,val}/<bucket>/ of .bin/.idx pairs or .jsonl files.", sets="data.path")
+    tokenizer: str = key("gpt2", "Name or folder of the tokenizer.", becomes="data.tokenizer")
+    format: str = key("pretokenized", "Format of the buckets: .bin/.idx or .jsonl.", "pretokenized", "jsonl")
+    max_length: int = key(2048, "Tokens per training row.", low=2, sets="data.seq_len")
     overlap_size: int = key(
-        OVERLAP_TOKENS, "Tokens that windows of a long jsonl document share; at most half of max_length.", low=0
-    )
-    packing: bool = key(True, "Several documents in a row. false: one in each, padded.")
-    num_workers: int = key(4, "Taken and without effect: one thread reads ahead.", low=0)
+        OVERLAP_TOKENS, "Tokens that windows of a long jsonl document share; at most half of max_length.",
+        low=0, becomes="data.overlap",
+    )  # fmt: skip
+    packing: bool = key(True, "Pack several documents into a row. false: one per row, padded.", becomes="data.sampling")
+    num_workers: int = key(4, "Accepted, but has no effect: one thread reads ahead.", low=0)
     curriculum: list[CurriculumPhase] | None = key(  # noqa: RUF009 (a field, as those above)
-        None, "Phases, each with duration_tokens and a mix of buckets. null: every bucket with the same weight."
+        None, "Phases, each with duration_tokens and a mix of buckets. null: the same weight for every bucket.",
+        becomes="data.phases",
+    )  # fmt: skip
+    allow_bucket_exhaustion: bool = key(
+        False, "When a bucket is exhausted, continue with the others. false: save and halt.", becomes="data.exhausted"
     )
-    allow_bucket_exhaustion: bool = key(False, "Go on with the other buckets where one is read to its end. false: save and halt.")
-    allow_budget_mismatch: bool = key(False, "Let the phases' tokens and those of max_steps differ by more than 5%.")
+    allow_budget_mismatch: bool = key(False, "Allow the phases' tokens to differ from those of max_steps by more than 5%.")
 
-    def fit(self) -> None:
+    def check_together(self) -> None:
         if self.curriculum is not None:
             if not isinstance(self.curriculum, list | tuple) or not self.curriculum:
                 raise ConfigError("data.curriculum must be a list of phases with duration_tokens and mix, or null")
-            self.curriculum = [_phase(one) for one in self.curriculum]
+            self.curriculum = [CurriculumPhase.of(phase) for phase in self.curriculum]
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
-        unused = self.format != "jsonl" and self.overlap_size == OVERLAP_TOKENS  # the default is of no use there, and no mistake
+        unused = self.format != "jsonl" and self.overlap_size == OVERLAP_TOKENS  # the default, which pairs do not use
         if self.overlap_size > self.max_length // 2 and not unused:
             raise ConfigError(
                 f"data.overlap_size={self.overlap_size} is more than half of data.max_length={self.max_length}; "
@@ -147,64 +181,66 @@ class DataConfig(Section):
             )
 
 
-def _phase(value: Any) -> CurriculumPhase:
-    if isinstance(value, CurriculumPhase):
-        return CurriculumPhase(value.duration_tokens, value.mix)
-    if not isinstance(value, Mapping):
-        raise ConfigError("data.curriculum: a phase is a mapping with duration_tokens and mix")
-    if unknown := [str(name) for name in value if name not in ("duration_tokens", "mix")]:
-        raise ConfigError(f"data.curriculum: unknown key {unknown[0]}; a phase has duration_tokens and mix")
-    if missing := [name for name in ("duration_tokens", "mix") if name not in value]:
-        raise ConfigError(f"data.curriculum: a phase has no {missing[0]}")
-    return CurriculumPhase(value["duration_tokens"], value["mix"])
-
-
 @dataclass
 class OptimizerConfig(Section):
-    """AdamW, and how its learning rate moves."""
+    """AdamW and its learning rate schedule."""
 
-    learning_rate: float = key(3e-4, "Peak learning rate.", above=0)
-    weight_decay: float = key(0.1, "Weight decay of tensors with two or more dimensions.", low=0)
-    beta1: float = key(0.9, "Decay of the mean of gradients.", low=0, below=1)
-    beta2: float = key(0.95, "Decay of the mean of squared gradients.", low=0, below=1)
-    eps: float = key(1e-8, "Added to the root of the second moment.", low=0)
-    max_grad_norm: float = key(1.0, "Gradients are scaled down to this norm.", above=0)
-    warmup_steps: int = key(100, "Steps over which the learning rate rises; fewer than training.max_steps.", low=0)
+    learning_rate: float = key(3e-4, "Peak learning rate.", above=0, sets="optimizer.learning_rate")
+    weight_decay: float = key(0.1, "Weight decay of matrices and embeddings.", low=0, sets="optimizer.weight_decay")
+    beta1: float = key(0.9, "Decay of the first moment.", low=0, below=1, sets="optimizer.beta1")
+    beta2: float = key(0.95, "Decay of the second moment.", low=0, below=1, sets="optimizer.beta2")
+    eps: float = key(1e-8, "Epsilon of AdamW.", low=0, sets="optimizer.epsilon")
+    max_grad_norm: float = key(1.0, "Gradient norm to clip to.", above=0, sets="optimizer.clip_norm")
+    warmup_steps: int = key(100, "Steps of linear warmup; fewer than training.max_steps.", low=0, sets="optimizer.warmup_steps")
     decay_steps: int | None = key(
-        None, "Steps of the cosine after the warm-up; then the floor. null: the rest of the run.", low=0
+        None, "Steps of cosine decay after the warmup. null: the rest of the run.", low=0, becomes="optimizer.decay_steps"
     )
-    min_lr_ratio: float = key(0.1, "The learning rate ends at this part of its peak.", low=0, high=1)
+    min_lr_ratio: float = key(0.1, "Final learning rate, as a fraction of the peak.", low=0, high=1, sets="optimizer.floor")
 
 
 @dataclass
 class TrainingConfig(Section):
     """The run."""
 
-    per_device_batch_size: int = key(4, "Rows in one forward pass of one rank.", low=1)
-    gradient_accumulation_steps: int = key(4, "Forward passes of each rank in a step.", low=1)
-    max_steps: int = key(1000, "Optimizer steps.", low=1)
-    gradient_checkpointing: bool = key(True, "Recompute activations in the backward pass where memory needs it.")
-    compile: bool = key(True, "torch.compile; where it is not set, on GPUs only.")
-    seed: int = key(42, "Decides the initial weights and dropout.", low=0)
-    logging_steps: int = key(10, "Steps between log lines.", low=1)
-    eval_steps: int = key(500, "Steps between evaluations.", low=1)
-    save_steps: int = key(1000, "Steps between checkpoints.", low=1)
-    max_eval_batches: int | None = key(None, "Batches of validation rows that an evaluation reads. null: 100.", low=1)
-    output_dir: str = key("./outputs", "Folder of the run.")
-    resume: str = key("auto", "auto: go on where the folder's run stands. scratch: refuse a folder with a run. Or a checkpoint.")
-    keep_last_k: int | None = key(3, "Newest checkpoints that are kept. null: all.", low=1)
-    keep_milestone_every: int | None = key(None, "Checkpoints at multiples of this step are kept too.", low=1)
+    per_device_batch_size: int = key(4, "Rows per forward pass of one rank.", low=1, sets="training.micro_batch")
+    gradient_accumulation_steps: int = key(4, "Forward passes of each rank per step.", low=1, becomes="training.tokens_per_step")
+    max_steps: int = key(1000, "Optimizer steps.", low=1, sets="training.max_steps")
+    gradient_checkpointing: bool = key(
+        True, "Recompute activations in the backward pass if memory needs it.", becomes="training.gradient_checkpointing"
+    )
+    compile: bool = key(True, "torch.compile; if not set, on GPUs only.", becomes="training.compile")
+    seed: int = key(42, "Seed of the initial weights and dropout.", low=0, sets="training.seed")
+    logging_steps: int = key(10, "Steps between log lines.", low=1, sets="tracking.log_every")
+    eval_steps: int = key(500, "Steps between evaluations.", low=1, sets="evaluation.every")
+    save_steps: int = key(1000, "Steps between checkpoints.", low=1, sets="training.save_every")
+    max_eval_batches: int | None = key(None, "Batches per evaluation. null: 100.", low=1, becomes="evaluation.rows")
+    output_dir: str = key("./outputs", "Run folder.", sets="training.output_dir")
+    resume: str = key(
+        "auto", "auto: resume the run in the folder. scratch: refuse a folder with a run. Or the path of a checkpoint.",
+        becomes="training.resume",
+    )  # fmt: skip
+    keep_last_k: int | None = key(3, "Newest checkpoints to keep. null: all.", low=1, sets="training.keep_last")
+    keep_milestone_every: int | None = key(
+        None, "Also keep checkpoints at multiples of this step.", low=1, becomes="training.keep_every"
+    )
     max_runtime_seconds: int | None = key(
-        None, "Seconds of this session. null: until SLURM_JOB_END_TIME, or GPT_SIMPLE_MAX_RUNTIME seconds, if set.", low=1
-    )
-    walltime_reserve_seconds: int = key(300, "Seconds before that end at which the run saves and stops.", low=0)
+        None, "Time limit of this session. null: SLURM_JOB_END_TIME or GPT_SIMPLE_MAX_RUNTIME, if set.",
+        low=1, sets="training.max_runtime_seconds",
+    )  # fmt: skip
+    walltime_reserve_seconds: int = key(
+        300, "Seconds before the time limit at which the run saves and stops.",
+        low=0, sets="training.walltime_reserve_seconds",
+    )  # fmt: skip
     mixed_precision: str | None = key(
-        None, "null: bf16 on GPUs that have it, fp16 on older ones, no on a CPU.", "bf16", "fp16", "no"
+        None, "null: bf16 on GPUs that have it, fp16 on older ones, no on a CPU.", "bf16", "fp16", "no",
+        becomes="training.precision",
+    )  # fmt: skip
+    wandb_project: str | None = key(None, "Weights & Biases project. null: no tracking.", becomes="tracking.wandb_project")
+    wandb_run_name: str | None = key(
+        None, "Weights & Biases run name. null: gpt_simple_ and the time.", becomes="tracking.wandb_run_name"
     )
-    wandb_project: str | None = key(None, "Project of Weights & Biases. null: nothing is sent.")
-    wandb_run_name: str | None = key(None, "Name of the run there. null: gpt_simple_ and the time.")
 
-    def fit(self) -> None:
+    def check_together(self) -> None:
         if not self.resume:
             raise ConfigError("training.resume is empty; set it to auto, scratch or the path of a checkpoint")
         if not self.output_dir:
@@ -212,10 +248,10 @@ class TrainingConfig(Section):
 
 
 @dataclass
-class Config:
-    """The four sections of a run.
+class GptSimpleConfig:
+    """gpt-simple's Config: the four sections of a run.
 
-    `given` are the keys that a file or a command line has set, `settings` those of our own settings that have no key there.
+    `given` are the keys that a file or a command line set, `settings` those of our settings that have no key in gpt-simple.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -226,15 +262,15 @@ class Config:
     settings: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._fit()
+        self._check_together()
 
     def check(self) -> None:
         """Check everything again: a section may have been changed since it was made."""
         for name in SECTIONS:
             getattr(self, name).check()
-        self._fit()
+        self._check_together()
 
-    def _fit(self) -> None:
+    def _check_together(self) -> None:
         warmup, steps = self.optimizer.warmup_steps, self.training.max_steps
         if warmup >= steps:
             raise ConfigError(
@@ -243,14 +279,12 @@ class Config:
             )
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Config:
-        """The config of a YAML file, or of a JSON file by its suffix."""
-        from ingot.compat.gpt_simple.reading import read_config
-
+    def from_file(cls, path: str | Path) -> GptSimpleConfig:
+        """Read a YAML file, or a JSON file by its suffix."""
         return read_config(path)
 
     def to_dict(self) -> dict[str, Any]:
-        """All 59 keys as plain data."""
+        """Return all 59 keys as plain data."""
         return {name: asdict(getattr(self, name)) for name in SECTIONS}
 
     def save(self, path: str | Path) -> None:
@@ -264,17 +298,223 @@ SECTIONS: dict[str, type[Section]] = {
     "optimizer": OptimizerConfig,
     "training": TrainingConfig,
 }
-_NAMES: dict[type[Any], str] = {section: name for name, section in SECTIONS.items()}
 
 
 @cache
-def all_keys() -> dict[str, Key]:
-    """Every key by its dotted path, in order."""
-    found: dict[str, Key] = {}
-    for name, section in SECTIONS.items():
-        for one in fields(section):  # type: ignore[arg-type]
-            kind, _, rest = str(one.type).partition(" | ")
-            kind = "list" if kind.startswith("list") else kind
-            path = f"{name}.{one.name}"
-            found[path] = Key(path, kind, rest == "None", one.default, one.metadata[META])
-    return found
+def all_keys() -> dict[str, Option]:
+    """Return the table of keys by their dotted paths, in order."""
+    options: dict[str, Option] = {}
+    for section, kind in SECTIONS.items():
+        for one in fields(kind):  # type: ignore[arg-type]
+            type_name, _, rest = str(one.type).partition(" | ")
+            type_name = "list" if type_name.startswith("list") else type_name
+            about = dict(one.metadata)
+            if not about["sets"] and section == "model":
+                about |= {"sets": f"model.{MODEL_KEYS[one.name]}", "computed": True}  # by artifact.gpt_simple.model_settings
+            path = f"{section}.{one.name}"
+            options[path] = Option(path, type_name, one.default, null="null" if rest else "", **about)  # type: ignore[arg-type]
+    return options
+
+
+@cache
+def keys_of_settings() -> dict[str, str]:
+    """Return the key of each setting of ours that one of gpt-simple's keys becomes."""
+    return {option.sets: path for path, option in all_keys().items() if option.sets}
+
+
+def typed(option: Option, value: Any) -> Any:
+    """Return what a value in YAML, JSON, Python or on a command line means for a key; ConfigError if it means nothing."""
+    converted = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if converted is None or (isinstance(converted, Plain) and converted.lower() in NULLS):
+        converted = "" if option.kind == "str" and not option.null else None
+    elif option.kind == "str" and not isinstance(converted, list | Mapping):
+        # YAML reads an unquoted `no` as false.
+        converted = "no" if "no" in option.choices and BOOLEANS.get(str(converted).lower()) is False else str(converted)
+    elif option.kind == "bool" and isinstance(converted, str):
+        converted = BOOLEANS.get(converted.lower(), converted)
+    elif option.kind == "list":
+        return converted  # check_together() checks the phases
+    elif isinstance(converted, str):
+        number = scalar(converted)
+        converted = converted if number is None else number
+    return option.check(converted)
+
+
+# Reading a file and a command line
+
+OUR_SECTIONS = ("base", "budget", "evaluation", "artifact", "tracking")  # top-level names that only our config files have
+Values = dict[str, tuple[Any, str]]  # by the dotted paths of the keys: each value, and the place that set it
+
+
+def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> GptSimpleConfig:
+    """Read a config file, with overrides from a command line; one ConfigError reports every mistake.
+
+    A command line may also give settings of ours that gpt-simple has no key for, such as training.device.
+    """
+    tree, problems = read_tree(path), list[str]()
+    if ours := [section for section in OUR_SECTIONS if section in tree]:
+        raise ConfigError(
+            f"{path} has the section {ours[0]}, which is Ingot's: use `ingot train --config {path}`; gpt-simple's settings "
+            "of a run are in the config.json beside its config.yaml"
+        )
+    where, settings, values = f"in {path}", dict[str, Any](), Values()
+    for section, keys in tree.items():
+        if section not in SECTIONS:
+            problems.append(f"unknown section {section} ({where}); {_hint(str(section), SECTIONS)}")
+        elif keys is not None and not isinstance(keys, Mapping):
+            problems.append(f"{section} ({where}) must be a section with keys below it")
+        else:
+            values |= {f"{section}.{name}": (value, where) for name, value in (keys or {}).items()}
+    for name, value in (overrides or {}).items():
+        if name in known() and name not in all_keys() and name not in keys_of_settings():
+            settings[name] = value
+        else:
+            values[name] = (Plain(value) if isinstance(value, str) else value, "on the command line")
+    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for name, (value, where) in values.items():
+        if name not in all_keys():
+            problems.append(f"unknown key {name} ({where}); {_suggestion(name)}")
+            continue
+        section, _, field_name = name.partition(".")
+        try:
+            sections[section][field_name] = typed(all_keys()[name], value)
+        except ConfigError as error:
+            problems.append(f"{error} ({where})")
+    if not problems:  # values are only checked together if each of them is valid
+        try:
+            made = {name: section(**sections[name]) for name, section in SECTIONS.items()}
+            return GptSimpleConfig(**made, given=frozenset(values), settings=settings)  # type: ignore[arg-type]
+        except ConfigError as error:
+            problems.append(str(error))
+    raise ConfigError("; ".join(problems))
+
+
+def read_tree(path: str | Path) -> dict[str, Any]:
+    """Return the sections of a file as they are written: JSON by its suffix, else YAML."""
+    file = Path(path)
+    with readable(file, ConfigError):
+        try:
+            with open_to_read(file) as opened:
+                text = opened.read().decode("utf-8-sig")
+        except FileNotFoundError:
+            raise ConfigError(f"there is no config file {file}; write one with `gpt-simple init -o {file}`") from None
+    if file.suffix == ".json":
+        try:
+            tree = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{file} is not valid JSON: {error}") from None
+    else:
+        tree = parse_yaml(text, str(file), aliases=True)
+    if not isinstance(tree, dict | None):
+        raise ConfigError(f"{file} is not a config: it needs sections such as `training:` with keys below them")
+    return tree or {}
+
+
+def is_gpt_simple(path: str | Path) -> bool:
+    """Return True if a file has gpt-simple's keys and not ours; ConfigError if it has both kinds.
+
+    Both have the sections model, data, optimizer and training, so the keys that only one of the two has decide.
+    """
+    tree = read_tree(path)
+    names = [f"{section}.{name}" for section, keys in tree.items() if isinstance(keys, Mapping) for name in keys]
+    theirs = [name for name in names if name in all_keys() and name not in known()]
+    ours = [name for name in names if name in known() and name not in all_keys()]
+    ours += [str(section) for section in tree if section in OUR_SECTIONS]
+    if theirs and ours:
+        raise ConfigError(f"{path} has keys of both kinds: {theirs[0]} is gpt-simple's and {ours[0]} is Ingot's; keep one kind")
+    return bool(theirs)
+
+
+def _suggestion(path: str) -> str:
+    """Return advice for an unknown key: gpt-simple's name for one of our settings, another section, or a misspelling."""
+    if path in keys_of_settings():
+        return f"gpt-simple calls it {keys_of_settings()[path]}"
+    if path in known():
+        return "it is one of Ingot's settings; use a file with those with `ingot train --config`"
+    section, _, name = path.rpartition(".")
+    if elsewhere := [key for key in all_keys() if key.partition(".")[2] == name]:
+        return f"did you mean {elsewhere[0]}?"
+    return _hint(path, [key for key in all_keys() if key.startswith(f"{section}.")] or all_keys())
+
+
+def _hint(word: str, names: Iterable[str]) -> str:
+    names = list(names)
+    near = closest(word, names)
+    return f"did you mean {near}?" if near else f"there are {', '.join(name.rpartition('.')[2] for name in names)}"
+
+
+# Error messages in gpt-simple's words
+
+# Values that gpt-simple's users write differently from ours.
+VALUES: dict[str, dict[object, str]] = {
+    "model.activation": {ours: theirs for theirs, ours in ACTIVATIONS.items()},
+    "model.mlp": {ours: theirs for theirs, ours in MLPS.items()},
+    "data.document_mask": {True: "sdpa_mask or flex", False: "causal"},
+    "data.sampling": {"pack": "true", "document": "false"},
+    "training.precision": {"fp32": "no"},
+}
+# Advice that gpt-simple would refuse, and what to say instead.
+ADVICE = {
+    "on a CPU use fp32": "on a CPU use no",
+    "lower {0}, raise {1} or add data": "lower {0} or add data",
+    NAME_A_CHECKPOINT: "name a checkpoint or a run folder, auto or scratch",
+}
+
+
+key_name = names_of_settings(
+    all_keys(), {"training.tokens_per_step": "the tokens of a step", "data.mix": "the mix of the buckets"}
+)
+
+
+def advice(text: str) -> str:
+    """Return advice that gpt-simple accepts."""
+    for ours, theirs in ADVICE.items():
+        text = text.replace(ours, theirs)
+    return text
+
+
+def use_their_values(error: IngotError, our_resume: str, their_resume: str) -> None:
+    """Replace the values in an error by what gpt-simple's users write; training.resume differs from run to run."""
+
+    def theirs(path: str, value: object) -> object:
+        if path == "training.resume":
+            return their_resume if value == our_resume else value
+        return VALUES[path].get(value, value) if path in VALUES else value
+
+    error.settings = tuple(replace(setting, value=theirs(setting.path, setting.value)) for setting in error.settings)
+    if isinstance(error, CannotContinue):
+        error.changes = [replace(c, was=theirs(c.setting, c.was), now=theirs(c.setting, c.now)) for c in error.changes]
+
+
+# `gpt-simple init`
+
+PRESETS = {
+    "small": {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 2048},  # 123.6M parameters with GPT-2's vocabulary
+    "medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16, "n_positions": 2048},  # 359.8M
+    "large": {"n_embd": 2048, "n_layer": 24, "n_head": 32, "n_positions": 2048},  # 1,336M
+}
+HEADING = """\
+# A run of `gpt-simple train --config FILE`: every key with its meaning, its allowed values and its default.
+# A key behind `# ` has its default. The same command resumes a run that was stopped; check everything before a run with
+# `gpt-simple validate --config FILE`.
+"""
+TEMPLATE_WIDTH = 100
+
+
+def template(preset: str | None = None) -> str:
+    """Return a config file with every key, in the size of a preset."""
+    values: dict[str, Any] = {f"model.{name}": value for name, value in PRESETS[preset or "small"].items()}
+    values["data.path"] = "./data/tokenized"
+    lines = [HEADING]
+    for section, kind in SECTIONS.items():
+        lines += [f"# {kind.__doc__}", f"{section}:"]
+        for path, option in all_keys().items():
+            if not path.startswith(f"{section}."):
+                continue
+            about = f"{option.help} ({option.allowed})"
+            lines.append(fill(about, TEMPLATE_WIDTH, initial_indent="  # ", subsequent_indent="  # ", break_on_hyphens=False))
+            value = values.get(path, option.default)
+            unset = "# " if value is None or path == "training.compile" else ""  # compile's default depends on the machine
+            lines.append(f"  {unset}{path.partition('.')[2]}: {format_value(value)}")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"

@@ -1,26 +1,42 @@
-"""Half-finished runs of the original go on here: its newest checkpoint becomes one of ours, and the loop resumes from that.
+"""Resume runs that the original gpt-simple began: its checkpoint becomes one of ours, and the loop resumes from that.
 
-Weights, AdamW, step, tokens, phase and the run of Weights & Biases are taken over, and the documents it has read are listed in a
-file of the run folder, so that they are not read again. Nothing of the original's is changed.
+Weights, AdamW state, step, tokens, phase and the W&B run are taken over, and a file in the run folder lists the documents that it
+has read, so that they are not read again. Nothing of the original is changed. Its files are opened with torch's weights_only; its
+position in the data is pickled as objects of its own classes, which are built as plain records, so nothing in a file can run.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ingot.artifact.gpt_simple import FINAL, SHUTDOWN, Saved, refuse_other_shapes, saved_checkpoints
-from ingot.compat.gpt_simple.checkpoint import count_rows, documents_read, read_cursors, read_state
-from ingot.compat.gpt_simple.config import Config
+from ingot.artifact.gpt_simple import (
+    FINAL,
+    MODEL,
+    SHUTDOWN,
+    WEIGHTS,
+    Saved,
+    read_model,
+    refuse_other_shapes,
+    saved_checkpoints,
+)
+from ingot.backends.torch.state import adamw_memory, load_saved, state_records
+from ingot.compat.gpt_simple.config import GptSimpleConfig
+from ingot.compat.gpt_simple.files import OPTIMIZER, in_their_order, optimizer_groups
 from ingot.compat.gpt_simple.translate import already_read_path, resume_setting, tokens_per_step, translate
-from ingot.config.schema import Config as IngotConfig
+from ingot.config.schema import Config
+from ingot.data.formats.gpt_simple_folder import read_index
 from ingot.data.loading.data_path import open_dataset
-from ingot.data.loading.rows import read_already_read, write_already_read
+from ingot.data.loading.rows import Mask, read_already_read, write_already_read
 from ingot.errors import CheckpointError, IngotError, PeerLost
 from ingot.preflight.checks import foreign_checkpoint
 from ingot.runs.checkpoints import save_checkpoint
@@ -29,13 +45,19 @@ from ingot.runs.lock import RunLock
 from ingot.runs.tracking import write_id
 from ingot.runtime.files import user_path, writing
 from ingot.runtime.ranks import Ranks
+from ingot.runtime.tensors import TensorRecord
 from ingot.train.resume import Progress, facts_of
 
 Say = Callable[[str], None]
+CURSORS = "dataloader_state"
+CURSOR_VERSION = 2
+ALL_ROWS = -1  # progress of a file that was read to its end
+DATA_SEED = 42  # of the original's data order, whatever training.seed is
+PACK_BUFFER = 256  # documents that the original packs into rows together
 
 
-def take_over(config: Config, ranks: Ranks, say: Say, warn: Say) -> None:
-    """Take over a run of the original, if that is what is to go on; every rank calls it, the first does it."""
+def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Say) -> None:
+    """Adopt a run of the original if there is one to resume; every rank calls this, and the first one does it."""
     if ranks.world_size == 1:
         adopt(config, say, warn)
         return
@@ -50,21 +72,21 @@ def take_over(config: Config, ranks: Ranks, say: Say, warn: Say) -> None:
             group.broadcast(json.dumps({"exit_code": error.exit_code}))
             raise
         group.broadcast("{}")
-    elif told := json.loads(group.broadcast("")):
-        raise PeerLost(told["exit_code"])
+    elif message := json.loads(group.broadcast("")):
+        raise PeerLost(message["exit_code"])
 
 
-def find_foreign(config: Config) -> Saved | None:
-    """The checkpoint of the original that a run goes on from; None where it begins, or goes on from one of ours."""
+def find_foreign(config: GptSimpleConfig) -> Saved | None:
+    """Return the original's checkpoint to resume from; None for a new run or one that resumes from our checkpoint."""
     return foreign_checkpoint(resume_setting(config), Path(config.training.output_dir))
 
 
-def adopt(config: Config, say: Say, warn: Say) -> Path | None:
-    """Write the checkpoint of the original that a run goes on from as one of ours, and return it; None where there is none."""
+def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
+    """Write the original's checkpoint to resume from as one of ours, and return its path; None if there is none."""
     saved = find_foreign(config)
     if saved is None:
         return None
-    weights, memory, settings, problem = read_state(saved)
+    weights, memory, settings, problem = read_training_state(saved)
     world_size = _world_size(saved.path)
     resolved = translate(config, world_size).config
     refuse_other_shapes(saved.path, settings, resolved.model.model_dump())
@@ -78,8 +100,8 @@ def adopt(config: Config, say: Say, warn: Say) -> Path | None:
         out.mkdir(parents=True, exist_ok=True)
     with RunLock(out), writing(out):
         if (problem := _list_documents(config, resolved, saved)) is not None:
-            missing.append(f"where it stood in the data ({problem})")
-        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # which names the list
+            missing.append(f"its position in the data ({problem})")
+        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # now with the list of documents
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
         folder = RunFolder(out).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,40 +112,40 @@ def adopt(config: Config, say: Say, warn: Say) -> Path | None:
         path = save_checkpoint(folder, saved.step, tensors, known, _kind(saved))
         if isinstance(run_id := saved.state.get("wandb_run_id"), str):
             write_id(out / WANDB_ID, run_id)
-    say(f"going on from {saved.path} of gpt-simple at step {saved.step}")
-    warn(f"{saved.path} does not hold {', '.join(missing)}: the run goes on, and not exactly as an unbroken one would")
+    say(f"resuming from gpt-simple's {saved.path} at step {saved.step}")
+    warn(f"{saved.path} does not hold {', '.join(missing)}: the run continues, but not exactly as an uninterrupted one would")
     return path
 
 
-def _list_documents(config: Config, resolved: IngotConfig, saved: Saved) -> str | None:
-    """Write down which documents have been read, by all checkpoints that are left of the run; or say why that is not known.
+def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> str | None:
+    """List the documents that were read, from all checkpoints of the run; return why that is unknown, if it is.
 
-    All of them: with a new phase the original begins its files anew and forgets what it had read before.
+    The newest checkpoint is not enough: in a new phase the original starts its files again and forgets what it has read.
     """
     if config.data.format != "pretokenized":
-        return "it does not say that for JSON lines"
+        return "the original does not save it for JSON lines"
     run = saved.run
     earlier = [one for one in saved_checkpoints(run) if one.step <= saved.step] if run is not None else [saved]
     cursors: dict[str, dict[int, int]] = {}
     newest = -1
-    for one in earlier:
-        count_rows(cursors, found := read_cursors(one.path) or {})
-        newest = one.step if found else newest
+    for checkpoint in earlier:
+        count_rows(cursors, rows := read_cursors(checkpoint.path) or {})
+        newest = checkpoint.step if rows else newest
     if not cursors:
-        return "it was stopped before it had read a batch"
+        return "it was stopped before its first batch"
     masks = documents_read(user_path(config.data.path), cursors, config.data.max_length, config.data.packing)
     path = already_read_path(config)
     if path.exists():
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
-        known = read_already_read(str(path), dataset)
-        masks = {name: np.logical_or(mask, known[name]) if name in known else mask for name, mask in masks.items()}
-        masks = {**known, **masks}
+        listed = read_already_read(str(path), dataset)
+        masks = {name: np.logical_or(mask, listed[name]) if name in listed else mask for name, mask in masks.items()}
+        masks = {**listed, **masks}
     write_already_read(path, masks)
     return None if newest == saved.step else f"it is known up to step {newest}"
 
 
 def _progress(saved: Saved) -> Progress:
-    """Where the loop stands: rows are counted anew, among the documents that are left."""
+    """Return where the loop resumes; rows are counted from 0, among the documents that are left."""
     state, phase = saved.state, saved.state.get("curriculum") or {}
     try:
         tokens = int(state.get("tokens_trained", 0))
@@ -131,7 +153,7 @@ def _progress(saved: Saved) -> Progress:
         seconds = float((state.get("timing") or {}).get("wallclock_seconds_elapsed", 0.0))
         loss = float((state.get("metrics") or {}).get("loss", math.inf))
     except (TypeError, ValueError, AttributeError, OverflowError):
-        raise CheckpointError(f"{saved.path / 'trainer_state.json'} is damaged: it has no numbers where they should be") from None
+        raise CheckpointError(f"{saved.path / 'trainer_state.json'} is damaged: some of its values are not numbers") from None
     return Progress(
         step=saved.step,
         tokens=tokens,
@@ -142,9 +164,125 @@ def _progress(saved: Saved) -> Progress:
 
 
 def _world_size(path: Path) -> int:
-    """The ranks that wrote a checkpoint: each left a file with its random numbers."""
+    """Return how many ranks wrote a checkpoint: each of them saved its random state in a file."""
     return max(1, len(list((path / "rng").glob("rank_*.pkl"))))
 
 
 def _kind(saved: Saved) -> Kind:
     return "final" if saved.name == FINAL else "shutdown" if saved.name.endswith(SHUTDOWN) else "regular"
+
+
+def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str, TensorRecord], dict[str, Any], str | None]:
+    """Return weights, AdamW state by our names, the section `model`, and why there is no AdamW state, if there is none."""
+    path = saved.path / MODEL / WEIGHTS
+    weights = state_records(load_saved(path), path)
+    settings = read_model(saved.path)
+    try:
+        optimizer = load_saved(saved.path / OPTIMIZER)
+    except CheckpointError as error:
+        if (saved.path / OPTIMIZER).exists():
+            raise
+        return weights, {}, settings, str(error)
+    orders = [optimizer_groups(weights, order) for order in (list(weights), in_their_order(weights))]
+    memory, problem = adamw_memory(optimizer, orders, weights)
+    return weights, memory, settings, problem
+
+
+class _Record:
+    """Stands in for an object of gpt-simple's classes; its values are attributes."""
+
+
+CLASSES = {f"gpt_simple.data.{name}": _Record for name in ("WorkerDataState", "PerBucketCursor")}
+
+
+def read_cursors(path: Path) -> dict[str, dict[int, int]] | None:
+    """Return how many rows of each file were read, by bucket and file number; None if the checkpoint does not say.
+
+    The files of all ranks are combined, as the original does.
+    """
+    files = sorted((path / CURSORS).glob("rank_*.pkl")) or [file for file in [path / f"{CURSORS}.pt"] if file.is_file()]
+    rows_read: dict[str, dict[int, int]] = {}
+    has_workers = False
+    for file in files:
+        state = load_saved(file, CLASSES)
+        with suppress(AttributeError, TypeError, ValueError, KeyError):
+            if state["schema_version"] != CURSOR_VERSION:
+                continue
+            for worker in state["worker_states"].values():
+                has_workers = True
+                for bucket, cursor in _field(worker, "bucket_cursors").items():
+                    progress = {int(number): int(rows) for number, rows in _field(cursor, "file_progress").items()}
+                    count_rows(rows_read, {str(bucket): progress})
+            continue
+        raise CheckpointError(f"{file} is damaged: it does not hold the position in the data")
+    return rows_read if has_workers else None
+
+
+def _field(record: Any, name: str) -> Any:
+    return record[name] if isinstance(record, dict) else vars(record)[name]
+
+
+def count_rows(total: dict[str, dict[int, int]], more: Mapping[str, Mapping[int, int]]) -> None:
+    """Add what another worker or checkpoint has read: the larger number of rows of each file counts."""
+    for bucket, files in more.items():
+        counts = total.setdefault(bucket, {})
+        for number, rows in files.items():
+            before = counts.get(number, 0)
+            counts[number] = ALL_ROWS if ALL_ROWS in (before, rows) else max(before, rows)
+
+
+def documents_read(data: Path, cursors: Mapping[str, Mapping[int, int]], max_length: int, packing: bool) -> dict[str, Mask]:
+    """Return a mask per bucket of the documents in the rows that were read."""
+    masks = {}
+    for bucket, files in cursors.items():
+        paths = sorted((data / "train" / bucket).glob("*.bin"))
+        if unknown := [number for number in files if not 0 <= number < len(paths)]:
+            raise CheckpointError(
+                f"the checkpoint has read file {unknown[0] + 1} of {data / 'train' / bucket}, which has {len(paths)}; "
+                "use the data that the run began with"
+            )
+        parts = [np.empty(0, np.bool_)]
+        for number, path in enumerate(paths):
+            lengths = np.diff(read_index(path.with_suffix(".idx"))[1])
+            parts.append(_read_of_file(lengths, number, files.get(number, 0), max_length, packing))
+        masks[bucket] = np.concatenate(parts)
+    return masks
+
+
+def _read_of_file(lengths: NDArray[np.int64], number: int, rows: int, max_length: int, packing: bool) -> Mask:
+    mask = np.full(len(lengths), rows == ALL_ROWS)
+    for documents in islice(file_rows(lengths, number, max_length, packing), max(0, rows)):
+        mask[documents] = True
+    return mask
+
+
+def file_rows(lengths: NDArray[np.int64], number: int, max_length: int, packing: bool = True) -> Iterator[list[int]]:
+    """Yield the documents of each row of a file, in the order in which the original reads them."""
+    order = np.arange(len(lengths))
+    np.random.RandomState(hash((DATA_SEED, number)) % 2**31).shuffle(order)  # the generator of the original, for the same order
+    if not packing:
+        yield from ([document] for document in order.tolist())
+        return
+    cut = np.minimum(lengths, max_length)
+    for start in range(0, len(order), PACK_BUFFER):
+        documents = order[start : start + PACK_BUFFER]
+        by_length = documents[np.argsort(-lengths[documents], kind="stable")]
+        yield from _first_fit(by_length.tolist(), cut[by_length].tolist(), max_length)
+
+
+def _first_fit(documents: list[int], lengths: list[int], row_length: int) -> list[list[int]]:
+    rows: list[list[int]] = []
+    filled: list[int] = []
+    for document, length in zip(documents, lengths, strict=True):
+        place = (
+            next((row for row, tokens in enumerate(filled) if tokens + length <= row_length), None)
+            if length < row_length
+            else None
+        )
+        if place is None:
+            rows.append([document])
+            filled.append(length)
+        else:
+            rows[place].append(document)
+            filled[place] += length
+    return rows

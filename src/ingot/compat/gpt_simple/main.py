@@ -1,39 +1,49 @@
-"""`gpt-simple`: its eight commands, with every flag as it is spelled there, and any key as `--section.key value`.
+"""`gpt-simple`: its eight commands with the original's flags, and any key as `--section.key value`.
 
 What a command needs is imported when it is called, so that `gpt-simple --help` and `status` answer at once and without torch.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, HelpFormatter
+import time
+from argparse import ArgumentParser, ArgumentTypeError, HelpFormatter, Namespace
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ingot.backends.sampling import DTYPES
-from ingot.compat.gpt_simple.log import Log
-from ingot.compat.gpt_simple.names import advice, key_name
-from ingot.console.entry import explained, stop_exit_code
-from ingot.console.output import Parser, split_overrides
-from ingot.errors import ConfigError
+from ingot.artifact.gpt_simple import RUN_STATE, STOP_FLAG, Saved, saved_checkpoints
+from ingot.backends.sampling import DTYPES, GenerationOptions
+from ingot.compat.gpt_simple.config import PRESETS, advice, key_name, template
+from ingot.console.entry import explained, stop_exit_code, warn
+from ingot.console.output import Parser, print_json, split_overrides, write_file
+from ingot.console.progress import duration, progress_bar
+from ingot.errors import CheckpointError, ConfigError, RunError
+from ingot.runs.folder import STOP, is_claimed
+from ingot.runs.state import read_state
+from ingot.runs.view import Run, RunStatus
+from ingot.runtime.files import read_dict
 from ingot.runtime.signals import listening_early
 
 PROGRAM = "gpt-simple"
-DTYPES_THERE = ("fp32", "fp16", "bf16")
 WITH_KEYS = ("train", "validate")  # commands that take any key
-HOMES = {
-    "batch-generate": "writing",
-    "generate": "writing",
-    "init": "template",
-    "status": "following",
-    "stop": "following",
-    "tokenize": "tokenizing",
-    "train": "training",
-    "validate": "validating",
-}  # the modules whose functions the commands are
+STOP_TIMEOUT_SECONDS = 600.0  # how long `stop` waits for the run to save and end
+POLL_SECONDS = 0.5
+STOP_FILES = (STOP, STOP_FLAG)  # files that ask a run to stop
+HISTORY = 5  # number of newest checkpoints that `status` lists
+STATUS_WORDS = {
+    "running": "RUNNING (PID {pid} on {host})",
+    "crashed": "CRASHED (PID {pid} on {host}, last heard {ago} ago)",
+    "failed": "ERROR (PID {pid} on {host})",
+    "completed": "COMPLETED",
+    "stopped": "STOPPED",
+    "halted": "HALTED (bucket exhausted; needs attention)",
+}
+Row = tuple[str, str]
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
@@ -42,7 +52,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     trains = next((word for word in words if not word.startswith("-")), "") == "train"
     with explained(PROGRAM, key_name, advice, stopped=stop_exit_code(words)) as outcome, listening_early(trains):
@@ -54,167 +64,367 @@ def _call(words: Sequence[str]) -> int:
     parser = make_parser()
     try:
         options, rest = parser.parse_known_args(words)
-    except SystemExit as asked:  # --help
-        return int(asked.code or 0)
+    except SystemExit as stopped:  # --help
+        return int(stopped.code or 0)
     if options.command is None:
         parser.print_help()
         return 0
-    log = Log(options.verbose, options.quiet)
-    if options.command not in WITH_KEYS:
-        if rest:
-            raise ConfigError(f"unexpected {rest[0]!r} on the command line; see {PROGRAM} {options.command} --help")
-        return _command(options.command)(options, log)
-    overrides = split_overrides(rest, [name for name in _flags(options.command) if name.startswith("--")])
-    return _command(options.command)(options, overrides, words, log)
+    say = (lambda line: None) if options.quiet else warn  # log lines go to stderr; -q leaves warnings and errors
+    if options.command in WITH_KEYS:
+        from ingot.compat.gpt_simple import training
+
+        flags = Parser(add_help=False)
+        COMMANDS[options.command][1](flags)
+        names = [flag for action in flags._actions for flag in action.option_strings if flag.startswith("--")]
+        overrides = split_overrides(rest, names)
+        return (
+            training.validate(options, overrides) if options.command == "validate" else training.train(options, overrides, words)
+        )
+    if rest:
+        raise ConfigError(f"unexpected {rest[0]!r} on the command line; see {PROGRAM} {options.command} --help")
+    COMMANDS[options.command][2](options, say)
+    return 0
 
 
-def _command(name: str) -> Any:
-    module = import_module(f"ingot.compat.gpt_simple.{HOMES[name]}")
-    return getattr(module, name.replace("-", "_"))
+def init(options: Namespace, say: Callable[[str], None]) -> None:
+    """Print or write a config file with every key."""
+    text = template(options.preset)
+    if options.output is None:
+        print(text, end="")
+    else:
+        write_file(Path(options.output), text, force=True)
+        say(f"Config written to {options.output}")
+
+
+def tokenize(options: Namespace, say: Callable[[str], None]) -> None:
+    """Turn the JSON lines of a folder into .bin/.idx pairs, one per file, and report each file."""
+    from ingot.compat.gpt_simple.translate import tokenizer_name
+    from ingot.data.formats.tokenize_jsonl import Windows, refuse_failed
+    from ingot.data.formats.tokenize_jsonl import tokenize as tokenize_files
+
+    probability = options.overlap_probability if options.probabilistic_overlap else 1.0
+    length, overlap = options.max_length, min(options.overlap_size, max(0, options.max_length // 2))
+    if overlap < options.overlap_size and length > 0:  # as in the original, windows begin at least half a window apart
+        say(f"--overlap_size {options.overlap_size} is more than half of --max_length {length}: windows share {overlap} tokens")
+    windows = Windows(length, overlap, probability, options.min_text_length)
+    source, output = Path(options.input_dir), Path(options.output_dir)
+    with progress_bar("tokenizing", unit="files") as progress:
+        files = tokenize_files(source, output, tokenizer_name(options.tokenizer_path), windows, options.num_workers, progress)
+    for file in files:
+        skipped = file.short + file.bad_lines + file.empty
+        say(f"{file.file}: {file.documents:,} documents, {file.windows:,} windows, {file.tokens:,} tokens, {skipped:,} skipped")
+    refuse_failed(files)
+
+
+def generate(options: Namespace, say: Callable[[str], None]) -> None:
+    """Complete one prompt or those of a file: a line of JSON per completion, and nothing else on stdout."""
+    from ingot.console.completions import prompts_of, generate_records, model_path
+
+    generation = _generation_options(options)
+    if problems := generation.problems():
+        raise ConfigError("; ".join(problems))
+    prompts = prompts_of(options.prompt, options.prompts_file)
+    path = model_path(options.checkpoint, options.output_dir)
+    assert path is not None  # the parser requires one of the two
+    model = _load(Path(path), options.device, options.tokenizer, options.dtype)
+    generate_records(model, prompts, generation, options.output, options.stream, say)
+
+
+def batch_generate(options: Namespace, say: Callable[[str], None]) -> None:
+    """Answer a file of requests, each of which may name its own model."""
+    from ingot.console.completions import generate_requests, model_path
+
+    generate_requests(
+        options.input,
+        options.output,
+        model_path(options.checkpoint, options.output_dir),
+        options.dtype,
+        options.tokenizer,
+        _generation_options(options),
+        open_path=lambda path, tokenizer, dtype: _load(path, options.device, tokenizer, dtype),
+        dry_run=options.dry_run,
+        as_json=options.json,
+        say=warn,
+    )
+
+
+def _generation_options(options: Namespace) -> GenerationOptions:
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "greedy", "repetition_penalty", "seed", "return_full_text")
+    return GenerationOptions(**{name: getattr(options, name) for name in names}, start_mark=False)
+
+
+def _load(path: Path, device: str, tokenizer: str | None, dtype: str) -> Any:
+    from ingot.api import load
+
+    return load(path, device=device, tokenizer=tokenizer, dtype=dtype)
+
+
+def status(options: Namespace, say: Callable[[str], None]) -> None:
+    """Show the state of the run in a folder."""
+    folder = Path(options.output_dir)
+    if (state := _original_state(folder)) is not None:
+        record, rows = state, _original_rows(state)
+    elif read_state(folder) is None and (saved := saved_checkpoints(folder)):
+        record, rows = {"status": "no run state", **saved[-1].state}, _saved_rows(saved)
+    else:
+        run = _open_run(options.output_dir)
+        run_status = run.status()
+        record = {"run": str(run.path), "status": run_status.status, **vars(run_status.state)}
+        rows = _rows(run, run_status)
+    if options.json:
+        print_json(record)
+        return
+    for name, value in rows:
+        if value:
+            print(f"{name + ':':<12}{value}")
+
+
+def stop(options: Namespace, say: Callable[[str], None]) -> None:
+    """Ask the run in a folder to save and stop, and wait until it has; with --force, kill it."""
+    if _original_state(Path(options.output_dir)) is not None:
+        flag = Path(options.output_dir) / STOP_FLAG
+        raise RunError(f"{options.output_dir} is trained by the original gpt-simple; stop it by creating {flag}")
+    run = _open_run(options.output_dir, begun=options.force)
+    if options.force:
+        _kill(run)
+        return
+    try:
+        before = run.stop()
+    except RunError as error:
+        warn(str(error))
+        return
+    if before is None:
+        say(f"{run.path} is starting; it will stop before its first step; waiting for it to end")
+    else:
+        state = before.state
+        say(f"{run.path} was asked at step {state.step} to save and stop; waiting for PID {state.pid} on {state.host}")
+    deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+    while is_claimed(run.path) if before is None else run.status().status == "running":
+        if time.monotonic() > deadline:
+            warn(f"the run has not ended after {STOP_TIMEOUT_SECONDS:.0f} s; --force kills it")
+            return
+        time.sleep(POLL_SECONDS)
+    say(f"the run has ended: {run.status().status}" if read_state(run.path) is not None else "the run has ended before it began")
+
+
+def _kill(run: Run) -> None:
+    now = run.status()
+    pid, host = now.state.pid, now.state.host
+    if now.status != "running":
+        warn(f"{run.path} is not running: its status is {now.status}")
+    elif not now.here:
+        raise RunError(f"{run.path} is trained by process {pid} on {host}; use --force there")
+    else:
+        warn(f"Sending SIGKILL to PID {pid}: what is not in its newest checkpoint is lost")
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has just ended
+        except PermissionError:
+            raise RunError(f"process {pid} belongs to another user and cannot be signalled") from None
+
+
+def _open_run(folder: str, begun: bool = True) -> Run:
+    try:
+        return Run.open(folder, begun)
+    except CheckpointError:
+        raise RunError(f"there is no run in {folder}; name its folder with --output_dir") from None
+
+
+def _original_state(folder: Path) -> dict[str, Any] | None:
+    """Return the state of a run that only the original gpt-simple has trained; None for any other folder."""
+    return read_dict(folder / RUN_STATE) if read_state(folder) is None else None
+
+
+def _original_rows(state: dict[str, Any]) -> list[Row]:
+    names = {
+        "Status": "status",
+        "Started": "started_at",
+        "Progress": "global_step",
+        "Loss": "loss",
+        "Tokens": "tokens_trained",
+        "Checkpoint": "latest_checkpoint",
+    }
+    rows = [(name, str(state[key])) for name, key in names.items() if state.get(key) is not None]
+    note = ", as gpt-simple's own trainer last said" if state.get("status") == "running" else " (trained by gpt-simple)"
+    return [(name, value.upper() + note if name == "Status" else value) for name, value in rows]
+
+
+def _saved_rows(saved: list[Saved]) -> list[Row]:
+    """Return the rows of a folder that has checkpoints and no state of a run."""
+    newest = saved[-1]
+    metrics, tokens = newest.state.get("metrics"), newest.state.get("tokens_trained")
+    loss = metrics.get("loss") if isinstance(metrics, dict) else None
+    return [
+        ("Status", "NO RUN STATE (checkpoint only)"),
+        ("Progress", f"{newest.step} steps"),
+        ("Loss", f"{loss:.4f}" if isinstance(loss, float) else ""),
+        ("Tokens", f"{_short(tokens)} trained" if isinstance(tokens, int) else ""),
+        *_checkpoint_rows({one.path: one.step for one in saved}),
+    ]
+
+
+def _rows(run: Run, now: RunStatus) -> list[Row]:
+    s = now.state
+    of = f" / {s.max_steps} steps ({100 * s.step / s.max_steps:.1f}%)" if s.max_steps else " steps"
+    ago = duration(max(0.0, now.age_seconds))
+    age = duration(max(0.0, time.time() - datetime.fromisoformat(s.started_at).timestamp()))
+    rate = (read_dict(run.path / RUN_STATE) or {}).get("learning_rate")
+    theirs = {one.path: one.step for one in saved_checkpoints(run.path)}  # our names for those that gpt-simple has no folder of
+    steps = {path: step for step, path in run.checkpoints().items() if step not in theirs.values()} | theirs
+    return [
+        ("Status", STATUS_WORDS[now.status].format(pid=s.pid, host=s.host, ago=ago)),
+        ("Started", f"{s.started_at} ({age} ago)"),
+        ("Shutdown", "requested" if now.status == "running" and any((run.path / name).exists() for name in STOP_FILES) else ""),
+        ("Progress", f"{s.step}{of}"),
+        ("Loss", f"{s.loss:.4f}" if s.loss is not None else ""),
+        ("LR", f"{rate:.2e}" if isinstance(rate, float) and rate else ""),
+        ("Throughput", f"{s.tokens_per_second:,.0f} tok/s" if s.tokens_per_second else ""),
+        ("Tokens", f"{_short(s.tokens)} trained" if s.tokens else ""),
+        *_checkpoint_rows(dict(sorted(steps.items(), key=lambda item: item[1]))),
+        ("Error", s.error or ""),
+    ]
+
+
+def _checkpoint_rows(steps: dict[Path, int]) -> list[Row]:
+    """Return the rows of the newest checkpoint and of the last few, oldest first."""
+    history = ", ".join(f"{path.name}@{step}" for path, step in list(steps.items())[-HISTORY:])
+    return [("Checkpoint", str(list(steps)[-1])), ("History", history)] if steps else []
+
+
+def _short(count: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
 
 
 def make_parser() -> Parser:
-    """The parser of all commands."""
+    """Build the parser of all commands."""
     wide = partial(HelpFormatter, max_help_position=36, width=110)
     parser = Parser(prog=PROGRAM, description="Pre-train a GPT from one YAML file.", formatter_class=wide)
-    parser.add_argument("-v", "--verbose", action="store_true", help="say more")
-    parser.add_argument("-q", "--quiet", action="store_true", help="say warnings and errors only")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also print what the run is waiting for")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print warnings and errors only")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
-    for name, (about, fill) in COMMANDS.items():
+    for name, (about, fill, _) in COMMANDS.items():
         epilog = "Any key of the config may be given as --section.key VALUE." if name in WITH_KEYS else None
         fill(commands.add_parser(name, help=about, description=f"{about}.", epilog=epilog, formatter_class=wide))
     return parser
 
 
-def _flags(command: str) -> list[str]:
-    """The flags of a command, which a mistyped word is compared with."""
-    probe = Parser(add_help=False)
-    COMMANDS[command][1](probe)
-    return [flag for action in probe._actions for flag in action.option_strings]
-
-
-def _train(parser: ArgumentParser) -> None:
-    _config(parser)
-    parser.add_argument("--force", action="store_true", help="delete the run in output_dir and start anew")
-    parser.add_argument(
-        "--skip-runtime-probe", action="store_true", help="taken and without effect: no step is tried before the run"
-    )
-    parser.add_argument("--nproc_per_node", type=_whole(1), default=1, metavar="N", help="ranks on this machine (1)")
-    parser.add_argument("--nnodes", type=_whole(1), default=1, metavar="N", help="machines that train together (1)")
-    parser.add_argument("--node_rank", type=int, default=0, metavar="K", help="which of them this is, from 0")
-    parser.add_argument("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
-    parser.add_argument("--master_port", type=int, metavar="PORT", help="port on machine 0 (29500; alone, a free one)")
-    parser.add_argument(
-        "--stop-exit-code",
-        type=_whole(0, 255),
-        default=0,
-        metavar="N",
-        help="exit code of a run that was stopped (0)",
-    )
-
-
 def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """The type of an option that is a whole number between two others."""
+    """Return the type of a flag whose value is a whole number in a range."""
 
     def read(word: str) -> int:
-        found = int(word) if word.removeprefix("-").isdecimal() else least - 1
-        if found < least or (most is not None and found > most):
+        number = int(word) if word.removeprefix("-").isdecimal() else least - 1
+        if number < least or (most is not None and number > most):
             upto = "or more" if most is None else f"to {most}"
             raise ArgumentTypeError(f"{word!r} is not a whole number of {least} {upto}")
-        return found
+        return number
 
     return read
 
 
-def _config(parser: ArgumentParser) -> None:
+def _config_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or JSON by its suffix")
     parser.add_argument("--allow-bucket-exhaustion", action="store_true", help="set data.allow_bucket_exhaustion")
     parser.add_argument("--allow-budget-mismatch", action="store_true", help="set data.allow_budget_mismatch")
 
 
-def _status(parser: ArgumentParser) -> None:
-    parser.add_argument("--output_dir", default="./outputs", metavar="DIR", help="folder of the run (./outputs)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+def _train_flags(parser: ArgumentParser) -> None:
+    _config_flags(parser)
+    add = parser.add_argument
+    add("--force", action="store_true", help="delete the run in output_dir and start a new one")
+    add("--skip-runtime-probe", action="store_true", help="accepted, and has no effect: there is no trial step")
+    add("--nproc_per_node", type=_whole(1), default=1, metavar="N", help="ranks on this machine (1)")
+    add("--nnodes", type=_whole(1), default=1, metavar="N", help="machines that train together (1)")
+    add("--node_rank", type=int, default=0, metavar="K", help="rank of this machine, from 0")
+    add("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
+    add("--master_port", type=int, metavar="PORT", help="port on machine 0 (29500; on one machine, a free one)")
+    add("--stop-exit-code", type=_whole(0, 255), default=0, metavar="N", help="exit code of a run that was stopped (0)")
 
 
-def _stop(parser: ArgumentParser) -> None:
-    parser.add_argument("--output_dir", default="./outputs", metavar="DIR", help="folder of the run (./outputs)")
-    parser.add_argument("--force", action="store_true", help="kill it; nothing is saved")
-
-
-def _init(parser: ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
-    parser.add_argument("--preset", choices=("small", "medium", "large"), help="size of the model: 124M, 360M or 1.3B")
-
-
-def _validate(parser: ArgumentParser) -> None:
-    _config(parser)
+def _validate_flags(parser: ArgumentParser) -> None:
+    _config_flags(parser)
     parser.add_argument("--world-size", type=int, default=1, metavar="N", help="ranks that will train together (1)")
     parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _generate(parser: ArgumentParser) -> None:
-    _model(parser, required=True)
+def _status_flags(parser: ArgumentParser) -> None:
+    parser.add_argument("--output_dir", default="./outputs", metavar="DIR", help="run folder (./outputs)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _stop_flags(parser: ArgumentParser) -> None:
+    parser.add_argument("--output_dir", default="./outputs", metavar="DIR", help="run folder (./outputs)")
+    parser.add_argument("--force", action="store_true", help="kill the run; nothing is saved")
+
+
+def _init_flags(parser: ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", help="write to a file instead of printing")
+    parser.add_argument("--preset", choices=tuple(PRESETS), help="size of the model: 124M, 360M or 1.3B")
+
+
+def _generate_flags(parser: ArgumentParser) -> None:
+    _model_flags(parser, required=True)
     prompts = parser.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", metavar="TEXT", help="what to continue")
-    prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="objects with a prompt, one per line of JSON")
-    _drawing(parser, DTYPES_THERE)
-    parser.add_argument("--stream", action="store_true", help="print a line for each piece as it is written, too")
+    prompts.add_argument("--prompt", metavar="TEXT", help="prompt to complete")
+    prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="JSON lines, each an object with a prompt")
+    _sampling_flags(parser, ("fp32", "fp16", "bf16"))
+    parser.add_argument("--stream", action="store_true", help="also print a line for each token as it is generated")
 
 
-def _batch_generate(parser: ArgumentParser) -> None:
+def _batch_generate_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--input", type=Path, required=True, metavar="FILE", help="requests, one per line of JSON")
-    _model(parser, required=False)
-    _drawing(parser, tuple(sorted(DTYPES)))
-    parser.add_argument("--dry-run", action="store_true", help="check everything, say what would be done, and open nothing")
-    parser.add_argument("--json", action="store_true", help="print what would be done as JSON")
+    _model_flags(parser, required=False)
+    _sampling_flags(parser, tuple(sorted(DTYPES)))
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, and open no model")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
-def _model(parser: ArgumentParser, required: bool) -> None:
+def _model_flags(parser: ArgumentParser, required: bool) -> None:
     models = parser.add_mutually_exclusive_group(required=required)
     models.add_argument("--checkpoint", metavar="DIR", help="a checkpoint")
     models.add_argument("--output-dir", metavar="RUN", help="the newest checkpoint of a run")
 
 
-def _drawing(parser: ArgumentParser, dtypes: Sequence[str]) -> None:
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the lines of JSON there instead of printing them")
-    parser.add_argument("--tokenizer", metavar="DIR", help="folder of the tokenizer (the one beside the checkpoint)")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (cuda if there is one, else cpu)")
-    parser.add_argument("--dtype", default="bf16", choices=dtypes, help="number format of the weights (bf16)")
-    parser.add_argument("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to write (100)")
-    parser.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0 is the same as --greedy (0.8)")
-    parser.add_argument("--top-k", type=int, default=50, metavar="K", help="draw from the K likeliest tokens; 0: all (50)")
-    parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help="draw from the likeliest that sum to P (0.95)")
-    parser.add_argument("--greedy", action="store_true", help="always take the likeliest token")
-    parser.add_argument(
-        "--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: what is written already is less likely (1.0)"
-    )
-    parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same texts")
-    parser.add_argument("--return-full-text", action="store_true", help="put the prompt before its text")
+def _sampling_flags(parser: ArgumentParser, dtypes: Sequence[str]) -> None:
+    add = parser.add_argument
+    add("--output", type=Path, metavar="FILE", help="write the JSON lines to a file instead of printing them")
+    add("--tokenizer", metavar="DIR", help="folder of the tokenizer (the one beside the checkpoint)")
+    add("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (cuda if there is one, else cpu)")
+    add("--dtype", default="bf16", choices=dtypes, help="dtype of the weights (bf16)")
+    add("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to generate (100)")
+    add("--temperature", type=float, default=0.8, metavar="X", help="sampling temperature; 0 is the same as --greedy (0.8)")
+    add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens; 0: from all (50)")
+    add("--top-p", type=float, default=0.95, metavar="P", help="nucleus sampling: total probability of the candidates (0.95)")
+    add("--greedy", action="store_true", help="always take the most likely token")
+    add("--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: generated tokens become less likely (1.0)")
+    add("--seed", type=int, metavar="N", help="the same seed gives the same completions")
+    add("--return-full-text", action="store_true", help="put the prompt in front of its completion")
 
 
-def _tokenize(parser: ArgumentParser) -> None:
-    parser.add_argument("--input_dir", required=True, metavar="DIR", help="folder of .jsonl or .jsonl.gz files")
-    parser.add_argument("--output_dir", required=True, metavar="DIR", help="where the pairs go, such as data/train/web")
-    parser.add_argument("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
-    parser.add_argument("--max_length", type=int, default=3072, metavar="N", help="tokens in a window, its end mark too (3072)")
-    parser.add_argument(
-        "--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share, at most half of one (256)"
-    )
-    parser.add_argument("--probabilistic_overlap", action="store_true", help="only some documents' windows overlap")
-    parser.add_argument("--overlap_probability", type=float, default=0.7, metavar="P", help="how many of them (0.7)")
-    parser.add_argument("--min_text_length", type=int, default=200, metavar="N", help="skip texts with fewer characters (200)")
-    parser.add_argument("--num_workers", type=int, default=1, metavar="N", help="files at once (1)")
+def _tokenize_flags(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--input_dir", required=True, metavar="DIR", help="folder of .jsonl or .jsonl.gz files")
+    add("--output_dir", required=True, metavar="DIR", help="where the pairs go, such as data/train/web")
+    add("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
+    add("--max_length", type=int, default=3072, metavar="N", help="tokens per window, with its end-of-document token (3072)")
+    add("--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share, at most half of one (256)")
+    add("--probabilistic_overlap", action="store_true", help="overlap the windows of only some documents")
+    add("--overlap_probability", type=float, default=0.7, metavar="P", help="probability that a document's windows overlap (0.7)")
+    add("--min_text_length", type=int, default=200, metavar="N", help="skip texts with fewer characters (200)")
+    add("--num_workers", type=int, default=1, metavar="N", help="files processed in parallel (1)")
 
 
-COMMANDS: dict[str, tuple[str, Any]] = {
-    "train": ("Train a model, or go on with the run in output_dir", _train),
-    "tokenize": ("Turn JSON lines into files of tokens", _tokenize),
-    "validate": ("Check a run before it starts", _validate),
-    "generate": ("Let a model continue prompts", _generate),
-    "batch-generate": ("Let models answer a file of requests", _batch_generate),
-    "init": ("Write a config file with every key explained", _init),
-    "status": ("Show how a run is doing", _status),
-    "stop": ("Ask a run to save and stop", _stop),
+COMMANDS: dict[str, tuple[str, Callable[[ArgumentParser], None], Any]] = {
+    "train": ("Train a model, or resume the run in output_dir", _train_flags, None),
+    "tokenize": ("Turn JSON lines into token files", _tokenize_flags, tokenize),
+    "validate": ("Check a run before it starts", _validate_flags, None),
+    "generate": ("Complete prompts with a model", _generate_flags, generate),
+    "batch-generate": ("Answer a file of requests with one or more models", _batch_generate_flags, batch_generate),
+    "init": ("Write a config file with every key explained", _init_flags, init),
+    "status": ("Show the state of a run", _status_flags, status),
+    "stop": ("Ask a run to save and stop", _stop_flags, stop),
 }

@@ -1,22 +1,23 @@
-"""The log lines of gpt-simple: a step line for every logging_steps, evaluations, checkpoints, phases, and how a run ends.
+"""gpt-simple's log lines: steps, evaluations, checkpoints, phases, and the end of a run.
 
-The numbers of a step line are means over the steps since the last one, its learning rate is the next step's, and its tokens are
-those that were predicted.
+The numbers of a step line are means over the steps since the last line, its learning rate is the next step's, and its tokens are
+the predicted ones.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ingot.artifact.gpt_simple import FINAL, SHUTDOWN, saved_checkpoints
-from ingot.compat.gpt_simple.config import Config
-from ingot.compat.gpt_simple.log import Log
+from ingot.compat.gpt_simple.config import GptSimpleConfig
 from ingot.compat.gpt_simple.translate import cosine_steps
-from ingot.config.schema import Config as IngotConfig
+from ingot.config.schema import Config
+from ingot.console.entry import warn
 from ingot.data.loading.order import GO_ON_WITHOUT_BUCKET
 from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.folder import Kind, named_path, saved_steps, step_of
@@ -24,40 +25,64 @@ from ingot.runs.reporter import BeginReport, EvaluationReport, Reporter, StepRep
 
 RULE = "=" * 60
 KINDS = {"regular": "Checkpoint", "shutdown": "Shutdown checkpoint", "final": "Final checkpoint"}
-REASONS = {"stop_file": "flag_file"}  # what gpt-simple calls a reason to stop
-HALTED = "halted"
-MOST_NATS = 20.0  # whose exponential is sent; more is shown as this
+REASONS = {"stop_file": "flag_file"}  # gpt-simple's words for a stop reason
+MAX_EXPONENT = 20.0  # a larger loss is reported as the perplexity of this one
+
+
+@dataclass(frozen=True)
+class Log:
+    """Log lines on stderr: -q prints warnings only, -v also prints what the run is waiting for."""
+
+    verbose: bool = False
+    quiet: bool = False
+    write: Callable[[str], None] = warn
+
+    def info(self, line: str) -> None:
+        """Print a line about progress."""
+        if not self.quiet:
+            self.write(line)
+
+    def warn(self, line: str) -> None:
+        """Print a warning."""
+        self.write(line)
+
+    def debug(self, line: str) -> None:
+        """Print a line that only -v shows."""
+        if self.verbose:
+            self.write(line)
 
 
 class GptSimpleReporter(Reporter):
-    """Prints what `gpt-simple train` prints, after `files` has written what gpt-simple writes.
+    """Prints what `gpt-simple train` prints, after `files` has written gpt-simple's files.
 
-    `told` are warnings for the start: a run that does not start has one line to say. `interval_loss` is the mean of the last
-    line, None before the first; `checkpoint` the newest folder, by gpt-simple's name.
+    `messages` are warnings to print when the run begins: a run that does not start prints its error only. `interval_loss` is the
+    mean of the last step line, None before the first; `checkpoint` is the newest checkpoint under gpt-simple's name.
     """
 
-    def __init__(self, config: Config, resolved: IngotConfig, log: Log, files: Reporter, told: Sequence[str] = ()) -> None:
-        self._config, self._resolved, self._log, self._files, self._told = config, resolved, log, files, told
+    def __init__(
+        self, config: GptSimpleConfig, resolved: Config, log: Log, files: Reporter, messages: Sequence[str] = ()
+    ) -> None:
+        self._config, self._resolved, self._log, self._files, self._messages = config, resolved, log, files, messages
         self.interval_loss: float | None = None
         self.checkpoint: Path | None = None
         self._announced: set[Path] = set()
         self._losses: list[float] = []
         self._norms: list[float] = []
-        self._targets = 0  # of these steps
-        self._numbers: dict[str, float] = {}  # of the last line
+        self._targets = 0
+        self._numbers: dict[str, float] = {}  # of the last step line
         self._seconds = 0.0
 
     def begin(self, report: BeginReport) -> None:
         self._files.begin(report)
         self._seconds = report.elapsed_seconds
-        for line in self._told:
+        for line in self._messages:
             self._log.warn(line)
         for line in summary_lines(self._config, self._resolved, report):
             self._log.info(line)
         if report.resumed_at >= self._config.training.max_steps:
             self._log.info(
                 f"Training already complete: step {report.resumed_at} of training.max_steps={self._config.training.max_steps}; "
-                "raise max_steps to go on"
+                "raise max_steps to continue"
             )
 
     def step(self, report: StepReport, log: bool) -> None:
@@ -93,16 +118,16 @@ class GptSimpleReporter(Reporter):
         began = time.monotonic()
         self._files.saved(path, kind)
         step, seconds = step_of(path), time.monotonic() - began
-        # The last step may be one at which the original saves anyway. It saves nothing for a best evaluation, as ours does.
-        for one in ("regular", kind) if kind == "final" else (kind,):
-            self.checkpoint = their_folder(path, one)
+        # The last step may also be a multiple of save_steps. Unlike ours, the original saves nothing for a best evaluation.
+        for name in ("regular", kind) if kind == "final" else (kind,):
+            self.checkpoint = their_folder(path, name)
             if self.checkpoint != path and self.checkpoint not in self._announced:
                 self._announced.add(self.checkpoint)
-                self._log.info(f"{KINDS[one]} saved to {self.checkpoint} (step {step}, {seconds:.1f}s)")
+                self._log.info(f"{KINDS[name]} saved to {self.checkpoint} (step {step}, {seconds:.1f}s)")
 
     def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
         if isinstance(report, EvaluationReport):
-            return {"eval/loss": report.val_loss, "eval/perplexity": math.exp(min(report.val_loss, MOST_NATS))}
+            return {"eval/loss": report.val_loss, "eval/perplexity": math.exp(min(report.val_loss, MAX_EXPONENT))}
         return {} if report.step % self._config.training.logging_steps else self._numbers
 
     def tracked_config(self) -> Mapping[str, Any] | None:
@@ -123,12 +148,12 @@ class GptSimpleReporter(Reporter):
             return
         reason = REASONS.get(result.stop_reason, result.stop_reason)
         where = self.checkpoint or result.checkpoint_path or self._config.training.output_dir
-        ended = "Halted" if result.status == HALTED else "Stopped"
+        ended = "Halted" if result.status == "halted" else "Stopped"
         self._log.info(f"{ended} at step {result.total_steps} ({reason}). Resume with: --training.resume {where}")
 
 
 def their_folder(path: Path, kind: Kind) -> Path:
-    """The folder of gpt-simple's that a checkpoint of ours was written as; ours, where gpt-simple would have written none."""
+    """Return the gpt-simple folder that our checkpoint was written as; ours, if gpt-simple would not have written one."""
     step = step_of(path)
     names = {"regular": f"checkpoint-{step}", "shutdown": f"checkpoint-{step}{SHUTDOWN}", "final": FINAL}
     theirs = path.with_name(names[kind])
@@ -136,13 +161,13 @@ def their_folder(path: Path, kind: Kind) -> Path:
 
 
 def newest_name(path: Path) -> Path:
-    """A checkpoint of ours by the last name that gpt-simple has for its step; ours, where it has none."""
+    """Return the last gpt-simple folder of our checkpoint's step; ours, if there is none."""
     run = path.parent.parent
     return next((one.path for one in reversed(saved_checkpoints(run)) if one.step == step_of(path)), path)
 
 
 def step_line(step: int, n: Mapping[str, float]) -> str:
-    """Steps, as gpt-simple logs them, by the numbers that it sends to Weights & Biases."""
+    """Return gpt-simple's step line, from the numbers it sends to Weights & Biases."""
     return (
         f"Step {step:6d} | Loss {n['train/loss']:.4f} | LR {n['train/learning_rate']:.2e} | "
         f"GradNorm {n['train/grad_norm']:.3f} | {n['throughput/time_per_step']:.2f}s/step | "
@@ -150,8 +175,8 @@ def step_line(step: int, n: Mapping[str, float]) -> str:
     )
 
 
-def summary_lines(config: Config, resolved: IngotConfig, report: BeginReport) -> list[str]:
-    """What is about to run."""
+def summary_lines(config: GptSimpleConfig, resolved: Config, report: BeginReport) -> list[str]:
+    """Return gpt-simple's summary of the run at its start."""
     t, o = config.training, config.optimizer
     rows = resolved.training.tokens_per_step // config.data.max_length
     lines = [
@@ -169,9 +194,8 @@ def summary_lines(config: Config, resolved: IngotConfig, report: BeginReport) ->
     ]
     if report.resumed_at:
         theirs = [one.path for one in saved_checkpoints(Path(t.output_dir)) if one.step == report.resumed_at]
-        named = [
-            path for path in theirs if path == named_path(t.resume, Path(t.output_dir))
-        ]  # of a stop and of a save at one step
+        # A stop and a regular save may be of one step; the summary then shows the one that was named.
+        named = [path for path in theirs if path == named_path(t.resume, Path(t.output_dir))]
         ours = saved_steps(Path(t.output_dir) / "checkpoints").get(report.resumed_at, "")
         checkpoint = [ours, *theirs, *named][-1]
         lines.append(f"Resuming from step {report.resumed_at}  (checkpoint: {checkpoint})")

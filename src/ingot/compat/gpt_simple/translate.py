@@ -1,7 +1,7 @@
-"""From gpt-simple's keys to one Config of ours: what only gpt-simple says is translated here and known nowhere else.
+"""Translate gpt-simple's keys to one Config.
 
-Its batch is per rank: more ranks make a larger step. Ours is the step's, over all ranks, so the number of ranks at the first
-start decides it, and a run that goes on with another number keeps it.
+gpt-simple's batch is per rank, so more ranks make a larger step. Ours counts the tokens of a step over all ranks: the number of
+ranks at the first start decides it, and a run that resumes with another number of ranks keeps it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.gpt_simple import is_checkpoint, model_settings, read_saved
-from ingot.compat.gpt_simple.config import Config
-from ingot.compat.gpt_simple.names import SETTINGS, key_name
+from ingot.compat.gpt_simple.config import GptSimpleConfig, all_keys, key_name
+from ingot.compat.options import copied
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, IngotError
@@ -22,111 +22,111 @@ from ingot.runs.checkpoints import resume_point
 from ingot.runs.folder import named_path, saved_steps
 from ingot.runtime.files import user_path
 
-DATA_SEED = 42  # fixed there; training.seed decides weights and dropout alone
+DATA_SEED = 42  # fixed in gpt-simple; training.seed is for weights and dropout only
 VOCAB_MULTIPLE = 128
-EVAL_BATCHES = 100  # where max_eval_batches is null
-TOKENIZERS = ("gpt2", "byte", "char")  # that need no file
+EVAL_BATCHES = 100  # if max_eval_batches is null
+TOKENIZERS = ("gpt2", "byte", "char")  # tokenizers that need no file
 PRECISIONS = {None: "auto", "no": "fp32"}
-ALREADY_READ = "already-read.json"  # of a run that the original began: documents that it has read
+ALREADY_READ = "already-read.json"  # lists the documents that the original has read, in a run that it began
 RESUMES = {"scratch": "never"}
 
 
 def translate(
-    config: Config, world_size: int = 1, kept_tokens: int | None = None, tokenizer: Tokenizer | None = None
+    config: GptSimpleConfig, world_size: int = 1, kept_tokens: int | None = None, tokenizer: Tokenizer | None = None
 ) -> ResolvedConfig:
-    """The config of a run with these keys on so many ranks; `kept_tokens` are those of a step of the run it goes on with.
+    """Return the config of a run with these keys on so many ranks.
 
-    `tokenizer` is that of the keys, where it is open already.
+    `kept_tokens` are the tokens per step of the run that this one resumes; `tokenizer` is the run's, if it is already open.
     """
     config.check()
-    settings = {ours: _value(config, theirs) for theirs, ours in SETTINGS.items()}
+    settings = {ours: _value(config, theirs) for theirs, ours in copied(all_keys()).items()}
     settings |= _computed(config, tokenizer or named_tokenizer(config))
     settings["training.tokens_per_step"] = kept_tokens or tokens_per_step(config, world_size)
     settings["data.already_read"] = _already_read(config) if kept_tokens is not None else None
     if decided := sorted(settings.keys() & config.settings.keys()):
-        raise ConfigError(f"{decided[0]} follows from gpt-simple's keys and cannot be set besides")
+        raise ConfigError(f"{decided[0]} follows from gpt-simple's keys and cannot be set as well")
     try:
         return load_config(overrides=config.settings, python=settings, environment={})
     except ConfigError as error:
         raise ConfigError(error.render(key_name)) from None
 
 
-def tokens_per_step(config: Config, world_size: int) -> int:
-    """Tokens of a step on so many ranks, as gpt-simple counts them."""
+def tokens_per_step(config: GptSimpleConfig, world_size: int) -> int:
+    """Return the tokens per step on so many ranks, as gpt-simple counts them."""
     t = config.training
     return t.per_device_batch_size * t.gradient_accumulation_steps * max(1, world_size) * config.data.max_length
 
 
-def kept_tokens(config: Config) -> int | None:
-    """Tokens of a step of the run that this one goes on with; None where there is none.
+def kept_tokens(config: GptSimpleConfig) -> int | None:
+    """Return the tokens per step of the run that this one resumes; None for a new run.
 
-    They are part of what a checkpoint says, so another number of ranks, or another batch in the file, does not change them.
+    They are read from the checkpoint, so another number of ranks, or another batch in the file, does not change them.
     """
     try:
-        found = resume_point(resume_setting(config), Path(config.training.output_dir))
-        return int(found.progress["config"]["training"]["tokens_per_step"]) if found is not None else None
+        checkpoint = resume_point(resume_setting(config), Path(config.training.output_dir))
+        return int(checkpoint.progress["config"]["training"]["tokens_per_step"]) if checkpoint is not None else None
     except (CheckpointError, KeyError, TypeError):
-        return None  # which the checks before a run tell
+        return None  # the checks before a run report it
 
 
-def tell_batch(config: Config, world_size: int, kept: int | None, told: Callable[[str], None]) -> None:
-    """Say that a run keeps the batch it began with, where its keys would make another one of it."""
+def report_kept_batch(config: GptSimpleConfig, world_size: int, kept: int | None, report: Callable[[str], None]) -> None:
+    """Report that a resumed run keeps the batch size it began with, if its keys ask for another one."""
     t, now = config.training, tokens_per_step(config, world_size)
     if kept is None or kept == now:
         return
     rows, length = kept // config.data.max_length, config.data.max_length
     times = -(-rows // (t.per_device_batch_size * world_size))
-    told(
+    report(
         f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} "
         f"rank{'s' if world_size > 1 else ''}, with {times} forward pass{'es' if times > 1 else ''} each, where "
         f"gradient_accumulation_steps={t.gradient_accumulation_steps} would give {now:,}; another batch needs another output_dir"
     )
 
 
-def resume_path(config: Config) -> Path | None:
-    """The checkpoint that training.resume names, from the working folder or from output_dir on; None where it names none."""
+def resume_path(config: GptSimpleConfig) -> Path | None:
+    """Return the checkpoint that training.resume names, in the working directory or output_dir; None if it names none."""
     name = config.training.resume
     if name in ("auto", "scratch"):
         return None
-    found = named_path(name, Path(config.training.output_dir))
-    if is_checkpoint(found):  # of gpt-simple's layout: beside it may lie the one of ours that it was made from
-        return saved_steps(found.parent).get(read_saved(found).step, found)
-    return found
+    path = named_path(name, Path(config.training.output_dir))
+    if is_checkpoint(path):  # a gpt-simple folder; our checkpoint that it was written from may lie beside it
+        return saved_steps(path.parent).get(read_saved(path).step, path)
+    return path
 
 
-def resume_setting(config: Config) -> str:
-    """training.resume of ours; a checkpoint of the original's that it names becomes one of ours in output_dir before the run."""
+def resume_setting(config: GptSimpleConfig) -> str:
+    """Return our training.resume; a named checkpoint of the original becomes one of ours in output_dir before the run."""
     return str(resume_path(config) or RESUMES.get(config.training.resume, config.training.resume))
 
 
-def _already_read(config: Config) -> str | None:
-    """The list of documents that the original has read, of this run or of the one whose state it begins with."""
+def _already_read(config: GptSimpleConfig) -> str | None:
+    """Return the file of documents that the original has read, in this run or in the one it starts from."""
     named = resume_path(config)
     runs = [named, named.parent.parent] if named is not None else []
     paths = [already_read_path(config), *(run / ALREADY_READ for run in runs)]
     return next((str(path) for path in paths if path.exists()), None)
 
 
-def already_read_path(config: Config) -> Path:
-    """Where a run that the original began keeps the list of the documents which that has read."""
+def already_read_path(config: GptSimpleConfig) -> Path:
+    """Return the path of the list of documents that the original has read."""
     return Path(config.training.output_dir) / ALREADY_READ
 
 
-def buckets(config: Config) -> list[str]:
-    """The buckets of the training data: the folders below data.path/train."""
+def buckets(config: GptSimpleConfig) -> list[str]:
+    """Return the buckets of the training data: the folders below data.path/train."""
     train = user_path(config.data.path) / "train" if config.data.path else None
     return sorted(path.name for path in train.iterdir() if path.is_dir()) if train is not None and train.is_dir() else []
 
 
 def tokenizer_name(name: str) -> str:
-    """A tokenizer by a name of ours: a bare name is one of the Hub's, unless it needs no file."""
+    """Return our name for a tokenizer: a bare name is one on the Hub, unless it needs no file."""
     name = name or "gpt2"
     bare = "/" not in name and name not in TOKENIZERS and not Path(name).exists()
     return f"hf:{name}" if bare else name
 
 
-def named_tokenizer(config: Config) -> Tokenizer | None:
-    """The tokenizer of the run; None where it cannot be opened, which the checks before a run tell in their words."""
+def named_tokenizer(config: GptSimpleConfig) -> Tokenizer | None:
+    """Return the run's tokenizer; None if it cannot be opened, which the checks before a run report."""
     try:
         return open_tokenizer(tokenizer_name(config.data.tokenizer))
     except IngotError:
@@ -134,19 +134,19 @@ def named_tokenizer(config: Config) -> Tokenizer | None:
 
 
 def padded_vocabulary(tokenizer: Tokenizer) -> int:
-    """Rows of the embedding: all ids, one more where there is none to pad with, up to a multiple of 128."""
+    """Return the rows of the embedding: all tokens, plus a pad token if there is none, rounded up to a multiple of 128."""
     ids = tokenizer.vocab_size + (tokenizer.pad is None)
     return -(-ids // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-def cosine_steps(config: Config) -> int:
-    """Steps of the cosine after the warm-up."""
+def cosine_steps(config: GptSimpleConfig) -> int:
+    """Return the steps of the cosine after the warmup."""
     o = config.optimizer
     return o.decay_steps if o.decay_steps is not None else config.training.max_steps - o.warmup_steps
 
 
-def warnings(config: Config, told: Callable[[str], None]) -> None:
-    """Say what is allowed and probably not meant."""
+def warnings(config: GptSimpleConfig, report: Callable[[str], None]) -> None:
+    """Report settings that are allowed but probably not intended."""
     t, steps = config.training, config.training.max_steps
     for name, every, what in (
         ("logging_steps", t.logging_steps, "no step is logged"),
@@ -154,26 +154,26 @@ def warnings(config: Config, told: Callable[[str], None]) -> None:
         ("save_steps", t.save_steps, "nothing is saved before the end"),
     ):
         if every > steps:
-            told(f"training.{name}={every} is more than training.max_steps={steps}: {what}")
+            report(f"training.{name}={every} is more than training.max_steps={steps}: {what}")
     if config.data.max_length > config.model.n_positions:
         length = config.data.max_length
-        told(f"data.max_length={length} is more than model.n_positions={config.model.n_positions}, which is taken as {length}")
+        report(f"data.max_length={length} is more than model.n_positions={config.model.n_positions}, which is taken as {length}")
     end = config.optimizer.warmup_steps + cosine_steps(config)
     if end < steps:
-        told(f"the learning rate is at its floor after step {end}, for the last {steps - end} of training.max_steps={steps}")
+        report(f"the learning rate is at its floor after step {end}, for the last {steps - end} of training.max_steps={steps}")
     elif end > steps:
-        told(
+        report(
             f"the learning rate decays until step {end}, {end - steps} after training.max_steps={steps}, and ends above its floor"
         )
 
 
-def _value(config: Config, path: str) -> Any:
+def _value(config: GptSimpleConfig, path: str) -> Any:
     section, _, name = path.partition(".")
     return getattr(getattr(config, section), name)
 
 
-def _computed(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The settings that several keys decide, whose words differ, or that gpt-simple never lets anybody choose."""
+def _computed(config: GptSimpleConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return the settings that depend on several keys, have other values than the keys, or are fixed in gpt-simple."""
     m, d, o, t = config.model, config.data, config.optimizer, config.training
     eval_rows = (t.max_eval_batches or EVAL_BATCHES) * t.per_device_batch_size
     rows = padded_vocabulary(tokenizer) if tokenizer is not None else None
@@ -192,7 +192,8 @@ def _computed(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
         "optimizer.name": "adamw",
         "optimizer.schedule": "cosine",
         "optimizer.decay_steps": o.warmup_steps + max(1, cosine_steps(config)),
-        "training.gradient_checkpointing": t.gradient_checkpointing and "auto",  # it asks for room: more than needed is slower
+        "training.gradient_checkpointing": t.gradient_checkpointing
+        and "auto",  # auto: recomputing more than memory needs is slower
         "training.compile": t.compile if "training.compile" in config.given or not t.compile else "auto",
         "training.precision": PRECISIONS.get(t.mixed_precision, t.mixed_precision),
         "training.priming_steps": 0,
@@ -209,14 +210,14 @@ def _computed(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
     }
 
 
-def _mix(config: Config) -> dict[str, Any]:
+def _mix(config: GptSimpleConfig) -> dict[str, Any]:
     phases = config.data.curriculum
     if phases is not None:
         return {"data.phases": [{"tokens": phase.duration_tokens, "mix": phase.mix} for phase in phases]}
     return {"data.mix": dict.fromkeys(buckets(config), 1.0)}
 
 
-def _tracking(config: Config) -> dict[str, Any]:
+def _tracking(config: GptSimpleConfig) -> dict[str, Any]:
     t = config.training
     if t.wandb_project is None:
         return {}
