@@ -1,4 +1,4 @@
-"""What the tests of the gpt-simple door share: small data, and a run of the original on it."""
+"""Fixtures of the gpt-simple tests: small data, and a run of the original on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from door import Door
+from cli_program import Cli
 from original import LOOK, NAMES, PHASES, SITE, Original, TheirRun, make_data, run_original, write_config, write_tokenizers
 from programs import once
 
@@ -89,7 +89,7 @@ def our_copy(our_run: Path, gpts: Path) -> Path:
 
 
 @pytest.fixture
-def door(gpts: Path, capfd: pytest.CaptureFixture[str]) -> Door:
+def cli(gpts: Path, capfd: pytest.CaptureFixture[str]) -> Cli:
     """`gpt-simple`, in a folder with tok/, data/ and config.yaml."""
     write_config(gpts / "config.yaml")
-    return Door(capfd)
+    return Cli(capfd)

@@ -167,7 +167,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(our_co
     path = Path("out/checkpoints/step-00000012")
     (path / "model.safetensors").write_bytes(b"damaged")
     files.saved(path, "final")
-    assert files.failure is not None and "step-00000012" in said[0] and "training goes on" in said[0]
+    assert files.failure is not None and "step-00000012" in said[0] and "training continues" in said[0]
     files.saved(Path("out/checkpoints/step-00000008"), "shutdown")
     assert files.failure is None
 

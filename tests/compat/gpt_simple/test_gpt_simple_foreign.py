@@ -78,8 +78,8 @@ def test_weights_adamw_step_tokens_phase_and_the_wandb_run_are_taken_over(their_
     for number, name in enumerate([*matrices, *rest]):
         for key in ("exp_avg", "exp_avg_sq"):
             assert ours.tensors["optimizer"][f"{name}/{key}"].data.tobytes() == optimizer["state"][number][key].numpy().tobytes()
-    assert said[0] == "going on from out/checkpoints/final of gpt-simple at step 12" and len(said) == 2
-    assert "does not hold the random numbers: the run goes on" in said[1]
+    assert said[0] == "resuming from gpt-simple's out/checkpoints/final at step 12" and len(said) == 2
+    assert "does not hold the random numbers: the run continues" in said[1]
 
 
 def read_by_ours(config: IngotConfig, bucket: str) -> list[tuple[int, ...]]:
@@ -118,7 +118,7 @@ def test_a_file_that_was_read_to_its_end_is_left_out_whole(their_run: TheirRun) 
 
 
 def test_a_place_in_other_data_is_refused(their_run: TheirRun) -> None:
-    with pytest.raises(CheckpointError, match=r"has read file 3 of .*web, which has 2; it is of other data"):
+    with pytest.raises(CheckpointError, match=r"has read file 3 of .*web, which has 2; use the data that the run began with"):
         documents_read(their_run.folder / "data", {"web": {2: 5}}, LENGTH, packing=True)
 
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_without_the_place_in_the_data_says_so_and_takes_the_last_t
     for name in ("final", "checkpoint-12"):
         shutil.rmtree(their_copy / "out/checkpoints" / name / "dataloader_state")
     adopted(their_copy, said=said)
-    assert "where it stood in the data (it is known up to step 8)" in said[1]
+    assert "its position in the data (it is known up to step 8)" in said[1]
     assert Path("out/already-read.json").exists()
 
 
@@ -136,9 +136,9 @@ def test_a_run_of_the_original_goes_on_with_train_and_is_ours_from_then_on(
 ) -> None:
     words = ["train", "--config", "config.yaml", "--training.max_steps"]
     assert main([*words, "13"]) == 0
-    assert "Resuming from step 12" in (said := capfd.readouterr().err) and "going on from out/checkpoints/final" in said
+    assert "Resuming from step 12" in (said := capfd.readouterr().err) and "gpt-simple's out/checkpoints/final" in said
     assert main([*words, "14"]) == 0
-    assert "Resuming from step 13" in (said := capfd.readouterr().err) and "going on from" not in said
+    assert "Resuming from step 13" in (said := capfd.readouterr().err) and "resuming from gpt-simple's" not in said
     last = load_checkpoint(Path("out/checkpoints/step-00000014")).progress
     assert last["config"]["data"]["already_read"] == "out/already-read.json" and last["tokens"] > PHASES[0]["duration_tokens"]
 
@@ -203,7 +203,7 @@ def test_two_ranks_go_on_with_a_run_of_one_and_its_batch(their_copy: Path, ingot
     shutil.copytree("out", "alone")
     ingot(*words, "--training.output_dir", "alone", command=command, folder=their_copy)
     said = ingot(*words, "--nproc_per_node", "2", command=command, folder=their_copy).stderr
-    assert said.count("going on from out/checkpoints/final") == 1 and "keeps them on 2 ranks" in said
+    assert said.count("resuming from gpt-simple's out/checkpoints/final") == 1 and "keeps them on 2 ranks" in said
     one, two = (load_checkpoint(Path(run) / "checkpoints/step-00000014") for run in ("alone", "out"))
     assert one.progress["tokens"] == two.progress["tokens"]
     for name, record in one.weights.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from door import Door
+from cli_program import Cli
 from original import Original, write_config
 
 PHASE = {"duration_tokens": 1_000_000, "mix": {"web": 1.0}}
@@ -82,11 +82,11 @@ def test_every_finding_of_the_original_is_found_with_its_severity(
         looks.append(look.replace('"config.yaml"', f'"{name}/config.yaml"'))
         words[name] = flags
     theirs = dict(zip(CASES, original(looks, gpts), strict=True))
-    door = Door(capfd)
+    cli = Cli(capfd)
     missing = {}
     for name, flags in words.items():
         monkeypatch.chdir(gpts / name)
-        said = door("validate", "--config", "config.yaml", "--json", *flags, code=None)
+        said = cli("validate", "--config", "config.yaml", "--json", *flags, code=None)
         found = {(one["severity"], one["code"]) for one in json.loads(said.out)["findings"]}
         codes = {code for _, code in found}
         expected = {(severity, code) for severity, code in theirs[name] if code not in TWICE}

@@ -19,12 +19,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from door import Door
+from cli_program import Cli
 from original import SITE, Original
 from programs import AT_TORCH, Ingot, checkpoints, losses, plant, progress
 
 from ingot.compat.gpt_simple import files, training
-from ingot.compat.gpt_simple.reporter import Log
 from ingot.console.entry import STARTED_AT
 from ingot.runs.folder import RunFolder
 from ingot.runs.state import Heartbeat
@@ -55,61 +54,61 @@ def stopped_after_a_save(folder: Path, ask: Callable[[], None] = terminate) -> I
 
 @pytest.mark.parametrize("save_steps", [1, 4])  # with 1 a save and the stop are of one step
 def test_sigterm_saves_a_shutdown_checkpoint_and_the_run_goes_on_as_its_last_line_says(
-    save_steps: int, door: Door, gpts: Path
+    save_steps: int, cli: Cli, gpts: Path
 ) -> None:
     with stopped_after_a_save(gpts):
-        said = door(*TRAIN, "--training.max_steps", 90, "--training.save_steps", save_steps)
+        said = cli(*TRAIN, "--training.max_steps", 90, "--training.save_steps", save_steps)
     [(step, folder)] = re.findall(r"Stopped at step (\d+) \(signal:SIGTERM\)\. Resume with: --training\.resume (\S+)", said.err)
     assert folder == f"out/checkpoints/checkpoint-{step}-shutdown" and (gpts / folder / "trainer_state.json").is_file()
     assert "Training complete" not in said.err
-    assert door("status", "--output_dir", "out").out.startswith("Status:     STOPPED\n")
-    again = door(*TRAIN, "--training.max_steps", int(step) + 2, "--training.resume", folder)
+    assert cli("status", "--output_dir", "out").out.startswith("Status:     STOPPED\n")
+    again = cli(*TRAIN, "--training.max_steps", int(step) + 2, "--training.resume", folder)
     assert f"Resuming from step {step}  (checkpoint: {folder})" in again.err
     assert json.loads((gpts / "out/.run_state.json").read_text())["status"] == "completed"
 
 
 def test_the_flag_file_of_gpt_simple_stops_a_run_and_is_removed_by_it(
-    door: Door, gpts: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, gpts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(files, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
     flag = gpts / "out/.shutdown_requested"
     with stopped_after_a_save(gpts, flag.touch):
-        said = door(*TRAIN, "--training.max_steps", 60)
+        said = cli(*TRAIN, "--training.max_steps", 60)
     assert re.search(r"Stopped at step \d+ \(flag_file\)\. Resume with: \S+ \S+-shutdown", said.err) and not flag.exists()
     flag.touch()
     os.utime(flag, (0, 0))  # of a session that is long over
-    assert "TRAINING COMPLETE!" in door(*TRAIN, "--training.max_steps", 60).err and not flag.exists()
+    assert "TRAINING COMPLETE!" in cli(*TRAIN, "--training.max_steps", 60).err and not flag.exists()
 
 
-def test_status_shows_that_a_run_was_asked_to_stop_by_the_flag_file(door: Door, our_copy: Path) -> None:
+def test_status_shows_that_a_run_was_asked_to_stop_by_the_flag_file(cli: Cli, our_copy: Path) -> None:
     with Heartbeat(our_copy / "out"):
-        assert "Shutdown:" not in door("status", "--output_dir", "out").out
+        assert "Shutdown:" not in cli("status", "--output_dir", "out").out
         (our_copy / "out/.shutdown_requested").touch()
-        assert "Shutdown:   requested\n" in door("status", "--output_dir", "out").out
+        assert "Shutdown:   requested\n" in cli("status", "--output_dir", "out").out
 
 
 def test_a_session_ends_by_the_wall_clock_and_the_key_goes_before_the_variable(
-    door: Door, gpts: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, gpts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPT_SIMPLE_MAX_RUNTIME", "0.5")
     monkeypatch.setenv(STARTED_AT, str(time.time() - 3600))
-    said = door(*TRAIN, "--training.max_steps", 90, "--training.walltime_reserve_seconds", 0, "--stop-exit-code", 75, code=75)
+    said = cli(*TRAIN, "--training.max_steps", 90, "--training.walltime_reserve_seconds", 0, "--stop-exit-code", 75, code=75)
     assert re.search(r"Stopped at step \d+ \(walltime\)\. Resume with: ", said.err)
     long = ("--training.max_runtime_seconds", 10_000)
-    assert "TRAINING COMPLETE!" in door(*TRAIN, "--training.walltime_reserve_seconds", 0, *long).err
-    assert "walltime_reserve_seconds=300 leaves nothing" in door("-q", *TRAIN, code=2).line
+    assert "TRAINING COMPLETE!" in cli(*TRAIN, "--training.walltime_reserve_seconds", 0, *long).err
+    assert "walltime_reserve_seconds=300 leaves nothing" in cli("-q", *TRAIN, code=2).line
 
 
-def test_a_variable_that_is_not_a_time_is_told_and_ends_no_job(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_not_a_time_is_told_and_ends_no_job(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPT_SIMPLE_MAX_RUNTIME", "abc")
-    said = door(*TRAIN, "--training.max_steps", 4).err
+    said = cli(*TRAIN, "--training.max_steps", 4).err
     assert said.count("GPT_SIMPLE_MAX_RUNTIME=abc in the environment is not a number of seconds above 0") == 1
     assert "TRAINING COMPLETE!" in said
 
 
 def test_sessions_that_end_right_after_they_resumed_lose_and_repeat_nothing(
-    door: Door, gpts: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, gpts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("-q", *TRAIN, "--training.max_steps", 60, "--training.save_steps", 4, "--training.logging_steps", 1)
 
@@ -117,27 +116,27 @@ def test_sessions_that_end_right_after_they_resumed_lose_and_repeat_nothing(
         """The step of a session whose time is up when it begins."""
         with monkeypatch.context() as late:
             late.setenv(STARTED_AT, str(time.time() - 3600))
-            door(*words, "--training.max_runtime_seconds", 3600, "--training.walltime_reserve_seconds", 0)
+            cli(*words, "--training.max_runtime_seconds", 3600, "--training.walltime_reserve_seconds", 0)
         return int(progress(gpts / "out")["step"])
 
-    door(*words, "--training.output_dir", "unbroken")
+    cli(*words, "--training.output_dir", "unbroken")
     assert [too_late(), too_late()] == [0, 0]
     with stopped_after_a_save(gpts):
-        door(*words)
+        cli(*words)
     step = progress(gpts / "out")["step"]
     assert 4 <= step < 60 and [too_late(), too_late()] == [step, step]
-    door(*words)
+    cli(*words)
     last = [checkpoints(gpts / run)[60] / "model.safetensors" for run in ("unbroken", "out")]
     assert last[0].read_bytes() == last[1].read_bytes()
     assert losses(gpts / "out") == losses(gpts / "unbroken")
     assert progress(gpts / "out")["sample"] == progress(gpts / "unbroken")["sample"]
 
 
-def test_ranks_are_started_and_a_run_on_fewer_keeps_its_batch(door: Door, gpts: Path, ingot: Ingot) -> None:
+def test_ranks_are_started_and_a_run_on_fewer_keeps_its_batch(cli: Cli, gpts: Path, ingot: Ingot) -> None:
     two = ("--nproc_per_node", 2, "--training.max_steps", 4)
     program = ingot("-q", *TRAIN, *two, command=MODULE, folder=gpts)
     assert program.stdout == "" and [line for line in program.stderr.splitlines() if "more than" not in line] == []
-    said = door(*TRAIN, "--training.max_steps", 6)
+    said = cli(*TRAIN, "--training.max_steps", 6)
     assert (
         "the run began with 512 tokens per step (16 rows of 32) and keeps them on 1 rank, with 4 forward passes each" in said.err
     )
@@ -151,42 +150,42 @@ def test_the_code_of_a_stop_is_the_first_ranks_alone(monkeypatch: pytest.MonkeyP
     """A launcher takes it for a failure of any other rank, and kills the first one while that still writes."""
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(training, "configured", lambda *given: None)
+    monkeypatch.setattr(training, "read_options", lambda *given: None)
     monkeypatch.setattr(training, "run_training", lambda *given: ("stopped", None))
-    options = Namespace(nproc_per_node=2, nnodes=1, force=False, stop_exit_code=75)
-    assert training.train(options, {}, [], Log()) == code
+    options = Namespace(nproc_per_node=2, nnodes=1, force=False, stop_exit_code=75, verbose=False, quiet=False)
+    assert training.train(options, {}, []) == code
 
 
-def test_a_signal_during_the_imports_is_a_stop(door: Door, ingot: Ingot, gpts: Path, tmp_path: Path) -> None:
+def test_a_signal_during_the_imports_is_a_stop(cli: Cli, ingot: Ingot, gpts: Path, tmp_path: Path) -> None:
     plant(ingot, tmp_path, AT_TORCH)
     program = ingot("-q", *TRAIN, "--stop-exit-code", 75, command=MODULE, folder=gpts, code=75)
     assert program.stderr == "gpt-simple: stopped by SIGTERM before training began\n" and not (gpts / "out").exists()
 
 
-def test_stop_and_status_of_what_is_not_running(door: Door) -> None:
-    assert "there is no run in nowhere" in door("status", "--output_dir", "nowhere", code=1).line
-    assert "there is no run in nowhere" in door("stop", "--output_dir", "nowhere", code=1).line
-    door("-q", *TRAIN, "--training.max_steps", 4)
-    said = door("status", "--output_dir", "out")
+def test_stop_and_status_of_what_is_not_running(cli: Cli) -> None:
+    assert "there is no run in nowhere" in cli("status", "--output_dir", "nowhere", code=1).line
+    assert "there is no run in nowhere" in cli("stop", "--output_dir", "nowhere", code=1).line
+    cli("-q", *TRAIN, "--training.max_steps", 4)
+    said = cli("status", "--output_dir", "out")
     assert re.search(r"^Progress: +4 / 4 steps \(100\.0%\)$", said.out, re.M)
-    assert "out is not running: its status is completed" in door("stop", "--output_dir", "out").err
-    assert json.loads(door("status", "--output_dir", "out", "--json").out)["step"] == 4
+    assert "out is not running: its status is completed" in cli("stop", "--output_dir", "out").err
+    assert json.loads(cli("status", "--output_dir", "out", "--json").out)["step"] == 4
 
 
-def test_status_of_a_run_that_only_the_original_has_trained_is_what_that_said(door: Door, gpts: Path) -> None:
+def test_status_of_a_run_that_only_the_original_has_trained_is_what_that_said(cli: Cli, gpts: Path) -> None:
     (gpts / "theirs").mkdir()
     told = {"status": "stopped", "global_step": 12, "max_steps": 40, "loss": 3.25, "latest_checkpoint": "x"}
     (gpts / "theirs/.run_state.json").write_text(json.dumps(told))
-    said = door("status", "--output_dir", "theirs").out
+    said = cli("status", "--output_dir", "theirs").out
     assert "STOPPED (trained by gpt-simple)" in said and re.search(r"^Progress: +12$", said, re.M)
-    assert json.loads(door("status", "--output_dir", "theirs", "--json").out) == told
+    assert json.loads(cli("status", "--output_dir", "theirs", "--json").out) == told
 
 
-def test_stop_of_a_run_that_only_the_original_trains_says_so(door: Door, gpts: Path) -> None:
+def test_stop_of_a_run_that_only_the_original_trains_says_so(cli: Cli, gpts: Path) -> None:
     (gpts / "theirs").mkdir()
     (gpts / "theirs/.run_state.json").write_text(json.dumps({"status": "running", "pid": 1}))
-    said = door("stop", "--output_dir", "theirs", code=1).line
-    assert "theirs is not trained here but by the original gpt-simple, which theirs/.shutdown_requested asks to stop" in said
+    said = cli("stop", "--output_dir", "theirs", code=1).line
+    assert "theirs is trained by the original gpt-simple; stop it by creating theirs/.shutdown_requested" in said
     assert not (gpts / "theirs/stop").exists()
 
 
@@ -207,14 +206,14 @@ def dead_pid() -> int:
 
 @pytest.mark.parametrize("more", [(), ("--force",), ("--nproc_per_node", 2)], ids=["train", "force", "ranks"])
 def test_a_folder_in_which_the_original_trains_is_refused_and_left_as_it_is(
-    door: Door, gpts: Path, more: tuple[object, ...]
+    cli: Cli, gpts: Path, more: tuple[object, ...]
 ) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         (gpts / "out/checkpoints/checkpoint-4").mkdir(parents=True)
         their_state(gpts / "out", process.pid)
         before = sorted(gpts.rglob("out/**"))
-        line = door(*TRAIN, *more, code=1).line
+        line = cli(*TRAIN, *more, code=1).line
         assert f"process {process.pid}" in line and "stop it first" in line and "another training.output_dir" in line
         assert sorted(gpts.rglob("out/**")) == before
     finally:
@@ -222,77 +221,77 @@ def test_a_folder_in_which_the_original_trains_is_refused_and_left_as_it_is(
 
 
 def test_a_state_that_the_original_wrote_a_moment_ago_is_refused_for_it_may_train_on_another_host(
-    door: Door, gpts: Path, dead_pid: int
+    cli: Cli, gpts: Path, dead_pid: int
 ) -> None:
     their_state(gpts / "out", dead_pid, age_seconds=20)
-    line = door(*TRAIN, code=1).line
+    line = cli(*TRAIN, code=1).line
     assert "another host" in line and "another training.output_dir" in line and "delete out/.run_state.json" in line
     (gpts / "out/.run_state.json").unlink()
-    door("-q", *TRAIN, "--training.max_steps", 3)
+    cli("-q", *TRAIN, "--training.max_steps", 3)
 
 
-def test_a_folder_whose_original_died_long_ago_is_trained_in(door: Door, gpts: Path, dead_pid: int) -> None:
+def test_a_folder_whose_original_died_long_ago_is_trained_in(cli: Cli, gpts: Path, dead_pid: int) -> None:
     their_state(gpts / "out", dead_pid, age_seconds=3600)
-    door("-q", *TRAIN, "--training.max_steps", 3)
+    cli("-q", *TRAIN, "--training.max_steps", 3)
 
 
-def test_a_process_that_got_the_number_of_a_dead_original_is_not_taken_for_it(door: Door, gpts: Path) -> None:
+def test_a_process_that_got_the_number_of_a_dead_original_is_not_taken_for_it(cli: Cli, gpts: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         their_state(gpts / "out", process.pid, age_seconds=3600)
-        door("-q", *TRAIN, "--training.max_steps", 3)
+        cli("-q", *TRAIN, "--training.max_steps", 3)
         process.communicate()
 
 
-def test_a_run_of_ours_that_was_killed_a_moment_ago_goes_on_at_once(door: Door, our_copy: Path, dead_pid: int) -> None:
+def test_a_run_of_ours_that_was_killed_a_moment_ago_goes_on_at_once(cli: Cli, our_copy: Path, dead_pid: int) -> None:
     state = json.loads((our_copy / "out/state.json").read_text())
     (our_copy / "out/state.json").write_text(json.dumps({**state, "status": "running", "pid": dead_pid}))
     their_state(our_copy / "out", dead_pid)
-    door("-q", *TRAIN, "--training.max_steps", 13)
+    cli("-q", *TRAIN, "--training.max_steps", 13)
 
 
-def test_status_of_checkpoints_alone_is_what_the_newest_says(door: Door, our_copy: Path) -> None:
+def test_status_of_checkpoints_alone_is_what_the_newest_says(cli: Cli, our_copy: Path) -> None:
     for name in ("state.json", ".run_state.json", "config.yaml"):
         (our_copy / "out" / name).unlink()
     for path in checkpoints(our_copy / "out").values():
         shutil.rmtree(path)
-    said = door("status", "--output_dir", "out").out.splitlines()
+    said = cli("status", "--output_dir", "out").out.splitlines()
     assert said[:2] == ["Status:     NO RUN STATE (checkpoint only)", "Progress:   12 steps"]
     assert [line.partition(":")[0] for line in said[2:4]] == ["Loss", "Tokens"]
     assert said[4:] == [
         "Checkpoint: out/checkpoints/final",
         "History:    checkpoint-4@4, checkpoint-8@8, checkpoint-12@12, final@12",
     ]
-    assert json.loads(door("status", "--output_dir", "out", "--json").out)["step"] == 12
+    assert json.loads(cli("status", "--output_dir", "out", "--json").out)["step"] == 12
 
 
-def test_status_has_the_rows_of_the_original_with_its_names(door: Door, our_copy: Path) -> None:
-    said = door("status", "--output_dir", "out").out
+def test_status_has_the_rows_of_the_original_with_its_names(cli: Cli, our_copy: Path) -> None:
+    said = cli("status", "--output_dir", "out").out
     assert re.search(r"^Started: +\S+ \(.+ ago\)$", said, re.M) and re.search(r"^LR: +\d\.\d\de-\d\d$", said, re.M)
     assert "Checkpoint: out/checkpoints/final\nHistory:    checkpoint-4@4, checkpoint-8@8, checkpoint-12@12, final@12\n" in said
 
 
-def test_force_begins_anew_and_leaves_what_it_did_not_write(door: Door, gpts: Path) -> None:
-    door("-q", *TRAIN, "--training.max_steps", 4)
+def test_force_begins_anew_and_leaves_what_it_did_not_write(cli: Cli, gpts: Path) -> None:
+    cli("-q", *TRAIN, "--training.max_steps", 4)
     (gpts / "out/notes.txt").write_text("mine")
-    said = door(*TRAIN, "--training.max_steps", 4, "--force", "--model.n_layer", 1)
+    said = cli(*TRAIN, "--training.max_steps", 4, "--force", "--model.n_layer", 1)
     assert "Resuming" not in said.err and "--force deletes in out" in said.err
     assert (gpts / "out/notes.txt").read_text() == "mine"
 
 
-def test_stop_of_a_run_that_is_only_starting_is_left_for_it_and_waited_for(door: Door, gpts: Path) -> None:
+def test_stop_of_a_run_that_is_only_starting_is_left_for_it_and_waited_for(cli: Cli, gpts: Path) -> None:
     (gpts / "out").mkdir()
-    assert "out is not running: no run has begun there" in door("stop", "--output_dir", "out").err
+    assert "out is not running: no run has begun there" in cli("stop", "--output_dir", "out").err
     assert (gpts / "out/stop").is_file()
     lock = RunFolder(gpts / "out").claim()
     ends = threading.Timer(0.2, lock.release)
     ends.start()
-    said = door("stop", "--output_dir", "out").err
+    said = cli("stop", "--output_dir", "out").err
     ends.join()
-    assert "out is starting; it was asked to stop before its first step" in said and "it has ended and did not begin" in said
+    assert "out is starting; it will stop before its first step" in said and "the run has ended before it began" in said
 
 
 @pytest.mark.long
-def test_accelerate_launch_starts_ranks_that_train_as_ours_do(original: Original, door: Door, gpts: Path, ingot: Ingot) -> None:
+def test_accelerate_launch_starts_ranks_that_train_as_ours_do(original: Original, cli: Cli, gpts: Path, ingot: Ingot) -> None:
     ingot.environment["PYTHONPATH"] += os.pathsep + str(SITE)
     # On a machine without GPUs accelerate starts one process, unless it is told that there are several.
     quiet = ("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")

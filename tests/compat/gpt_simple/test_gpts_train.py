@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from door import Door
+from cli_program import Cli
 from original import Original, write_config
 
 from ingot.cli.main import run as run_ingot
@@ -40,8 +40,8 @@ def newest(folder: Path) -> dict[str, object]:
     return {"step": step, **json.loads((path / "checkpoint.json").read_text())["progress"]}
 
 
-def test_a_run_says_what_gpt_simple_says_on_stderr_and_leaves_its_files(door: Door, gpts: Path) -> None:
-    said = door(*TRAIN, "--training.logging_steps", 4, "--training.eval_steps", 6)
+def test_a_run_says_what_gpt_simple_says_on_stderr_and_leaves_its_files(cli: Cli, gpts: Path) -> None:
+    said = cli(*TRAIN, "--training.logging_steps", 4, "--training.eval_steps", 6)
     lines = said.err.splitlines()
     assert said.out == ""
     assert said.err.startswith(SUMMARY)
@@ -62,43 +62,47 @@ def test_a_run_says_what_gpt_simple_says_on_stderr_and_leaves_its_files(door: Do
     assert {path.name for path in (gpts / "out").iterdir()} >= {"config.json", "tokenizer", ".run_state.json", "state.json"}
 
 
-def test_quiet_leaves_warnings_and_verbose_adds_what_is_waited_for(door: Door) -> None:
-    said = door("-q", *TRAIN, "--training.max_steps", 4, "--training.save_steps", 9)
+def test_quiet_leaves_warnings_and_verbose_adds_what_is_waited_for(cli: Cli) -> None:
+    said = cli("-q", *TRAIN, "--training.max_steps", 4, "--training.save_steps", 9)
     assert [line.partition("=")[0] for line in said.err.splitlines()] == [
         "training.logging_steps",
         "training.eval_steps",
         "training.save_steps",
     ]
-    assert "opening the data" in door("-v", *TRAIN, "--training.max_steps", 4).err
+    assert "opening the data" in cli("-v", *TRAIN, "--training.max_steps", 4).err
 
 
-def test_the_same_command_goes_on_and_a_finished_run_goes_on_with_more_steps(door: Door, gpts: Path) -> None:
-    door(*TRAIN)
-    again = door(*TRAIN)
+def test_the_same_command_goes_on_and_a_finished_run_goes_on_with_more_steps(cli: Cli, gpts: Path) -> None:
+    cli(*TRAIN)
+    again = cli(*TRAIN)
     assert "Training already complete: step 12 of training.max_steps=12" in again.err
-    said = door(*TRAIN, "--training.max_steps", 16)
+    said = cli(*TRAIN, "--training.max_steps", 16)
     assert "Resuming from step 12  (checkpoint: out/checkpoints/final)" in said.err
     assert newest(gpts / "out")["step"] == 16
-    assert "Resuming from step 16" in door(*TRAIN, "--training.max_steps", 20).err  # the newest, not the first `final`
+    assert "Resuming from step 16" in cli(*TRAIN, "--training.max_steps", 20).err  # the newest, not the first `final`
 
 
-def test_a_resume_keeps_the_batch_it_began_with_and_says_so(door: Door, gpts: Path) -> None:
-    door(*TRAIN, "--training.gradient_accumulation_steps", 4, "--training.max_steps", 4)
-    said = door(*TRAIN, "--training.gradient_accumulation_steps", 2, "--training.max_steps", 8)
+def test_a_resume_keeps_the_batch_it_began_with_and_says_so(cli: Cli, gpts: Path) -> None:
+    cli(*TRAIN, "--training.gradient_accumulation_steps", 4, "--training.max_steps", 4)
+    said = cli(*TRAIN, "--training.gradient_accumulation_steps", 2, "--training.max_steps", 8)
     assert "the run began with 512 tokens per step (16 rows of 32) and keeps them on 1 rank, with 4 forward passes" in said.err
     assert "Effective batch size:  16" in said.err
     assert newest(gpts / "out")["config"]["training"]["tokens_per_step"] == 512  # type: ignore[index]
 
 
-def test_scratch_on_a_folder_with_a_run_is_refused_with_4_and_an_empty_folder_is_begun(door: Door) -> None:
-    door(*TRAIN, "--training.resume", "scratch", "--training.max_steps", 4)
-    assert "training.resume" in door("-q", *TRAIN, "--training.resume", "scratch", code=4).line
+def test_scratch_on_a_folder_with_a_run_is_refused_with_4_and_an_empty_folder_is_begun(cli: Cli) -> None:
+    cli(*TRAIN, "--training.resume", "scratch", "--training.max_steps", 4)
+    assert "training.resume" in cli("-q", *TRAIN, "--training.resume", "scratch", code=4).line
 
 
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (("--config", "missing.yaml"), 2, "there is no config file missing.yaml; `gpt-simple init -o missing.yaml` writes one"),
+        (
+            ("--config", "missing.yaml"),
+            2,
+            "write one with `gpt-simple init -o missing.yaml`",
+        ),
         (("--config", "config.yaml", "--training.max_stps", "3"), 2, "did you mean training.max_steps?"),
         (("--config", "config.yaml", "--training.max_steps", "2"), 2, "warmup_steps=2 must be less than training.max_steps=2"),
         (("--config", "config.yaml", "--data.path", "nowhere"), 3, "nowhere"),
@@ -107,15 +111,15 @@ def test_scratch_on_a_folder_with_a_run_is_refused_with_4_and_an_empty_folder_is
         (("--config", "config.yaml", "--training.resume", "nowhere"), 4, "nowhere"),
     ],
 )
-def test_a_mistake_is_one_line_with_the_exit_code_of_its_kind(words: tuple[str, ...], code: int, told: str, door: Door) -> None:
-    assert told in door("-q", "train", *words, code=code).line
+def test_a_mistake_is_one_line_with_the_exit_code_of_its_kind(words: tuple[str, ...], code: int, told: str, cli: Cli) -> None:
+    assert told in cli("-q", "train", *words, code=code).line
 
 
 @pytest.mark.parametrize("words", [(), ("--force",)])
-def test_a_config_json_of_somebody_elses_is_not_replaced(words: tuple[str, ...], door: Door, gpts: Path) -> None:
+def test_a_config_json_of_somebody_elses_is_not_replaced(words: tuple[str, ...], cli: Cli, gpts: Path) -> None:
     (gpts / "out").mkdir()
     (gpts / "out/config.json").write_text('{"mine": 1}')
-    refused = door("-q", *TRAIN, *words, code=4).line
+    refused = cli("-q", *TRAIN, *words, code=4).line
     assert "out holds config.json, which neither gpt-simple nor Ingot wrote; choose another training.output_dir" in refused
     assert (gpts / "out/config.json").read_text() == '{"mine": 1}' and len(list((gpts / "out").iterdir())) == 1
 
@@ -137,33 +141,33 @@ def test_a_config_json_of_somebody_elses_is_not_replaced(words: tuple[str, ...],
     ],
 )
 def test_an_error_has_the_values_of_the_keys_and_advises_what_they_take(
-    words: tuple[str, ...], code: int, told: str, door: Door, our_copy: Path
+    words: tuple[str, ...], code: int, told: str, cli: Cli, our_copy: Path
 ) -> None:
-    assert told in door("-q", *TRAIN, "--training.max_steps", 14, *words, code=code).line
+    assert told in cli("-q", *TRAIN, "--training.max_steps", 14, *words, code=code).line
 
 
-def test_a_config_is_not_replaced_by_the_record_of_its_run_and_a_record_is_not_a_config(door: Door, gpts: Path) -> None:
+def test_a_config_is_not_replaced_by_the_record_of_its_run_and_a_record_is_not_a_config(cli: Cli, gpts: Path) -> None:
     (gpts / "out").mkdir()
     (gpts / "out/config.yaml").write_text(mine := (gpts / "config.yaml").read_text())
-    told = door("-q", "train", "--config", "out/config.yaml", code=2).line
-    assert "out/config.yaml is where the run writes its settings in another form; give it another name or place" in told
+    told = cli("-q", "train", "--config", "out/config.yaml", code=2).line
+    assert "out/config.yaml is where the run writes our settings; give your config another name or folder" in told
     assert (gpts / "out/config.yaml").read_text() == mine
     (gpts / "record.yaml").write_text("model: {family: golf}\nbudget: {seconds: 3}\n")
-    told = door("-q", "train", "--config", "record.yaml", code=2).line
-    assert "record.yaml has the section budget, which is Ingot's: `ingot train --config record.yaml` takes it" in told
+    told = cli("-q", "train", "--config", "record.yaml", code=2).line
+    assert "record.yaml has the section budget, which is Ingot's: use `ingot train --config record.yaml`" in told
 
 
-def test_a_bucket_without_validation_and_a_damaged_index_are_named_with_3(door: Door, gpts: Path) -> None:
+def test_a_bucket_without_validation_and_a_damaged_index_are_named_with_3(cli: Cli, gpts: Path) -> None:
     (gpts / "data").unlink()
     shutil.copytree((gpts / "tok").resolve().parent / "data", gpts / "data")
     index = gpts / "data/train/web/part0.idx"
     index.write_bytes(b"GPTX" + index.read_bytes()[4:])
-    assert "part0.idx" in door("-q", *TRAIN, code=3).line
+    assert "part0.idx" in cli("-q", *TRAIN, code=3).line
     shutil.rmtree(gpts / "data/val/web")
-    assert "web" in door("-q", *TRAIN, code=3).line
+    assert "web" in cli("-q", *TRAIN, code=3).line
 
 
-def test_what_python_gets_back_has_gpt_simples_fields(door: Door, gpts: Path) -> None:
+def test_what_python_gets_back_has_gpt_simples_fields(cli: Cli, gpts: Path) -> None:
     from ingot.compat import gpt_simple
 
     config = gpt_simple.Config.from_file("config.yaml")
@@ -178,7 +182,7 @@ def test_what_python_gets_back_has_gpt_simples_fields(door: Door, gpts: Path) ->
     assert (again.total_steps, again.checkpoint_path) == (12, "out/checkpoints/final")
 
 
-def test_ingot_train_knows_such_a_file_and_says_so(gpts: Path, door: Door, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ingot_train_knows_such_a_file_and_says_so(gpts: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         run_ingot([*TRAIN, "--training.max_steps", "4", "--json"])
     said = capfd.readouterr()
@@ -192,10 +196,10 @@ def test_ingot_train_knows_such_a_file_and_says_so(gpts: Path, door: Door, capfd
     assert "keys of both kinds" in capfd.readouterr().err
 
 
-def test_log_lines_have_the_form_of_the_originals(original: Original, door: Door, gpts: Path) -> None:
+def test_log_lines_have_the_form_of_the_originals(original: Original, cli: Cli, gpts: Path) -> None:
     write_config(gpts / "theirs.yaml", training={"logging_steps": 4, "max_steps": 4, "eval_steps": 4, "output_dir": "theirs"})
     [theirs] = original([["train", "--config", "theirs.yaml", "--skip-runtime-probe"]], gpts)
-    ours = door("train", "--config", "theirs.yaml", "--training.output_dir", "ours").err
+    ours = cli("train", "--config", "theirs.yaml", "--training.output_dir", "ours").err
 
     def forms(text: str) -> set[str]:
         """Lines of the log, with every number as 0."""
@@ -207,7 +211,7 @@ def test_log_lines_have_the_form_of_the_originals(original: Original, door: Door
 
 
 def test_a_rank_that_was_started_by_another_program_does_not_start_more(
-    door: Door, gpts: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, gpts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
         "RANK": "0",
@@ -217,5 +221,5 @@ def test_a_rank_that_was_started_by_another_program_does_not_start_more(
         "MASTER_PORT": "29555",
     }.items():
         monkeypatch.setenv(name, value)
-    door(*TRAIN, "--nproc_per_node", 4, "--training.max_steps", 4)
+    cli(*TRAIN, "--nproc_per_node", 4, "--training.max_steps", 4)
     assert newest(gpts / "out")["config"]["training"]["tokens_per_step"] == 256  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""What the tests of the nanoGPT door share: a folder to work in, with a small dataset below data/."""
+"""Fixtures of the nanoGPT tests: a working folder with a small dataset below data/."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_masks_that_old_files_hold_are_left_out(tmp_path, foreign):
 def test_weights_are_read_without_the_optimizer_and_what_is_missing_is_said(tmp_path, foreign, optimizer, reason):
     found = read_ckpt(foreign.save(tmp_path / "ckpt.pt", optimizer=optimizer))
     assert found.optimizer == {}
-    assert found.missing[0] == f"the optimizer's memory ({reason})"
+    assert found.missing[0] == f"the optimizer state ({reason})"
 
 
 def test_a_file_without_config_and_with_few_arguments_is_read(tmp_path, foreign):
@@ -177,12 +177,12 @@ def test_the_memory_of_another_optimizer_is_left_out(tmp_path, ours):
     muon = {name: record for name, record in ours.tensors["optimizer"].items() if not name.endswith("exp_avg")}
     write_ckpt(tmp_path / "ckpt.pt", Checkpoint(ours.path, 2, ours.progress, {**ours.tensors, "optimizer": muon}), CONFIG)
     found = read_ckpt(tmp_path / "ckpt.pt")
-    assert (found.optimizer, found.missing[0]) == ({}, "the optimizer's memory (it is empty)")
+    assert (found.optimizer, found.missing[0]) == ({}, "the optimizer state (it is empty)")
 
 
 def test_another_family_has_no_place_in_it(tmp_path, ours):
     progress = {**ours.progress, "config": {"model": {"family": "llama"}}}
-    with pytest.raises(ConfigError, match="a model of the family llama has no place"):
+    with pytest.raises(ConfigError, match="cannot hold llama models"):
         write_ckpt(tmp_path / "ckpt.pt", Checkpoint(ours.path, 2, progress, ours.tensors), CONFIG)
 
 
@@ -284,17 +284,17 @@ CONTENTS = {
     "a negative one": (lambda c: c.update(iter_num=-1), "iter_num is -1"),
     "other layers": (lambda c: c.update(model_args={**c["model_args"], "n_layer": 4}), "has no tensor transformer.h.3"),
     "fewer layers": (lambda c: c.update(model_args={**c["model_args"], "n_layer": 2}), "has a tensor transformer.h.2"),
-    "billions of layers": (lambda c: c.update(model_args={**c["model_args"], "n_layer": 10**9}), "do not fit its tensors"),
-    "other heads": (lambda c: c.update(model_args={**c["model_args"], "n_head": 5}), "do not fit its tensors"),
+    "billions of layers": (lambda c: c.update(model_args={**c["model_args"], "n_layer": 10**9}), "does not fit its tensors"),
+    "other heads": (lambda c: c.update(model_args={**c["model_args"], "n_head": 5}), "does not fit its tensors"),
     "no heads": (lambda c: c.update(model_args={**c["model_args"], "n_head": 0}), "n_head is 0"),
-    "other width": (lambda c: c.update(model_args={**c["model_args"], "n_embd": 32}), "n_embd is 32, and its tensors say 48"),
+    "other width": (lambda c: c.update(model_args={**c["model_args"], "n_embd": 32}), "n_embd is 32, but its tensors say 48"),
     "a word for dropout": (lambda c: c.update(model_args={**c["model_args"], "dropout": "much"}), "dropout is 'much'"),
-    "another head": (changed(**{"lm_head.weight": torch.zeros(80, 48)}), "a head of its own"),
+    "another head": (changed(**{"lm_head.weight": torch.zeros(80, 48)}), "an untied output head"),
     "no tensor": (changed(**{"transformer.ln_f.weight": 5}), "transformer.ln_f.weight is not a tensor"),
     "numbers of another kind": (changed(**{"transformer.ln_f.weight": torch.ones(48, dtype=torch.int64)}), "holds I64"),
     "another shape": (changed(**{"transformer.ln_f.weight": torch.ones(7)}), "transformer.ln_f.weight has shape [7]"),
     "an unknown tensor": (changed(extra=torch.ones(7)), "has a tensor extra"),
-    "flat embeddings": (changed(**{"transformer.wpe.weight": torch.ones(7)}), "it is not a GPT of nanoGPT"),
+    "flat embeddings": (changed(**{"transformer.wpe.weight": torch.ones(7)}), "it is not one of nanoGPT's models"),
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def call():
 
 @pytest.fixture(scope="module")
 def reference(prepared, tmp_path_factory):
-    """A run that this door did not train."""
+    """A run that train.py did not train."""
     run = tmp_path_factory.mktemp("run")
     train(
         model={"family": "gpt2", "layers": 2, "heads": 2, "width": 16},
@@ -91,7 +91,7 @@ def test_an_artifact_becomes_a_ckpt_without_an_optimizer(call, exported, tmp_pat
     call("import", exported, "--output", tmp_path / "model.ingot")
     again = tmp_path / "again.pt"
     assert call("export", tmp_path / "model.ingot", "--format", "nanogpt", "--output", again).exit_code == 0
-    assert read_ckpt(again).missing[0] == "the optimizer's memory (it is empty)"
+    assert read_ckpt(again).missing[0] == "the optimizer state (it is empty)"
     assert read_ckpt(again).weights.keys() == read_ckpt(exported).weights.keys()
 
 

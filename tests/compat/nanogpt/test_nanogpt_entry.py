@@ -1,4 +1,4 @@
-"""How a program of this door ends when the machine, and not the user, is at fault: a line and an exit code, too."""
+"""How nanoGPT programs end when the machine is at fault: one line and an exit code, too."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_mistake_of_ours_keeps_its_traceback():
         raise RuntimeError("shapes do not fit")
 
 
-def test_what_our_rooms_say_has_the_names_of_the_keys(capsys):
+def test_errors_of_the_engine_have_the_names_of_the_keys(capsys):
     with explained("train.py", key_name) as outcome:
         settings = Setting("training.output_dir"), Setting("data.seq_len")
         raise CheckpointError("cannot write out", *settings, advice="choose another {0}, and {1} too")

@@ -135,7 +135,7 @@ def test_without_the_hub_the_options_that_help_are_named(tmp_path, monkeypatch, 
     monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
     assert openwebtext(tmp_path / "owt", []) == 3
     told = capfd.readouterr().err
-    assert told.endswith("; --input PATH takes other documents, --bundled those of ingot\n") and "cannot fetch" in told
+    assert told.endswith("; give --input PATH or --bundled\n") and "cannot fetch" in told
 
 
 def test_a_text_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
@@ -159,12 +159,12 @@ def test_a_download_of_something_else_is_refused(tmp_path, monkeypatch, capfd):
         (shakespeare_char, ["--input", "nowhere.txt"], 3, "cannot read nowhere.txt"),
         (shakespeare_char, ["--input", "empty.txt"], 3, "too short"),
         (shakespeare_char, ["--input", "latin1.txt"], 3, "not UTF-8"),
-        (shakespeare_char, ["--input", "empty.txt", "--bundled"], 2, "exclude each other"),
+        (shakespeare_char, ["--input", "empty.txt", "--bundled"], 2, "not both"),
         (openwebtext, ["--input", "nowhere.jsonl"], 3, "no input at nowhere.jsonl"),
         (openwebtext, ["--input", "one.jsonl"], 3, "fewer than two"),
         (openwebtext, ["--input", "one.jsonl", "--workers", "0"], 2, "at least one"),
-        (shakespeare, ["--input", "text.txt", "--output", "char"], 3, "data here are characters"),
-        (openwebtext, ["--input", "one.jsonl", "--output", "char"], 3, "data here are characters"),
+        (shakespeare, ["--input", "text.txt", "--output", "char"], 3, "belongs to character data"),
+        (openwebtext, ["--input", "one.jsonl", "--output", "char"], 3, "belongs to character data"),
         (shakespeare_char, ["--input", "text.txt", "--output", "text.txt/x"], 3, "cannot write"),
     ],
 )

@@ -128,7 +128,7 @@ def test_back_in_a_folder_transformers_has_the_same_logits(tmp_path):
 @pytest.mark.parametrize(
     ("name", "error", "said"),
     [
-        ("gpt3", ConfigError, r"there are no weights 'gpt3'; give gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder"),
+        ("gpt3", ConfigError, r"unknown weights 'gpt3'; give gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder"),
         ("./nowhere", ConfigError, r"there is no nowhere/config.json; give a folder"),
         ("{tmp}", ConfigError, r"config.json; give a folder with GPT-2 weights"),
         ("{tmp}/broken", CheckpointError, r"config.json is damaged"),

@@ -103,7 +103,7 @@ def test_a_ckpt_pt_that_a_kill_left_behind_its_checkpoint_is_brought_up_to_it(tr
     assert torch.load("out/ckpt.pt", weights_only=True)["iter_num"] == 5
 
 
-def test_a_run_of_another_family_is_not_for_this_door(train):
+def test_a_run_of_another_family_is_not_for_train_py(train):
     from ingot import api as python
 
     python.train(
@@ -202,7 +202,7 @@ def test_a_ckpt_pt_that_was_brought_into_a_folder_is_what_is_resumed(train):
 def test_a_ckpt_pt_that_was_brought_and_is_none_of_nanogpt_s_is_not_passed_over(train):
     train(words(max_iters=4, **KEYS))
     torch.save({"model": {"other.weight": torch.ones(2)}, "model_args": {}}, "out/ckpt.pt")
-    assert "it is not a GPT of nanoGPT" in train(words(max_iters=6, init_from="resume", **KEYS), code=4).err
+    assert "it is not one of nanoGPT's models" in train(words(max_iters=6, init_from="resume", **KEYS), code=4).err
 
 
 def test_a_finished_run_says_that_nothing_is_left_and_goes_on_when_there_is(train):
@@ -232,7 +232,7 @@ def damaged(train) -> None:
 
 def test_a_damaged_ckpt_pt_is_kept_and_the_run_goes_on_from_a_checkpoint_that_is_whole(train, unbroken, damaged):
     ran = train(words(max_iters=11, init_from="resume", **KEYS))
-    assert "it is kept as ckpt.pt.damaged, and out/checkpoints/step-00000003, which does not need it" in ran.err
+    assert "it is kept as ckpt.pt.damaged, and out/checkpoints/step-00000003 is used instead" in ran.err
     assert losses(Path("out")) == unbroken
     assert torch.load("out/ckpt.pt", weights_only=True)["iter_num"] == 12 and Path("out/ckpt.pt.damaged").stat().st_size == 5000
 
@@ -253,7 +253,7 @@ def test_a_ckpt_pt_that_names_a_damaged_checkpoint_is_kept_and_the_run_goes_on(t
     Path("out/ckpt.pt.unknown").write_bytes(b"of an earlier time")
     before = sorted(path.name for path in Path("out").iterdir())
     looked = train(words(init_from="resume", eval_only=True, **KEYS))
-    assert "out/ckpt.pt may be of another run (" in looked.err and "step-00000005, which does not need it" in looked.err
+    assert "out/ckpt.pt may belong to another run (" in looked.err and "step-00000005 is used instead" in looked.err
     assert sorted(path.name for path in Path("out").iterdir()) == before
     ran = train(words(max_iters=11, init_from="resume", **KEYS))
     assert losses(Path("out")) == unbroken

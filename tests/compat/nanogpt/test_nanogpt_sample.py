@@ -146,8 +146,8 @@ ERRORS = {
     "--start=Zorro": (3, "not in the char vocabulary: 'Z', 'o', 'r'"),
     "--start=FILE:nowhere": (3, "nowhere cannot be read: No such file or directory"),
     "--start=FILE:out": (3, "out cannot be read: Is a directory"),
-    "--out_dir=nowhere": (4, "there is no nowhere/ckpt.pt; train first, or say with --out_dir where it is"),
-    "--init_from=scratch": (2, "there are no weights 'scratch'"),
+    "--out_dir=nowhere": (4, "there is no nowhere/ckpt.pt; train first, or name its folder with --out_dir"),
+    "--init_from=scratch": (2, "unknown weights 'scratch'"),
     "--temperature=-1": (2, "temperature=-1 must be a number >= 0"),
     "--max_new_tokens=-1": (2, "max_new_tokens=-1 must be a whole number >= 0"),
     "--top_p=0": (2, "top_p=0 must be a number > 0 and <= 1"),
@@ -174,7 +174,7 @@ def test_without_a_gpu_the_way_out_is_named(foreign, sample):
 def test_missing_characters_are_never_taken_for_gpt2_s(foreign, sample, work):
     foreign.save(work / "out/ckpt.pt", config={"dataset": "gone"})
     said = sample(code=3).err
-    assert "has 80 ids, fewer than GPT-2, and its characters are not in data/gone/meta.pkl" in said
+    assert "has a vocabulary of 80, smaller than GPT-2's, and its characters are not in data/gone/meta.pkl" in said
 
 
 def test_a_dataset_with_more_characters_than_the_model_is_refused(foreign, sample, work):
@@ -182,7 +182,7 @@ def test_a_dataset_with_more_characters_than_the_model_is_refused(foreign, sampl
     settings = {"layers": 1, "heads": 1, "width": 4, "context": 8, "bias": False, "vocab_size": 5, "gelu": "erf"}
     model = dict(build({"family": "gpt2", **settings}).state_dict())
     foreign.save(work / "out/ckpt.pt", model=model, model_args=small, optimizer=None)
-    assert "the char tokenizer has 12 ids and the model of out/ckpt.pt only 5" in sample(code=3).err
+    assert "the char tokenizer has 12 tokens and the model of out/ckpt.pt only 5" in sample(code=3).err
 
 
 def test_what_train_py_leaves_is_read_as_ckpt_run_folder_checkpoint_or_artifact(trained, sample, work):
@@ -207,7 +207,7 @@ def test_a_damaged_ckpt_pt_is_left_as_it_is_and_the_newest_sound_checkpoint_writ
     before = sorted(work.rglob("*"))
     found = sample()
     assert found.texts == expected and sorted(work.rglob("*")) == before
-    assert "out/ckpt.pt is damaged" in found.err and "; out/checkpoints/step-00000005 is taken instead\n" in found.err
+    assert "out/ckpt.pt is damaged" in found.err and "; out/checkpoints/step-00000005 is used instead\n" in found.err
     shutil.rmtree(trained / "checkpoints")
     assert "out/ckpt.pt is damaged" in sample(code=4).err
 

@@ -125,7 +125,7 @@ def test_evaluating_only_writes_nothing_and_repeats_the_number_of_training(train
     assert {path: path.stat().st_mtime_ns for path in sorted(work.rglob("*"))} == before
 
 
-def test_a_run_of_this_door_is_a_run_folder_of_ours(train):
+def test_a_run_of_train_py_is_a_run_folder_of_ours(train):
     from ingot import api
 
     train(words(max_iters=9))
@@ -139,8 +139,8 @@ def test_a_run_of_this_door_is_a_run_folder_of_ours(train):
     [
         ({"dataset": "nothing"}, 3, "dataset=nothing has no data in data/nothing"),
         ({"init_from": "resume"}, 4, "there is no out/ckpt.pt"),
-        ({"init_from": "gpt5"}, 2, "there are no weights 'gpt5'; give gpt2, "),
-        ({"init_from": "scrach"}, 2, "init_from also knows resume, and in train.py scratch"),
+        ({"init_from": "gpt5"}, 2, "unknown weights 'gpt5'; give gpt2, "),
+        ({"init_from": "scrach"}, 2, "or resume, and in train.py scratch"),
         ({"out_dir": ""}, 2, "out_dir is empty; give a folder"),
         ({"block_size": 5000}, 3, "too few for rows of block_size=5,000"),
         ({"device": "abacus"}, 2, "device=abacus is not a device"),
@@ -241,7 +241,7 @@ def test_data_that_the_model_has_no_ids_for_are_refused_before_it_reads_them(tra
     assert shakespeare(Path("data/words"), ["--input", "text"]) == 0
     for eval_only in (True, False):
         ran = train(words(init_from="resume", eval_only=eval_only), code=2)
-        assert "dataset=words has 50,257 ids and the model 12; they do not fit" in ran.err
+        assert "dataset=words has a vocabulary of 50,257 and the model one of 12; they do not fit" in ran.err
 
 
 def test_train_runs_on_mlx_as_on_torch_and_sample_says_that_it_does_not(train, capfd):

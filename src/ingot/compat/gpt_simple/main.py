@@ -118,7 +118,7 @@ def tokenize(options: Namespace, say: Callable[[str], None]) -> None:
 
 def generate(options: Namespace, say: Callable[[str], None]) -> None:
     """Complete one prompt or those of a file: a line of JSON per completion, and nothing else on stdout."""
-    from ingot.console.completions import prompts_of, generate_records, model_path
+    from ingot.console.completions import generate_records, model_path, prompts_of
 
     generation = _generation_options(options)
     if problems := generation.problems():

@@ -1,7 +1,7 @@
-"""nanoGPT's ckpt.pt: written so that its own programs and other people's tools read it, and read whoever wrote it.
+"""nanoGPT's ckpt.pt, written so that nanoGPT and other tools read it, and read from whoever wrote it; also GPT-2 weights.
 
-Exact resume never relies on this file. One key more than nanoGPT has, `ingot`, names the checkpoint of ours that holds the same
-state with all that decides the future. The file is only ever opened with torch's weights_only, so nothing in it can run.
+Exact resume never relies on ckpt.pt. Its key `ingot`, which nanoGPT does not have, names our checkpoint of the same state. The
+file is only opened with torch's weights_only, so nothing in it can run.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ from ingot.runtime.files import replace_file, user_path
 from ingot.runtime.tensors import TensorRecord
 
 CKPT = "ckpt.pt"
-OURS = "ingot"  # the key that nanoGPT does not have
+OURS = "ingot"  # our key, which nanoGPT does not have
 HEAD, EMBEDDING, POSITIONS = "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"
-NO_LOSS_YET = 1e9  # what nanoGPT begins with
+NO_LOSS_YET = 1e9  # nanoGPT's initial best_val_loss
 
 
 @dataclass(frozen=True)
 class Ckpt:
-    """What a ckpt.pt holds, by our names; `missing` says in words what a continued run cannot take from it."""
+    """The contents of a ckpt.pt by our names; `missing` names what a resumed run cannot take from it."""
 
     path: Path
     weights: dict[str, TensorRecord]
-    optimizer: dict[str, TensorRecord]  # its memory: `parameter/key`
-    settings: dict[str, Any]  # of the section `model`
+    optimizer: dict[str, TensorRecord]  # AdamW state by `parameter/key`
+    settings: dict[str, Any]  # the `model` section
     iter_num: int
     best_val_loss: float | None
-    config: dict[str, Any]  # nanoGPT's keys as they were when it was written
-    tokenizer: dict[str, Any] | None  # its spec, in a file of ours
-    scoring: dict[str, Any]  # how it was scored, in a file of ours
-    checkpoint: Path | None  # the same state as a checkpoint of ours, where that is still there
+    config: dict[str, Any]  # nanoGPT's keys when it was written
+    tokenizer: dict[str, Any] | None  # the tokenizer's spec, if we wrote the file
+    scoring: dict[str, Any]  # how the model was scored, if we wrote the file
+    checkpoint: Path | None  # our checkpoint of the same state, if it still exists
     missing: tuple[str, ...]
 
 
 def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], best_val_loss: float | None = None) -> None:
-    """Write a checkpoint of ours as a ckpt.pt, whole or not at all; `config` are nanoGPT's 33 keys.
+    """Write our checkpoint as a ckpt.pt, atomically; `config` are nanoGPT's 33 keys.
 
-    Without a best_val_loss it is the loss of the last evaluation.
+    Without a best_val_loss, the loss of the last evaluation is written.
     """
-    known = checkpoint.progress
-    section = known["config"]["model"]
+    progress = checkpoint.progress
+    section = progress["config"]["model"]
     if section["family"] != "gpt2":
-        raise ConfigError(f"a model of the family {section['family']} has no place in nanoGPT's {CKPT}; export it as ingot")
+        raise ConfigError(f"nanoGPT's {CKPT} cannot hold {section['family']} models; export it with --format ingot")
     settings = {**section, **sizes(checkpoint.weights)}
     weights = {
         name: shared_tensor(record) for name, record in _in_order(checkpoint.weights, settings, str(checkpoint.path)).items()
     }
-    loss = best_val_loss if best_val_loss is not None else known.get("val_loss")
+    loss = best_val_loss if best_val_loss is not None else progress.get("val_loss")
     folder = path.parent.resolve()
     inside = checkpoint.path.resolve().is_relative_to(folder)
     contents = {
@@ -86,36 +86,36 @@ def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], be
             "version": 1,
             "checkpoint": os.path.relpath(checkpoint.path.resolve(), folder) if inside else None,
             "gelu": settings["gelu"],
-            "tokenizer": known.get("tokenizer"),
-            "scoring": scoring_of(known["config"]),
+            "tokenizer": progress.get("tokenizer"),
+            "scoring": scoring_of(progress["config"]),
         },
     }
     try:
         with replace_file(path) as file:
             torch.save(contents, file)
-    except (OSError, RuntimeError) as error:  # torch hides a full disk in a RuntimeError
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
         raise CheckpointError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def read_ckpt(path: Path) -> Ckpt:
-    """Read a ckpt.pt of nanoGPT or of ours; CheckpointError says what is wrong with it."""
-    found = load_saved(path)
-    if not isinstance(found, dict):
+    """Read a ckpt.pt that nanoGPT or we wrote; CheckpointError says what is wrong with it."""
+    contents = load_saved(path)
+    if not isinstance(contents, dict):
         raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it holds no dictionary")
-    model, args = found.get("model"), found.get("model_args")
+    model, args = contents.get("model"), contents.get("model_args")
     if not isinstance(model, dict) or not isinstance(args, dict):
         raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it has no model and model_args")
-    ours = found[OURS] if isinstance(found.get(OURS), dict) else {}
+    ours = contents[OURS] if isinstance(contents.get(OURS), dict) else {}
     weights = _weights(model, path)
     settings = _settings(args, weights, ours, path)
     weights = _in_order(weights, settings, str(path))
-    config = found["config"] if isinstance(found.get("config"), dict) else {}
-    iter_num, loss = found.get("iter_num"), found.get("best_val_loss")
+    config = contents["config"] if isinstance(contents.get("config"), dict) else {}
+    iter_num, loss = contents.get("iter_num"), contents.get("best_val_loss")
     if type(iter_num) is not int or iter_num < 0:
-        raise CheckpointError(f"{path}: iter_num is {iter_num!r:.60}, and must be a number of iterations")
+        raise CheckpointError(f"{path}: iter_num is {iter_num!r:.60}, but must be a number of iterations")
     best = float(loss) if isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1) else None
-    memory, problem = adamw_memory(found.get("optimizer"), _orders(weights), weights)
-    missing = [f"the optimizer's memory ({problem})"] if problem else []
+    memory, problem = adamw_memory(contents.get("optimizer"), _orders(weights), weights)
+    missing = [f"the optimizer state ({problem})"] if problem else []
     missing += ["the order of the data", "the random numbers"]
     if config.get("dtype") == "float16":
         missing.append("the scale of the gradients")
@@ -129,96 +129,96 @@ def read_ckpt(path: Path) -> Ckpt:
         config={str(key): value for key, value in config.items() if isinstance(value, int | float | str | None)},
         tokenizer=ours["tokenizer"] if isinstance(ours.get("tokenizer"), dict) else None,
         scoring=ours["scoring"] if isinstance(ours.get("scoring"), dict) else {},
-        checkpoint=_named(path, ours.get("checkpoint")),
+        checkpoint=_named_checkpoint(path, ours.get("checkpoint")),
         missing=tuple(missing),
     )
 
 
 def _weights(model: Mapping[Any, Any], path: Path) -> dict[str, TensorRecord]:
-    """The tensors of a state dict by our names: without prefixes, masks and the head, which must be the embedding."""
-    found = {
+    """Return the tensors of a state dict without prefixes, masks and the head, which must be tied to the embedding."""
+    weights = {
         name: record
         for name, record in state_records(model, path).items()
-        if not name.endswith((".attn.bias", ".attn.masked_bias"))  # the causal mask, in files of old
+        if not name.endswith((".attn.bias", ".attn.masked_bias"))  # the causal mask in older files
     }
-    head = found.pop(HEAD, None)
-    if EMBEDDING not in found or POSITIONS not in found or len(found[EMBEDDING].shape) != 2 or len(found[POSITIONS].shape) != 2:
-        raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is not a GPT of nanoGPT")
-    if head is not None and not (head.shape == found[EMBEDDING].shape and _equal(head, found[EMBEDDING])):
-        raise CheckpointError(f"{path} has a head of its own, and that of nanoGPT is its embedding; it cannot be read")
-    return found
+    head = weights.pop(HEAD, None)
+    if any(name not in weights or len(weights[name].shape) != 2 for name in (EMBEDDING, POSITIONS)):
+        raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is not one of nanoGPT's models")
+    if head is not None and not (head.shape == weights[EMBEDDING].shape and _equal(head, weights[EMBEDDING])):
+        raise CheckpointError(f"{path} has an untied output head; nanoGPT's models tie it to the token embedding")
+    return weights
 
 
-def _equal(one: TensorRecord, other: TensorRecord) -> bool:
-    a, b = shared_tensor(one), shared_tensor(other)
+def _equal(first: TensorRecord, second: TensorRecord) -> bool:
+    a, b = shared_tensor(first), shared_tensor(second)
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """The `model` section that model_args stand for, held against the tensors before anything is built."""
+    """Return the `model` section of model_args, checked against the tensors before a model is built."""
     settings: dict[str, Any] = {"family": "gpt2", **sizes(weights)}
     for name, value in (("layers", args.get("n_layer")), ("heads", args.get("n_head"))):
         if type(value) is not int or value < 1:
-            raise CheckpointError(f"{path}: n_{name.removesuffix('s')} is {value!r:.60}, and must be 1 or more")
+            raise CheckpointError(f"{path}: n_{name.removesuffix('s')} is {value!r:.60}, but must be 1 or more")
         settings[name] = value
-    told = {"width": "n_embd", "context": "block_size", "vocab_size": "vocab_size", "bias": "bias"}
-    for ours_name, key in told.items():
+    theirs = {"width": "n_embd", "context": "block_size", "vocab_size": "vocab_size", "bias": "bias"}
+    for ours_name, key in theirs.items():
         if args.get(key) not in (None, settings[ours_name]):
-            raise CheckpointError(f"{path}: {key} is {args[key]!r:.60}, and its tensors say {settings[ours_name]}")
+            raise CheckpointError(f"{path}: {key} is {args[key]!r:.60}, but its tensors say {settings[ours_name]}")
     dropout = args.get("dropout", 0.0)
     if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise CheckpointError(f"{path}: dropout is {dropout!r:.60}, and must be 0 or more and below 1")
+        raise CheckpointError(f"{path}: dropout is {dropout!r:.60}, but must be >= 0 and < 1")
     if settings["layers"] > len(weights) or settings["width"] % settings["heads"]:
-        raise CheckpointError(f"{path}: n_layer or n_head do not fit its tensors; it is damaged")
-    # Its own models have the erf form; what began as GPT-2 here has the tanh form and says so.
+        raise CheckpointError(f"{path}: n_layer or n_head does not fit its tensors; the file is damaged")
+    # nanoGPT's models use the erf GELU; runs of ours that began with GPT-2 weights use the tanh form.
     settings |= {"dropout": float(dropout), "gelu": "tanh" if ours.get("gelu") == "tanh" else "erf"}
     return settings
 
 
 def _in_order(weights: Mapping[str, TensorRecord], settings: Mapping[str, Any], where: str) -> dict[str, TensorRecord]:
-    """The tensors in the order of the model's parameters, which is that of the optimizer's; all must be there and fit."""
+    """Return the tensors in the order of the model's parameters, which is the optimizer's; each must exist and fit."""
     with torch.device("meta"):
         model = GPT2(**{name: value for name, value in settings.items() if name != "family"})
     return {record.name: record for _, record in check_fits(model, weights, where)}
 
 
 def sizes(weights: Mapping[str, TensorRecord]) -> dict[str, Any]:
-    """The settings of a model that its weights tell."""
+    """Return the model settings that follow from the weights' shapes."""
     (vocab_size, width), (context, _) = weights[EMBEDDING].shape, weights[POSITIONS].shape
     return {"vocab_size": vocab_size, "width": width, "context": context, "bias": "transformer.ln_f.bias" in weights}
 
 
 def _orders(weights: Mapping[str, Any]) -> Iterable[list[list[str]]]:
-    """The names of the parameters in the groups of the optimizer: as nanoGPT has them, and as it had them before 2023-06."""
+    """Yield the parameter names of the optimizer's groups: nanoGPT's order, and its order before 2023-06."""
     yield [list(group) for group in split_by_decay(weights)]
     matrices = sorted(name for name, value in weights.items() if len(value.shape) == 2 and name not in (EMBEDDING, POSITIONS))
     yield [matrices, sorted(weights.keys() - set(matrices))]
 
 
-def _named(path: Path, name: Any) -> Path | None:
-    """The checkpoint of ours that a file names, if it lies below the file's own folder."""
+def _named_checkpoint(path: Path, name: Any) -> Path | None:
+    """Return our checkpoint that a ckpt.pt names, if it lies in the same folder."""
     if not isinstance(name, str):
         return None
-    found = (path.parent / name).resolve()
-    return found if found.is_relative_to(path.parent.resolve()) and found.is_dir() else None
+    folder = (path.parent / name).resolve()
+    return folder if folder.is_relative_to(path.parent.resolve()) and folder.is_dir() else None
 
 
-# Any model of the gpt2 family as a ckpt.pt, whatever trained it: `ingot export --format nanogpt`.
+# `ingot export --format nanogpt`
 
 
 def export_ckpt(source: Weights, path: Path) -> int:
-    """Write a ckpt.pt and return its bytes; what is not a checkpoint has no optimizer's memory to go with it."""
+    """Write any model of the gpt2 family as a ckpt.pt and return its size in bytes."""
     write_ckpt(path, as_checkpoint(source), keys_of(source.config))
     return path.stat().st_size
 
 
 def keys_of(config: Config) -> dict[str, Any]:
-    """The 33 keys of train.py that say what a config says; those it says nothing of have their defaults."""
+    """Return the 33 keys of train.py for a config; keys that it says nothing about have their defaults."""
     c, t, o = config, config.training, config.optimizer
     keys = {name: TRAIN[name].default for name in nanogpt_keys(TRAIN)}
     for name, path in copied(TRAIN).items():
         section, _, field = path.partition(".")
-        value = getattr(getattr(c, section), field, None)  # a family that has no such setting is refused when it is written
+        value = getattr(getattr(c, section), field, None)  # a family without such a setting is refused by write_ckpt
         if name in keys and value not in (None, "auto"):
             keys[name] = float(value) if TRAIN[name].kind == "float" else value
     rows = c.rows_per_step
@@ -240,17 +240,17 @@ def keys_of(config: Config) -> dict[str, Any]:
 # GPT-2 weights
 
 SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-OWNER = "openai-community"  # whose name they have on the hub; older caches know them without one
+OWNER = "openai-community"  # on the Hub; older caches have the models without an owner
 
 
 def read_pretrained(name: str) -> tuple[dict[str, TensorRecord], dict[str, Any]]:
-    """The weights of a size of GPT-2 or of a folder, and the settings of the section `model` that they fit."""
+    """Return the weights of a GPT-2 size or of a folder, and their `model` section, with GPT-2's tanh GELU."""
     records, settings = read_model(pretrained_folder(name), ("gpt2",))
     return {record.name: record for record in records}, settings
 
 
 def pretrained_folder(name: str) -> Path:
-    """The folder that holds the weights: the named one, or one in the hub's cache, which is filled if need be."""
+    """Return the folder of the weights: the given one, or one in the Hub's cache, downloaded if needed."""
     folder = user_path(name)
     if (folder / CONFIG).is_file():
         return folder
@@ -259,12 +259,11 @@ def pretrained_folder(name: str) -> Path:
     if folder.is_dir() or "/" in name:
         raise ConfigError(f"there is no {folder / CONFIG}; give a folder with GPT-2 weights, or one of {', '.join(SIZES)}")
     raise ConfigError(
-        f"there are no weights {name!r}; give {', '.join(SIZES)}, or a folder with GPT-2 weights (init_from also knows resume, "
-        "and in train.py scratch)"
+        f"unknown weights {name!r}; give {', '.join(SIZES)}, or a folder with GPT-2 weights (or resume, and in train.py scratch)"
     )
 
 
 def split_by_decay(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What decays and what does not, each in the model's order, which is also nanoGPT's order in an optimizer's state."""
+    """Split parameters into those with weight decay and those without, in the order of nanoGPT's optimizer state."""
     decay = {name: p for name, p in parameters.items() if len(p.shape) >= 2}
     return decay, {name: p for name, p in parameters.items() if name not in decay}

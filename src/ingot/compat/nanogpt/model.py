@@ -1,7 +1,7 @@
 """nanoGPT's model.py: GPT, GPTConfig and their parts, for the notebooks and forks that import them.
 
-The model is our gpt2 family, whose parameters have nanoGPT's names already; here are only nanoGPT's signatures, and the head as a
-module of its own, so that a state dict has the same keys. Nothing is computed here that the family computes.
+The model is our gpt2 family, whose parameters already have nanoGPT's names; this file adds nanoGPT's signatures, and the head as
+a module, so that a state dict has the same keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ingot.model.layers import LayerCache, Mask
 from ingot.runtime.devices import data_sheet_flops
 
 Gelu = Literal["tanh", "erf"]
-A100_FLOPS = 312e12  # what nanoGPT measures every device by; here only those whose own rate is not known
+A100_FLOPS = 312e12  # nanoGPT's peak for every device; here only for devices whose own peak is unknown
 
 
 @dataclass
@@ -66,16 +66,16 @@ class Block(gpt2.GPT2Block):
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         super().__init__(config.n_embd, config.n_head, config.bias, config.dropout, gelu)
-        _name_as_theirs(self)
+        _use_their_classes(self)
 
 
-def _name_as_theirs(block: Any) -> None:
-    """Make a block of the family one of the classes here, which add no state: isinstance and FSDP's policies then find it."""
+def _use_their_classes(block: Any) -> None:
+    """Give a gpt2 block the classes of this file, which add no state, so that isinstance and FSDP policies find them."""
     block.__class__, block.attn.__class__, block.mlp.__class__ = Block, CausalSelfAttention, MLP
 
 
 class GPT(GPT2):
-    """`model(idx)` gives the logits (B, 1, V) after the last token and None; `model(idx, targets)` all logits and the loss."""
+    """`model(idx)` returns the logits (B, 1, V) of the last position and None; `model(idx, targets)` all logits and the loss."""
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         if config.n_embd % config.n_head:
@@ -92,19 +92,19 @@ class GPT(GPT2):
         )
         self.config = config
         for block in self.blocks:
-            _name_as_theirs(block)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False, device="meta")  # its weight is the embedding's
+            _use_their_classes(block)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False, device="meta")  # tied to the embedding
         self.lm_head.weight = self.transformer.wte.weight
         print(f"number of parameters: {self.get_num_params() / 1e6:.2f}M")
 
     def get_num_params(self, non_embedding: bool = True) -> int:
-        """How many parameters there are; by default without those of positions. The token embedding is the head and counts."""
+        """Return the number of parameters, by default without the position embedding; the token embedding is also the head."""
         count = sum(p.numel() for p in self.parameters())
         return count - self.transformer.wpe.weight.numel() if non_embedding else count
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         if idx.size(1) > self.config.block_size:
-            raise ConfigError(f"a row of {idx.size(1)} tokens does not fit into block_size={self.config.block_size}; crop it")
+            raise ConfigError(f"{idx.size(1)} tokens do not fit into block_size={self.config.block_size}; crop the input")
         x = self.hidden(idx)
         if targets is None:
             return self.logits(x[:, -1:]), None
@@ -112,19 +112,19 @@ class GPT(GPT2):
         return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
 
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
-        """(B, T) tokens and as many new ones after them; temperature 0 takes the likeliest each time.
+        """Return the (B, T) tokens with max_new_tokens generated ones appended; temperature 0 is greedy.
 
-        The draws follow torch.manual_seed. After block_size tokens, half of what is there is kept and read again.
+        Sampling follows torch.manual_seed. When the context is full, its last half is kept and read again.
         """
         if idx.size(1) == 0 or max_new_tokens < 0 or temperature < 0:
-            raise ConfigError("generate needs a token to begin with, and neither max_new_tokens nor temperature below 0")
+            raise ConfigError("generate needs at least one token, and max_new_tokens and temperature of 0 or more")
         seed = int(torch.randint(2**62, ()))
         new = generate(self, idx, Sampling(temperature, top_k or 0, seed=seed), keep_half=True, record=True)
         return torch.cat([idx, *(token[:, None] for token in islice(new, max_new_tokens))], dim=1)
 
     @classmethod
     def from_pretrained(cls, model_type: str, override_args: Mapping[str, Any] | None = None) -> GPT:
-        """GPT-2 with OpenAI's weights: gpt2, -medium, -large or -xl, or a folder of such; only `dropout` can be overridden."""
+        """Return GPT-2 with OpenAI's weights: gpt2, -medium, -large or -xl, or a folder; only `dropout` can be overridden."""
         if unknown := sorted((override_args or {}).keys() - {"dropout"}):
             raise ConfigError(f"from_pretrained cannot override {unknown[0]}; only dropout")
         print(f"loading weights from pretrained gpt: {model_type}")
@@ -135,7 +135,7 @@ class GPT(GPT2):
         return model
 
     def crop_block_size(self, block_size: int) -> None:
-        """Forget the positions from `block_size` on."""
+        """Remove the positions from `block_size` on."""
         if not 0 < block_size <= self.config.block_size:
             raise ConfigError(f"block_size={self.config.block_size} cannot be cropped to {block_size}")
         wpe = self.transformer.wpe
@@ -145,7 +145,7 @@ class GPT(GPT2):
     def configure_optimizers(
         self, weight_decay: float, learning_rate: float, betas: tuple[float, float], device_type: str
     ) -> torch.optim.AdamW:
-        """AdamW in two groups: tensors of two or more dimensions decay, the others do not."""
+        """Return AdamW with two groups: weight decay for tensors with two or more dimensions, none for the others."""
         decay, rest = split_by_decay(dict(self.named_parameters()))
         for words, group in (("decayed", decay), ("non-decayed", rest)):
             print(f"num {words} parameter tensors: {len(group)}, with {sum(p.numel() for p in group.values()):,} parameters")
@@ -158,12 +158,12 @@ class GPT(GPT2):
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused or None)
 
     def estimate_mfu(self, fwdbwd_per_iter: int, dt: float, peak: float | None = None) -> float:
-        """The part of a device's FLOP/s that `fwdbwd_per_iter` rows in `dt` seconds make use of.
+        """Return the model FLOPs utilisation of `fwdbwd_per_iter` rows in `dt` seconds.
 
-        Without a `peak` it is the GPU's own; where that is not known, an A100's, as in nanoGPT.
+        `peak` defaults to the GPU's own FLOP/s or, if that is unknown, to an A100's, as in nanoGPT.
         """
         c = self.config
         per_token = 6 * self.get_num_params() + 12 * c.n_layer * c.n_embd * c.block_size
         device = self.transformer.wte.weight.device
-        known = data_sheet_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        return per_token * c.block_size * fwdbwd_per_iter / dt / (peak or known or A100_FLOPS)
+        own_peak = data_sheet_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+        return per_token * c.block_size * fwdbwd_per_iter / dt / (peak or own_peak or A100_FLOPS)

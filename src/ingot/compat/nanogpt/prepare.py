@@ -1,7 +1,7 @@
-"""data/*/prepare.py: text to train.bin and val.bin, byte for byte what nanoGPT's own scripts write of the same text.
+"""data/*/prepare.py: write train.bin and val.bin, byte for byte what nanoGPT's own scripts write for the same text.
 
-Both files are uint16 ids without a header. For characters a meta.pkl beside them says which id is which; without one the ids are
-GPT-2's.
+Both files are uint16 tokens without a header. For character tokens, meta.pkl beside them is the vocabulary; without one the
+tokens are GPT-2's.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/d
 TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 MADE = ("input.txt", "train.bin", "val.bin", "meta.pkl")
 OPENWEBTEXT = "hf:Skylion007/openwebtext"
-TRAIN_PART = 0.9  # of the characters of Shakespeare
-VAL_PART, VAL_SEED = 0.0005, 2357  # of the documents of OpenWebText, and which
-SMALL_BYTES = 1 << 23  # of input, which is encoded before other processes would have started
+TRAIN_FRACTION = 0.9  # of Shakespeare's characters; the rest is for validation
+VAL_FRACTION, VAL_SEED = 0.0005, 2357  # OpenWebText's validation split, as nanoGPT draws it
+SMALL_BYTES = 1 << 23  # a smaller input is encoded faster than worker processes start
 
 
 def shakespeare_char(folder: Path, arguments: Sequence[str]) -> int:
-    """Shakespeare by characters; returns the exit code."""
+    """Prepare Shakespeare by characters; return the exit code."""
     about = "Shakespeare, or another text, by characters: the first nine tenths are train.bin, the rest val.bin."
     return _prepare_text(folder, arguments, about, _write_characters)
 
 
 def shakespeare(folder: Path, arguments: Sequence[str]) -> int:
-    """Shakespeare with GPT-2's tokens; returns the exit code."""
+    """Prepare Shakespeare with GPT-2's tokens; return the exit code."""
     about = "Shakespeare, or another text, with GPT-2's tokens: the first nine tenths are train.bin, the rest val.bin."
     return _prepare_text(folder, arguments, about, _write_gpt2)
 
 
 def openwebtext(folder: Path, arguments: Sequence[str]) -> int:
-    """OpenWebText, or other documents, with GPT-2's tokens and <|endoftext|> after each; returns the exit code."""
+    """Prepare OpenWebText or other documents with GPT-2's tokens and <|endoftext|> after each; return the exit code."""
     parser = _parser(
         "OpenWebText, or other documents, with GPT-2's tokens, shuffled; one in two thousand is in val.bin. "
         "Needs 55 GB of disk: 20 to download, 17 for train.bin and as much while it is made.",
@@ -57,21 +57,21 @@ def openwebtext(folder: Path, arguments: Sequence[str]) -> int:
     )
     add = parser.add_argument
     add("--input", nargs="+", type=Path, metavar="PATH", help=f"files or folders of documents instead of {OPENWEBTEXT}")
-    add("--text-field", default="text", metavar="NAME", help="where documents are in lines of JSON and in columns (text)")
-    add("--workers", type=int, metavar="N", help="processes that encode (one for each processor)")
+    add("--text-field", default="text", metavar="NAME", help="field of JSON lines, or column, with the text (text)")
+    add("--workers", type=int, metavar="N", help="encoding processes (one per CPU)")
     with explained(PROGRAM, key_name) as outcome:
         given = parser.parse_args(list(arguments))
         if given.input and given.bundled:
-            raise ConfigError("--input and --bundled exclude each other; give one")
+            raise ConfigError("give either --input or --bundled, not both")
         if given.workers is not None and given.workers < 1:
-            raise ConfigError(f"--workers {given.workers}: at least one process has to encode")
+            raise ConfigError(f"--workers {given.workers}: at least one process is needed")
         _write_documents(given.output, given.input, given.text_field, given.bundled, given.workers)
     return outcome.code
 
 
 def _parser(about: str, folder: Path) -> Parser:
     parser = Parser(PROGRAM, description=about)
-    parser.add_argument("--bundled", action="store_true", help="take the works of Shakespeare that come with ingot: no network")
+    parser.add_argument("--bundled", action="store_true", help="use ingot's works of Shakespeare; needs no network")
     parser.add_argument("--output", type=Path, default=folder, metavar="DIR", help="folder to write to (the script's own)")
     return parser
 
@@ -82,11 +82,11 @@ def _prepare_text(folder: Path, arguments: Sequence[str], about: str, write: Cal
     with explained(PROGRAM, key_name) as outcome:
         given = parser.parse_args(list(arguments))
         if given.input and given.bundled:
-            raise ConfigError("--input and --bundled exclude each other; give one")
+            raise ConfigError("give either --input or --bundled, not both")
         with _alone_in(given.output):
             text = "".join(_bundled()) if given.bundled else _read(given.input or _tiny_shakespeare(given.output))
             if len(text) < 2:
-                raise DataError("the text is too short to be split; give more of it")
+                raise DataError("the text is too short to be split; give a longer one")
             say(f"length of dataset in characters: {len(text):,}")
             write(given.output, text)
     return outcome.code
@@ -113,15 +113,15 @@ def _refuse_characters(folder: Path) -> None:
     from ingot.data.formats.nanogpt_folder import META
 
     if (folder / META).exists():
-        raise DataError(f"{folder / META} says that the data here are characters; give another --output or remove it")
+        raise DataError(f"{folder / META} belongs to character data; give another --output or delete it")
 
 
 def _place(folder: Path, tokenizer: Tokenizer, text: str, others: dict[str, bytes]) -> None:
-    """Write the two splits of a text, and other files beside them."""
+    """Write the two splits of a text and other files beside them."""
     from ingot.data.store.staging import writing
     from ingot.runtime.files import write_atomically
 
-    end = int(len(text) * TRAIN_PART)
+    end = int(len(text) * TRAIN_FRACTION)
     train, val = (tokenizer.encode(part).astype("<u2").tobytes() for part in (text[:end], text[end:]))
     for name, content in {"train.bin": train, "val.bin": val, **others}.items():
         with writing(folder / name):
@@ -141,7 +141,7 @@ def _read(path: Path) -> str:
 
 
 def _bundled() -> Iterator[str]:
-    """The works of Shakespeare inside the package: another and longer edition than tiny Shakespeare."""
+    """Yield the works of Shakespeare in the package: a different, longer edition than tiny Shakespeare."""
     from importlib.resources import files
 
     from ingot.data.prepare.cached import SAMPLES
@@ -151,7 +151,7 @@ def _bundled() -> Iterator[str]:
 
 
 def _tiny_shakespeare(folder: Path) -> Path:
-    """input.txt, downloaded if it is missing."""
+    """Return input.txt, downloaded if it is missing."""
     from urllib.request import urlopen
 
     from ingot.data.store.staging import writing
@@ -166,12 +166,12 @@ def _tiny_shakespeare(folder: Path) -> Path:
     except (OSError, ValueError) as error:
         reason = " ".join(str(getattr(error, "reason", error)).split())
         raise DataError(
-            f"cannot download {TINY_SHAKESPEARE} ({reason}); give a text file with --input FILE, or take the one that comes with "
-            "ingot with --bundled"
+            f"cannot download {TINY_SHAKESPEARE} ({reason}); give a text file with --input FILE, or use the one that comes "
+            "with ingot: --bundled"
         ) from None
     if hashlib.sha256(content).hexdigest() != TINY_SHA256:
         raise DataError(
-            f"what {TINY_SHAKESPEARE} sends is not tiny Shakespeare; try again, or give a text file with --input FILE"
+            f"the file at {TINY_SHAKESPEARE} is not tiny Shakespeare; try again, or give a text file with --input FILE"
         )
     with writing(path):
         write_atomically(path, content)
@@ -179,7 +179,7 @@ def _tiny_shakespeare(folder: Path) -> Path:
 
 
 def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, bundled: bool, workers: int | None) -> None:
-    """Encode documents in the order they come, then copy them in the order they go: two passes, whatever they weigh."""
+    """Encode documents in input order, then copy them in shuffled order: two passes, for inputs larger than memory."""
     import numpy as np
 
     from ingot.console.progress import progress_bar
@@ -190,7 +190,7 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
     try:
         files = [] if bundled else find_files(inputs or [Path(OPENWEBTEXT)])[0]
     except DataError as error:
-        raise error if inputs else DataError(f"{error}; --input PATH takes other documents, --bundled those of ingot") from None
+        raise (error if inputs else DataError(f"{error}; give --input PATH or --bundled")) from None
     if not bundled and not files:
         raise DataError("no documents in the given folders; give files of text, JSON lines or parquet")
     total, scratch = sum(map(file_bytes, files)), temporary_beside(folder / "tokens")
@@ -200,9 +200,9 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
             texts = _bundled() if bundled else read_documents(files, text_field, adding_up(show, total))
             counts = _encode(texts, file, 1 if total < SMALL_BYTES else workers)
         if len(counts) < 2:
-            raise DataError("val.bin needs a document of its own, and there are fewer than two; give more")
+            raise DataError("there are fewer than two documents, and val.bin needs one of them; give more")
         order = np.random.default_rng(VAL_SEED).permutation(len(counts))
-        held_out = math.ceil(VAL_PART * len(counts))
+        held_out = math.ceil(VAL_FRACTION * len(counts))
         for name, documents in (("train.bin", order[held_out:]), ("val.bin", order[:held_out])):
             with writing(folder / name):
                 tokens = _copy(scratch, counts, documents, folder / name)
@@ -210,7 +210,7 @@ def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, b
 
 
 def _encode(texts: Iterable[str], file: BinaryIO, workers: int | None) -> NDArray[np.int64]:
-    """Write the ids of every document with <|endoftext|> after it, and say how many it has."""
+    """Write the tokens of every document with <|endoftext|> after it, and return their counts."""
     import numpy as np
 
     from ingot.data.prepare.blocks import EveryText, text_blocks
@@ -223,13 +223,15 @@ def _encode(texts: Iterable[str], file: BinaryIO, workers: int | None) -> NDArra
     counts: list[NDArray[np.int64]] = []
     with local_engine(tokenizer, workers or cpu_count()) as engine:
         for encoded in engine(map(EveryText, text_blocks(texts))):
-            file.write(np.concatenate([encoded.ids[1:].astype("<u2"), end]).tobytes())  # the mark moves from front to back
+            file.write(
+                np.concatenate([encoded.ids[1:].astype("<u2"), end]).tobytes()
+            )  # nanoGPT puts <|endoftext|> after a document, not before it
             counts.append(encoded.tokens)
     return np.concatenate([np.empty(0, np.int64), *counts])
 
 
 def _copy(scratch: Path, counts: NDArray[np.int64], documents: NDArray[np.int64], path: Path) -> int:
-    """Write documents in their order and say how many tokens they have."""
+    """Write documents in the given order and return the number of tokens."""
     import numpy as np
 
     from ingot.console.progress import progress_bar
@@ -247,9 +249,9 @@ def _copy(scratch: Path, counts: NDArray[np.int64], documents: NDArray[np.int64]
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """A folder that no other preparation writes to, without what a killed one left; nothing temporary stays in it.
+    """Lock a folder against other preparations, and remove temporary files before and after.
 
-    One that fails before it has made anything leaves nothing at all.
+    A preparation that fails before it has written anything leaves no folder behind.
     """
     from ingot.data.store.staging import LOCK, alone_in, writing
     from ingot.runtime.files import sweep_temporaries

@@ -1,8 +1,7 @@
-"""What a run starts from: random weights, GPT-2's, a run of ours, or a ckpt.pt of nanoGPT's own.
+"""The start of a run: random weights, GPT-2's, our own run, or nanoGPT's ckpt.pt; and models to sample from.
 
-A run of ours goes on exactly where nothing decisive has changed. Everything else that is not random becomes one: it is written as
-our checkpoint of its iteration into the folder, and the loop resumes from that. What lay in the folder before is set aside, never
-overwritten.
+Our own run resumes exactly if nothing that matters has changed. Other weights are first written into the folder as our checkpoint
+of their iteration, and the loop resumes from that. Files already in the folder are moved aside, never overwritten.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from ingot.runtime.tensors import TensorRecord
 from ingot.train.resume import Progress, check_fits, facts_of
 
 ASIDE = "earlier"
-UNKNOWN = ".unknown"  # of a ckpt.pt that may be of this run or of another
+UNKNOWN = ".unknown"  # suffix of a ckpt.pt that may belong to another run
 PARTS = (
     "state.json", CKPT, "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt",
     "result.json", "wandb", "wandb.json",
@@ -52,23 +51,23 @@ Gelu = Literal["tanh", "erf"]
 
 @dataclass(frozen=True)
 class Start:
-    """A model, and where its run stands. Without `weights` they are random; `ours`: the checkpoint of ours that holds it all."""
+    """A model and the progress of its run. `weights` is None for random ones; `ours` is our checkpoint that holds everything."""
 
     args: ModelArgs
     gelu: Gelu
-    iteration: int = 0  # the one that comes next
+    iteration: int = 0  # the next iteration
     weights: Mapping[str, TensorRecord] | None = None
     optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)
     best_val_loss: float | None = None
     ours: Checkpoint | None = None
-    missing: str = ""  # in words: what a ckpt.pt of nanoGPT's does not hold
+    missing: str = ""  # what nanoGPT's ckpt.pt does not hold, for a warning
 
 
 def check_folder(out: Path) -> None:
-    """Refuse an out_dir that is not a folder or is somebody else's, before anything is read or built."""
+    """Raise an error for an out_dir that is a file, is in use, or holds files that are not ours."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out_dir={out} is a file; give a folder")
-    if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # what lies beside these is set aside
+    if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # files beside these are moved aside
         RunFolder(out).check_ownership([WANDB_ID])
     if (out / LOCK).exists():
         with RunLock(out):
@@ -76,13 +75,13 @@ def check_folder(out: Path) -> None:
 
 
 def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
-    """What init_from means. Nothing is written but the names of damaged files, and with eval_only not even those."""
+    """Return what init_from names. Only damaged files are renamed, and with eval_only nothing is written."""
     name, out = values["init_from"], Path(values["out_dir"])
     if name == "scratch":
-        found = vocabulary(data_path(values), values["tokenizer"], values["trust_tokens"])
-        ids = f"vocab_size {found} of {data_path(values)}" if found else "the 50,257 ids of GPT-2, rounded up to 50,304"
+        vocab_size = vocabulary(data_path(values), values["tokenizer"], values["trust_tokens"])
+        ids = f"vocab_size {vocab_size} of {data_path(values)}" if vocab_size else "GPT-2's 50,257 tokens, rounded up to 50,304"
         say(f"a new model from scratch, with {ids}")
-        return Start(fresh_args(values, found), "erf")
+        return Start(fresh_args(values, vocab_size), "erf")
     if name != "resume":
         weights, settings = read_pretrained(name)
         say(f"a model with the weights of {name}")
@@ -93,7 +92,7 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
         settings, tensors = ours.progress["config"]["model"], ours.tensors
         if settings["family"] != "gpt2":
             raise CheckpointError(f"{ours.path} is a model of the family {settings['family']}; continue it with: ingot train")
-        settings = settings | sizes(tensors["model"])  # which `ingot train` need not have been told
+        settings = settings | sizes(tensors["model"])  # settings that `ingot train` fills in itself
         start = Start(args_of(settings), settings["gelu"], ours.step, tensors["model"], tensors["optimizer"], ours=ours)
         return _fitted(start, values, str(ours.path))
     ckpt = read_ckpt(out / CKPT)
@@ -104,7 +103,7 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Start:
 
 
 def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) -> tuple[ResolvedConfig, float]:
-    """Make the folder such that the loop begins or resumes as `start` says; returns the config and the seconds trained before."""
+    """Prepare the folder so that the loop begins or resumes from `start`; return the config and the seconds trained before."""
     out, resolved = Path(values["out_dir"]), translate(values, start.args, start.gelu)
     data = resolved.config.data
     dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens)
@@ -115,10 +114,10 @@ def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) 
             check_fits(start.ours, facts)
             return resolved, float(start.ours.progress["elapsed_seconds"])
         except CannotContinue as error:
-            changes = dict.fromkeys(change.render(key_name) for change in error.changes)  # two settings may be one key
-            warn(f"not exactly the run of {start.ours.path}: {'; '.join(changes)}")
+            changes = dict.fromkeys(change.render(key_name) for change in error.changes)  # two settings may have the same key
+            warn(f"this is not an exact resume of {start.ours.path}: {'; '.join(changes)}")
     elif start.missing:
-        warn(f"{start.missing}: the run goes on, and not exactly as an unbroken one would")
+        warn(f"{start.missing}: the run continues, but not exactly as an uninterrupted one would")
     keep_ckpt = values["init_from"] == "resume"
     if start.weights is None:
         set_aside(out, say, keep_ckpt)
@@ -131,7 +130,7 @@ def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) 
         if _holds_run(out):
             with replace_folder(folder) as new:
                 save_checkpoint(new, progress.step, tensors, record)
-                set_aside(out, say, keep_ckpt)  # only now: where the disk is full, the run is still there
+                set_aside(out, say, keep_ckpt)  # only now: if the disk is full, the old run is still in place
         else:
             folder.mkdir(parents=True, exist_ok=True)
             save_checkpoint(folder, progress.step, tensors, record)
@@ -139,10 +138,10 @@ def settle_folder(values: Mapping[str, Any], start: Start, say: Say, warn: Say) 
 
 
 def check_dataset(dataset: Dataset, values: Mapping[str, Any], args: ModelArgs, warn: Say) -> None:
-    """Refuse data that the run cannot be made of, in the words of the keys."""
+    """Raise an error, in the words of the keys, for data that the run cannot use."""
     name, ids, tokens, val = values["dataset"], dataset.tokenizer.vocab_size, *(dataset.split(s).tokens for s in ("train", "val"))
     if ids > args.vocab_size:
-        raise ConfigError(f"dataset={name} has {ids:,} ids and the model {args.vocab_size:,}; they do not fit")
+        raise ConfigError(f"dataset={name} has a vocabulary of {ids:,} and the model one of {args.vocab_size:,}; they do not fit")
     if tokens <= args.block_size:
         raise DataError(f"dataset={name} has {tokens:,} tokens to train on, too few for rows of block_size={args.block_size:,}")
     if val < 2:
@@ -152,7 +151,7 @@ def check_dataset(dataset: Dataset, values: Mapping[str, Any], args: ModelArgs, 
 
 
 def set_aside(out: Path, say: Say, keep_ckpt: bool) -> Path | None:
-    """Move a run that lies in a folder into a numbered folder inside it; with `keep_ckpt`, its ckpt.pt also stays where it is."""
+    """Move the run in a folder into a numbered folder inside it; with `keep_ckpt`, a copy of its ckpt.pt stays."""
     if not _holds_run(out):
         return None
     with RunLock(out), writing(out):
@@ -169,19 +168,19 @@ def set_aside(out: Path, say: Say, keep_ckpt: bool) -> Path | None:
 
 
 def _holds_run(out: Path) -> bool:
-    state = read_state(out)  # which also knows of checkpoints that are gone
+    state = read_state(out)  # it also records checkpoints that were deleted
     return (out / CKPT).exists() or bool(saved_steps(out / "checkpoints")) or (state is not None and state.checkpoint is not None)
 
 
 def _link(source: Path, target: Path) -> None:
     try:
-        os.link(source, target)  # ckpt.pt is only ever replaced as a whole, so this one stays as it is
-    except OSError:  # some disks have no links
-        shutil.copy2(source, target)  # with its time, by which _was_kept knows it
+        os.link(source, target)  # ckpt.pt is only ever replaced, so the linked file does not change
+    except OSError:  # some file systems have no hard links
+        shutil.copy2(source, target)  # with its mtime, by which _was_kept recognises it
 
 
 def _own_checkpoint(out: Path, warn: Say, read_only: bool) -> Checkpoint | None:
-    """The newest checkpoint of ours in a folder, unless its ckpt.pt is not of that run but was brought there."""
+    """Return our newest checkpoint in a folder; None if its ckpt.pt belongs to another run and was copied there."""
     if not saved_steps(out / "checkpoints"):
         if not (out / CKPT).exists():
             raise CheckpointError(f"init_from=resume: there is no {out / CKPT}; train one with --init_from=scratch first")
@@ -190,35 +189,35 @@ def _own_checkpoint(out: Path, warn: Say, read_only: bool) -> Checkpoint | None:
     if newest is None or not (out / CKPT).exists() or _was_kept(out):
         return newest
 
-    def pass_over(why: str, suffix: str) -> Checkpoint:
+    def ignore_ckpt(why: str, suffix: str) -> Checkpoint:
         kept = "" if read_only else f"it is kept as {_keep(out / CKPT, suffix)}, and "
-        warn(f"{why}; {kept}{newest.path}, which does not need it, is taken instead")
+        warn(f"{why}; {kept}{newest.path} is used instead")
         return newest
 
     try:
         state = read_ckpt(out / CKPT)
     except DamagedFile as error:
-        return pass_over(str(error), DAMAGED)
+        return ignore_ckpt(str(error), DAMAGED)
     if state.checkpoint is None:
         return None
     try:
         named = newest if state.checkpoint.name == newest.path.name else load_checkpoint(state.checkpoint)
     except CheckpointError as error:
-        return pass_over(f"{out / CKPT} may be of another run ({error})", UNKNOWN)
+        return ignore_ckpt(f"{out / CKPT} may belong to another run ({error})", UNKNOWN)
     return newest if named.weights[POSITIONS].data == state.weights[POSITIONS].data else None
 
 
 def _was_kept(out: Path) -> bool:
-    """Whether ckpt.pt is the one that stayed when the run before went aside: the best so far, and not one to go back to."""
+    """Return True if ckpt.pt is the copy that stayed when the earlier run was moved aside; it is not one to resume from."""
 
-    def told(path: Path) -> tuple[int, int]:
+    def identity(path: Path) -> tuple[int, int]:
         return path.stat().st_size, path.stat().st_mtime_ns
 
-    return any(told(path) == told(out / CKPT) for path in out.glob(f"{ASIDE}-*/{CKPT}"))
+    return any(identity(path) == identity(out / CKPT) for path in out.glob(f"{ASIDE}-*/{CKPT}"))
 
 
 def _keep(path: Path, suffix: str) -> str:
-    """Give a file a name that nothing has yet, and say which."""
+    """Rename a file to an unused name with a suffix, and return the name."""
     names = (f"{path.name}{suffix}{f'-{number}' if number > 1 else ''}" for number in count(1))
     with writing(path):
         kept = next(name for name in names if not path.with_name(name).exists())
@@ -227,7 +226,7 @@ def _keep(path: Path, suffix: str) -> str:
 
 
 def _fitted(start: Start, values: Mapping[str, Any], where: str) -> Start:
-    """The start with no more positions than block_size asks for, in the optimizer's memory too, and the dropout asked for."""
+    """Return the start cropped to block_size, with its optimizer state, and with the given dropout."""
     own = start.args.block_size
     size = values["block_size"] or own
     if size > own:
@@ -239,29 +238,29 @@ def _fitted(start: Start, values: Mapping[str, Any], where: str) -> Start:
 
 
 def _crop(records: Mapping[str, TensorRecord], rows: int) -> dict[str, TensorRecord]:
-    """Records with only the first rows of the table of positions and of what an optimizer keeps for it."""
+    """Crop the position embedding, and the optimizer state that belongs to it, to its first rows."""
 
-    def crop(found: TensorRecord) -> TensorRecord:
-        if found.name.partition("/")[0] != POSITIONS or len(found.shape) != 2 or found.shape[0] <= rows:
-            return found
-        data = found.data.cast("B")
-        return replace(found, shape=(rows, found.shape[1]), data=data[: len(data) // found.shape[0] * rows])
+    def crop(record: TensorRecord) -> TensorRecord:
+        if record.name.partition("/")[0] != POSITIONS or len(record.shape) != 2 or record.shape[0] <= rows:
+            return record
+        data = record.data.cast("B")
+        return replace(record, shape=(rows, record.shape[1]), data=data[: len(data) // record.shape[0] * rows])
 
-    return {name: crop(found) for name, found in records.items()}
+    return {name: crop(record) for name, record in records.items()}
 
 
 def _progress(config: Config, dataset: Dataset, start: Start) -> Progress:
-    """Where the loop stands after as many iterations, with the best score so far where that can be known."""
+    """Return the loop's progress at the start's iteration, with the best score so far if it is known."""
     at = start.iteration
     p = Progress(step=at, sample=at * config.rows_per_step, tokens=at * config.training.tokens_per_step)
     if start.ours is not None:
-        known, before = start.ours.progress, start.ours.progress["config"]
-        p = replace(p, **{name: known[name] for name in ("tokens", "elapsed_seconds", "loss")})
-        if (known["data_fingerprint"], before["data"]["seq_len"]) == (dataset.fingerprint, config.data.seq_len):
-            p = replace(p, **{name: known[name] for name in ("best_bpb", "val_loss", "val_bpb")})
-            p = replace(p, best_step=at if known["best_step"] == at else None, best_by=known.get("best_by", []))
+        earlier, before = start.ours.progress, start.ours.progress["config"]
+        p = replace(p, **{name: earlier[name] for name in ("tokens", "elapsed_seconds", "loss")})
+        if (earlier["data_fingerprint"], before["data"]["seq_len"]) == (dataset.fingerprint, config.data.seq_len):
+            p = replace(p, **{name: earlier[name] for name in ("best_bpb", "val_loss", "val_bpb")})
+            p = replace(p, best_step=at if earlier["best_step"] == at else None, best_by=earlier.get("best_by", []))
     elif start.missing:
-        p = replace(p, best_step=at)  # which is kept, and written as a ckpt.pt of ours: the next resume knows it by that
+        p = replace(p, best_step=at)  # so that it is kept and written as our ckpt.pt, which the next resume recognises
     if start.best_val_loss is not None and at:
         evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
         sizes = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
@@ -270,13 +269,11 @@ def _progress(config: Config, dataset: Dataset, start: Start) -> Progress:
     return p
 
 
-# A model to write with, from wherever nanoGPT's people have theirs: ckpt.pt, GPT-2, or what ingot itself leaves behind.
-
-SayLoading = Callable[[str], None]
+# Models to sample from
 
 
-def open_named(init_from: str, out_dir: Path, device: str, say: SayLoading, warn: SayLoading) -> LoadedModel:
-    """What the keys init_from and out_dir name: a ckpt.pt or its folder, a run folder, a checkpoint, an artifact, or GPT-2."""
+def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) -> LoadedModel:
+    """Open what init_from and out_dir name: a ckpt.pt or its folder, a run folder, a checkpoint, an artifact, or GPT-2."""
     if init_from != "resume":
         say(f"loading weights from pretrained gpt: {init_from}")
         records, settings = read_pretrained(init_from)
@@ -289,42 +286,44 @@ def open_named(init_from: str, out_dir: Path, device: str, say: SayLoading, warn
         except DamagedFile as error:
             if (newest := newest_valid(out_dir / "checkpoints", warn, read_only=True)) is None:
                 raise
-            warn(f"{error}; {newest.path} is taken instead")
+            warn(f"{error}; {newest.path} is used instead")
             return load(newest.path, device=device)
     if not out_dir.is_file() and not (out_dir / "checkpoints").is_dir() and not (out_dir / INDEX).is_file():
-        raise CheckpointError(f"there is no {out_dir / CKPT}; train first, or say with --out_dir where it is")
+        raise CheckpointError(f"there is no {out_dir / CKPT}; train first, or name its folder with --out_dir")
     return load(out_dir, device=device)
 
 
-def open_ckpt(path: Path, device: str, say: SayLoading, tokenizer: str | None = None) -> LoadedModel:
-    """A model from a ckpt.pt, with its own tokenizer or the one that is named."""
+def open_ckpt(path: Path, device: str, say: Say, tokenizer: str | None = None) -> LoadedModel:
+    """Open the model of a ckpt.pt, with its own tokenizer or the named one."""
     ckpt = read_ckpt(path)
-    found = ckpt_tokenizer(ckpt, say, tokenizer)
-    return open_model(foreign_weights(path, ckpt.weights.values(), ckpt.settings, found, scoring=ckpt.scoring), found, device)
+    opened = ckpt_tokenizer(ckpt, say, tokenizer)
+    return open_model(foreign_weights(path, ckpt.weights.values(), ckpt.settings, opened, scoring=ckpt.scoring), opened, device)
 
 
-def ckpt_tokenizer(ckpt: Ckpt, say: SayLoading, name: str | None = None) -> Tokenizer:
-    """The tokenizer of a ckpt.pt: the one that is named, its own, that of its dataset, or GPT-2's if its ids can be those."""
+def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
+    """Return a ckpt.pt's tokenizer: the named one, its own, its dataset's, or GPT-2's if the vocabulary is large enough."""
     rows, dataset = ckpt.settings["vocab_size"], str(ckpt.config.get("dataset") or "")
     meta = Path("data") / dataset / META
+    tokenizer: Tokenizer
     if name is not None:
-        found = open_tokenizer(name)
+        tokenizer = open_tokenizer(name)
     elif ckpt.tokenizer is not None:
-        found = from_spec(ckpt.tokenizer)
+        tokenizer = from_spec(ckpt.tokenizer)
     elif dataset and meta.is_file():
         say(f"Loading meta from {meta}...")
         characters = char_tokenizer(meta)
         if characters is None:
-            raise DataError(f"{meta} does not list single characters in their order, so nothing can be written with it")
-        found = characters
+            raise DataError(f"{meta} does not list single characters in order, so text cannot be decoded with it")
+        tokenizer = characters
     elif rows >= GPT2_VOCAB_SIZE:
         say("No meta.pkl found, assuming GPT-2 encodings...")
-        found = GPT2Tokenizer()
+        tokenizer = GPT2Tokenizer()
     else:
         raise DataError(
-            f"{ckpt.path} has {rows:,} ids, fewer than GPT-2, and its characters are not in {meta}; "
-            "prepare its dataset again, and start where the folder data/ is"
+            f"{ckpt.path} has a vocabulary of {rows:,}, smaller than GPT-2's, and its characters are not in {meta}; "
+            "prepare its dataset again, and run in the folder that contains data/"
         )
-    if found.vocab_size > rows:
-        raise DataError(f"the {found.kind} tokenizer has {found.vocab_size:,} ids and the model of {ckpt.path} only {rows:,}")
-    return found
+    if tokenizer.vocab_size > rows:
+        size = f"{tokenizer.vocab_size:,}"
+        raise DataError(f"the {tokenizer.kind} tokenizer has {size} tokens and the model of {ckpt.path} only {rows:,}")
+    return tokenizer

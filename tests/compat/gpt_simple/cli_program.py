@@ -25,8 +25,8 @@ class Said:
         return lines[0]
 
 
-class Door:
-    """Runs commands of the door."""
+class Cli:
+    """Runs commands of the cli."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self._capfd = capfd
