@@ -1,4 +1,4 @@
-"""The web server: routes, who may ask, and what becomes of a client that leaves."""
+"""The completions server: routes, authorisation, and cancelling when a client disconnects."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from ingot.inference.engine import Chunk, Closed, Completion, Engine
 from ingot.inference.model import LoadedModel
 from ingot.serve.protocol import Answer, Asked, Refused, read_request
 
-MOST_BYTES = 1 << 24  # of a request
-GONE = 499  # the status of a request whose client has left
+MAX_BODY_BYTES = 1 << 24
+CLIENT_CLOSED = 499  # status of a request whose client has disconnected
 NO_CHAT = "this is a base model, which has no chat; ask /v1/completions to continue a text"
 
 Found = tuple[int, Chunk]
 
 
 class Gone(Exception):
-    """The client has left."""
+    """The client has disconnected."""
 
 
 def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI:
-    """The server of one model; with a token, only who knows it is answered."""
+    """Build the server of one model; with a token, only clients that send it are answered."""
     engine = Engine(model)
     began = int(time.time())
     app = FastAPI(title="ingot serve", docs_url=None, redoc_url=None, openapi_url=None)
@@ -85,10 +85,10 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
 
 
 async def complete(request: Request, engine: Engine, name: str) -> Response:
-    """The answer to one request for completions, by a model of that name."""
+    """Answer one request for completions."""
     model = engine.model
     body = await read_body(request)
-    asked = await asyncio.to_thread(read_request, body, model.tokenizer, model.context, name)  # others go on meanwhile
+    asked = await asyncio.to_thread(read_request, body, model.tokenizer, model.context, name)  # others continue
     told = [prompt for prompt in asked.prompts for _ in range(asked.n)]
     answer = Answer(model.tokenizer, name, told, asked.logprobs, asked.echo)
     found: asyncio.Queue[Found] = asyncio.Queue()
@@ -107,12 +107,12 @@ def _refusal(refused: Refused) -> Response:
 
 
 def _failure(error: IngotError) -> Refused:
-    """What a client is told of a text that failed: a model that was closed can be asked for again."""
+    """Return the error for a completion that failed; 409 if the model was closed and can be opened again."""
     return Refused(str(error), status=409 if isinstance(error, Closed) else 500)
 
 
 def _check_client(request: Request, token: str | None) -> None:
-    """Refuse who does not know the token, and web pages of others, which a browser names."""
+    """Refuse clients without the token and, if there is no token, foreign hosts and web pages."""
     if token is not None and not has_token(request, token):
         raise Refused(
             "the token is missing or wrong; send the header Authorization: Bearer TOKEN", status=401, code="invalid_api_key"
@@ -122,7 +122,7 @@ def _check_client(request: Request, token: str | None) -> None:
 
 
 def check_local(request: Request) -> None:
-    """Refuse who asks another name than this machine's own, which may lead a web page here, and web pages of others."""
+    """Refuse foreign Host headers (DNS rebinding) and requests from foreign web pages."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     if not _is_own_name(host):
         raise Refused(f"the host {host!r:.100} is not this machine; ask for http://127.0.0.1", status=421)
@@ -131,13 +131,13 @@ def check_local(request: Request) -> None:
 
 
 def has_token(request: Request, token: str) -> bool:
-    """Whether a client sends the token; headers are bytes, which come as letters of one byte each."""
+    """Return True if the client sends the token; header values are bytes decoded as latin-1."""
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     return hmac.compare_digest(given.encode("latin-1"), token.encode())
 
 
 def _is_own_name(host: str) -> bool:
-    """Whether a Host header names this machine itself, with or without a port."""
+    """Return True if a Host header names this machine, with or without a port."""
     name, _, port = host.rpartition(":")
     name = (name if port.isdigit() else host).lower().removesuffix(".")
     try:
@@ -147,20 +147,20 @@ def _is_own_name(host: str) -> bool:
 
 
 async def read_body(request: Request) -> bytes:
-    """What a client sent, up to a size."""
+    """Read the body of a request, up to MAX_BODY_BYTES."""
     body = bytearray()
     try:
         async for part in request.stream():
             body += part
-            if len(body) > MOST_BYTES:
-                raise Refused(f"the request has more than {MOST_BYTES:,} bytes", status=413)
+            if len(body) > MAX_BODY_BYTES:
+                raise Refused(f"the request has more than {MAX_BODY_BYTES:,} bytes", status=413)
     except ClientDisconnect:
-        raise Refused("the client has left before its request was whole", status=GONE) from None
+        raise Refused("the client has left before its request was whole", status=CLIENT_CLOSED) from None
     return bytes(body)
 
 
 def _submit(engine: Engine, asked: Asked, found: asyncio.Queue[Found]) -> list[Completion]:
-    """Ask the engine for every text; its pieces arrive in the queue with the number of their text."""
+    """Submit every completion to the engine; pieces arrive in the queue with the index of their completion."""
     loop = asyncio.get_running_loop()
 
     def putting(index: int) -> Callable[[Chunk], None]:
@@ -194,7 +194,7 @@ def _submit(engine: Engine, asked: Asked, found: asyncio.Queue[Found]) -> list[C
 async def _whole(
     request: Request, asked: Asked, answer: Answer, texts: list[Completion], found: asyncio.Queue[Found]
 ) -> Response:
-    """The answer in one piece; where the client leaves before, nothing more is written for it."""
+    """Return the whole answer; generation stops if the client disconnects first."""
     choices: dict[int, dict[str, Any]] = {}
     leaving = asyncio.create_task(_left(request))
     try:
@@ -204,7 +204,7 @@ async def _whole(
                 raise _failure(piece.error)
             choices[index] = answer.choice(index, piece)
     except Gone:
-        return Response(status_code=GONE)
+        return Response(status_code=CLIENT_CLOSED)
     finally:
         leaving.cancel()
         for text in texts:
@@ -214,8 +214,8 @@ async def _whole(
 
 
 async def _left(request: Request) -> None:
-    """Returns when the client has left."""
-    # Not request.is_disconnected, which takes no for an answer from a middleware that has yet to ask.
+    """Return when the client has disconnected."""
+    # Not request.is_disconnected, which behind a middleware reports False too early.
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -230,7 +230,7 @@ async def _next(found: asyncio.Queue[Found], leaving: asyncio.Task[None]) -> Fou
 
 
 async def _events(asked: Asked, answer: Answer, texts: list[Completion], found: asyncio.Queue[Found]) -> AsyncIterator[bytes]:
-    """The answer as server-sent events; the server closes this when the client leaves."""
+    """Yield the answer as server-sent events; the server closes this generator when the client disconnects."""
     left = len(texts)
     try:
         while left:
@@ -256,11 +256,11 @@ def _event(record: dict[str, Any]) -> bytes:
 
 
 class ClosingServer(uvicorn.Server):
-    """A server that first closes what its requests wait for, by the app's `state.close`, so that each is answered."""
+    """A server that first closes what its requests wait for, by the app's `state.close`, so that each gets an answer."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End what is being written, then the server."""
-        # A client that does not take its answer is cut off, which uvicorn would tell with a traceback.
+        """Close the app, then the server."""
+        # A client that does not read its answer is cut off, and uvicorn would log a traceback.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         app: Any = self.config.app
         await app.state.close()
@@ -268,12 +268,12 @@ class ClosingServer(uvicorn.Server):
 
 
 def make_server(app: FastAPI) -> ClosingServer:
-    """The server of an app, which tells of nothing but warnings."""
+    """Build the server of an app, which logs only warnings."""
     return ClosingServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
 
 
 def serve_until_stopped(app: FastAPI, listening: socket.socket) -> None:
-    """Answer who asks until Ctrl-C."""
+    """Serve until Ctrl-C."""
     try:
         make_server(app).run(sockets=[listening])
     except KeyboardInterrupt:

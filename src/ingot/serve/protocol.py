@@ -1,6 +1,6 @@
-"""What a client asks for: the fields of OpenAI's /v1/completions, read and checked one by one.
+"""Requests and answers of OpenAI's /v1/completions, read and checked field by field.
 
-A field that we do not have is refused by its name: a client that is not told would believe in a text that it did not ask for.
+An unsupported field is refused by name: a client that is not told would trust a completion that it did not ask for.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ingot.inference.engine import Chunk
 
 MOST_TEXTS, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
 MOST_SEED = 2**62
-FEW_CHARACTERS = 4  # for each token of the context: a text of no more is encoded in no time
-# Fields that are taken and change nothing, and the values of others that do not either.
+SHORT_CHARACTERS = 4  # per token of the context; a shorter prompt is fast to encode and needs no size check
+# Fields that are accepted and ignored, and values of other fields that have no effect.
 IGNORED = ("user", "metadata", "store")
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "suffix": (None, ""), "presence_penalty": (None, 0), "frequency_penalty": (None, 0), "logit_bias": (None, {}),
@@ -29,21 +29,21 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 class Refused(Exception):
-    """A request that cannot be answered, as OpenAI tells it: a sentence, the field, a status."""
+    """A refused request, in the form of OpenAI's errors: message, field, status and code."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
         super().__init__(one_line(message))
         self.param, self.status, self.code = shown(param) if param is not None else None, status, code
 
     def record(self) -> dict[str, Any]:
-        """The JSON of the answer."""
+        """Return the JSON body of the error."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a text begins with."""
+    """The prompt of a completion as token ids."""
 
     ids: list[int]
     is_new: bool
@@ -51,7 +51,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that can be answered."""
+    """A valid request."""
 
     prompts: list[Prompt]
     n: int
@@ -67,7 +67,7 @@ class Asked:
 
 
 class Fields:
-    """The fields of a request, taken one by one; what is left over is unknown."""
+    """The fields of a request, taken one by one; what is left over is unknown and refused."""
 
     def __init__(self, body: bytes) -> None:
         try:
@@ -79,12 +79,12 @@ class Fields:
         self._left: dict[str, Any] = {name: value for name, value in found.items() if name not in IGNORED}
 
     def take(self, name: str, default: Any = None) -> Any:
-        """A field, or the default where it is not there or null."""
+        """Return and remove a field; the default if it is missing or null."""
         value = self._left.pop(name, None)
         return default if value is None else value
 
     def number(self, name: str, default: float | None, low: float, high: float, whole: bool = False) -> Any:
-        """A number between two others, or the default."""
+        """Return a number within bounds, or the default."""
         if (value := self.take(name, default)) is None:
             return None
         fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
@@ -94,13 +94,13 @@ class Fields:
         return value
 
     def flag(self, name: str) -> bool:
-        """True or false."""
+        """Return a boolean field, False by default."""
         if not isinstance(value := self.take(name, False), bool):
             raise Refused(f"{name} is {value!r:.60}, and must be true or false", name)
         return value
 
     def refuse_rest(self) -> None:
-        """Refuse what nobody took."""
+        """Refuse the fields that nobody took."""
         for name, values in NEUTRAL.items():
             if name in self._left and self._left.pop(name) not in values:
                 raise Refused(f"{name} is not supported here; leave it out", name)
@@ -110,7 +110,7 @@ class Fields:
 
 
 def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: str) -> Asked:
-    """The request in a body, for a model of that name, context and tokenizer."""
+    """Parse and check the body of a request."""
     fields = Fields(body)
     _check_model(fields.take("model"), name)
     n = fields.number("n", 1, 1, MOST_TEXTS, whole=True)
@@ -140,7 +140,7 @@ def _check_model(asked: object, name: str) -> None:
 
 
 def _prompts(given: Any, tokenizer: Tokenizer, context: int | None) -> list[Prompt]:
-    """The prompts of a request: a text, several, token ids, or several lists of them."""
+    """Return the prompts of a request: a string, several, token ids, or several lists of them."""
     several = isinstance(given, list) and not all(type(one) is int for one in given)
     listed = given if several else [given]
     if len(listed) > MOST_TEXTS:
@@ -163,8 +163,8 @@ def _prompt(one: Any, tokenizer: Tokenizer, context: int | None) -> Prompt:
 
 
 def check_size(text: str, tokenizer: Tokenizer, context: int | None) -> None:
-    """Refuse a text that has too many tokens whichever they are: the time to find them may grow with the square of its length."""
-    if context is None or len(text) <= FEW_CHARACTERS * context:
+    """Refuse a prompt that must have too many tokens before encoding it, which may take quadratic time."""
+    if context is None or len(text) <= SHORT_CHARACTERS * context:
         return
     if len(text) > context * (longest := int(tokenizer.token_bytes().max())):
         raise Refused(
@@ -199,17 +199,14 @@ def _check_lengths(asked: Asked, tokenizer: Tokenizer, context: int | None) -> N
             )
 
 
-# What a client is told: completions in OpenAI's JSON, whole or in parts.
-
-
 class Answer:
-    """The answer to one request; `choices` are its texts, each after its prompt, in order."""
+    """The answer to one request in OpenAI's JSON, whole or streamed; each choice is a completion of one prompt."""
 
     def __init__(self, tokenizer: Tokenizer, name: str, prompts: Sequence[Prompt], logprobs: int | None, echo: bool) -> None:
         self._tokenizer, self._top, self._echo = tokenizer, logprobs, echo
         self._places = [Places(tokenizer, prompt, echo) for prompt in prompts]
         self._prompts = [len(prompt.ids) for prompt in prompts]
-        self._tokens = [0] * len(prompts)  # told of each choice
+        self._tokens = [0] * len(prompts)  # sent so far, per choice
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -218,7 +215,7 @@ class Answer:
         }
 
     def choice(self, index: int, piece: Chunk) -> dict[str, Any]:
-        """A piece of a text."""
+        """Return the JSON of a piece of a completion."""
         found = {"index": index, "text": piece.text, "logprobs": None, "finish_reason": piece.finish}
         if self._top is not None:
             found["logprobs"] = self._logprobs(index, piece)
@@ -226,17 +223,17 @@ class Answer:
         return found
 
     def record(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The JSON of some choices."""
+        """Return the JSON of some choices."""
         return {**self._head, "choices": list(choices)}
 
     def usage(self, prompts: int) -> dict[str, int]:
-        """How many tokens there were: of each prompt once, and of what was written."""
+        """Return token counts: each prompt once, and what was generated."""
         prompt = sum(self._prompts[:: max(1, len(self._prompts) // prompts)])
         written = sum(self._tokens) - (sum(self._prompts) if self._echo else 0)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
     def _logprobs(self, index: int, piece: Chunk) -> dict[str, Any]:
-        """The tokens of a piece with their scores; the first token of a row has none."""
+        """Return the tokens of a piece with their log-probabilities; the first token of a row has none."""
         words = [self.word(token) for token in piece.ids]
         scores, missing = piece.scores, 0
         chosen: list[float | None] = [] if scores is None else [float(value) for value in scores.chosen]
@@ -253,7 +250,7 @@ class Answer:
         }
 
     def word(self, token: int) -> str:
-        """A token as text; parts of characters and special tokens have a spelling of their own, so that no two are the same."""
+        """Return a token as text; partial characters and special tokens get a unique spelling."""
         piece = self._tokenizer.decode_bytes([token])
         if not piece or self._tokenizer.unfinished([token]):  # with a mark for the capital that follows
             return piece.decode("utf-8", "replace") + f"<|token {token}|>"
@@ -264,7 +261,7 @@ class Answer:
 
 
 class Places:
-    """Where in a text its tokens begin, as they come; all parts of a character begin where it does."""
+    """Computes text offsets of streamed tokens; all parts of a character start where it does."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, echo: bool) -> None:
         self._tokenizer, self._is_new = tokenizer, prompt.is_new
@@ -273,7 +270,7 @@ class Places:
         self._end = 0
 
     def next(self, token: int) -> int:
-        """The place of the next token, in characters."""
+        """Return the offset of the next token, in characters."""
         begin = self._end
         self._end += len(self._decoder.push([token]))
         place = max(begin, self._end - self._length(token))
@@ -284,7 +281,7 @@ class Places:
         return place
 
     def _length(self, token: int) -> int:
-        """The characters of a token that has whole ones alone; of another as many as can be."""
+        """Return the number of characters of a token; of a partial character, as many as possible."""
         try:
             return len(self._tokenizer.decode_bytes([token]).decode())
         except UnicodeDecodeError:
