@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from ingot.inference.model import LoadedModel
     from ingot.runs.state import TrainingResult
 
-# Loaded when they are first asked for: `ingot --help` must not wait for torch.
-_HOMES = {
+# Imported on first use: `ingot --help` must not wait for torch.
+_MODULES = {
     "ingot.api": ("generate", "load", "train"),
     "ingot.config.schema": ("Config",),
     "ingot.errors": ("CheckpointError", "ConfigError", "DataError", "IngotError", "RunError"),
     "ingot.runs.state": ("TrainingResult",),
     "ingot.inference.model": ("LoadedModel",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "CheckpointError",
     "Config",
@@ -44,18 +44,18 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The public names; the rooms are not for tab completion."""
+    """Return the public names, without the subpackages, for tab completion."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 def _public(name: str) -> property:
-    return property(lambda package: getattr(import_module(_HOME_OF[name]), name), lambda package, room: None)
+    return property(lambda package: getattr(import_module(_MODULE_OF[name]), name), lambda package, module: None)
 
 
 class _Package(ModuleType):
-    """This package, in which a public name stays what it is: importing the room `ingot.train` must not hide the function."""
+    """This package, whose public names cannot be replaced: importing `ingot.train` must not hide the function of that name."""
 
 
-for _name in _HOME_OF:
+for _name in _MODULE_OF:
     setattr(_Package, _name, _public(_name))
 sys.modules[__name__].__class__ = _Package

@@ -1,4 +1,4 @@
-"""What can be done with a trained model from Python: load, generate. `train` is a door, in api.py."""
+"""The Python interface: `ingot.train`, `ingot.load` and `ingot.generate`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def load(
     data: str | None = None,
     dtype: str | None = None,
 ) -> LoadedModel:
-    """Load a run folder (its latest or best checkpoint), one checkpoint, or an artifact; to write with, as another `dtype`.
+    """Load a run folder (its latest or best checkpoint), a checkpoint or an artifact; `dtype` casts the weights for generation.
 
-    An artifact that was exported without its tokenizer takes it from `tokenizer`, a name or file, or from the folder `data`.
+    The tokenizer of an artifact that was exported without one comes from `tokenizer`, a name or file, or from the folder `data`.
     """
     weights = open_weights(Path(path), which)
     return open_model(weights, find_tokenizer(weights, tokenizer, data), device, dtype)
@@ -53,7 +53,7 @@ def generate(
     repetition_penalty: float = Sampling.repetition_penalty,
     stop_at_end: bool = False,
 ) -> str:
-    """Load a model and let it continue a prompt."""
+    """Load a model and continue a prompt with it."""
     return load(path, which=which, device=device).generate(
         prompt,
         tokens=tokens,
@@ -67,9 +67,6 @@ def generate(
     )
 
 
-# `ingot.train(...)`: the door for Python and notebooks. Settings are sections, mistakes are raised, progress goes to stderr.
-
-
 def train(
     config: str | Path | Config | dict[str, Any] | None = None,
     *,
@@ -78,17 +75,18 @@ def train(
     reporter: Reporter | None = None,
     **overrides: Any,
 ) -> TrainingResult:
-    """Train as a YAML file, a recipe, a Config or a dict of sections says; overrides are sections: training={"max_steps": 10}.
+    """Train with the settings of a YAML file, a recipe, a Config or a dict of sections; overrides: training={"max_steps": 10}.
 
-    Progress is shown on stderr, as on the command line; `quiet` shows nothing, and a `reporter` of one's own is told instead.
+    Mistakes are raised. Progress is shown on stderr, as on the command line; `quiet` shows nothing, and a custom `reporter`
+    replaces it.
     """
     if isinstance(config, Config):
         config = {name: getattr(config, name).model_dump() for name in type(config).model_fields}
     file, given = (None, config) if isinstance(config, dict) else (config, overrides)
     if isinstance(config, dict):
-        given = {**config, **{name: _over(config.get(name), section) for name, section in overrides.items()}}
+        given = {**config, **{name: _merged(config.get(name), section) for name, section in overrides.items()}}
     sources, world_size = Sources(recipe, file, python=given), ranks_from_environment().world_size
-    resolved = sources.load() if recipe != RECIPE else None  # a mistake is raised before anything is shown
+    resolved = sources.load() if recipe != RECIPE else None  # mistakes are raised before anything is shown
     with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
         resolved = resolved or resolve_auto(sources, world_size, shown.message)
         if (result := completed_result(resolved.config)) is not None:
@@ -98,6 +96,6 @@ def train(
         return run(resolved, shown, dataset=dataset)
 
 
-def _over(section: Any, changes: Any) -> Any:
+def _merged(section: Any, changes: Any) -> Any:
     both = isinstance(section, Mapping) and isinstance(changes, Mapping)
-    return {**section, **changes} if both else changes  # what is no section is told as a mistake when all is merged
+    return {**section, **changes} if both else changes  # anything that is not a section is refused when the config is built

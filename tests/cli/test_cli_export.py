@@ -214,7 +214,7 @@ def test_one_checkpoint_and_another_artifact_can_be_exported(call, run, tmp_path
         (["--which", "worst"], r"choose latest or best"),
         (["--output", "nowhere/at/all"], r"there is no folder nowhere/at; make it first"),
         (["--output", "."], r"is a folder; give the name of a file in it"),
-        (["--format", "huggingface", "--codec", "lzma"], r"has no quantiser and no codec"),
+        (["--format", "huggingface", "--codec", "lzma"], r"is neither compressed nor scored"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(call, run, words, match):
@@ -228,7 +228,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(call, run, words, match):
 def test_what_is_no_file_is_never_replaced(call, run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     result = call("export", run, "--no-score", "--codec", "zlib", "--output", tmp_path / "pipe", "--force")
-    assert "is something else than a file, so it is not replaced" in str(result.exception)
+    assert "is not a file and is not replaced" in str(result.exception)
     assert (tmp_path / "pipe").is_fifo()
 
 
@@ -254,7 +254,7 @@ def test_a_folder_that_is_no_run_is_named(call, tmp_path):
 def test_an_artifact_belongs_to_no_run_and_needs_an_output(call, run):
     call("export", run, "--codec", "zlib", "--no-score")
     result = call("export", run / "artifact" / "model.ingot", "--no-score")
-    assert "belongs to no run folder; say where the result goes with --output" in str(result.exception)
+    assert "is not in a run folder; say where the result goes with --output" in str(result.exception)
 
 
 def test_a_damaged_artifact_is_refused_by_every_verb(ingot, call, run):
@@ -293,7 +293,7 @@ def test_gguf_is_a_folder_with_a_modelfile(call, llama, run, tmp_path):
     pytest.importorskip("gguf", reason="the extra gguf is not installed")
     assert call("export", llama, "--format", "gguf", "--dtype", "q8_0", "--output", tmp_path / "g").exit_code == 0
     assert sorted(path.name for path in (tmp_path / "g").iterdir()) == ["Modelfile", "model.gguf"]
-    assert "give a folder with --output" in str(call("export", llama, "--format", "gguf", "--output", "a.gguf").exception)
+    assert "has to be a folder" in str(call("export", llama, "--format", "gguf", "--output", "a.gguf").exception)
     assert "there is no number format 'q8_0'" in str(call("export", run, "--format", "huggingface", "--dtype", "q8_0").exception)
     told = json.loads(call("export", run, "--format", "gguf", "--json").stdout)
     assert told["artifact"] == str(run / "artifact" / "gguf")

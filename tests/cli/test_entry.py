@@ -74,7 +74,7 @@ def test_a_door_gives_settings_its_own_names_and_advice(capsys):
 
 @pytest.mark.parametrize("error", [ConfigError("x"), DataError("x"), CheckpointError("x")])
 def test_what_every_rank_finds_wrong_the_first_one_says(capsys, monkeypatch, error):
-    monkeypatch.setattr(entry, "PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(entry, "PEER_WAIT_SECONDS", 0)
     monkeypatch.setenv("WORLD_SIZE", "2")
     said = {}
     for rank in "01":
@@ -93,7 +93,7 @@ def test_where_nobody_knows_which_rank_is_first_every_one_speaks(capsys, monkeyp
 
 
 def test_a_rank_that_lost_another_is_silent_and_has_its_code(capsys, monkeypatch):
-    monkeypatch.setattr(entry, "PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(entry, "PEER_WAIT_SECONDS", 0)
     assert ended(PeerLost(4), every_rank=True) == 4 and capsys.readouterr().err == ""
 
 

@@ -64,7 +64,7 @@ def test_arms_take_turns_seed_by_seed(tmp_path, resolve):
         (["model.layers="], "has no values"),
         (["model.layers=[]"], "has no values"),
         (["model.layers=1,2,1"], "two arms have the name layers=1; leave one of the equal values out"),
-        (["data.path=data/w1,data-w1"], "two arms have the name path=data-w1; give them names of their own with --arms FILE"),
+        (["data.path=data/w1,data-w1"], "two arms have the name path=data-w1; name the arms with --arms FILE"),
         (["model.layers=1", "model.layers=2"], "is given twice"),
         (["data.seed=1,2"], r"data\.seed cannot be set here; give --seeds instead"),
         (["training.output_dir=a,b"], "cannot be set here; give --output instead"),
@@ -203,7 +203,7 @@ def test_pieces_of_two_tokenizers_are_different_bytes(tmp_path, resolve):
     ],
 )
 def test_arms_that_would_have_no_score_are_refused_before_they_train(tmp_path, resolve, settings, score, lacking):
-    with pytest.raises(ConfigError, match=f"arm plain: it would have no {score} of its last step, because {lacking} is false"):
+    with pytest.raises(ConfigError, match=f"arm plain would have no {score} of its last step, because {lacking} is false"):
         plan_trials([Arm("plain", settings)], [1], tmp_path / "out", resolve, score)
 
 

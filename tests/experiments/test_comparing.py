@@ -43,7 +43,7 @@ def test_each_run_is_read_once_in_however_many_pairs_of_arms_it_stands(tmp_path,
 
     monkeypatch.setattr(seeds, "read_scored", count)
     arms = [
-        seeds.Arm(tuple(seeds.Known(path.name, path, {}, None) for path in arm(tmp_path / str(width), A)), 3, 1.2, 0.01)
+        seeds.SeedGroup(tuple(seeds.SeedRun(path.name, path, {}, None) for path in arm(tmp_path / str(width), A)), 3, 1.2, 0.01)
         for width in range(3)
     ]
     (tmp_path / "2" / "seed-1" / "result.json").unlink()
@@ -133,7 +133,7 @@ def test_the_same_seed_or_the_same_run_twice_is_refused(sides, tmp_path):
 
 def test_a_score_of_an_earlier_step_is_refused(sides, tmp_path):
     stale = [write_finished(tmp_path / str(seed), 1.2, seed, total_steps=29, val_step=20) for seed in (8, 9)]
-    with pytest.raises(CheckpointError, match=r"the val_bpb of .* is of step 20 and it has 29; .*evaluation\.at_end=true"):
+    with pytest.raises(CheckpointError, match=r"has the val_bpb of step 20, not of its last step 29; .*evaluation\.at_end=true"):
         compare(sides[0], stale)
 
 

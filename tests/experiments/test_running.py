@@ -91,7 +91,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, resolve):
 @pytest.fixture
 def long(tmp_path, resolve, monkeypatch):
     """A trial that lasts for many looks at it."""
-    monkeypatch.setattr("ingot.experiments.sweep.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("ingot.experiments.sweep.TICK_SECONDS", 0.01)
     settings = ["training.max_steps=400", "training.save_every=1000"]
     return plan_trials(make_arms(settings), [1], tmp_path / "long", resolve)[0]
 

@@ -1,1 +1,1 @@
-"""The `ingot` command, one file per verb: each adds itself to the app of verbs.py and imports heavy things when it is called."""
+"""The `ingot` command, one file per group of commands; heavy imports stay inside the commands."""

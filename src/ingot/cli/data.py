@@ -31,7 +31,7 @@ commands = typer.Typer(
     help="Download, prepare, inspect, verify and convert data for training; train a tokenizer.",
 )
 BAR_CHARACTERS = 40  # length of the longest bar of a histogram
-MAX_LISTED_FINDINGS = 20  # of one kind; --json lists all
+MAX_LISTED_FINDINGS = 20  # findings of one kind beyond these are listed only by --json
 TokenFormat = Literal["ingot", "nanogpt", "gpt-simple", "shards"]
 
 
@@ -289,8 +289,8 @@ RayAddress = Annotated[
     typer.Option(metavar="ADDRESS", help="Ray cluster; auto: the one on this machine. Default: start one."),
 ]
 TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column with the text.")]
-LARGE_VOCABULARY = 8192  # from this size on, a step of the demo takes seconds on a CPU: 3 s on two cores with 50,257 ids
-GPT2_TOKENS = 100_000_000  # with less text the 124M parameters of the recipe gpt2 memorise it
+LARGE_VOCABULARY = 8192  # a step of the demo takes seconds on a CPU with more ids than this: 3 s on two cores with 50,257
+GPT2_TOKENS = 100_000_000  # the recipe gpt2 with its 124M parameters memorises less text than this
 
 
 @commands.command("prepare")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ingot.runs.series import Curves, Series, Timing
 
 WATCH_SECONDS = 1.0
-MAX_CPU_SHARE = 0.02  # of one core: watching a run must not slow it down
+MAX_CPU_SHARE = 0.02  # share of one core: watching a run must not slow it down
 MAX_WAIT_SECONDS = 30.0
 MAX_WATCHED_STALLS, MAX_REPORTED_STALLS = 3, 5
 MAX_SAMPLE_CHARACTERS = 4000
@@ -543,9 +543,9 @@ def _add_tasks(page: Page, runs: Sequence[ReportedRun]) -> None:
 
 def _add_seed_statistics(page: Page, runs: Sequence[ReportedRun]) -> None:
     """Add mean and standard deviation of runs that differ only in their seeds, and Welch's test between such groups."""
-    from ingot.experiments.compare import Known, over_seeds, tested
+    from ingot.experiments.compare import SeedRun, over_seeds, tested
 
-    arms = over_seeds([Known(run.name, run.run.path, run.settings, run.status.get("val_bpb")) for run in runs])
+    arms = over_seeds([SeedRun(run.name, run.run.path, run.settings, run.status.get("val_bpb")) for run in runs])
     if not arms:
         return
     page.section("Over seeds", "Runs that differ in nothing but their seeds.")

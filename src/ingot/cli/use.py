@@ -292,7 +292,7 @@ def generate(
         _print_texts(model, prompt or "", options, samples, stream, as_json)
         return
     if samples != 1:
-        raise ConfigError("--samples is for plain text; repeat the prompt on lines of its own in --input")
+        raise ConfigError("--samples is for plain text; repeat the prompt on several lines of --input")
     if path is not None and output_dir is not None:
         raise ConfigError("PATH and --output-dir both name a model; keep one")
     chosen = str(path) if path is not None else model_path(checkpoint, output_dir)

@@ -1,1 +1,1 @@
-"""Shared by the command lines: errors and exit codes, progress lines, tables, charts and starting ranks."""
+"""Shared by all command lines: errors and exit codes, progress, tables, charts and the launcher of ranks."""

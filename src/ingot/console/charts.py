@@ -1,4 +1,4 @@
-"""Line charts, in a terminal or as a picture; what is drawn is a list of panels."""
+"""Line charts for terminals and pictures, and HTML pages."""
 
 from __future__ import annotations
 
@@ -27,21 +27,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over one axis; those without points are left out by whoever makes it."""
+    """Lines over one axis; every line has points."""
 
     title: str
-    axis: str  # what is counted from left to right
+    axis: str  # label of the horizontal axis
     lines: Sequence[Line]
 
     @property
     def bounds(self) -> tuple[float, float, float, float]:
-        """Left, right, bottom and top of all lines."""
+        """The smallest and largest x, then the smallest and largest y of all lines."""
         xs = [x for line in self.lines for x, _ in line.points]
         ys = [y for line in self.lines for _, y in line.points]
         return min(xs), max(xs), min(ys), max(ys)
 
-
-# A page of tables, pictures and texts as one file: nothing in it is fetched from anywhere, and nothing in it runs.
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #222; }
@@ -62,7 +60,7 @@ HEAD = """<!DOCTYPE html>
 
 
 class Page:
-    """Sections of a page, put together as they come."""
+    """An HTML page of tables, pictures and texts in one file; it fetches nothing and runs nothing."""
 
     def __init__(self, title: str) -> None:
         self._parts = [HEAD.format(title=escape(title), style=STYLE)]
@@ -72,43 +70,41 @@ class Page:
         self._parts.append(f"<h2>{escape(title)}</h2>\n" + (f"<p>{escape(note)}</p>\n" if note else ""))
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table with a line of names above it."""
+        """Add a table."""
         lines = [f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>"]
         lines += [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
         self._parts.append(f"<table>\n{chr(10).join(lines)}\n</table>\n")
 
     def picture(self, png: bytes, words: str) -> None:
-        """A picture, with words for those who do not see it."""
+        """Add a picture with its alternative text."""
         self._parts.append(f'<img alt="{escape(words)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">\n')
 
     def text(self, title: str, text: str) -> None:
-        """A text as it was written."""
+        """Add preformatted text."""
         self._parts.append(f"<h3>{escape(title)}</h3>\n<pre>{escape(text)}</pre>\n")
 
     def data(self, name: str, record: str) -> None:
-        """JSON for programs that read the page."""
+        """Add JSON for programs that read the page."""
         safe = record.replace("<", "\\u003c")
         self._parts.append(f'<script type="application/json" id="{escape(name)}">{safe}</script>\n')
 
     def render(self) -> str:
-        """The whole file."""
+        """Return the whole file."""
         return "".join(self._parts) + "</body></html>\n"
 
 
-# Panels as a picture, side by side, with a text beside them where there is one.
-
-WIDTH, HEIGHT = 4.6, 3.6  # inches of a panel
-FEW = 20  # points, each of which is marked
-TEXT_LINES, TEXT_COLUMNS = 17, 52  # of a text in its panel
+WIDTH, HEIGHT = 4.6, 3.6  # size of a panel in inches
+MAX_MARKED_POINTS = 20  # a line with fewer points has a marker at each
+TEXT_LINES, TEXT_COLUMNS = 17, 52  # size of the text panel
 
 
 def draw_panels(panels: Sequence[Panel], text: str, file: Path, option: str) -> None:
-    """Draw panels into a file; `option` is how the user named it."""
+    """Write panels, side by side, and an optional text to a file; `option` names the file in error messages."""
     save_picture(_figure(panels, text), file, option)
 
 
 def panels_png(panels: Sequence[Panel]) -> bytes:
-    """Panels as the bytes of a PNG."""
+    """Return panels as the bytes of a PNG."""
     image = io.BytesIO()
     _figure(panels, "").savefig(image, format="png", dpi=110)
     return image.getvalue()
@@ -124,7 +120,9 @@ def _figure(panels: Sequence[Panel], text: str) -> Any:
         for line in panel.lines:
             xs, ys = zip(*line.points, strict=True)
             # A label that begins with _ would be left out of the legend.
-            axes.plot(xs, ys, label=f" {line.name}", linewidth=1.5, marker="o" if len(xs) < FEW else None, markersize=3)
+            axes.plot(
+                xs, ys, label=f" {line.name}", linewidth=1.5, marker="o" if len(xs) < MAX_MARKED_POINTS else None, markersize=3
+            )
         axes.set_title(panel.title, parse_math=False, fontsize=10)
         axes.set_xlabel(panel.axis)
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -140,25 +138,23 @@ def _figure(panels: Sequence[Panel], text: str) -> Any:
 
 
 def cut(text: str) -> str:
-    """As much of a text as has room in a panel, with long lines broken."""
+    """Return as much of a text as fits a panel, with long lines wrapped."""
     lines = [part for line in text.strip().splitlines() for part in wrap(line, TEXT_COLUMNS) or [""]]
     return "\n".join(lines[:TEXT_LINES])
 
 
-# Panels as lines of text: curves of braille dots, a letter at the end of each, and the names and last values below.
-
 BRAILLE = 0x2800
-DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # by column, from the top
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of a braille cell, by column from the top
 COLOURS = ("36", "33", "35", "32", "34", "31")
-NARROWEST = 20  # cells of a curve, however narrow the terminal is
+MIN_WIDTH = 20  # cells of a curve, however narrow the terminal is
 
 
 def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = False, braille: bool = True) -> list[str]:
-    """A panel for a terminal of `width` cells, with `height` lines for the curves."""
+    """Return a panel as text for a terminal of `width` cells: braille curves with a letter at their end, and a legend."""
     left, right, bottom, top = panel.bounds
     labels = _labels(bottom, top, height)
     margin = max(map(len, labels))
-    canvas = _Canvas(max(NARROWEST, width - margin - 3), height, braille)
+    canvas = _Canvas(max(MIN_WIDTH, width - margin - 3), height, braille)
     for number, line in enumerate(panel.lines):
         canvas.curve(_scaled(line.points, (left, right, bottom, top), canvas), number)
     rows = canvas.rows(colours)
@@ -178,7 +174,7 @@ PLAIN = str.maketrans({"┤": "|", "│": "|", "└": "+", "─": "-"})
 
 
 class _Canvas:
-    """Cells of dots, each with the number of the curve that touched it last, and letters over them."""
+    """A grid of braille cells; each remembers the curve that touched it last."""
 
     def __init__(self, width: int, height: int, braille: bool) -> None:
         self.width, self.height, self._braille = width, height, braille
@@ -200,15 +196,15 @@ class _Canvas:
         self._owner[row][column] = number
 
     def rows(self, colours: bool) -> list[str]:
-        """The lines from the top; colours only where there is something to see."""
-        found = []
+        """Return the lines from the top; empty cells have no colour codes."""
+        lines = []
         for row in range(self.height):
             texts = [self._text(row, column) for column in range(self.width)]
             if colours:
                 owner = self._owner[row]
                 texts = [_coloured(text, owner[column]) if text != " " else text for column, text in enumerate(texts)]
-            found.append("".join(texts).rstrip())
-        return found
+            lines.append("".join(texts).rstrip())
+        return lines
 
     def _text(self, row: int, column: int) -> str:
         dots = self._dots[row][column]
@@ -225,7 +221,7 @@ class _Canvas:
 
 
 def _scaled(points: Points, bounds: tuple[float, float, float, float], canvas: _Canvas) -> list[tuple[int, int]]:
-    """Points as dots of a canvas."""
+    """Return points as dots of a canvas."""
     left, right, bottom, top = bounds
     across, up = 2 * canvas.width - 1, 4 * canvas.height - 1
     wide, high = right - left or 1.0, top - bottom or 1.0
@@ -233,7 +229,7 @@ def _scaled(points: Points, bounds: tuple[float, float, float, float], canvas: _
 
 
 def _labels(bottom: float, top: float, height: int) -> list[str]:
-    """What stands at the axis from the top: the largest, the middle and the smallest value."""
+    """Return the labels of the vertical axis from the top: the largest, the middle and the smallest value."""
     labels = [""] * height
     labels[0], labels[height // 2], labels[-1] = f"{top:.3f}", f"{(top + bottom) / 2:.3f}", f"{bottom:.3f}"
     return labels

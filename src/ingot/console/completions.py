@@ -1,6 +1,6 @@
-"""Texts for programs: an answer per line of JSON on stdout or in a file, and everything else on stderr.
+"""Completions as JSON lines, on stdout or in a file, with everything else on stderr.
 
-`generate` gives prompts to one model, `batch-generate` lets every line name its own; two doors have them.
+`ingot generate` and `gpt-simple generate` give all prompts to one model; in `gpt-simple batch-generate` every line names its own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ingot.inference.batch import Problems, expand, read_prompts, read_requests
 from ingot.runtime.files import is_utf8, readable, write_atomically, writing_output
 
 Say = Callable[[str], None]
-# What gpt-simple's commands ask for unless they are told otherwise; a prompt there is its own ids and no start of a document.
+# The defaults of gpt-simple's commands; there a prompt does not begin with the start mark of a document.
 DEFAULTS = GenerationOptions(max_new_tokens=100, temperature=0.8, top_k=50, top_p=0.95, start_mark=False)
 DTYPE = "bf16"
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str | None:
-    """The prompt as it is given, from stdin for `-`, or from a file; the line end that echo and editors add is left out."""
+    """Return the prompt as given, from stdin for `-`, or from a file; the final line end is dropped."""
     if prompt is not None and file is not None:
         raise ConfigError("give --prompt TEXT or --prompt-file FILE; one of them")
     if file is None and prompt != "-":
@@ -43,26 +43,28 @@ def _stdin() -> bytes:
 
 
 def prompts_of(prompt: str | None, prompts_file: Path | None) -> list[dict[str, Any]]:
-    """The prompts of a command: one, or those of a file."""
+    """Return the one prompt of a command, or those of a file."""
     if (prompt is None) == (prompts_file is None):
         raise ConfigError("give --prompt TEXT or --prompts-file FILE; one of them")
     return read_prompts(prompts_file) if prompts_file is not None else [{"prompt": prompt}]
 
 
 def generate_records(
-    model: Any, given: Sequence[Mapping[str, Any]], options: GenerationOptions, output: Path | None, stream: bool, say: Say
+    model: Any, records: Sequence[Mapping[str, Any]], options: GenerationOptions, output: Path | None, stream: bool, say: Say
 ) -> None:
-    """Continue prompts with a model and write a line for each; with `stream`, first a line for every piece as it is written."""
-    prompts = [str(one["prompt"]) for one in given]
+    """Continue prompts with a model and write a line for each; with `stream`, first print a line for every piece of text."""
+    prompts = [str(record["prompt"]) for record in records]
     if stream:
-        written = [prompt if options.return_full_text else "" for prompt in prompts]
+        completions = [prompt if options.return_full_text else "" for prompt in prompts]
         for number, piece in model.stream_batch(prompts, options):
-            written[number] += piece
+            completions[number] += piece
             print_line({"index": number, "piece": piece})
     else:
-        written = model.generate_batch(prompts, options)
-    told = [options.alone(number).record() for number in range(len(given))]
-    answers = [{**one, "completion": text, "generation": how} for one, text, how in zip(given, written, told, strict=True)]
+        completions = model.generate_batch(prompts, options)
+    answers = [
+        {**record, "completion": text, "generation": options.alone(number).record()}
+        for number, (record, text) in enumerate(zip(records, completions, strict=True))
+    ]
     write_lines(answers, output, say)
 
 
@@ -79,19 +81,20 @@ def generate_requests(
     as_json: bool,
     say: Say,
 ) -> None:
-    """Answer a file of requests, or only say what would be done; problems are told together, before a model is opened."""
+    """Answer a file of requests, or with `dry_run` only report the plan; all problems are reported before a model is opened."""
     from ingot.inference.batch import answer_all, plan_loads
 
     try:
         requests = read_requests(file, model, dtype, tokenizer, options)
         loads = plan_loads(requests, _locate)
-    except Problems as found:
-        for problem in found.problems:
+    except Problems as error:
+        for problem in error.problems:
             say(problem)
-        raise ConfigError(f"{file}: {len(found.problems)} problems, which are told above; nothing was opened") from None
+        raise ConfigError(f"{file}: {len(error.problems)} problems, listed above; nothing was opened") from None
     if as_json and dry_run:
         plan = [
-            {"model": str(one.path), "dtype": one.dtype, "named": one.references, "texts": len(one.requests)} for one in loads
+            {"model": str(load.path), "dtype": load.dtype, "named": load.references, "texts": len(load.requests)}
+            for load in loads
         ]
         print_line({"requests": len(requests), "models": plan})
     for load in loads:
@@ -109,15 +112,15 @@ def generate_requests(
 
 
 def model_path(checkpoint: str | None, output_dir: str | None) -> str | None:
-    """The model that a command names by one of its two flags."""
+    """Return the model that --checkpoint or --output-dir names."""
     if checkpoint is not None and output_dir is not None:
         raise ConfigError("give --checkpoint DIR or --output-dir RUN; one of them")
-    found = checkpoint if checkpoint is not None else output_dir
-    return None if found is None else expand(found)
+    path = checkpoint if checkpoint is not None else output_dir
+    return None if path is None else expand(path)
 
 
 def write_lines(records: Iterable[Mapping[str, Any]], output: Path | None, say: Say) -> None:
-    """Write a line per record, to stdout or into a file that is there whole or not at all."""
+    """Write a line per record, to stdout or to a file that is written whole or not at all."""
     if output is None:
         for record in records:
             print_line(record)
@@ -125,28 +128,28 @@ def write_lines(records: Iterable[Mapping[str, Any]], output: Path | None, say: 
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     with writing_output(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        # Half a surrogate pair in a field that only comes back is written as it was, \ud800.
+        # Half a surrogate pair in a field of the request is written as it was read, \ud800.
         write_atomically(output.resolve(), "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
     say(f"{output}: {len(lines)} texts")
 
 
 def print_line(record: Mapping[str, Any]) -> None:
-    """A line of JSON on stdout, at once."""
+    """Print a JSON line and flush it."""
     sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 
 def _locate(path: str) -> Path:
-    """Where the model of a reference lies; one of gpt-simple's that was written from one of ours beside it is that one."""
+    """Return the path of a model; a gpt-simple checkpoint that was written beside one of ours stands for ours."""
     from ingot.artifact.gpt_simple import is_checkpoint, read_saved
     from ingot.inference.model import locate_weights
     from ingot.runs.checkpoints import open_index
     from ingot.runs.folder import saved_steps
 
-    found = locate_weights(Path(path))
+    located = locate_weights(Path(path))
     with suppress(CheckpointError):
-        saved = read_saved(found) if is_checkpoint(found) else None
-        ours = saved_steps(found.parent).get(saved.step) if saved is not None else None
+        saved = read_saved(located) if is_checkpoint(located) else None
+        ours = saved_steps(located.parent).get(saved.step) if saved is not None else None
         if saved is not None and ours is not None and open_index(ours).progress["tokens"] == saved.state.get("tokens_trained"):
             return ours
-    return found
+    return located

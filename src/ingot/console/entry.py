@@ -1,7 +1,7 @@
-"""How a program of ours ends: an error is one line in its users' words, with the exit code of its class.
+"""Errors as one line with the exit code of their class, and how a program ends.
 
-Whatever starts ranks ends all of them when one fails, so the rank that knows why must be the first to speak; a rank that has
-nothing to add waits for that.
+A launcher of ranks ends all of them when one fails, so the rank that knows the reason has to print it first; a rank that only
+noticed the failure of another waits.
 """
 
 from __future__ import annotations
@@ -32,59 +32,64 @@ from ingot.errors import (
 from ingot.runtime.processes import process_age, safe_path
 from ingot.runtime.ranks import ranks_from_environment
 
-# What Python's own errors and warnings say that are no mistakes of ours: names that cannot be, and what a user's model does.
-
-PREFIX = "ingot_model_"  # of the names that model/registry.py gives to users' files
-LINES = 3  # of the user's that are shown, those nearest to the error
+MODEL_MODULE_PREFIX = "ingot_model_"  # model/registry.py imports users' files under such names
+MAX_FRAMES = 3  # frames of the user's file that an error shows, nearest to the error
 
 
-def told(error: BaseException) -> IngotError | None:
-    """The error for whoever can mend it; None: it is ours."""
-    said = str(error)
-    if isinstance(error, UnicodeEncodeError) or "embedded null" in said:
-        return ConfigError(f"a name or text holds what none can have ({said})", advice="correct it")
-    if said.startswith("Symlink loop"):
-        return ConfigError(said, advice="give the name of what it should lead to")
-    return _of_a_model(error)
+def user_error(error: BaseException) -> IngotError | None:
+    """Return an error of Python as one that its user can fix; None for a bug of ours."""
+    message = str(error)
+    if _is_out_of_memory(error):
+        return RunError(
+            "the memory is full",
+            Setting("training.micro_batch"),
+            Setting("data.seq_len"),
+            advice="lower {0} or {1}, ask for fewer texts or take a smaller model",
+        )
+    if isinstance(error, UnicodeEncodeError) or "embedded null" in message:
+        return ConfigError(f"a name or text contains invalid characters ({message})", advice="correct it")
+    if message.startswith("Symlink loop"):
+        return ConfigError(message, advice="give the path that the link should lead to")
+    return _custom_model_error(error)
 
 
 def show_warnings() -> None:
-    """Let warnings show the control characters of names, and not send them."""
-    if logging.lastResort is not None:  # where they go
-        logging.lastResort.setFormatter(_Shown())
+    """Make warnings print control characters visibly."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_VisibleFormatter())
 
 
-class _Shown(logging.Formatter):
+class _VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return shown(super().format(record))
 
 
-def _of_a_model(error: BaseException | None) -> IngotError | None:
-    """What went wrong in a user's file, wherever it was called from; None where none was involved."""
+def _custom_model_error(error: BaseException | None) -> IngotError | None:
+    """Return an error raised in the file of a custom model, wherever it was called from; None for any other."""
     while error is not None:
         frames = [
             (frame.f_code, line)
             for frame, line in traceback.walk_tb(error.__traceback__)
-            if str(frame.f_globals.get("__name__")).startswith(PREFIX)
+            if str(frame.f_globals.get("__name__")).startswith(MODEL_MODULE_PREFIX)
         ]
         if frames:
             lines = [
                 f"{Path(code.co_filename).name}:{line} in {code.co_name}: {linecache.getline(code.co_filename, line).strip()}"
-                for code, line in frames[-LINES:]
+                for code, line in frames[-MAX_FRAMES:]
             ]
-            said = f"it ends the program with {error.code!r}" if isinstance(error, SystemExit) else str(error)
-            return RunError(f"your model fails: {' > '.join(lines)} > {type(error).__name__}: {said}")
+            message = f"it ends the program with {error.code!r}" if isinstance(error, SystemExit) else str(error)
+            return RunError(f"your model fails: {' > '.join(lines)} > {type(error).__name__}: {message}")
         error = error.__cause__
     return None
 
 
-BROKEN_PIPE = 141  # what shells report when a reader such as `head` has left
-PATIENCE_SECONDS = 10
-STARTED_AT = "INGOT_STARTED_AT"  # tells a rank when its launcher began
+BROKEN_PIPE = 141  # exit code that shells report when a reader such as `head` has left
+PEER_WAIT_SECONDS = 10  # a rank that only noticed a failure waits this long for the one that knows the reason
+STARTED_AT = "INGOT_STARTED_AT"  # environment variable with the start time of the launcher
 
 
 class Outcome:
-    """How a program ended."""
+    """The exit code of a program, and the error that ended it."""
 
     code = 0
     error: IngotError | None = None
@@ -100,10 +105,10 @@ def explained(
     every_rank: bool = False,
     stopped: int = 0,
 ) -> Iterator[Outcome]:
-    """Turn errors into a line and an exit code, with a door's names for settings and its advice; readers may leave.
+    """Turn errors into one line and an exit code; `name` and `advise` translate settings and advice for the program's users.
 
-    What every rank finds wrong is said by the first alone. With `every_rank` another speaks too if nobody ended it meanwhile: it
-    is then the only one that found it. `stopped`: the exit code after a signal that came before a run began.
+    An error that every rank finds is printed by the first rank only. With `every_rank` another rank prints its error too if it is
+    still alive after a wait: then no other found it. `stopped` is the exit code after a signal that came before a run began.
     """
     outcome = Outcome()
     _open_streams()
@@ -114,7 +119,7 @@ def explained(
     except IngotError as error:
         speaks = not isinstance(error, PeerLost) and _speaks(error)
         if not speaks:
-            time.sleep(PATIENCE_SECONDS)
+            time.sleep(PEER_WAIT_SECONDS)
         if speaks or (every_rank and not isinstance(error, PeerLost)):
             warn(f"{program}: error: {error.render(name, advise)}")
         outcome.code, outcome.error = error.exit_code, error
@@ -128,13 +133,14 @@ def explained(
         _drop_stdout()
         outcome.code = BROKEN_PIPE
     except OSError as error:
-        if error.filename is None:  # it is the output that cannot be written
+        if error.filename is None:  # stdout cannot be written
             _drop_stdout()
-        outcome.error = RunError(_refused(error))
+        reason = error.strerror or str(error)
+        outcome.error = RunError(reason if error.filename is None else f"{error.filename}: {reason}")
         warn(f"{program}: error: {outcome.error}")
         outcome.code = RunError.exit_code
     except (Exception, SystemExit) as error:
-        outcome.error = _told(error)
+        outcome.error = user_error(error)
         if outcome.error is None:
             raise
         warn(f"{program}: error: {outcome.error.render(name, advise)}")
@@ -142,14 +148,14 @@ def explained(
 
 
 def stop_exit_code(words: Sequence[str]) -> int:
-    """What --stop-exit-code says in the words of a command that was not read yet; 0 where it says nothing."""
-    pairs = zip(words, [*words[1:], ""], strict=False)  # there may be no word
+    """Return the value of --stop-exit-code in an unparsed command line; 0 without one."""
+    pairs = zip(words, [*words[1:], ""], strict=False)
     given = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--stop-exit-code"]
     return int(given[-1]) if given and given[-1].isdecimal() and int(given[-1]) < 256 else 0
 
 
 def process_start() -> float:
-    """The unix time at which this program began, or the one that launched it as a rank."""
+    """Return the unix time at which this program, or the launcher of this rank, started."""
     if STARTED_AT in os.environ:
         with suppress(ValueError):
             return float(os.environ[STARTED_AT])
@@ -158,13 +164,13 @@ def process_start() -> float:
 
 
 def say(line: str) -> None:
-    """Print a line of a log, at once: somebody may be watching it through a pipe."""
+    """Print a line and flush it: someone may be reading through a pipe."""
     print(line, flush=True)
 
 
 def warn(line: str) -> None:
-    """Print a line that is not a part of the output."""
-    with suppress(OSError, ValueError):  # whoever read it may have left
+    """Print a line on stderr."""
+    with suppress(OSError, ValueError):  # the reader may have left
         print(shown(line), file=sys.stderr, flush=True)
 
 
@@ -173,45 +179,27 @@ def _open_streams() -> None:
         if getattr(sys, name) is None:  # closed by the shell: >&-
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
         if hasattr(stream := getattr(sys, name), "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show must not be an error
     show_warnings()
 
 
 def _speaks(error: IngotError) -> bool:
-    """Whether this rank says what went wrong: what every rank finds wrong, the first one does."""
+    """Return True if this rank prints the error: one that every rank finds is printed by the first."""
     try:
         first = ranks_from_environment().first
     except ConfigError:
-        first = True  # nobody knows which one is
+        first = True  # the rank is unknown
     return first or not isinstance(error, ConfigError | DataError | CheckpointError)
 
 
 def _drop_stdout() -> None:
-    """Let what is not yet printed go nowhere, or Python complains when it closes stdout."""
+    """Send the rest of stdout to nowhere; otherwise Python complains when it closes stdout."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _refused(error: OSError) -> str:
-    """What the system said and of which file, without the number it has for it."""
-    said = error.strerror or str(error)
-    return said if error.filename is None else f"{error.filename}: {said}"
-
-
-def _told(error: BaseException) -> IngotError | None:
-    """What an error says that is no mistake of ours; None: it is one."""
-    if not _no_memory(error):
-        return told(error)
-    return RunError(
-        "the memory is full",
-        Setting("training.micro_batch"),
-        Setting("data.seq_len"),
-        advice="lower {0} or {1}, ask for fewer texts or take a smaller model",
-    )
-
-
-def _no_memory(error: BaseException) -> bool:
-    """Whether an error is that of an allocator, of torch, MLX or Python, at the end of the memory."""
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Return True for the out-of-memory errors of torch, MLX and Python."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    said = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(words in str(error) for words in said)
+    phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(phrase in str(error) for phrase in phrases)

@@ -1,8 +1,8 @@
-"""Start one process per rank on this machine and share their fate: signals go to all, one failure ends all.
+"""Start one process per rank on this machine: signals go to all ranks, and one failure ends all.
 
-Every rank has a session of its own, so a Ctrl-C reaches this launcher alone and each rank gets exactly one signal from it: the
-first means save and end, a SIGINT after it means end at once, and a rank must not count one key press as two. Where several
-machines train together torchrun starts the ranks of each: it waits for the other machines and ends all of them when one fails.
+Every rank runs in a separate session, so a Ctrl-C reaches only this launcher and each rank gets exactly one signal from it:
+the first means save and stop, a second SIGINT means end at once, and a rank must not count one key press as two.
+On several machines torchrun starts the ranks: it waits for the other machines and ends all of them when one fails.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 
 @dataclass(frozen=True)
 class _Ended:
-    """A rank is gone; `code` as subprocess has it, negative for a signal."""
+    """The end of a rank; `code` is that of subprocess, negative for a signal."""
 
     rank: subprocess.Popen[bytes]
     code: int
 
 
-_Events = queue.SimpleQueue[_Ended | signal.Signals]  # its put may be called from a signal handler
+_Events = queue.SimpleQueue[_Ended | signal.Signals]  # SimpleQueue.put is safe in a signal handler
 
 
 def launch(
@@ -53,9 +53,9 @@ def launch(
     command: Sequence[str] | None = None,
     grace_seconds: float = 10.0,
 ) -> int:
-    """Run `python -m module <argv>`, or another command, as `nproc` ranks; returns the exit code of the first that failed, or 0.
+    """Run `python -m module <argv>`, or another command, as `nproc` ranks; return the exit code of the first that failed, or 0.
 
-    On several machines it is torchrun's, 1 for any failure.
+    On several machines the exit code is torchrun's: 1 for any failure.
     """
     _check(nproc, nnodes, node_rank, master_port)
     # -P: as with the `ingot` script, a stray random.py in the working folder is not imported.
@@ -80,7 +80,7 @@ def launch(
                 ranks.append(_start(command, {**environment, **of_rank}, hold_back))
             for rank in ranks:
                 threading.Thread(target=_report_end, args=(rank, events), daemon=True).start()
-            # torchrun passes on what it knows and dies of the others.
+            # torchrun forwards SIGTERM and dies of SIGUSR1 and SIGUSR2.
             instead = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), signal.SIGTERM) if nnodes > 1 else {}
             return _supervise(ranks, events, grace_seconds, instead)
         finally:
@@ -90,12 +90,12 @@ def launch(
 def _supervise(
     ranks: list[subprocess.Popen[bytes]], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]
 ) -> int:
-    """Wait for all ranks and pass signals on, some as others; after the first failure the rest have the grace period to end."""
+    """Wait for all ranks and forward signals, replaced by `instead`; after a failure the others have the grace period to end."""
     alive, exit_code, deadline = list(ranks), 0, None
     while alive:
         try:
             event = events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except queue.Empty:  # a rank that waits in a collective for a dead one does not answer SIGTERM
+        except queue.Empty:  # a rank that waits for a dead one in a collective ignores SIGTERM
             _kill(alive)
             deadline = None
             continue
@@ -105,7 +105,7 @@ def _supervise(
         alive.remove(event.rank)
         if event.code and not exit_code:
             exit_code = _exit_code(event.code)
-            if event.code < 0:  # the others say what went wrong themselves; this one could not
+            if event.code < 0:  # a rank that a signal ended could not print a reason
                 name = signal.Signals(-event.code).name
                 print(f"ingot: error: rank process {event.rank.pid} was ended by {name}", file=sys.stderr)
             deadline = time.monotonic() + grace_seconds
@@ -114,12 +114,12 @@ def _supervise(
 
 
 def _exit_code(code: int) -> int:
-    """The command's exit code, by that of a rank: one that a signal ended from outside is a run that failed."""
+    """Return the exit code for that of a rank; a rank that a signal ended is a failed run."""
     return code if code > 0 else INTERRUPTED if code == -signal.SIGINT else RunError.exit_code
 
 
 def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool) -> subprocess.Popen[bytes]:
-    # A rank of ours gets signals when it can answer them: one that came while Python starts would kill it.
+    # Signals are blocked until the rank can handle them: one that came while Python starts would kill it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING if hold_back else ())
     try:
         return subprocess.Popen(
@@ -141,7 +141,7 @@ def _report_end(rank: subprocess.Popen[bytes], events: _Events) -> None:
 
 @contextlib.contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
-    """Signals become events, except those that our caller ignores, as nohup does."""
+    """Turn signals into events, except those that our caller ignores, as nohup does."""
     before: dict[signal.Signals, Any] = {}
     seen: list[int] = []
 
@@ -174,12 +174,12 @@ def _kill(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _free_port() -> int:
-    """A port nobody listens on, below the range that systems hand out to outgoing connections while the ranks start."""
+    """Return a free port below the range of outgoing connections, which could take it while the ranks start."""
     for port in random.sample(range(20000, 32768), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port
-    raise RunError("no free port between 20000 and 32767 for the ranks to meet at; name one with --master-port")
+    raise RunError("there is no free port between 20000 and 32767 for the ranks; give one with --master-port")
 
 
 def _check(nproc: int, nnodes: int, node_rank: int, master_port: int | None) -> None:

@@ -1,4 +1,4 @@
-"""What verbs print and write: JSON or aligned columns on stdout, and files that are whole or not there."""
+"""Output of commands: JSON or aligned columns on stdout, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from ingot.errors import ConfigError, shown
 from ingot.runtime.files import replace_users_file, to_json, writing_output
 
-json_printed = ContextVar("json_printed", default=False)  # whether stdout has the result of this command as JSON
+json_printed = ContextVar("json_printed", default=False)  # True once this command has printed its result
 
 
 def print_json(value: Any) -> None:
@@ -31,7 +31,7 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with their columns aligned; a row of one cell is a heading."""
+    """Return rows as lines with their columns aligned; a row of one cell is a heading."""
     rows = [[shown(cell) for cell in row] for row in rows]
     full = [row for row in rows if len(row) > 1]
     widths = [max(map(len, column)) for column in zip(*full, strict=True)]
@@ -60,36 +60,35 @@ def check_target(target: Path, folder: bool, force: bool) -> None:
 
 
 def visible(text: str) -> str:
-    """A text as a terminal may get it: characters that would steer the terminal are written out, such as \\x1b."""
-    return "".join(f"\\x{ord(one):02x}" if one not in "\n\t" and _steers(one) else one for one in text)
+    """Return a text with control characters written out, such as \\x1b, so that they cannot steer a terminal."""
+    return "".join(
+        f"\\x{ord(character):02x}" if character not in "\n\t" and _is_control(character) else character for character in text
+    )
 
 
 def for_reader(text: str) -> str:
-    """A text for stdout: as it is, and on a terminal visible."""
+    """Return a text for stdout: with visible control characters on a terminal, unchanged elsewhere."""
     return visible(text) if sys.stdout.isatty() else text
 
 
-def _steers(character: str) -> bool:
-    """Whether a character moves the cursor, rings, or turns the direction of the text."""
+def _is_control(character: str) -> bool:
+    """Return True for a character that moves the cursor, rings the bell or reverses the direction of text."""
     return unicodedata.category(character) == "Cc" or character in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
-# Words on a command line, in any door: settings, `--section.key value`, and what argparse has to say of its options.
-
-
 class Parser(ArgumentParser):
-    """An ArgumentParser whose complaint is an error of ours, and so one line that can be read."""
+    """An ArgumentParser that raises ConfigError, which is printed as one line."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def split_overrides(args: Sequence[str], options: Sequence[str] = ()) -> dict[str, str | bool]:
-    """`--section.key value`, `--section.key=value` and bare `--section.key` (true) by dotted path; the last of equals wins.
+    """Return settings by dotted path from `--section.key value`, `--section.key=value` and bare `--section.key` (true).
 
-    `options` are the verb's own, which a mistyped word without a dot is compared with.
+    The last of several equal settings wins. A mistyped word without a dot is compared with `options`, those of the command.
     """
-    found: dict[str, str | bool] = {}
+    settings: dict[str, str | bool] = {}
     rest = list(args)
     while rest:
         word = rest.pop(0)
@@ -100,5 +99,5 @@ def split_overrides(args: Sequence[str], options: Sequence[str] = ()) -> dict[st
         if close:
             raise ConfigError(f"unknown option {name}; did you mean {close[0]}?")
         takes_next = not equals and bool(rest) and not rest[0].startswith("--")
-        found[name.removeprefix("--")] = value if equals else rest.pop(0) if takes_next else True
-    return found
+        settings[name.removeprefix("--")] = value if equals else rest.pop(0) if takes_next else True
+    return settings

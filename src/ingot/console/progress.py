@@ -31,28 +31,26 @@ from ingot.runtime.ranks import ranks_from_environment
 if TYPE_CHECKING:
     from ingot.runs.folder import Kind
 
-# One line at the bottom of a terminal that says how far a piece of work is; everything else is printed above it.
-
-TICK_SECONDS = 0.25  # the line is drawn this often by itself, so that the time moves where nothing else does
-REDRAW_SECONDS = 0.1  # and at most this often for numbers that change fast
-BAR, NARROW_BAR, WIDE = 24, 12, 100  # cells of the bar; the wide one where there are at least so many columns
-NOTEBOOK_COLUMNS = 100  # of a cell, whose width nobody tells
+TICK_SECONDS = 0.25  # the line is redrawn this often without progress, so that its clock moves
+REDRAW_SECONDS = 0.1  # fast progress redraws the line at most this often
+BAR, NARROW_BAR, WIDE = 24, 12, 100  # cells of the bar, the narrow bar, and the columns needed for the wide one
+NOTEBOOK_COLUMNS = 100  # assumed width of a notebook cell
 START_OF_LINE, ERASE, UP = "\r", "\x1b[K", "\x1b[A"
 COLOUR_OR_CELL = re.compile(r"\x1b\[[\d;]*m|.")
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether it is a terminal whose lines can be erased."""
+    """Return True for a terminal whose lines can be erased."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def is_notebook(stream: TextIO) -> bool:
-    """Whether text goes to the output of a notebook's cell: a carriage return begins the line anew and nothing erases it."""
+    """Return True for the output of a notebook cell: a carriage return restarts the line, and nothing erases it."""
     return type(stream).__module__.partition(".")[0] == "ipykernel"
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Whether a line can be drawn over and over there."""
+    """Return True if a line can be redrawn in place."""
     return is_terminal(stream) or is_notebook(stream)
 
 
@@ -80,14 +78,14 @@ def _cut(line: str, width: int) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of the line; where there is no room, the part of the smallest weight goes first."""
+    """A part of the live line; on a narrow terminal the parts of the smallest weight are dropped first."""
 
     text: str
     weight: int
 
 
 def fit(parts: Iterable[Part], width: int) -> str:
-    """The parts that have room in `width` cells, in their order."""
+    """Join the parts that fit in `width` cells."""
     kept = [part for part in parts if part.text]
     while len(kept) > 1 and len("  ".join(part.text for part in kept)) > width:
         kept.remove(min(kept, key=lambda part: part.weight))
@@ -95,37 +93,37 @@ def fit(parts: Iterable[Part], width: int) -> str:
 
 
 def bar(fraction: float, width: int) -> Part:
-    """A bar that is filled up to a fraction, for a line of `width` cells."""
+    """Return a bar filled up to a fraction, for a line of `width` cells."""
     cells = BAR if width >= WIDE else NARROW_BAR
     full = int(min(max(fraction, 0.0), 1.0) * cells)
     return Part("━" * full + "─" * (cells - full), 40)
 
 
 def percent(fraction: float) -> Part:
-    """How far something is."""
+    """Return a fraction as a percentage."""
     return Part(f"{100 * min(max(fraction, 0.0), 1.0):3.0f}%", 80)
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Format seconds as s, min or h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 class Work:
-    """What is being done: a name, how much of it, and since when."""
+    """A piece of work: its name, progress and start."""
 
     def __init__(self, what: str, unit: str = "rows"):
         self.what, self.done, self.total = what, 0, 0
         self._unit, self._since = unit, time.monotonic()
 
     def update(self, done: int, total: int) -> None:
-        """So much is done of so much; a total of 0 is not known."""
+        """Set the progress; a total of 0 is unknown."""
         self.done, self.total = done, total
 
     def parts(self, width: int) -> list[Part]:
-        """The work as parts of a line."""
+        """Return the parts of the line."""
         seconds = time.monotonic() - self._since
         if not self.total:
             return [Part(self.what, 100), Part(duration(seconds), 60)]
@@ -141,7 +139,7 @@ class Work:
 
 
 class StatusLine:
-    """Draws what `render` gives for a width, until it is closed. A context; lines of others go above it meanwhile."""
+    """A live line at the bottom of the terminal, drawn by `render` for a width; all other output goes above it. A context."""
 
     def __init__(self, render: Callable[[int], str]):
         self._render = render
@@ -151,7 +149,7 @@ class StatusLine:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="status line", daemon=True)
         self._drawn, self._columns, self._drawn_at = 0, 0, 0.0
-        self._ends_open = False  # somebody wrote half a line, which is not drawn over
+        self._ends_open = False  # half a line was printed, which must not be drawn over
         self._replaced: list[tuple[str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -173,7 +171,7 @@ class StatusLine:
             setattr(sys, name, stream)
 
     def draw(self, often: bool = False) -> None:
-        """Draw the line as it is now; of what comes `often` only a few times a second."""
+        """Draw the line; with `often` at most a few times a second."""
         with self._lock:
             if self._ends_open or self._over.is_set() or (often and time.monotonic() - self._drawn_at < REDRAW_SECONDS):
                 return
@@ -192,7 +190,7 @@ class StatusLine:
             self.draw()
 
     def _erased(self) -> str:
-        """What takes the line off the screen; finds out how wide the terminal is now."""
+        """Return the characters that erase the line; also updates the width of the terminal."""
         if self._in_notebook:
             drawn, self._drawn, self._columns = self._drawn, 0, NOTEBOOK_COLUMNS
             return f"{START_OF_LINE}{' ' * drawn}{START_OF_LINE}"
@@ -200,13 +198,13 @@ class StatusLine:
             columns = os.get_terminal_size(self._stream.fileno()).columns or 80
         except (OSError, ValueError):
             columns = 80
-        # A terminal that has become narrower has broken the line into several rows (few do not: xterm is one).
+        # A terminal that has become narrower has wrapped the line into several rows (most do; xterm does not).
         rows = max(0, self._drawn - 1) // columns if columns < self._columns else 0
         self._drawn, self._columns = 0, columns
         return f"{START_OF_LINE}{ERASE}{UP}" * rows + f"{START_OF_LINE}{ERASE}"
 
     def _write(self, text: str, stream: TextIO | None = None) -> None:
-        with suppress(OSError, ValueError):  # the terminal may be gone; the work goes on
+        with suppress(OSError, ValueError):  # the terminal may be gone; the work continues
             target = stream or self._stream
             target.write(text)
             target.flush()
@@ -217,7 +215,7 @@ class StatusLine:
 
 
 class _Above:
-    """A stream that stands for another and prints above the line."""
+    """A stream that prints above the live line."""
 
     def __init__(self, stream: TextIO, line: StatusLine):
         self._stream, self._line = stream, line
@@ -233,7 +231,7 @@ class _Above:
 
 @contextmanager
 def make_reporter() -> Iterator[Reporter]:
-    """The reporter that fits stderr; only the first rank has anything to say."""
+    """Yield the reporter that fits stderr; only the first rank reports."""
     if not ranks_from_environment().first:
         yield Reporter()
     elif not can_redraw(sys.stderr):
@@ -245,18 +243,18 @@ def make_reporter() -> Iterator[Reporter]:
 
 
 def _to_stderr(line: str) -> None:
-    with suppress(OSError, ValueError):  # whoever read the lines may have left; log.txt has them all
+    with suppress(OSError, ValueError):  # the reader may have left; log.txt has all lines
         print(shown(line), file=sys.stderr, flush=True)
 
 
 class LiveReporter(Reporter):
-    """A progress bar with the numbers that matter, and lines above it for what is worth keeping."""
+    """A progress bar with the current numbers, and lines above it for evaluations, checkpoints and messages."""
 
     def __init__(self) -> None:
         self.line = StatusLine(self._render)
-        self._work: Work | None = Work("starting")  # None while steps are taken
+        self._work: Work | None = Work("starting")  # None while training
         self._step: StepReport | None = None
-        self._left = ""  # of the budget
+        self._left = ""  # remaining budget
         self._bpb = ""
 
     def begin(self, report: BeginReport) -> None:
@@ -301,7 +299,7 @@ class LiveReporter(Reporter):
         work, step = self._work, self._step
         if work is not None or step is None:
             parts = work.parts(width) if work is not None else []
-            left = "" if self._left.startswith("0 ") else self._left  # what follows the training takes its own time
+            left = "" if self._left.startswith("0 ") else self._left  # the work after training is not part of the budget
             return fit([*parts, Part(left, 70)], width)
         return fit(
             [
@@ -320,7 +318,7 @@ class LiveReporter(Reporter):
 
 
 def _left(max_steps: int | None, step: int, budget_seconds: float | None, seconds: float) -> str:
-    """What is left of the budget: of steps or seconds, whichever will be spent first."""
+    """Return what is left of the budget of steps or seconds, whichever will be spent first."""
     by_steps = step / max_steps if max_steps else -1.0
     by_seconds = seconds / budget_seconds if budget_seconds else -1.0
     if max_steps and by_steps >= by_seconds:
@@ -331,16 +329,16 @@ def _left(max_steps: int | None, step: int, budget_seconds: float | None, second
 
 @contextmanager
 def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal or in a notebook; the function it gives takes what is done and how much there is."""
+    """Show a progress bar on a terminal or in a notebook; yields a function of the work done and the total."""
     with work_line(what, "bytes" if in_bytes else unit) as (_, show):
         yield partial(show, what) if show else lambda done, total: None
 
 
 @contextmanager
 def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Callable[..., None] | None]]:
-    """Where lines and progress of one piece of work after the other go; without a terminal there are lines alone.
+    """Yield a function that prints lines, and one that shows progress (None without a terminal), for successive pieces of work.
 
-    Progress is what is being done, how much of it, of how much, and a name for it where that changes while it goes on.
+    The second takes the piece of work, how much is done, the total, and a name for it where that changes.
     """
     if not can_redraw(sys.stderr):
         yield _to_stderr, None

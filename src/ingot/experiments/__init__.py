@@ -1,1 +1,1 @@
-"""Experiments: many runs that differ in a setting or a seed, and what their scores say together."""
+"""Experiments: sweeps of runs that differ in a setting or a seed, and statistical comparisons of their scores."""

@@ -1,7 +1,7 @@
-"""Two sides of finished runs compared: what their scores say, by their folders alone.
+"""Compare the scores of two sides of finished runs, read from their folders.
 
-A side is one arm of an experiment: runs that differ in their seeds and in nothing else. Scores compare where the validation text
-is the same, be it in other tokens.
+A side is one arm of an experiment: runs that differ only in their seeds. Scores can be compared if the validation text is the
+same, even with different tokenizers.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ingot.train.resume import decisive_settings
 ScoreName = Literal["val_bpb", "artifact_bpb", "val_loss"]
 SEEDS = ("training.seed", "data.seed")
 BYTES = "evaluation.bytes"
-LEVEL = 0.01  # p below it settles a comparison
+LEVEL = 0.01  # significance level: a p-value below it settles a comparison
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A run that is complete, with its score."""
+    """A complete run with its score."""
 
     path: Path
     score: float
     seeds: tuple[int, ...]
-    data: str  # its fingerprint
-    text_bytes: int | None  # of the validation text, where all of it was scored
-    part: str  # said of a score of a part of the text
-    sliding: str  # said of a score by rows that overlap
-    settings: dict[str, Any]  # all that decide what a run comes to, but the seeds
+    data: str  # fingerprint of the data
+    text_bytes: int | None  # size of the validation text, None if only a part of it was scored
+    part: str  # the part of the text that was scored, empty for all of it
+    sliding: str  # description of overlapping rows, empty if rows do not overlap
+    settings: dict[str, Any]  # all settings that affect the result, except the seeds
 
 
 Reader = Callable[[Path, ScoreName], Scored]
@@ -68,13 +68,13 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the scores of two sides say."""
+    """The result of comparing two sides."""
 
     a: Side
     b: Side
     test: Welch
-    needed: int | None  # runs of each side for p below LEVEL, if means and spreads stay; None: no sensible number is enough
-    differing: dict[str, tuple[Any, Any]]  # settings that the two sides have unlike
+    needed: int | None  # runs per side for p < LEVEL at the same means and standard deviations; None: too many
+    differing: dict[str, tuple[Any, Any]]  # settings that differ between the sides
     notes: tuple[str, ...]
 
     @property
@@ -83,7 +83,7 @@ class Comparison:
 
     @property
     def more(self) -> tuple[int, int] | None:
-        """How many more seeds each side needs; None: no sensible number is enough."""
+        """How many more seeds each side needs; None: too many to be worth it."""
         if self.test.p < LEVEL:
             return 0, 0
         if self.needed is None:
@@ -92,7 +92,7 @@ class Comparison:
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", read: Reader | None = None) -> Comparison:
-    """Compare the scores of two arms; `read` is asked for each run, where they are not to be read here."""
+    """Compare the scores of two arms; `read` replaces read_scored."""
     sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
     runs = [run for side in sides for run in side.runs]
     if both := {run.path.resolve() for run in sides[0].runs} & {run.path.resolve() for run in sides[1].runs}:
@@ -116,7 +116,7 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
 
 
 def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
-    """A complete run by its folder."""
+    """Read a complete run from its folder."""
     run = Run.open(path)
     result, state = run.result() or {}, run.status()
     if state.status != "completed" or result.get("status") != "completed":
@@ -124,11 +124,13 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
             f"{path} is not complete: its status is {state.status}; finish it with: ingot train {shlex.quote(str(path))}"
         )
     if not isinstance(value := result.get(score), int | float) or not math.isfinite(value):
-        known = [name for name in get_args(ScoreName) if isinstance(result.get(name), int | float)]
-        raise CheckpointError(f"{path} has no {score}; it has {' and '.join(known) or 'no score'}")
+        scores = [name for name in get_args(ScoreName) if isinstance(result.get(name), int | float)]
+        raise CheckpointError(f"{path} has no {score}; it has {' and '.join(scores) or 'no score'}")
     steps, at = result.get("total_steps"), result.get("val_step")
-    if score != "artifact_bpb" and at not in (None, steps):  # None: by an older version
-        raise CheckpointError(f"the {score} of {path} is of step {at} and it has {steps}; train it with evaluation.at_end=true")
+    if score != "artifact_bpb" and at not in (None, steps):  # None: written by an older version
+        raise CheckpointError(
+            f"{path} has the {score} of step {at}, not of its last step {steps}; train it with evaluation.at_end=true"
+        )
     settings = decisive_settings(run.config)
     seeds = tuple(int(settings.pop(name)) for name in SEEDS)
     rows, rows_of = result.get("val_rows") or 0, result.get("val_rows_of") or 0
@@ -140,20 +142,20 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     return Scored(path, float(value), seeds, _fingerprint(path, result, settings), text_bytes, part, sliding, settings)
 
 
-def verdict(found: Comparison) -> str:
-    """What the test says, in words."""
-    p = f"p = {found.test.p:.2g} (Welch, two-sided)"
-    if found.test.p < LEVEL:
-        return f"{p}: {'B' if found.difference < 0 else 'A'} is lower"
-    if found.more is None:
+def verdict(comparison: Comparison) -> str:
+    """Return the result of the test in words."""
+    p, more = f"p = {comparison.test.p:.2g} (Welch, two-sided)", comparison.more
+    if comparison.test.p < LEVEL:
+        return f"{p}: {'B' if comparison.difference < 0 else 'A'} is lower"
+    if more is None:
         return f"{p}: no sensible number of seeds would tell them apart"
-    if found.more[0] == found.more[1]:
-        return f"{p}: not settled, {found.more[0]} more seeds of each needed for p < {LEVEL:g}"
-    return f"{p}: not settled, {found.more[0]} more seeds of A and {found.more[1]} of B needed for p < {LEVEL:g}"
+    if more[0] == more[1]:
+        return f"{p}: not settled, {more[0]} more seeds of each needed for p < {LEVEL:g}"
+    return f"{p}: not settled, {more[0]} more seeds of A and {more[1]} of B needed for p < {LEVEL:g}"
 
 
 def check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
-    """Refuse scores of different texts, of different tokens where tokens count, and of bytes counted in different ways."""
+    """Refuse scores of different texts, losses of different tokens, and bytes counted in different ways."""
     first = runs[0]
     for run in runs[1:]:
         same_text = run.text_bytes is not None and run.text_bytes == first.text_bytes and score != "val_loss"
@@ -197,19 +199,19 @@ def _shown(value: Any) -> str:
 
 
 def _fingerprint(path: Path, result: dict[str, Any], settings: dict[str, Any]) -> str:
-    """The fingerprint of the data; runs of versions that did not write it into result.json have it in their checkpoints."""
-    known = result.get("data_fingerprint")
-    if known is None and (index := newest_index(path)) is not None:
-        known = index.progress.get("data_fingerprint")
-    return str(known) if known is not None else str(settings.get("data.path"))
+    """Return the fingerprint of the data; older versions have it only in their checkpoints."""
+    fingerprint = result.get("data_fingerprint")
+    if fingerprint is None and (index := newest_index(path)) is not None:
+        fingerprint = index.progress.get("data_fingerprint")
+    return str(fingerprint if fingerprint is not None else settings.get("data.path"))
 
 
-# Runs sorted by what they have in common: which settings tell them apart, and which are one arm with several seeds.
+# Runs grouped by their settings, for the report and the live page.
 
 
 @dataclass(frozen=True)
-class Known:
-    """A run, finished or not, by its name, its folder, the settings that decide what it comes to, and its last score."""
+class SeedRun:
+    """A run, finished or not: its name, folder, the settings that affect its result, and its last score."""
 
     name: str
     path: Path
@@ -218,11 +220,11 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Arm:
-    """Runs that differ in nothing but their seeds; numbers are None where too few have a score."""
+class SeedGroup:
+    """Runs that differ only in their seeds; mean and std are None if too few have a score."""
 
-    runs: tuple[Known, ...]
-    n: int  # runs with a score
+    runs: tuple[SeedRun, ...]
+    n: int  # number of runs with a score
     mean: float | None
     std: float | None
 
@@ -232,73 +234,73 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Tested:
-    """Two arms, and what the test between their scores says, or why there is none."""
+class GroupTest:
+    """Two groups, and the result of the test between their scores, or why there is none."""
 
-    a: Arm
-    b: Arm
+    a: SeedGroup
+    b: SeedGroup
     said: str
 
 
 def arm_key(settings: Mapping[str, Any]) -> str:
-    """The same for runs that differ in nothing but their seeds."""
+    """Return a key that is equal for runs that differ only in their seeds."""
     return repr(sorted((name, value) for name, value in settings.items() if name not in SEEDS))
 
 
 def unlike(several: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the settings that are not the same in all."""
+    """Return the names of the settings that are not the same in all."""
     names = sorted({name for settings in several for name in settings})
     return [name for name in names if len({repr(settings.get(name)) for settings in several}) > 1]
 
 
 def settings_table(several: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """A row for each setting that tells runs apart, with a value per run; of one alone, those that are not the default."""
+    """Return a row per setting that differs between runs; for a single run, per setting that is not the default."""
     if len(several) > 1:
         named = unlike(several)
     else:
-        known = fields(str(several[0].get("model.family")))
-        named = sorted(name for name, value in several[0].items() if name not in known or value != known[name].default)
+        defaults = fields(str(several[0].get("model.family")))
+        named = sorted(name for name, value in several[0].items() if name not in defaults or value != defaults[name].default)
     return [[name, *(format_value(settings.get(name)) for settings in several)] for name in named]
 
 
-def over_seeds(runs: Sequence[Known]) -> list[Arm]:
-    """The arms of which there are several runs."""
-    found: dict[str, list[Known]] = {}
+def over_seeds(runs: Sequence[SeedRun]) -> list[SeedGroup]:
+    """Return the groups of several runs that differ only in their seeds."""
+    groups: dict[str, list[SeedRun]] = {}
     for run in runs:
-        found.setdefault(arm_key(run.settings), []).append(run)
-    return [_arm(arm) for arm in found.values() if len(arm) > 1]
+        groups.setdefault(arm_key(run.settings), []).append(run)
+    return [_group(group) for group in groups.values() if len(group) > 1]
 
 
-def tested(arms: Sequence[Arm]) -> list[Tested]:
-    """What the tests between pairs of arms say; each run is read once, in however many pairs it stands."""
-    found, read = [], _reading_once()
-    for a, b in combinations(arms, 2):
+def tested(groups: Sequence[SeedGroup]) -> list[GroupTest]:
+    """Test all pairs of groups; each run is read once."""
+    tests, read = [], _reading_once()
+    for a, b in combinations(groups, 2):
         try:
             said = verdict(compare([run.path for run in a.runs], [run.path for run in b.runs], read=read))
         except IngotError as error:
             said = str(error)
-        found.append(Tested(a, b, said))
-    return found
+        tests.append(GroupTest(a, b, said))
+    return tests
 
 
 def _reading_once() -> Reader:
-    known: dict[tuple[Path, ScoreName], Scored | IngotError] = {}
+    cached: dict[tuple[Path, ScoreName], Scored | IngotError] = {}
 
     def read(path: Path, score: ScoreName) -> Scored:
-        if (path, score) not in known:
+        if (path, score) not in cached:
             try:
-                known[path, score] = read_scored(path, score)
+                cached[path, score] = read_scored(path, score)
             except IngotError as error:
-                known[path, score] = error
-        found = known[path, score]
-        if isinstance(found, IngotError):
-            raise found
-        return found
+                cached[path, score] = error
+        result = cached[path, score]
+        if isinstance(result, IngotError):
+            raise result
+        return result
 
     return read
 
 
-def _arm(runs: Sequence[Known]) -> Arm:
+def _group(runs: Sequence[SeedRun]) -> SeedGroup:
     scores = [run.val_bpb for run in runs if run.val_bpb is not None]
     mean, std = statistics.fmean(scores) if scores else None, statistics.stdev(scores) if len(scores) > 1 else None
-    return Arm(tuple(runs), len(scores), mean, std)
+    return SeedGroup(tuple(runs), len(scores), mean, std)

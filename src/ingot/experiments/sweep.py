@@ -1,7 +1,7 @@
-"""The arms of a sweep and their trials: which settings are varied, with which seeds, and in which order the runs come.
+"""Sweeps: arms of settings, trained with several seeds.
 
-Arms take turns, seed by seed, so that whatever changes on the machine meanwhile meets all of them, and a sweep that is broken off
-has as many seeds of one arm as of another.
+Arms take turns, seed by seed, so that changes on the machine affect all of them alike, and an interrupted sweep has about as many
+seeds of each arm.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from ingot.train.resume import completed_result, decisive_settings
 NOT_SET = {
     **dict.fromkeys(SEEDS, "give --seeds instead"),
     "training.output_dir": "give --output instead",
-    "training.resume": "a sweep goes on where it stood",
+    "training.resume": "a sweep always resumes its runs",
 }
-_NAME = re.compile(r"(?!\.+$)[\w.=,+-]+")  # of a folder in the output, which .. is not
+_NAME = re.compile(r"(?!\.+$)[\w.=,+-]+")  # names of folders in the output; not . or ..
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What one arm sets, by the names or sections of settings."""
+    """One arm of a sweep: the settings it changes."""
 
     name: str
     settings: dict[str, Any]
@@ -70,7 +70,7 @@ class Trial:
 
 
 def make_arms(vary: Sequence[str], file: Path | None = None) -> list[Arm]:
-    """The arms that words such as optimizer.learning_rate=0.01,0.02 and a YAML file of arms describe, each with each."""
+    """Build the arms of --vary words such as optimizer.learning_rate=0.01,0.02 and a YAML file of arms: all combinations."""
     if not vary and file is None:
         raise ConfigError("there is nothing to sweep: give --vary SETTING=VALUE,VALUE or --arms FILE")
     varied = [_values(word) for word in vary]
@@ -88,19 +88,19 @@ def make_arms(vary: Sequence[str], file: Path | None = None) -> list[Arm]:
     for name, count in Counter(arm.name for arm in arms).items():
         if count > 1:
             one, other, *_ = (arm.settings for arm in arms if arm.name == name)
-            advice = "leave one of the equal values out" if one == other else "give them names of their own with --arms FILE"
+            advice = "leave one of the equal values out" if one == other else "name the arms with --arms FILE"
             raise ConfigError(f"two arms have the name {name}; {advice}")
     return arms
 
 
 def read_seeds(text: str) -> list[int]:
-    """The seeds of a text such as 1,2,3."""
+    """Parse seeds such as 1,2,3."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
         raise ConfigError(f"--seeds {text} is not a list of numbers such as 1,2,3")
     seeds = [int(word) for word in words]
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds {text} has a seed twice; the second run would be the first once more")
+        raise ConfigError(f"--seeds {text} has a seed twice; both runs would be the same")
     return seeds
 
 
@@ -111,7 +111,7 @@ def plan_trials(
     resolve: Callable[[Mapping[str, Any]], ResolvedConfig],
     score: ScoreName = "val_bpb",
 ) -> list[Trial]:
-    """The runs of a sweep in their order, checked before one starts; `resolve` makes a config of an arm's settings."""
+    """Return the runs of a sweep in their order, all checked; `resolve` builds a config from an arm's settings."""
     trials = []
     for seed, arm in product(seeds, arms):
         own: dict[str, Any] = dict.fromkeys(SEEDS, seed)
@@ -129,18 +129,18 @@ def plan_trials(
 
 
 def check_scored(trial: Trial, score: ScoreName) -> None:
-    """Refuse an arm that would end without the score that is asked for."""
+    """Refuse an arm that would end without the requested score."""
     artifact, needed = trial.config.artifact, {"evaluation.at_end": trial.config.evaluation.at_end}
     if score == "artifact_bpb":
         needed = {"artifact.write": artifact.write, "artifact.score": artifact.score}
     if lacking := [name for name, value in needed.items() if not value]:
         raise ConfigError(
-            f"arm {trial.arm}: it would have no {score} of its last step, because {lacking[0]} is false; set it to true"
+            f"arm {trial.arm} would have no {score} of its last step, because {lacking[0]} is false; set it to true"
         )
 
 
 def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
-    """Refuse arms whose scores would be of different texts or in different units; the same text may be in other tokens."""
+    """Refuse arms whose scores would be of different texts or in different units; tokenizers may differ."""
     found: dict[tuple[Any, ...], _Judged] = {}
     for trial in trials:
         data, counted = trial.config.data, trial.config.evaluation.bytes
@@ -163,12 +163,12 @@ def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
 
 @dataclass(frozen=True)
 class _Judged:
-    """What an arm's score is of."""
+    """The text that an arm is scored on."""
 
     arm: str
     text: object
     tokens: str  # fingerprint
-    size: int | None  # bytes that it divides by
+    size: int | None  # bytes that bits per byte are divided by
     in_part: bool
 
 
@@ -185,7 +185,7 @@ def _unlike(one: _Judged, other: _Judged, score: ScoreName) -> str:
 
 
 def check_folder(trial: Trial) -> None:
-    """Refuse a folder with a run of other settings: going on with it would be neither the one nor the other."""
+    """Refuse a folder with a run of other settings, which must not be resumed."""
     if not (trial.folder / "config.yaml").is_file():
         return
     was, now = decisive_settings(Run.open(trial.folder).config), decisive_settings(trial.config)
@@ -237,7 +237,7 @@ def _names(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def refuse_fixed(names: Iterable[str], where: str) -> None:
-    """Refuse settings that a sweep gives every run itself."""
+    """Refuse settings that the sweep sets for every run."""
     for name in names:
         if name in NOT_SET:
             raise ConfigError(f"{where}: {name} cannot be set here; {NOT_SET[name]}")
@@ -247,31 +247,31 @@ def _shown(value: Any) -> str:
     return str(value) if isinstance(value, str) else format_value(value)
 
 
-# The trials of a sweep, one after the other, each in a process of its own that ends as `ingot train` would have.
+# Running the trials one after the other, each in a separate process that behaves like `ingot train`.
 
-LOOK_SECONDS = 1.0  # between two looks at a trial, for whoever draws it
+TICK_SECONDS = 1.0  # time between two calls of `tick`
 PRELOADED = ("ingot.experiments.sweep", "ingot.preflight.validate", "ingot.train.start")
-OUTPUT = "output-{}.txt"  # beside a run folder, with what its process printed; seed-* is runs alone
+OUTPUT = "output-{}.txt"  # output of a run's process, beside its folder: everything named seed-* is a run
 
-Tell = Callable[[Trial, str | None], None]  # a trial is over; why it failed, None: it did not
+EndTrial = Callable[[Trial, str | None], None]  # called with a trial that has ended and its error
 
 
-def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], tell: Tell) -> dict[Path, str]:
-    """Run what is not complete yet; gives the errors of those that failed, by their folders. `tick` is called every second."""
+def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], end_trial: EndTrial) -> dict[Path, str]:
+    """Run all trials that are not complete; return the errors by run folder. `tick` is called every second."""
     errors = {}
     for trial in trials:
-        if completed_result(trial.config, require_files=False) is not None:  # its score is all that is asked for
+        if completed_result(trial.config, require_files=False) is not None:  # only its score is needed
             continue
         tick(trial)
         error = train_apart(trial, tick)
         if error is not None:
             errors[trial.folder] = error
-        tell(trial, error)
+        end_trial(trial, error)
     return errors
 
 
 def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None) -> str | None:
-    """Train in another process; why it failed, or None."""
+    """Train in another process; return the error, or None."""
     context = _processes(trial.config.training.device)
     receive, send = context.Pipe(duplex=False)
     output = trial.folder.with_name(OUTPUT.format(trial.folder.name))
@@ -283,28 +283,28 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
     send.close()
     try:
         while process.is_alive():
-            wait([process.sentinel], timeout=LOOK_SECONDS)
+            wait([process.sentinel], timeout=TICK_SECONDS)
             tick(trial)
     except BaseException:
-        process.terminate()  # it saves and stops
+        process.terminate()  # the run saves and stops
         process.join()
         raise
     process.join()
     try:
         return str(error) if (error := receive.recv()) is not None else None
-    except EOFError:  # it had no time to say why
-        why = _last_line(output, earlier) if process.exitcode > 0 else ""  # below: by a signal, whatever it printed before
+    except EOFError:  # the process ended without sending its error
+        why = _last_line(output, earlier) if process.exitcode > 0 else ""  # negative: ended by a signal
         return f"its process ended with exit code {process.exitcode}{why and f': {why}'}; {output} has what it printed"
 
 
 @cache
 def _processes(device: str) -> Any:
-    """How trials begin: as forks of a process that has loaded the framework, unless what it loaded keeps them off the device."""
+    """Return how trials are started: forked from a process that has loaded the framework, unless forks cannot use the device."""
     if sys.platform == "linux":
         forks = multiprocessing.get_context("forkserver")
         forks.set_forkserver_preload([*PRELOADED, *modules(device)])
         first = forks.Process(target=_ask, args=(device,))
-        with suppress(OSError, EOFError):  # what it loads ended it
+        with suppress(OSError, EOFError):  # loading the framework ended the server
             first.start()
             first.join()
         if first.exitcode == 0:
@@ -317,7 +317,7 @@ def _ask(device: str) -> None:
 
 
 def _train(resolved: ResolvedConfig, output: Path, send: Connection) -> None:
-    """What the process of a trial does."""
+    """Train a trial, in its process."""
     _print_into(output)
     _stop_with_parent()
     from ingot.preflight.validate import check_before_training
@@ -339,13 +339,13 @@ def _answer(send: Connection, error: str | None) -> None:
 
 
 def _last_line(path: Path, begin: int) -> str:
-    """The last thing a process printed, which is why it ended where Python ended it; what lies before `begin` is another's."""
+    """Return the last line that a process printed after `begin`: the error, if Python ended it."""
     text = path.read_bytes()[begin:].decode(errors="replace") if path.exists() else ""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _print_into(path: Path) -> None:
-    """Let everything this process and its children print go into a file."""
+    """Redirect the output of this process and its children to a file."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -353,7 +353,7 @@ def _print_into(path: Path) -> None:
 
 
 def _stop_with_parent() -> None:
-    """Save and stop when the sweep is gone, by whatever signal."""
+    """Save and stop when the process of the sweep ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -364,16 +364,16 @@ def _stop_with_parent() -> None:
     threading.Thread(target=watch, name="sweep", daemon=True).start()
 
 
-# What a sweep has come to so far: the scores of every arm against those of the first, by the folders of its runs.
+# The scores of every arm against those of the first, read from the folders of the runs.
 
 
 @dataclass(frozen=True)
 class TrialSummary:
-    """One run; numbers are None where there are none yet."""
+    """One run; numbers that do not exist yet are None."""
 
     run: str
     seed: int
-    status: str  # waiting: it has not begun
+    status: str  # status of the run, or waiting before it has begun
     score: float | None
     tokens_per_second: float | None
     training_seconds: float
@@ -386,7 +386,7 @@ class ArmSummary:
 
     arm: str
     trials: tuple[TrialSummary, ...]
-    n: int  # complete runs with a score
+    n: int  # number of complete runs with a score
     mean: float | None
     std: float | None
     difference: float | None
@@ -395,10 +395,10 @@ class ArmSummary:
 
 
 def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, str] | None = None) -> list[ArmSummary]:
-    """The arms in their order."""
+    """Return a summary of every arm, in their order."""
     arms: dict[str, list[TrialSummary]] = {}
     for trial in trials:
-        arms.setdefault(trial.arm, []).append(_look(trial, score, errors or {}))
+        arms.setdefault(trial.arm, []).append(_trial_summary(trial, score, errors or {}))
     scores = {arm: [one.score for one in found if one.score is not None] for arm, found in arms.items()}
     first = next(iter(scores.values()))
     means = {arm: statistics.fmean(found) for arm, found in scores.items() if found}
@@ -418,7 +418,7 @@ def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, s
     ]
 
 
-def _look(trial: Trial, score: ScoreName, errors: Mapping[Path, str]) -> TrialSummary:
+def _trial_summary(trial: Trial, score: ScoreName, errors: Mapping[Path, str]) -> TrialSummary:
     state = read_state(trial.folder)
     if state is None:
         status = "failed" if trial.folder in errors else "waiting"

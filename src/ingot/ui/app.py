@@ -216,9 +216,9 @@ def _settings(runs: list[WatchedRun]) -> dict[str, Any]:
 
 def _statistics(runs: list[WatchedRun]) -> dict[str, Any]:
     """Return statistics over runs that differ in nothing but their seeds, and the tests between such groups."""
-    from ingot.experiments.compare import Known, over_seeds, tested
+    from ingot.experiments.compare import SeedRun, over_seeds, tested
 
-    arms = over_seeds([Known(r.name, r.path, r.settings, r.facts.get("val_bpb")) for r in runs if r.settings is not None])
+    arms = over_seeds([SeedRun(r.name, r.path, r.settings, r.facts.get("val_bpb")) for r in runs if r.settings is not None])
     tests = [{"a": test.a.name, "b": test.b.name, "said": test.said} for test in tested(arms)]
     return {"arms": [{"runs": arm.name, "n": arm.n, "mean": arm.mean, "std": arm.std} for arm in arms], "tests": tests}
 

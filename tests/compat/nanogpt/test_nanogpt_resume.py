@@ -365,7 +365,7 @@ def test_what_every_rank_finds_wrong_is_said_once(train, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     assert "cannot be shared by 3 ranks; set it to 3" in train(words(gradient_accumulation_steps=2), code=2).err
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("ingot.console.entry.PATIENCE_SECONDS", 0)
+    monkeypatch.setattr("ingot.console.entry.PEER_WAIT_SECONDS", 0)
     silent = train(words(gradient_accumulation_steps=2), code=2)
     assert silent.err == silent.out == ""
 
