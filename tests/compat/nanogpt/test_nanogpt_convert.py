@@ -101,7 +101,7 @@ def test_a_file_that_is_there_is_not_replaced_and_options_that_mean_nothing_are_
     assert call(*words, "--force").exit_code == 0
     for option in (("--quantiser", "int8"), ("--codec", "lzma"), ("--dtype", "bf16"), ("--data", "x")):
         refused = call(*words, "--force", *option).exception
-        assert isinstance(refused, ConfigError) and "give no quantiser, codec, dtype or data" in str(refused)
+        assert isinstance(refused, ConfigError) and option[0] in str(refused)
 
 
 def test_a_checkpoint_of_nanogpt_needs_its_characters_to_be_imported(call, tmp_path, monkeypatch):
