@@ -18,7 +18,7 @@ Kind = Literal["embedding", "head", "matrix", "scalar"]
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """The optimizer and peak rates of some parameters."""
 
     name: str
@@ -30,7 +30,7 @@ class Group:
     epsilon: float = 0.0
 
 
-def groups_of(o: OptimizerSection) -> list[Group]:
+def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
     """Return every group of a run: those of `optimizer.groups`, then one per kind, even if the model has no such parameters."""
     rates = {"embedding": o.embedding_learning_rate, "head": o.head_learning_rate, "scalar": o.scalar_learning_rate}
     by_kind = [
@@ -46,7 +46,7 @@ def groups_of(o: OptimizerSection) -> list[Group]:
     return [_resolved(o, group) for group in (*o.groups, *by_kind)]
 
 
-def _resolved(o: OptimizerSection, group: GroupSection) -> Group:
+def _resolved(o: OptimizerSection, group: GroupSection) -> ParameterGroup:
     """Fill in the general settings where a group has none of its own."""
     muon = group.optimizer == "muon"
     rate, decay = group.learning_rate, group.weight_decay
@@ -55,9 +55,11 @@ def _resolved(o: OptimizerSection, group: GroupSection) -> Group:
     if decay is None:
         decay = o.muon_weight_decay if muon else o.weight_decay
     if muon:
-        return Group(group.name, "muon", rate, decay, o.muon_momentum if group.momentum is None else group.momentum)
+        return ParameterGroup(group.name, "muon", rate, decay, o.muon_momentum if group.momentum is None else group.momentum)
     betas = (o.beta1 if group.beta1 is None else group.beta1, o.beta2 if group.beta2 is None else group.beta2)
-    return Group(group.name, "adamw", rate, decay, betas=betas, epsilon=o.epsilon if group.epsilon is None else group.epsilon)
+    return ParameterGroup(
+        group.name, "adamw", rate, decay, betas=betas, epsilon=o.epsilon if group.epsilon is None else group.epsilon
+    )
 
 
 def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Collection[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from ingot.backends.base import GroupRates, StepPlan
 from ingot.config.schema import Config, StageSection
 from ingot.data.loading.reader import RankBatch
 from ingot.errors import ConfigError, Setting
-from ingot.optim.assign import Group, groups_of
+from ingot.optim.assign import ParameterGroup, groups_of
 from ingot.optim.schedules import average_decay, fraction_spent, learning_rate_scale, muon_decay_scale, muon_momentum
 
 ONE_STAGE = (StageSection(share=1.0),)
@@ -104,7 +104,7 @@ def _plan(config: Config, at: Position, number: int, scale: float, muon_decay: f
     samples = (stage.tokens_per_step or config.training.tokens_per_step) // longest
     seq_len = stage.seq_len or longest
 
-    def rates(group: Group) -> GroupRates:
+    def rates(group: ParameterGroup) -> GroupRates:
         lr = group.learning_rate * (scale * stage.rate * stage.rates.get(group.name, 1.0))
         if group.optimizer == "muon":
             return GroupRates(lr, muon_momentum(config, at.step, group.momentum), group.weight_decay * muon_decay)

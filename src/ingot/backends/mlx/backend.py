@@ -25,7 +25,7 @@ from ingot.backends.mlx.models import Pass, Weights
 from ingot.config.schema import Config, OptimizerSection
 from ingot.config.size import recomputed_every
 from ingot.errors import ConfigError
-from ingot.optim.assign import Group, assign, groups_of
+from ingot.optim.assign import ParameterGroup, assign, groups_of
 from ingot.optim.muon import Polynomial, polynomials
 from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks
@@ -37,7 +37,7 @@ from ingot.runtime.tensors import Batch, TensorRecord
 OptimizerState = dict[str, Weights]  # by parameter: step, exp_avg and exp_avg_sq of AdamW, or momentum of Muon
 
 
-def members(settings: OptimizerSection, model: MLXModel, weights: Weights) -> list[tuple[Group, list[str]]]:
+def members(settings: OptimizerSection, model: MLXModel, weights: Weights) -> list[tuple[ParameterGroup, list[str]]]:
     """Return every group that has parameters, with their names; each trainable parameter is in one."""
     group_of = assign(settings, model.kinds, model.block_matrices)
     found = []
@@ -52,7 +52,7 @@ def members(settings: OptimizerSection, model: MLXModel, weights: Weights) -> li
     return found
 
 
-def adamw(p: mx.array, g: mx.array, memory: Weights, group: Group, rates: GroupRates) -> tuple[mx.array, Weights]:
+def adamw(p: mx.array, g: mx.array, memory: Weights, group: ParameterGroup, rates: GroupRates) -> tuple[mx.array, Weights]:
     """Return the parameter and its state after a step, computed in float32."""
     beta1, beta2 = group.betas
     full, g = p.astype(mx.float32), g.astype(mx.float32)
