@@ -1,7 +1,7 @@
-"""The mistakes a user can make and the mishaps a run can meet, each with the exit code its class is known by.
+"""Errors that users see, each class with its exit code.
 
-Every message is one line that can be read: what is wrong, where, and what to do. The command line prints it and exits; nobody
-sees a traceback. Settings that a message names are fields of it, so that a door can give them the names its users know.
+Every message is one readable line: what is wrong, where, and what to do. The command line prints it and exits without a
+traceback. Settings in a message are fields, so that other front ends can show the names that their users know.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Self
 
 Rename = Callable[[str], str]
-LONGEST, TAIL = 1000, 300  # characters of a message, and of its end where the middle is left out
+LONGEST, TAIL = 1000, 300  # characters of a message, and of its end if the middle is cut
 
 
 def shown(text: str, kept: str = "\n\t") -> str:
-    """The same text with what no terminal should be sent written as escapes: a name may hold any character."""
+    """Escape characters that no terminal should be sent: a file name may contain any."""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(text: str) -> str:
-    """A message as it is told: in one line of a length that can be read, whatever names and values stand in it."""
+    """Return a message as one line of readable length, whatever names and values it contains."""
     text = " ".join(text.split())
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - TAIL]} [{len(text) - LONGEST:,} characters left out] {text[-TAIL:]}"
@@ -37,9 +37,9 @@ class Setting:
     origin: str = ""
 
     def render(self, name: Rename) -> str:
-        """The setting in the words of a door."""
+        """Return the setting under the name that `name` gives it."""
         word = name(self.path)
-        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # of our settings, not of a door's
+        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # only for Ingot's own names
         return f"{word}{'' if self.value is None else f'={self.value}'}{origin}"
 
 
@@ -56,20 +56,20 @@ class IngotError(Exception):
         super().__init__(self.render())
 
     def within(self, where: str) -> Self:
-        """This error, which says first where it came up."""
+        """Return this error with a prefix that says where it occurred."""
         self.where = f"{where}: {self.where}"
         self.args = (self.render(),)
         return self
 
     def render(self, name: Rename = str, advise: Rename = str) -> str:
-        """The sentence, with a door's names for settings and, where it has better advice than ours, with that."""
+        """Return the sentence, with settings renamed by `name` and advice replaced by `advise`."""
         words = [setting.render(name) for setting in self.settings]
         what, advice = _fill(self.what, words), _fill(advise(self.advice), words)
         return one_line(self.where + (f"{what}{' ' if what.endswith(':') else '; '}{advice}" if advice else what))
 
 
 def _fill(sentence: str, words: Sequence[str]) -> str:
-    # Not str.format: the names of files are in the sentence too, and may have braces of their own.
+    # Not str.format: file names in the sentence may contain braces.
     return re.sub(r"\{(\d+)\}", lambda found: words[int(found[1])] if int(found[1]) < len(words) else found[0], sentence)
 
 
@@ -92,7 +92,7 @@ class CheckpointError(IngotError):
 
 
 class Unreadable(CheckpointError):
-    """A checkpoint that is there and that this process may not read, or the disk does not give: it is not damaged."""
+    """A checkpoint that exists but cannot be read, for lack of permission or a disk error; it is not damaged."""
 
     def __init__(self, path: object, why: str | None) -> None:
         super().__init__(f"{path} cannot be read: {why}", advice="let this user read it, or go on where it can be read")
@@ -100,7 +100,7 @@ class Unreadable(CheckpointError):
 
 @dataclass(frozen=True)
 class Change:
-    """What is not as it was when a checkpoint was saved; {0} in `said` is the setting, {1} and {2} what it was and is."""
+    """A difference to when a checkpoint was saved; in `said`, {0} is the setting, {1} and {2} its old and new value."""
 
     setting: str
     was: object
@@ -108,12 +108,12 @@ class Change:
     said: str = "{0} was {1} and is {2}"
 
     def render(self, name: Rename = str) -> str:
-        """The change in the words of a door."""
+        """Return the sentence, with the setting renamed by `name`."""
         return _fill(self.said, [name(self.setting), _shown(self.was), _shown(self.now)])
 
 
 def _shown(value: object) -> str:
-    """A value as it is written in a config; of the entries of a list, what was set."""
+    """Format a value as in a config; entries of a list without unset values."""
     if not isinstance(value, list):
         return str(value)
     entries = [{k: v for k, v in entry.items() if v not in (None, {})} if isinstance(entry, dict) else entry for entry in value]
@@ -121,7 +121,7 @@ def _shown(value: object) -> str:
 
 
 class CannotContinue(CheckpointError):
-    """A checkpoint that is sound, and not of a run with these settings and data."""
+    """A valid checkpoint that does not belong to a run with these settings and data."""
 
     def __init__(self, path: object, changes: Sequence[Change]) -> None:
         self.path, self.changes = path, list(changes)
@@ -140,7 +140,7 @@ class RunError(IngotError):
 
 
 class PeerLost(RunError):
-    """Another rank is gone, or fails as this one does; it is the one that says why."""
+    """Another rank has failed, and reports why."""
 
     def __init__(self, exit_code: int = RunError.exit_code):
         super().__init__("another rank has ended; its message says why")
@@ -150,7 +150,7 @@ class PeerLost(RunError):
 class Interrupted(BaseException):
     """This process was asked to stop in the middle of something that the next session can do from its beginning.
 
-    Like KeyboardInterrupt it is no Exception: torch's compiler catches those and makes errors of its own of them.
+    Like KeyboardInterrupt it is not an Exception, because torch's compiler catches those and raises its own.
     """
 
 

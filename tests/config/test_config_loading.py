@@ -151,7 +151,7 @@ def test_an_empty_file_or_section_leaves_the_defaults(tmp_path: Path, text: str)
         ("data: &d {seed: 1}\noptimizer: *d", "FILE line 1 is used by an alias"),
         ("base: [demo]", "base (in FILE) must be the name of a recipe or a YAML file"),
         ("base: demmo", "unknown recipe demmo; did you mean demo?"),
-        ("base: other.yaml", "there is no config file"),
+        ("base: other.yaml", "does not exist"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line_with_its_place_and_what_is_allowed(tmp_path: Path, yaml: str, message: str) -> None:

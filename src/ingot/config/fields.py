@@ -1,6 +1,6 @@
-"""Every setting by its dotted path, as the schema describes it: what it may be, its default, its meaning.
+"""Every setting by its dotted path, from the schema: allowed values, default, meaning.
 
-Made from the schema and nothing else, so what loading accepts, `ingot init` writes and the documentation says cannot differ.
+Loading, `ingot init` and the documentation all use this table, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ class Setting:
     default: Any
     required: bool
     description: str
-    items: Mapping[str, Setting] = field(default_factory=dict)  # of a list of mappings: what each of them may set
+    items: Mapping[str, Setting] = field(default_factory=dict)  # settings of the entries, for a list of mappings
 
     @property
     def types(self) -> set[str]:
-        """JSON types the value may have; empty where anything goes."""
+        """Return the JSON types the value may have; empty: any."""
         return {part["type"] for part in _parts(self.schema) if "type" in part}
 
     @property
     def choices(self) -> list[str]:
-        """The words the value may be, where the schema lists them."""
+        """Return the words the value may be, if the schema lists them."""
         return [word for part in _parts(self.schema) for word in _words(part)]
 
     @property
     def takes_any_text(self) -> bool:
-        """Whether every text is a possible value."""
+        """Return True if the value may be any text."""
         return any(part.get("type") == "string" and not _words(part) for part in _parts(self.schema))
 
     @property
     def free_form(self) -> bool:
-        """Whether the value is a mapping with names of the user's own."""
+        """Return True if the value is a mapping with arbitrary names."""
         return self.types == {"object"}
 
     @property
     def allowed(self) -> str:
-        """What the value may be, in words: `integer >= 1 or null`."""
+        """Return the allowed values in words: `integer >= 1 or null`."""
         return either(*[word for part in _parts(self.schema) for word in _words(part) or _kind(part)])
 
 
@@ -72,29 +72,31 @@ def _kind(part: Mapping[str, Any]) -> list[str]:
     if isinstance(part.get("additionalProperties"), dict):
         name = "mapping of names to numbers"
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part and part[key] < 2**31]  # others are no news
+    bounds = [
+        f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part and part[key] < 2**31
+    ]  # larger bounds are not worth showing
     return [f"{name} {' and '.join(bounds)}".strip()]
 
 
 def either(*words: str) -> str:
-    """Words as a choice: `a, b or c`."""
+    """Join words as a choice: `a, b or c`."""
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def sections(family: str = DEFAULT_FAMILY) -> dict[str, type[BaseModel]]:
-    """The sections in order, with the model section of a family."""
+    """Return the sections in order, with the model section of a family."""
     others = {name: cast("type[BaseModel]", field.annotation) for name, field in Config.model_fields.items() if name != "model"}
     return {"model": FAMILIES[family], **others}
 
 
 @cache
 def settings(family: str = DEFAULT_FAMILY) -> dict[str, Setting]:
-    """Every setting of a run with this model family, by dotted path and in order."""
+    """Return every setting of a run with this model family, by dotted path and in order."""
     return {path: setting for section, model in sections(family).items() for path, setting in _described(section, model).items()}
 
 
 def _described(prefix: str, model: type[BaseModel]) -> dict[str, Setting]:
-    """The fields of a model, each under its path."""
+    """Return the fields of a model by path."""
     found: dict[str, Setting] = {}
     schemas = model.model_json_schema()["properties"]
     names = sorted(model.model_fields, key="family".__ne__)  # the family first: the rest of the section depends on it
@@ -108,31 +110,31 @@ def _described(prefix: str, model: type[BaseModel]) -> dict[str, Setting]:
 
 
 def settings_of(section: str, family: str) -> list[Setting]:
-    """The settings of one section."""
+    """Return the settings of one section."""
     return [setting for setting in settings(family).values() if setting.path.startswith(f"{section}.")]
 
 
 @cache
 def known() -> list[str]:
-    """The dotted paths of all settings of all model families."""
+    """Return the dotted paths of all settings of all model families."""
     return list(dict.fromkeys(path for family in FAMILIES for path in settings(family)))
 
 
 def setting_at(path: tuple[str, ...], family: str) -> Setting | None:
-    """The setting a path belongs to: itself, or the free-form one it is an entry of."""
+    """Return the setting at a path: itself, or the free-form one it is an entry of."""
     found = settings(family).get(".".join(path[:2]))
     return found if found and (len(path) == 2 or found.free_form) else None
 
 
 def item_at(path: tuple[str, ...], family: str) -> Setting | None:
-    """The setting that an entry of a list of mappings has, such as training.stages.0.share."""
+    """Return the setting of an entry in a list of mappings, such as training.stages.0.share."""
     listed = setting_at(path[:2], family)
     item = listed.items.get(path[3]) if listed and len(path) > 3 else None
     return replace(item, path=".".join(path[:4])) if item else None
 
 
 def suggest(path: str) -> list[str]:
-    """The settings that an unknown dotted path may have meant, or none."""
+    """Return the settings that an unknown dotted path may have meant."""
     section, _, name = path.rpartition(".")
     same = [known_path for known_path in known() if known_path.partition(".")[2] == name]
     if same:
@@ -144,7 +146,7 @@ def suggest(path: str) -> list[str]:
 
 
 def leaf_values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every value of a config with its path, in the order of `settings`; free-form mappings entry by entry."""
+    """Yield every value of a config with its path, in the order of `settings`; free-form mappings entry by entry."""
 
     def walk(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
         if isinstance(value, dict) and value:
@@ -159,7 +161,7 @@ def leaf_values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def value_of(config: Config, setting: Setting) -> Any:
-    """What a config has for a setting; entries of a list as mappings of what differs from the defaults."""
+    """Return a config's value of a setting; entries of a list as mappings without their defaults."""
     section, _, name = setting.path.partition(".")
     value = getattr(getattr(config, section), name)
     return [item.model_dump(exclude_defaults=True) for item in value] if setting.items else value

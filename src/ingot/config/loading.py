@@ -1,7 +1,7 @@
-"""From a recipe, a file, the environment, the command line, a sweep and Python to one validated Config.
+"""Load one validated Config from a recipe, a file, the environment, the command line, a sweep and Python.
 
 Later sources win: defaults < recipe < file < environment < command line < sweep < Python. Everything is merged first and
-validated once, so a mistake is reported with all the others and with the place it came from.
+validated once, so all mistakes are reported together, each with the place it came from.
 """
 
 from __future__ import annotations
@@ -34,16 +34,14 @@ from ingot.config.text import NULLS, Plain, format_value, parse_yaml, plain_data
 from ingot.errors import ConfigError
 from ingot.errors import Setting as Named
 
-# Values from several sources become one: which model family holds, which value wins, whether it is allowed.
-
-TEXTS = ("evaluation.sample_prompt",)  # settings that may hold any character; the others name files, devices or projects
+ANY_CHARACTER = ("evaluation.sample_prompt",)  # settings that may hold any character; the others name files, devices or projects
 SettingPath = tuple[str, ...]
-Problem = str | ConfigError  # a sentence that names settings by their paths, or an error that has them as fields
+Problem = str | ConfigError  # a sentence with dotted paths of settings, or an error with settings as fields
 
 
 @dataclass(frozen=True)
 class Given:
-    """One value as somebody wrote it; of equal paths the higher level wins."""
+    """One value from one source; of equal paths the higher level wins."""
 
     path: SettingPath
     value: Any
@@ -52,12 +50,12 @@ class Given:
 
     @property
     def name(self) -> str:
-        """The dotted path."""
+        """Return the dotted path."""
         return ".".join(self.path)
 
 
 def place(origin: str) -> str:
-    """Where to look for a mistake, in words."""
+    """Return where to look for a mistake, in words."""
     kind, _, name = origin.partition(" ")
     places = {
         "file": f"in {name}",
@@ -70,9 +68,10 @@ def place(origin: str) -> str:
 
 
 def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, list[Given]]:
-    """The model family that holds in the end, and the values that are settings of it.
+    """Return the model family and the values that are settings of it.
 
-    A source that chooses a family outdates what sources below it set for another; what it or a source above it sets must fit.
+    A source that chooses a family overrides what sources below it set for another family. What it or a source above it sets must
+    be a setting of the family.
     """
     family, chosen = DEFAULT_FAMILY, Given((), None, "default", -1)
     named_at = {item.level for item in given if item.name == "model.family"}
@@ -116,15 +115,15 @@ def _unknown(item: Given) -> str:
 
 
 def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dict[str, Any], dict[SettingPath, str]]:
-    """One tree of values as their settings understand them, and the origin of each."""
+    """Return one tree of converted values, and the origin of each."""
     tree: dict[str, Any] = {}
     origins: dict[SettingPath, str] = {}
     for item in sorted(given, key=lambda item: item.level):
         setting = setting_at(item.path, family)
         assert setting is not None, item.path
         try:
-            value = _understand(setting, item.value)
-            if isinstance(value, str) and not setting.free_form and not _can_be_told(value, item.name):
+            value = _convert(setting, item.value)
+            if isinstance(value, str) and not setting.free_form and not _is_valid_text(value, item.name):
                 raise ConfigError(f"{item.name} holds a NUL or half a character, which no name and no text has")
         except ConfigError as error:
             problems.append(f"{error} ({place(item.origin)})")
@@ -143,9 +142,9 @@ def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dic
     return tree, origins
 
 
-def _understand(setting: Setting, value: Any) -> Any:
+def _convert(setting: Setting, value: Any) -> Any:
     if setting.items:
-        return _understand_items(setting, value)
+        return _convert_items(setting, value)
     if setting.free_form or isinstance(value, list | Mapping):
         return plain_data(value)
     if isinstance(value, os.PathLike):
@@ -159,15 +158,15 @@ def _understand(setting: Setting, value: Any) -> Any:
     return value
 
 
-def _can_be_told(text: str, name: str) -> bool:
+def _is_valid_text(text: str, name: str) -> bool:
     try:
-        return b"\0" not in os.fsencode(text) or name in TEXTS
+        return b"\0" not in os.fsencode(text) or name in ANY_CHARACTER
     except UnicodeEncodeError:
         return False
 
 
-def _understand_items(setting: Setting, value: Any) -> list[dict[str, Any]]:
-    """A list of mappings, each of whose values means what its own setting makes of it."""
+def _convert_items(setting: Setting, value: Any) -> list[dict[str, Any]]:
+    """Convert a list of mappings, each value by its own setting."""
     if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
         raise TypeError("no list of mappings")
     found: list[dict[str, Any]] = []
@@ -180,7 +179,7 @@ def _understand_items(setting: Setting, value: Any) -> list[dict[str, Any]]:
                 hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(setting.items)}"
                 raise ConfigError(f"unknown setting {name}.{key}; {hint}")
             try:
-                found[-1][key] = _understand(setting.items[key], item)
+                found[-1][key] = _convert(setting.items[key], item)
             except TypeError:
                 raise ConfigError(
                     f"{{0}}: must be {_allowed(setting.items[key])}", Named(f"{name}.{key}", _shown(item))
@@ -189,7 +188,7 @@ def _understand_items(setting: Setting, value: Any) -> list[dict[str, Any]]:
 
 
 def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str, problems: list[Problem]) -> Config:
-    """The Config of a merged tree, or a ConfigError with all problems."""
+    """Return the Config of a merged tree, or raise a ConfigError with all problems."""
     details: dict[SettingPath, list[Mapping[str, Any]]] = {}
     try:
         config = Config.model_validate(tree)
@@ -204,22 +203,22 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
     for path, found in details.items():
         setting = item_at(path, family) or setting_at(path, family)
         assert setting is not None, found
-        given = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # several in a mapping
+        given = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # a mapping may have several origins
         origin = given.get(_path_of(found[0])[:3]) or given.get(path[:2]) or next(iter(given.values()), "default")
         problems.append(_explain(setting, tree, origin, found))
-    if not problems:  # what does not fit together is only worth saying when each value is sound
+    if not problems:  # checks across settings are only worth reporting when each value is valid
         problems = [str(detail["ctx"]["error"]) for detail in together]
     raise _together(problems)
 
 
 def _path_of(detail: Mapping[str, Any]) -> SettingPath:
-    """Where in the tree an error is, without the family that a model's errors carry."""
+    """Return where in the tree an error is, without the family that pydantic adds for models."""
     section, *rest = map(str, detail["loc"] or ("",))
     return (section, *rest[1:]) if section == "model" else (section, *rest)
 
 
 def _together(problems: Sequence[Problem]) -> ConfigError:
-    """One error of all problems, whose settings are fields: checks of values know no errors and name settings by their paths."""
+    """Return one error for all problems, in which the paths that validators wrote into their sentences are Setting fields."""
     named: list[Named] = []
 
     def number(setting: Named) -> str:
@@ -271,12 +270,9 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-# The recipes inside the package: YAML files that set what differs from the defaults, named by their path below recipes/.
-
-
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe: its name, the one line its file begins with, and the file."""
+    """A YAML file in the package with settings that differ from the defaults; its first line is the description."""
 
     name: str
     description: str
@@ -284,7 +280,7 @@ class Recipe:
 
 
 def list_recipes() -> list[Recipe]:
-    """Every recipe, by name."""
+    """Return every recipe, sorted by name."""
     root = Path(str(resources.files("ingot.config") / "recipes"))
     found = []
     for path in root.rglob("*.yaml"):
@@ -294,23 +290,23 @@ def list_recipes() -> list[Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name; an unknown name is an error that lists them."""
+    """Return a recipe by name; the error for an unknown name lists all."""
     recipes = {recipe.name: recipe for recipe in list_recipes()}
     if name in recipes:
         return recipes[name]
     close = get_close_matches(name, recipes, n=1)
     meant = f"; did you mean {close[0]}?" if close else ";"
     if name.endswith((".yaml", ".yml")):
-        meant = f"; a file of your own is given with --config {name};"
+        meant = f"; a config file is given with --config {name};"
     raise ConfigError(f"unknown recipe {name}{meant} there are {', '.join(recipes)}")
 
 
-_Source = tuple[str, Mapping[str, Any]]  # where it came from, and its values as a tree
+_Source = tuple[str, Mapping[str, Any]]  # origin, and values as a tree
 
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A validated config, where each of its values came from, a name for the run, and the files that took part."""
+    """A validated config, the origin of each value, a name for the run, and the files that were read."""
 
     config: Config
     origins: dict[str, str]
@@ -327,9 +323,9 @@ def load_config(
     python: Mapping[str, Any] | None = None,
     measured: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
-    """Merge all sources and validate the result; every mistake found is in the one ConfigError raised.
+    """Merge all sources and validate the result; one ConfigError reports all mistakes.
 
-    `measured` goes above the recipe and below the file.
+    `measured` overrides the recipe and is overridden by the file.
     """
     documents, name = _documents(recipe, file, measured or {})
     problems: list[Problem] = []
@@ -343,7 +339,7 @@ def load_config(
 
 @dataclass(frozen=True)
 class Sources:
-    """What a config that is loaded more than once is made of."""
+    """The sources of a config that is loaded more than once."""
 
     recipe: str | None = None
     file: Path | str | None = None
@@ -355,7 +351,7 @@ class Sources:
         return load_config(self.recipe, self.file, self.overrides, self.environment, python=self.python, measured=measured)
 
     def above_recipe(self) -> dict[str, Any]:
-        """What is set above the recipe, by names, each value as its setting understands it; mistakes are left to `load`."""
+        """Return the converted values of all sources above the recipe, by name; `load` reports mistakes."""
         problems: list[Problem] = []
         documents, _ = _documents(self.recipe, self.file, {})
         given = _given(documents, self.overrides, self.environment, None, self.python, problems)
@@ -372,7 +368,7 @@ def _given(
     python: Mapping[str, Any] | None,
     problems: list[Problem],
 ) -> list[Given]:
-    """Every value of every source, with its place among them."""
+    """Return every value of every source, with its level."""
     words = {path: Plain(value) if isinstance(value, str) else value for path, value in (overrides or {}).items()}
     variables = _variables(os.environ if environment is None else environment)
     levels: list[list[_Source]] = [
@@ -391,7 +387,7 @@ def _given(
 
 
 def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[str, Any]) -> tuple[list[_Source], str | None]:
-    """The YAML documents that take part, bases first, with what was measured for the recipe, and a name for the run."""
+    """Return the YAML documents to merge, bases first, with the measured values of the recipe, and a name for the run."""
     below = _chain(find_recipe(recipe).path, f"recipe {recipe}") if recipe is not None else []
     below += [(f"recipe {recipe}, measured", measured)] if measured else []
     if file is None:
@@ -404,11 +400,11 @@ def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[st
 
 
 def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Source]:
-    """A YAML file after everything it builds on."""
+    """Return a YAML file after all files in its chain of `base:` lines."""
     real = Path(os.path.realpath(path))
     if real in above:
         circle = " -> ".join(step.name for step in (*above, path))
-        raise ConfigError(f"the `base:` lines go in a circle: {circle}; take one out")
+        raise ConfigError(f"the `base:` lines form a cycle: {circle}; remove one")
     tree = _read(path)
     base = tree.pop("base", None)
     if base is None:
@@ -430,7 +426,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"there is no config file {path}; `ingot init -o {path}` writes one") from None
+        raise ConfigError(f"config file {path} does not exist; `ingot init -o {path}` writes one") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
@@ -444,7 +440,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _variables(environment: Mapping[str, str]) -> list[_Source]:
-    """The environment variables that are settings: INGOT_TRAINING__SEED sets training.seed."""
+    """Return the environment variables that are settings: INGOT_TRAINING__SEED sets training.seed."""
     names = sorted(name for name in environment if name.startswith("INGOT_") and "__" in name)
     return [
         (f"environment {name}", {name.removeprefix("INGOT_").lower().replace("__", "."): Plain(environment[name])})
@@ -453,7 +449,7 @@ def _variables(environment: Mapping[str, str]) -> list[_Source]:
 
 
 def _flatten(tree: Mapping[str, Any], origin: str, problems: list[Problem]) -> dict[tuple[str, ...], Any]:
-    """The paths and values of one source; a free-form mapping is taken apart into its entries."""
+    """Return the paths and values of one source, with free-form mappings split into their entries."""
     entries: dict[tuple[str, ...], Any] = {}
 
     def put(path: tuple[str, ...], value: Any) -> None:

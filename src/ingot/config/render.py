@@ -1,4 +1,4 @@
-"""A config and its schema as text: the YAML of a run folder, the commented YAML, docs/configuration.md and the JSON schema."""
+"""Write a config and its schema as text: YAML, commented YAML, docs/configuration.md and the JSON schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.config.text import format_value
 _WIDTH = 100
 _INTRODUCTION = """# Configuration
 
-This page is made from the schema by `ingot config docs -o docs/configuration.md`.
+This page is generated from the schema by `ingot config docs -o docs/configuration.md`.
 
 A run is described by one config. Each setting has a section and a name, and its value comes from the last of these places that
 sets it:
@@ -28,7 +28,7 @@ sets it:
 7. Python: the settings given to `ingot.train`.
 
 `ingot config show` prints the outcome and where each value came from; a run folder keeps both in its `config.yaml`. Everything is
-checked together after the last place has spoken. A name that does not exist is an error that suggests the right one.
+checked together after all places are merged. An unknown name is an error that suggests the right one.
 
 A config file is YAML with the sections as keys. It sets what it wants to change; `ingot init -o config.yaml` writes one with
 every setting and its meaning.
@@ -41,14 +41,14 @@ training:
   output_dir: runs/first
 ```
 
-On the command line a truth value may stand alone (`--model.bias` is `--model.bias true`), `null` and `none` empty a setting that
-may be empty, and the entries of a mapping have paths of their own: `--model.settings.depth 3`. A list is given whole, as YAML or
-JSON: `--training.stages '[{steps: 100, seq_len: 128}, {steps: 100}]'`. A place that chooses another model family drops what the
-places before it set for the old family alone."""
+On the command line a boolean needs no value (`--model.bias` is `--model.bias true`), `null` and `none` unset a setting that may
+be null, and entries of a mapping are set by their path: `--model.settings.depth 3`. A list is given as a whole, as YAML or JSON:
+`--training.stages '[{steps: 100, seq_len: 128}, {steps: 100}]'`. A place that chooses another model family drops what the places
+before it set for the old family alone."""
 
 
 def dump_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
-    """Every value of a config, with its origin beside it where origins are given; loads back to an equal config."""
+    """Return a config as YAML, with the origin of each value as a comment if given; loads back to an equal config."""
     lines: list[str] = []
     for section in sections(config.model.family):
         lines.append(f"{section}:")
@@ -58,14 +58,14 @@ def dump_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
 
 
 def commented_yaml(config: Config, heading: str) -> str:
-    """Every value of a config below its meaning, what it may be and its default; loads back to an equal config."""
+    """Return a config as YAML with the meaning, allowed values and default of each setting; loads back to an equal config."""
     lines = [_comment(heading)]
     for section, model in sections(config.model.family).items():
         lines += ["", _comment(describe(model)), f"{section}:"]
         for setting in settings_of(section, config.model.family):
             lines += [_comment(setting.description, "  "), _comment(f"({_limits(setting)})", "  ")]
             lines += _entry(config, setting, {})
-            for key, item in setting.items.items():  # below, where an entry would stand
+            for key, item in setting.items.items():  # below the setting, where an entry would be
                 lines.append(_comment(f"{key}: {item.description} ({_limits(item)})", "    ", "  "))
             lines.append("")
         lines.pop()
@@ -73,7 +73,7 @@ def commented_yaml(config: Config, heading: str) -> str:
 
 
 def _entry(config: Config, setting: Setting, origins: Mapping[str, str]) -> list[str]:
-    """The YAML lines of one setting."""
+    """Return the YAML lines of one setting."""
 
     def lines(path: tuple[str, ...], value: Any) -> list[str]:
         start = "  " * (len(path) - 1) + format_value(path[-1]) + ":"
@@ -99,12 +99,12 @@ def _comment(text: str, indent: str = "", hanging: str = "") -> str:
 
 
 def describe(model: type) -> str:
-    """The meaning of a section."""
+    """Return the meaning of a section."""
     return " ".join((model.__doc__ or "").split())
 
 
 def markdown() -> str:
-    """The text of docs/configuration.md."""
+    """Return the text of docs/configuration.md."""
     parts = [_INTRODUCTION]
     for section, model in sections().items():
         if section == "model":
@@ -119,7 +119,7 @@ def markdown() -> str:
 
 
 def _portable(setting: Setting) -> str:
-    """In which files of other programs only some values of a setting of a model have a place."""
+    """Return which values of a model setting can be exported to files of other programs, if not all can."""
     told: dict[str, list[str] | str] = setting.schema.get("portable") or {}
     limits = [f"{target} {' or '.join(map(str, values))}" for target, values in told.items() if values != "any"]
     everything = all(set(values) >= set(setting.choices) for values in told.values() if values != "any")
@@ -136,7 +136,7 @@ def _table(settings: Iterable[Setting]) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a config file, for editors."""
+    """Return the JSON schema of a config file, for editors."""
     schema = Config.model_json_schema()
     base = {
         "type": "string",

@@ -1,7 +1,7 @@
-"""Values as text: YAML and command-line words into Python values, and back.
+"""Values as text: YAML and command-line words to Python values, and back.
 
-A word without quotes means what its setting makes of it: `123` is a number for training.max_steps and a name for data.path. So
-YAML is read into `Plain` text first and understood later, by the same rule as words of the command line and the environment.
+The setting decides what an unquoted word means: `123` is a number for training.max_steps and a name for data.path. So YAML is
+first read into `Plain` text and converted later, by the same rule as words of the command line and the environment.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _AMBIGUOUS = {"null", "none", "true", "false", "yes", "no", "on", "off", "y", "n
 
 
 class Plain(str):
-    """Text written without quotes, whose meaning its setting decides."""
+    """Text written without quotes; its setting decides what it means."""
 
 
 def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
-    """The mappings, lists and texts of a YAML document; `name` stands for it in errors, `aliases` (*name) are allowed or not."""
+    """Return the mappings, lists and strings of a YAML document; errors call it `name`, `aliases` (*name) are allowed or not."""
     import yaml
 
     try:
@@ -48,12 +48,12 @@ def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
 
 
 class _Reader:
-    """Makes values of the nodes of one document."""
+    """Converts the nodes of one document to values."""
 
     def __init__(self, name: str, aliases: bool) -> None:
         self._name, self._aliases = name, aliases
-        self._made: dict[int, Any] = {}  # an alias is the node that it names, met once more
-        self._open: set[int] = set()  # whose parts are being read
+        self._made: dict[int, Any] = {}  # values by node; an alias is the same node again
+        self._open: set[int] = set()  # nodes whose children are being read
 
     def read(self, node: yaml.Node) -> Any:
         if id(node) in self._made or id(node) in self._open:
@@ -93,7 +93,7 @@ class _Reader:
         return {**merged, **mapping}
 
     def _merged(self, node: yaml.Node) -> dict[str, Any]:
-        """What `<<: *name` adds: a mapping, or several of which the first goes before the others."""
+        """Return the mapping that `<<: *name` merges; of several, the first takes precedence."""
         found = self.read(node)
         parts = found if isinstance(found, list) else [found]
         if not all(isinstance(part, dict) for part in parts):
@@ -102,7 +102,7 @@ class _Reader:
 
 
 def scalar(text: str) -> Any:
-    """What an unquoted word means where anything is allowed: null, a truth value, a number, else text."""
+    """Convert an unquoted word of a setting without a type: null, a boolean, a number, else text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
@@ -118,7 +118,7 @@ def scalar(text: str) -> Any:
 
 
 def plain_data(value: Any) -> Any:
-    """A free-form value as null, truth values, numbers, text, lists and mappings; raises TypeError for anything else."""
+    """Convert a free-form value to null, booleans, numbers, text, lists and mappings; TypeError for anything else."""
     if isinstance(value, Plain):
         return scalar(value)
     if value is None or isinstance(value, bool | int | float | str):
@@ -133,7 +133,7 @@ def plain_data(value: Any) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """A value as YAML on one line, such that `parse_yaml` and the setting's type give it back."""
+    """Format a value as one line of YAML that `parse_yaml` and the setting's type convert back."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,1 +1,1 @@
-"""What every room may ask of the machine: its devices, their precision, and which rank this process is."""
+"""The machine: files, locks, processes, signals, devices and ranks. Imports nothing of the package but errors."""

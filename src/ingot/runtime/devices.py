@@ -1,4 +1,4 @@
-"""What a run knows of a device, whichever framework found it, and how fast it could be."""
+"""A device as training sees it, whichever framework found it, and its peak speed."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ class Device:
     """One device of this machine."""
 
     kind: str  # cpu, cuda or mps
-    index: int  # which of its kind
-    name: str  # in words, for logs and records
-    peak_flops: float | None  # its bf16 matrix rate; None where no data sheet says
-    precisions: tuple[str, ...]  # that it computes in, the one to prefer first
+    index: int  # number among the devices of its kind
+    name: str  # for logs and records
+    peak_flops: float | None  # dense bf16 matmul rate; None if unknown
+    precisions: tuple[str, ...]  # supported ones, the preferred one first
 
     def __str__(self) -> str:
-        """As `training.device` names it."""
+        """Return the device as `training.device` names it."""
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
 
-    def precision(self, asked: str) -> str:
-        """bf16, fp16 or fp32: what `training.precision` says, or the best the device computes quickly."""
-        if asked == "auto":
+    def precision(self, requested: str) -> str:
+        """Return bf16, fp16 or fp32: the requested precision, or for auto the device's preferred one."""
+        if requested == "auto":
             return self.precisions[0]
-        if asked not in self.precisions:
+        if requested not in self.precisions:
             raise ConfigError(
-                "{0} needs a GPU", Setting("training.precision", asked), advice="on a CPU use fp32, or bf16 where the CPU has it"
+                "{0} needs a GPU",
+                Setting("training.precision", requested),
+                advice="on a CPU use fp32, or bf16 where the CPU has it",
             )
-        return asked
+        return requested
 
 
 def data_sheet_flops(name: str) -> float | None:
-    """The bf16 matrix rate of a GPU by its name; None where no data sheet says."""
+    """Return the dense bf16 matmul rate of a GPU by its name; None if unknown."""
     return next((rate for part, rate in PEAK_FLOPS.items() if re.search(rf"\b{part}\b", name)), None)

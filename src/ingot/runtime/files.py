@@ -1,6 +1,6 @@
-"""Files and folders that nobody ever sees half-written: a temporary name beside the target, then a rename.
+"""Atomic writes of files and folders: a temporary name beside the target, then a rename.
 
-A process killed in between leaves only the temporary file; whoever owns the folder next sweeps it away.
+A process killed in between leaves only the temporary file, which the next owner of the folder removes.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from typing import Any, BinaryIO
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Setting
 from ingot.runtime.locks import FolderLock
 
-MOST_JSON = 1 << 28  # bytes of a JSON file; the largest of ours list the tensors of a model or hold a tokenizer
+MOST_JSON = 1 << 28  # bytes of a JSON file; the largest contain a model's tensor list or a tokenizer
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # what a disk without room refuses by
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk
 _OUTPUT_DIR = Setting("training.output_dir")
 _LEFT_FOLDER = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
 def user_path(name: str | Path) -> Path:
-    """The path that somebody wrote down: ~ is a home, and what names nobody's stays as it is."""
+    """Return a path given by a user, with ~ expanded; the ~ of an unknown user is kept."""
     return Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
-    """Replace a file by new content or leave it as it was; durable: the new content survives a power cut."""
+    """Replace a file by new content, or leave it unchanged; durable: the new content survives a power cut."""
     with replace_file(path, durable=durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
 def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when the block ends, and disappears when it fails; never of a device."""
+    """Open a file that replaces `path` when the block ends and is deleted when it fails; a device is never replaced."""
     temporary = temporary_beside(path)
     if not (path.is_symlink() or path.is_file() or path.is_dir()) and path.exists():
         raise _no_plain_file(path)
@@ -71,12 +71,12 @@ def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
-    """Yield a folder to fill that takes the place of `path` when the block ends, and disappears when it fails.
+    """Yield a folder that replaces `path` when the block ends and is deleted when it fails.
 
     `keep_others`: only files of the same name are replaced, one by one, and everything else in `path` stays.
 
-    Two renames, because no disk replaces a folder that holds something: a kill between them leaves the old one under a hidden
-    name, and the next replacement brings it back. Whatever is written into the folder has to be synced by its writer.
+    It takes two renames, because a folder that is not empty cannot be replaced: a kill between them leaves the old one under a
+    hidden name, and the next replacement restores it. Files in the folder have to be synced by their writer.
     """
     path = path.resolve() if keep_others else path  # a link may lead to another disk
     _tidy_after_kills(path)
@@ -84,7 +84,7 @@ def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
     old = partial.with_suffix(".old")
     partial.mkdir()
     with FolderLock(partial) as lock:
-        lock.acquire()  # others see that it is not left over
+        lock.acquire()  # shows others that it is in use
         try:
             yield partial
             fsync_dir(partial)
@@ -104,7 +104,7 @@ def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
 
 
 def _move_files(source: Path, target: Path) -> None:
-    """Move every file of one folder to the same place in another, which keeps its other files, and remove the first folder."""
+    """Move every file of one folder to the same place in another, which keeps its other files, and remove the first."""
     for folder, _, names in os.walk(source):
         place = target / Path(folder).relative_to(source)
         place.mkdir(exist_ok=True)
@@ -115,7 +115,7 @@ def _move_files(source: Path, target: Path) -> None:
 
 
 def _tidy_after_kills(path: Path) -> None:
-    """Bring back a folder that a killed replacement left without its name, and remove what else it left."""
+    """Restore a folder that a killed replacement left under its hidden name, and remove what else it left."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         if not _LEFT_FOLDER.fullmatch(left.name.removeprefix(f".{path.name}")) or left.is_symlink() or not left.is_dir():
             continue
@@ -129,21 +129,21 @@ def _tidy_after_kills(path: Path) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A hidden name beside a path that nothing has, and that sweeping knows."""
+    """Return an unused hidden name beside a path, of the form that `sweep_temporaries` removes."""
     if not path.name:  # / or .
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
 
 
 def open_to_read(path: Path) -> BufferedReader:
-    """A plain file to read; a pipe or a device is refused with EINVAL, because nobody knows when it answers or ends."""
+    """Open a plain file to read; a pipe or a device, which may block forever, is refused with EINVAL."""
     return open(path, "rb", opener=open_plain)  # Path.open takes none
 
 
 def open_plain(path: str, flags: int) -> int:
-    """The opener of plain files alone."""
+    """Open a plain file and return its descriptor; an opener for open()."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):  # which Python refuses
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):  # Python refuses folders itself
         os.close(descriptor)
         raise _no_plain_file(path)
     return descriptor
@@ -154,7 +154,7 @@ def _no_plain_file(path: str | Path) -> OSError:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; ValueError where it is none, OSError where it cannot be read."""
+    """Return the content of a JSON file; ValueError if it is not JSON, OSError if it cannot be read."""
     with open_to_read(path) as file:
         if os.fstat(file.fileno()).st_size > MOST_JSON:
             raise ValueError("it is too large")
@@ -165,7 +165,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_dict(path: Path) -> dict[str, Any] | None:
-    """The JSON object of a file; None where there is none that can be read."""
+    """Return the JSON object in a file; None if there is none or it cannot be read."""
     try:
         found = read_json(path)
     except (OSError, ValueError):
@@ -174,13 +174,13 @@ def read_dict(path: Path) -> dict[str, Any] | None:
 
 
 def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:
-    """A file that grows; a symbolic link is refused with ELOOP, because what it leads to is not ours."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # and a pipe is no reason to hang
+    """Open a file to append; a symbolic link is refused with ELOOP, because its target is not ours."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: a pipe must not block
     return os.fdopen(os.open(path, flags, 0o666), "ab", buffering)
 
 
 def fsync_dir(path: Path) -> None:
-    """Make the names in a folder durable: a renamed file is safe only after this."""
+    """Sync a folder: a renamed file is durable only after this."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -192,23 +192,23 @@ def fsync_dir(path: Path) -> None:
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Remove what killed processes left of atomic writes; only the owner of the folder may do this."""
+    """Remove temporary files of killed processes; only the owner of the folder may do this."""
     for leftover in folder.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(leftover.name) and leftover.is_file():
             leftover.unlink(missing_ok=True)
 
 
 def to_json(record: object, indent: int | None = None, escape: bool = True) -> str:
-    """JSON that every reader accepts: nan and infinities, which JSON does not have, become null.
+    """Return JSON that every reader accepts: nan and infinities become null.
 
-    A dataclass is the object of its fields, a path its text. `escape`: characters beyond ASCII are written as numbers.
+    A dataclass becomes the object of its fields, a path its text. `escape`: write non-ASCII characters as escapes.
     """
     return json.dumps(_plain(record), allow_nan=False, indent=indent, ensure_ascii=escape)
 
 
 @contextlib.contextmanager
 def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Setting = _OUTPUT_DIR) -> Iterator[None]:
-    """Turn the disk's refusal into an error that says what to do; `setting` is what chose the place."""
+    """Turn an OSError while writing into an error with advice; `setting` is the one that chose the path."""
     try:
         yield
     except OSError as refused:
@@ -222,7 +222,7 @@ def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Sett
 
 @contextlib.contextmanager
 def writing_output(path: Path) -> Iterator[None]:
-    """Turn the disk's refusal to write what a user named as output into a sentence."""
+    """Turn an OSError while writing a user's output file into a ConfigError."""
     try:
         yield
     except OSError as refused:
@@ -231,7 +231,7 @@ def writing_output(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn the disk's refusal to read into a sentence."""
+    """Turn an OSError while reading into a DataError."""
     try:
         yield
     except OSError as refused:
@@ -240,7 +240,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def readable(path: Path, error: type[IngotError]) -> Iterator[None]:
-    """Turn whatever keeps a file from being read, or a ValueError that says what is wrong with it, into one sentence."""
+    """Turn OSError, MemoryError and ValueError while reading a file into one error."""
     try:
         yield
     except UnicodeDecodeError as wrong:
@@ -266,19 +266,19 @@ def _plain(value: object) -> object:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a folder that nothing was written to."""
+    """Remove a folder if it is empty."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file."""
+    """Return the sha256 of a file."""
     with reading(path), open_to_read(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be written as UTF-8: half a surrogate pair cannot."""
+    """Return True if a text can be encoded as UTF-8: half a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -287,9 +287,9 @@ def is_utf8(text: str) -> bool:
 
 
 def allow_open_files(most: int = 1 << 16) -> None:
-    """Let this process have so many files open, or as many as the system lets it: every shard that was read stays mapped.
+    """Raise the limit of open files, as far as the system allows: every shard that was read stays mapped.
 
-    A shell's 1,024 would end a run after as many shards, which may be days after its start.
+    The usual limit of 1,024 would end a run after as many shards, possibly days after its start.
     """
     try:
         import resource  # not on Windows
@@ -299,26 +299,24 @@ def allow_open_files(most: int = 1 << 16) -> None:
     if now == resource.RLIM_INFINITY:
         return
     wanted = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
-    for count in (wanted, min(wanted, 10_240)):  # which macOS lets a process have though it names no limit
+    for count in (wanted, min(wanted, 10_240)):  # the limit of macOS, which reports none
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, count), allowed))
             return
 
 
-# Files that a user names as output, written whole or not at all, and what killed processes left of such writes.
-
-SECONDS = 60.0  # between a file's making and its lock there is less
+LEFTOVER_SECONDS = 60.0  # a temporary file that is older and not locked is left over
 _NAME = re.compile(r"\.[0-9a-f]{8}\.tmp")
 
 
 @contextmanager
 def replace_users_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when the block ends; what killed writes of it left is removed before."""
+    """Open a file that replaces `path` when the block ends; leftovers of killed writes are removed first."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         if _NAME.fullmatch(left.name.removeprefix(f".{path.name}")):
             _remove_if_left(left)
     with replace_file(path) as file:
-        with suppress(OSError):  # a disk without locks: nobody will take it for left over there
+        with suppress(OSError):  # a disk without locks: there no file is taken for a leftover
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield file
 
@@ -328,7 +326,7 @@ def _remove_if_left(path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             status = os.fstat(descriptor)
-            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > SECONDS:
+            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > LEFTOVER_SECONDS:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
         finally:

@@ -1,7 +1,7 @@
 """One process at a time in a folder, by flock, which the kernel frees on any death.
 
 The folder itself is locked, so that deleting a lock file lets nobody in. A file in it may be locked as well: network disks lock
-only what is open for writing, and a file can say who holds it. What a refusal means is the caller's: wait, pass by, or tell.
+only files open for writing, and a file can record who holds it. The caller decides what to do when the lock is taken.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Self
 
 # Answers of disks without locks; EBADF: NFS, which locks only what is open for writing.
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-_OPEN_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a link is an error, a pipe no reason to hang
+_OPEN_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a link is an error, a pipe must not block
 _RETRY_SECONDS = 0.05
 
 
 class FolderLock:
-    """The only right to write into a folder, until released or until the process ends in whatever way.
+    """An exclusive lock of a folder, held until it is released or the process ends in whatever way.
 
     `held` is True with a lock, False without one, and None where the disk has no locks. `folder_held`: whether it is the folder
     itself that is locked, which proves that nobody else of this machine has it.
@@ -38,7 +38,7 @@ class FolderLock:
         _LOCKS.add(self)
 
     def acquire(self, wait_seconds: float | None = 0.0, notify: Callable[[], None] = lambda: None) -> bool:
-        """Take the folder, and say whether that succeeded; None waits for as long as it takes, and `notify` is called before."""
+        """Take the lock and return whether that succeeded; None waits forever, and `notify` is called before waiting."""
         assert not self._descriptors, "a lock is taken once"
         deadline = time.monotonic() + wait_seconds if wait_seconds is not None else None
         told = False
@@ -53,14 +53,14 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Let the folder go; the lock file stays, because removing it would race with the next process."""
+        """Release the lock; the lock file stays, because removing it would race with the next process."""
         descriptors, self._descriptors = self._descriptors, []
         self.held = self.folder_held = False
         for descriptor in descriptors:
             os.close(descriptor)
 
     def read(self) -> bytes:
-        """The first 4,096 bytes of the lock file, which say who has it or had it; nothing where there is none."""
+        """Return the first 4,096 bytes of the lock file, which record its holder; empty if there is none."""
         assert self.file is not None
         with suppress(OSError):
             descriptor = os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -71,7 +71,7 @@ class FolderLock:
         return b""
 
     def write(self, content: bytes) -> None:
-        """Replace what the lock file says; only while it is held."""
+        """Replace the content of the lock file; only while it is held."""
         os.ftruncate(self._descriptors[-1], 0)
         os.pwrite(self._descriptors[-1], content, 0)
 
@@ -82,7 +82,7 @@ class FolderLock:
         self.release()
 
     def _try(self) -> bool:
-        """One attempt; what was opened stays open, also after a refusal."""
+        """Try once; descriptors stay open, also after a refusal."""
         try:
             folder = self._open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             of_folder = _try_flock(folder)
@@ -106,7 +106,7 @@ class FolderLock:
         return self._descriptors[-1]
 
     def _still_there(self) -> bool:
-        """Whether the names still mean what was locked: another process may have renamed or removed it in between."""
+        """Return True if the paths are still what was locked: another process may have renamed or removed them."""
         paths = (self.folder, self.file) if self.file is not None else (self.folder,)
         try:
             return all(os.path.samestat(p.stat(), os.fstat(d)) for p, d in zip(paths, self._descriptors, strict=True))

@@ -1,6 +1,6 @@
-"""Python processes that we start: they find the packages that this one finds, and nothing in the folder the user is in.
+"""Child Python processes: they import the same packages as this one, and nothing from the current folder.
 
-A `random.py` or `json.py` there is the user's text, and `python -c` and `python -m` would import it instead of Python's own.
+`python -c` and `python -m` would import a `random.py` or `json.py` of the user's there instead of Python's own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """The command of a fresh Python that runs `code`, which finds `sys` imported and the arguments in sys.argv[1:]."""
+    """Return the command of a fresh Python that runs `code`, with `sys` imported and the arguments in sys.argv[1:]."""
     boot = f"{_BOOT}import runpy; runpy.run_path({ONE_FILE!r}); " if ONE_FILE else _BOOT
     return [sys.executable, "-P", "-c", boot + code, json.dumps(import_path()), *arguments]
 
 
 def end_with_parent() -> None:
-    """Let this process end when whoever started it is gone, by whatever signal: the other end of its stdin closes then."""
+    """End this process when its parent is gone, however it died: the other end of stdin closes then."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -40,7 +40,7 @@ def end_with_parent() -> None:
 
 
 def die_with(parent: int) -> Callable[[], None]:
-    """What a process does so that kill -9 of its parent ends it too; only Linux tells a process that its parent is gone."""
+    """Return a function that makes a process die with its parent, even after kill -9; only Linux supports that."""
     if sys.platform != "linux":
         return lambda: None
     import ctypes  # here: few programs need it
@@ -56,14 +56,14 @@ def die_with(parent: int) -> Callable[[], None]:
 
 
 def cpu_count() -> int:
-    """The processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def import_path() -> list[str]:
-    """Where children look for modules: our own sys.path without the current folder and the folder of the script."""
+    """Return sys.path for child processes: ours without the current folder and the folder of the script."""
     kept, package = _without_users_folders(), Path(__file__).resolve().parents[2]
-    # Ingot itself may have been found there. It goes last, so that nothing beside it hides a module of Python's.
+    # Ingot itself may have been found there. It goes last, so that nothing beside it shadows a standard module.
     return kept if any(Path(entry).resolve() == package for entry in kept) else [*kept, str(package)]
 
 
@@ -75,7 +75,7 @@ def _without_users_folders() -> list[str]:
 
 @contextmanager
 def away_from_the_users_folder() -> Iterator[None]:
-    """Be in Python's own folder for a moment, with the path of a child: Ray hands on both the folder and the script's."""
+    """Run a block in Python's own folder and with a child's sys.path: Ray passes both on to its workers."""
     before, sys.path[:] = list(sys.path), import_path()
     with chdir(sys.prefix):
         try:
@@ -85,13 +85,13 @@ def away_from_the_users_folder() -> Iterator[None]:
 
 
 def shield_compile_workers() -> None:
-    """Let the processes that torch.compile starts look for modules where our own do; torch gives them all of sys.path."""
+    """Give torch.compile's worker processes the import path of our own children; torch passes all of sys.path."""
     os.environ.setdefault("TORCH_CUSTOM_PYTHONPATH", os.pathsep.join(_without_users_folders()))
 
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Let no child look for modules in the folder it is started in: torch tries the processor's vectors by a `python -c`."""
+    """Keep children from importing from their current folder: torch probes vector instructions with a `python -c`."""
     given = "PYTHONSAFEPATH" in os.environ
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
@@ -101,11 +101,8 @@ def safe_path() -> Iterator[None]:
             os.environ.pop("PYTHONSAFEPATH", None)
 
 
-# How old a process is: counts a program's time with its imports, and tells a process from one that got its number later.
-
-
 def process_age(pid: int | str = "self") -> float | None:
-    """Seconds since a process of this machine began; None where the system does not say."""
+    """Return the age of a process in seconds; None if unknown. It tells a process from a later one with the same pid."""
     try:
         since_boot = int(_fields(pid)[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd field
         return time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
@@ -114,7 +111,7 @@ def process_age(pid: int | str = "self") -> float | None:
 
 
 def is_zombie(pid: int) -> bool:
-    """Whether a process of this machine is over and only waits for its parent to ask how it ended."""
+    """Return True for a process that has ended and that its parent has not waited for."""
     try:
         return _fields(pid)[0] in ("Z", "X")
     except (OSError, IndexError):
@@ -134,5 +131,5 @@ def is_alive(pid: int, heard_ago: float) -> bool:
 
 
 def _fields(pid: int | str) -> list[str]:
-    """What the system says of a process, from the third field on: the second, its name, may have spaces."""
+    """Return the fields of /proc/PID/stat from the third on: the second, the name, may contain spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

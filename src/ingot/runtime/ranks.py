@@ -1,4 +1,4 @@
-"""Which of the processes of a run this one is, as torchrun (or `ingot train --nproc-per-node`) says in the environment."""
+"""The rank of this process, from the environment that torchrun (or `ingot train --nproc-per-node`) sets."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from itertools import pairwise
 
 from ingot.errors import ConfigError
 
-# What a launcher tells its ranks. A child that found these would wait for the other ranks of a group it is not part of.
+# Variables that a launcher sets for ranks. A child process that found them would wait for ranks of a group it is not part of.
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
 RANK_PREFIXES = ("ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_PROC", "SLURM_LOCALID", "ACCELERATE_")
 
 
 @dataclass(frozen=True)
 class Ranks:
+    """The rank of this process and the number of ranks."""
+
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files, prints, and holds the clock."""
+        """Return True for the rank that writes files, prints, and keeps the clock."""
         return self.rank == 0
 
     def share(self, rows: int) -> range:
-        """The rows of a step that this rank computes: as even as possible, in order."""
+        """Return the rows of a step that this rank computes."""
         return self.shares(rows)[self.rank]
 
     def shares(self, rows: int) -> list[range]:
-        """What `share` is on each rank."""
+        """Return the rows of each rank: contiguous, and as even as possible."""
         ends = [rows * rank // self.world_size for rank in range(self.world_size + 1)]
         return [range(first, stop) for first, stop in pairwise(ends)]
 
 
 def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """The ranks torchrun set; a single process where it did not."""
+    """Return the ranks that torchrun set, or a single rank."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return Ranks()
     try:
@@ -51,5 +53,5 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
 
 
 def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that belongs to no group."""
+    """Return an environment for a process that belongs to no group of ranks."""
     return {k: v for k, v in environment.items() if k not in RANK_VARIABLES and not k.startswith(RANK_PREFIXES)}

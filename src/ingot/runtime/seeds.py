@@ -1,4 +1,4 @@
-"""Random numbers that are pure functions: of a seed, a step, a rank or a place, on any machine the same."""
+"""Random numbers as pure functions of a seed, a step, a rank or a position: the same on any machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def permuted(places: NDArray[np.uint64], size: int, key: int) -> NDArray[np.uint64]:
-    """The images of `places` under a pseudo-random permutation of range(size), without a table.
+    """Return the images of `places` under a pseudo-random permutation of range(size), without a table.
 
     Four Feistel rounds permute the next larger power of four; an image outside the range is permuted again until it falls inside.
     """
@@ -26,7 +26,7 @@ def permuted(places: NDArray[np.uint64], size: int, key: int) -> NDArray[np.uint
 
 
 def mix(*numbers: int) -> int:
-    """One well-scrambled 64-bit number out of several."""
+    """Hash several numbers to one 64-bit number."""
     state = np.uint64(0x9E3779B97F4A7C15)
     for number in numbers:
         state = scramble(np.atleast_1d(state ^ np.uint64(number & 0xFFFFFFFFFFFFFFFF)))[0]

@@ -1,7 +1,7 @@
-"""Signals before and after a run: one that comes while a program starts stops it too, and one that is repeated changes nothing.
+"""Signals before and after a run: one during start-up stops the program too, and a repeated one changes nothing.
 
-Starting takes seconds, of which most are imports. A program that is alone has nothing to lose then and ends at once. A rank
-remembers the signal until its run listens, because the others have to hear of it.
+Starting takes seconds, mostly imports. A single process has nothing to save then and ends at once. A rank remembers the signal
+until its run installs handlers, because the other ranks have to be told.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any
 
 from ingot.errors import Interrupted
 
-# Besides SIGINT, which Python answers by KeyboardInterrupt.
+# Without SIGINT, for which Python raises KeyboardInterrupt.
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-REPEAT_SECONDS = 30.0  # a program that goes on after its run ends by a later signal again
+REPEAT_SECONDS = 30.0  # a later signal ends a program that continues after its run
 
 _heard: list[int] = []
 
 
 @contextmanager
 def listening_early(listens: bool = True) -> Iterator[None]:
-    """A block in which the signals that stop a run are heard before it listens; one that was held back comes at its beginning.
+    """Handle the signals that stop a run before the run itself does; blocked ones are delivered at the start of the block.
 
-    Interrupted, with the name of the signal: this process is alone and was asked to stop.
+    A single process raises Interrupted with the name of the signal.
     """
     try:
-        if listens and threading.current_thread() is threading.main_thread():  # only there does Python let us
+        if listens and threading.current_thread() is threading.main_thread():  # Python allows handlers only there
             for number in STOPPING:
-                if signal.getsignal(number) is signal.SIG_DFL:  # not where the caller ignores it, as nohup does
+                if signal.getsignal(number) is signal.SIG_DFL:  # not if the caller ignores it, as nohup does
                     signal.signal(number, _hear)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         yield
@@ -48,20 +48,20 @@ def listening_early(listens: bool = True) -> Iterator[None]:
 
 
 def heard_early() -> int:
-    """The first signal that came before a run listened, once; 0: none did."""
+    """Return the first signal that came before the run's handlers, and forget it; 0: none."""
     number = _heard[0] if _heard else 0
     _heard.clear()
     return number
 
 
 def replace_handler(number: int, handler: Any) -> Any:
-    """Handle a signal from now on; returns what is to be put back afterwards."""
+    """Install a handler and return the one to restore afterwards."""
     before = signal.signal(number, handler)
     return signal.SIG_DFL if before is _hear else before
 
 
 def leave_closed_terminal() -> None:
-    """Let what is still printed go nowhere if the terminal was closed: to print there is an error, and a run has yet to save."""
+    """Redirect output to /dev/null if the terminal was closed: printing would fail, and the run still has to save."""
     for stream in (1, 2):
         try:
             termios.tcgetattr(stream)
@@ -77,10 +77,10 @@ def _hear(number: int, frame: FrameType | None) -> None:
 
 
 def handler_after_stop(number: int, before: Any) -> Any:
-    """What handles a signal after a run was stopped: one that would end the process is taken for a repetition for a while."""
+    """Return the handler of a signal after a run was stopped: for a while, repeated signals are ignored."""
     if number == signal.SIGINT or before is not signal.SIG_DFL:
         return before
-    # Python gives its handlers back before torch is closed, which takes half a second.
+    # Python restores its handlers before torch is closed, which takes half a second.
     atexit.register(signal.signal, number, signal.SIG_IGN)
     return partial(_pass_over, time.monotonic() + REPEAT_SECONDS)
 

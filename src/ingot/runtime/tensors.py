@@ -1,8 +1,8 @@
 """Tensors as names, shapes and raw bytes, and safetensors files of them.
 
-This is all the loop knows of tensors, so a checkpoint is the same from every backend. The format is safetensors' own (eight bytes
+Training knows tensors only in this form, so checkpoints are the same from every backend. The format is safetensors (eight bytes
 of length, a JSON header, the data). Writing it here takes one pass: the data streams to disk while the checksum is computed, and
-nothing depends on which of its call signatures an installed release of the library has.
+nothing depends on the installed version of the library.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ DTYPES: dict[str, type[np.generic]] = {
     "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
-MAX_RANK, MAX_ITEMS = 32, 1 << 59  # what numpy 1 and a signed 64-bit size can hold
+MAX_RANK, MAX_ITEMS = 32, 1 << 59  # limits of numpy 1 and of a signed 64-bit size
 METADATA = "__metadata__"
-SCALE = "::scale"  # after the name of a tensor that is stored as codes: that of its scales
-SMALL = 1024  # elements: tensors of no more are not worth codes
+SCALE = "::scale"  # suffix for the scales of a quantised tensor
+SMALL = 1024  # elements: tensors up to this size are not quantised
 
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """One tensor, owned by nobody's framework; `data` is little-endian and row-major."""
+    """One tensor, independent of any framework; `data` is little-endian and row-major."""
 
     name: str
     dtype: str  # as safetensors writes it: F32, BF16, I64...
@@ -44,7 +44,7 @@ class TensorRecord:
 
 
 def pack_tensors(records: Iterable[TensorRecord], metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
-    """The parts of a safetensors file, in order: the length and the header, then each tensor's data."""
+    """Return the parts of a safetensors file in order: length and header, then each tensor's data."""
     # Wide items first: every tensor then begins at a multiple of its item size.
     records = sorted(records, key=lambda record: (-ITEM_BYTES[record.dtype], record.name))
     header: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
@@ -59,7 +59,7 @@ def pack_tensors(records: Iterable[TensorRecord], metadata: Mapping[str, str] | 
 
 
 def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Write a safetensors file, bring it to the disk, and return its size and sha256."""
+    """Write and sync a safetensors file, and return its size and sha256."""
     digest, size = hashlib.sha256(), 0
     parts = pack_tensors(records, metadata)
     with path.open("xb") as file:
@@ -73,9 +73,9 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
 
 
 def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
-    """The tensors and metadata of a safetensors file; ValueError names what is wrong with a damaged or hostile one."""
+    """Return the tensors and metadata of a safetensors file; ValueError for a damaged or hostile one."""
     with open_to_read(path) as file:
-        # Not bytes: a framework shares only what may be written to. Nor a bytearray, which is first filled with zeros.
+        # Not bytes, because frameworks share only writable memory; nor a bytearray, which is first filled with zeros.
         data, done = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data, 0
         while done < len(data) and (count := file.readinto(data[done:])):
             done += count
@@ -86,7 +86,7 @@ def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, Tenso
 
 
 def unpack_tensors(data: memoryview) -> tuple[dict[str, TensorRecord], dict[str, str]]:
-    """The tensors and metadata in the bytes of a safetensors file."""
+    """Return the tensors and metadata in the bytes of a safetensors file."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise ValueError("it is cut short or is not a safetensors file")
@@ -121,7 +121,7 @@ def _record(name: str, entry: object, body: memoryview) -> TensorRecord:
 
 
 def to_array(record: TensorRecord) -> NDArray[Any]:
-    """The numbers of a record; bfloat16 ones as float32, which holds each of them exactly."""
+    """Return the array of a record; bfloat16 as float32, which is exact."""
     stored = np.uint16 if record.dtype == "BF16" else DTYPES[record.dtype]
     array = np.frombuffer(record.data, stored) if record.data.nbytes else np.empty(0, stored)
     if record.dtype == "BF16":
@@ -130,18 +130,18 @@ def to_array(record: TensorRecord) -> NDArray[Any]:
 
 
 def to_record(name: str, array: NDArray[Any], dtype: str) -> TensorRecord:
-    """A record of an array in another number format, rounded to the nearest number there, ties to even."""
+    """Return a record of an array in another dtype, rounded to nearest, ties to even."""
     if dtype == "BF16":
         bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
         nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
         stored: NDArray[Any] = np.where(np.isnan(array), 0x7FC0, nearest).astype(np.uint16)
     else:
-        with np.errstate(over="ignore"):  # whoever must not have an infinity looks for it
+        with np.errstate(over="ignore"):  # callers that must not have infinities check for them
             stored = np.ascontiguousarray(array, DTYPES[dtype])
     return TensorRecord(name, dtype, array.shape, stored.reshape(-1).view(np.uint8).data)
 
 
-# A batch of rows as numpy holds it: what data, evaluation and every backend agree upon.
+# A batch of rows in numpy, shared by data, evaluation and every backend.
 
-IGNORED = -1  # a target that is not predicted; the same in model/layers.py, which imports nothing of ours
+IGNORED = -1  # a target that is not predicted; the same number is in model/layers.py, which imports nothing of ours
 Batch = NDArray[np.int32]  # (rows, planes, seq_len): tokens, targets and, with a document mask, the document of each token

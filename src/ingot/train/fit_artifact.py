@@ -1,8 +1,8 @@
-"""Weights as codes of few bits for a file of a given size: how fine the steps of matrices and tables are, found by measuring.
+"""Quantise weights to a file of a given size: search the step sizes of matrices and tables.
 
-Bytes follow a law: twice the step, one bit less per weight. So the steps of the matrices that just fit are a matter of a few
-estimates, for each of some steps of the tables; which of these pairs is best is scored on training text. Validation text has no
-part in it: a file that was chosen by the text it is scored on would look better than it is.
+Doubling the step saves one bit per weight, so a few estimates find the finest steps of the matrices that fit, for each of several
+steps of the tables. Training text decides which of these pairs is best. Validation text is not used: a file chosen by the text it
+is scored on would look better than it is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ingot.data.store.dataset import Dataset
 from ingot.eval.evaluator import evaluator_of
 from ingot.runtime.tensors import TensorRecord
 
-K = 8.0  # without a limit
+K = 8.0  # default of artifact.k without a size limit
 EMBEDDING_K = 5.0
-EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # that are tried out, for codes of eight bits
-LEAST_K = 6.0  # what lies beyond so many times the spread is clipped, and matrices have hardly any of that
-LARGEST_STEP = 1.0  # times the spread of a row: coarser codes are hardly any
-TRIES = 5  # to come close to the limit from below
-CLOSE = 0.001  # of the limit may be left over
-# Of training text, half to find the inputs of matrices and half to score by. CPUs read a hundredth of what a GPU reads.
+EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for 8-bit codes
+MIN_K = 6.0  # weights beyond this many standard deviations are clipped; matrices have hardly any
+LARGEST_STEP = 1.0  # in standard deviations of a row: coarser codes keep almost nothing
+TRIES = 5  # attempts to approach the limit from below
+CLOSE = 0.001  # fraction of the limit that may stay unused
+# Tokens of training text: half to calibrate and half to score. A CPU gets a sixteenth of a GPU's.
 GPU_TOKENS, CPU_TOKENS = 1 << 18, 1 << 14
 BATCH_TOKENS = 1 << 14
 
@@ -36,7 +36,7 @@ Codes = dict[str, list[TensorRecord]]
 
 @dataclass(frozen=True)
 class Steps:
-    """How finely both kinds of weights are rounded."""
+    """The rounding of matrices and of embeddings."""
 
     matrices: Rounding
     embeddings: Rounding
@@ -48,13 +48,13 @@ class Steps:
 
 @dataclass(frozen=True)
 class _Task:
-    """What is to be rounded and how the result is weighed."""
+    """The model to round, and how to measure the size and score of the result."""
 
     settings: ArtifactSection
     rounder: Rounder
     limit: int
-    size: Callable[[Codes], int]  # of the whole file
-    score: Callable[[], float]  # bits per byte, of training text
+    size: Callable[[Codes], int]  # bytes of the whole file
+    score: Callable[[], float]  # bits per byte on training text
     say: Callable[[str], None]
     stop: Callable[[], bool]
 
@@ -68,9 +68,9 @@ def find_codes(
     say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Codes:
-    """What is stored of the large weights by the quantisers std and gptq; nothing by the others.
+    """Return the codes of the large weights for the quantisers std and gptq; nothing for the others.
 
-    The model is opened once more for it, neither compiled nor replicated, so that the one of the run stays as it is.
+    A second model is opened for it, neither compiled nor replicated, so that the run's own model does not change.
     """
     a = config.artifact
     if a.quantiser not in BY_MODEL:
@@ -93,7 +93,7 @@ def find_codes(
 
 
 def _text(config: Config, dataset: Dataset, model: Inference) -> tuple[Any, Callable[[], float]]:
-    """Batches of training text, and the score of the model on other training text; both are spread evenly over all of it."""
+    """Return batches of training text for calibration, and a function that scores the model on other training text."""
     length = config.data.seq_len
     reading = config.evaluation.model_copy(update={"micro_batch": max(1, BATCH_TOKENS // length)})
     evaluator = evaluator_of(config.model_copy(update={"evaluation": reading}), dataset, "train")
@@ -103,12 +103,12 @@ def _text(config: Config, dataset: Dataset, model: Inference) -> tuple[Any, Call
 
 
 def _fit(task: _Task) -> Codes:
-    """The codes of the best steps of which the file fits; of the coarsest, where it never does."""
+    """Return the codes of the best steps with which the file fits, or of the coarsest if none fit."""
     a = task.settings
     tried = [a.embedding_k] if a.embedding_k != "auto" else [k * (2 ** (a.embedding_bits - 1) - 1) / 127 for k in EMBEDDING_KS]
     embeddings = [Rounding(a.embedding_bits, k) for k in tried]
     first = Steps(_matrices(a, K / 31), embeddings[0])
-    rest = -task.rounder.round(first.matrices, first.embeddings) + task.size(task.rounder.codes())  # what is no code
+    rest = -task.rounder.round(first.matrices, first.embeddings) + task.size(task.rounder.codes())  # bytes that are not codes
     found = [Steps(_fitting(task, e, task.limit - rest), e) for e in embeddings]
     best = found[0] if len(found) == 1 else min(found, key=_scored(task, rest))
     return _just_below(task, best)
@@ -122,15 +122,15 @@ def _scored(task: _Task, rest: float) -> Callable[[Steps], float]:
         bpb = task.score()
         task.say(f"{steps}: about {size:,.0f} bytes, {bpb:.4f} bits per byte of training text")
         coarsest = _step(steps.matrices) == LARGEST_STEP
-        return size if coarsest and size > task.limit else bpb  # of what cannot fit the smallest, after all that fits
+        return size if coarsest and size > task.limit else bpb  # what cannot fit sorts by size, after everything that fits
 
     return score
 
 
 def _matrices(a: ArtifactSection, step: float) -> Rounding:
-    """Codes for a step, given as a multiple of the spread: of as few bits, from artifact.bits on, as clip nothing that counts."""
+    """Return the rounding for a step in standard deviations, with the fewest bits (at least artifact.bits) that clip little."""
     found = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(a.bits, 9)]
-    return next((rounding for rounding in found if rounding.k >= LEAST_K), Rounding(8, LEAST_K))
+    return next((rounding for rounding in found if rounding.k >= MIN_K), Rounding(8, MIN_K))
 
 
 def _step(rounding: Rounding) -> float:
@@ -138,24 +138,24 @@ def _step(rounding: Rounding) -> float:
 
 
 def _fitting(task: _Task, embeddings: Rounding, size: float) -> Rounding:
-    """The finest steps of matrices with which all codes have at most a size, by estimates."""
-    a, room = task.settings, size - task.rounder.estimate(embeddings, True)
+    """Return the finest rounding of matrices with which all codes are estimated to have at most `size` bytes."""
+    a, matrix_bytes = task.settings, size - task.rounder.estimate(embeddings, True)
     step = K / 31
     for _ in range(TRIES):
-        step = _moved(task, step, task.rounder.estimate(_matrices(a, step), False) - room)
+        step = _moved(task, step, task.rounder.estimate(_matrices(a, step), False) - matrix_bytes)
     return _matrices(a, step)
 
 
 def _moved(task: _Task, step: float, over: float) -> float:
-    """The step by which the matrices have `over` bytes less, by the law, within what makes sense."""
+    """Return the step with which the matrices take `over` bytes less, within sensible bounds."""
     a = task.settings
     octave = task.rounder.estimate(_matrices(a, step), False) - task.rounder.estimate(_matrices(a, 2 * step), False)
     moved = step * 2 ** max(-3.0, min(3.0, over / max(octave, 1.0)))
-    return min(max(moved, LEAST_K / 127), LARGEST_STEP)
+    return min(max(moved, MIN_K / 127), LARGEST_STEP)
 
 
 def _just_below(task: _Task, steps: Steps) -> Codes:
-    """The codes of these steps, made finer or coarser until the real file lies just below the limit."""
+    """Return the codes of these steps, refined until the real file is just below the limit."""
     kept: tuple[Steps, Codes, int] | None = None
     for _ in range(TRIES):
         task.rounder.round(steps.matrices, steps.embeddings)

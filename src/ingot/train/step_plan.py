@@ -1,8 +1,8 @@
-"""What step n reads and at which rates: a pure function of the config and of where the run stands.
+"""The plan of step n, its rows and learning rates: a pure function of the config and of where the run stands.
 
-A run without `training.stages` is a run of one stage. All stages count their data in rows of data.seq_len, the longest: a stage
-with shorter rows reads pieces of those, so that one cursor says what has been read, whatever the stages were. Phases, which have
-mixes of buckets of their own, follow the targets trained.
+A run without `training.stages` has one stage. All stages count their data in rows of data.seq_len, the longest: a stage with
+shorter rows cuts those into parts, so that one cursor says what has been read, whatever the stages were. Phases, each with its
+own mix of buckets, follow the number of targets trained.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from ingot.optim.assign import ParameterGroup, groups_of
 from ingot.optim.schedules import average_decay, fraction_spent, learning_rate_scale, muon_decay_scale, muon_momentum
 
 ONE_STAGE = (StageSection(share=1.0),)
-ROUNDING = 1e-9  # three shares of 0.1 are a little more than three of ten steps
+ROUNDING = 1e-9  # because 3 * 0.1 is a little more than 0.3
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands before a step, as all ranks agreed upon."""
+    """Where a run stands before a step, agreed on by all ranks."""
 
     step: int = 0
     sample: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    starts: tuple[int, ...] = ()  # the first steps of the stages that have begun
-    phases: int = 0  # how many phases have begun
-    places: Mapping[str, int] = field(default_factory=dict)  # how many rows of each bucket have been read
+    starts: tuple[int, ...] = ()  # first steps of the stages that have begun
+    phases: int = 0  # number of phases that have begun
+    places: Mapping[str, int] = field(default_factory=dict)  # rows read of each bucket
 
 
 def plan_step(config: Config, at: Position) -> StepPlan:
-    """The plan of the step that begins at a position."""
+    """Return the plan of the step that begins at a position."""
     scale = learning_rate_scale(config, at.step, at.seconds)
     return _plan(config, at, _stage_at(config, at), scale, muon_decay_scale(config, at.step, at.seconds))
 
 
 def shapes(config: Config) -> list[StepPlan]:
-    """A step of every stage, at the peak of its rates: what is tuned and compiled before the clock starts."""
+    """Return one step of every stage at its peak rates, to tune and compile before the clock starts."""
     return [_plan(config, Position(), stage, 1.0, 1.0) for stage in range(len(_stages(config)))]
 
 
@@ -59,7 +59,7 @@ def refuse_idle_ranks(config: Config, world_size: int) -> None:
 
 
 def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
-    """The plan that comes after another that has `read` its rows, as far as it can be known without a clock."""
+    """Return the plan after another that has `read` its rows, as far as it can be known without a clock."""
     at = Position(
         plan.step + 1,
         read.next_sample,
@@ -72,7 +72,7 @@ def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
 
 
 def starts_with(at: Position, plan: StepPlan) -> tuple[int, ...]:
-    """The first steps of the stages that have begun when a plan is carried out; a stage shorter than a step has begun too."""
+    """Return the first steps of the stages begun once a plan is executed, including stages shorter than a step."""
     return at.starts + (at.step,) * (plan.stage + 1 - len(at.starts))
 
 
@@ -88,15 +88,15 @@ def _stage_at(config: Config, at: Position) -> int:
     else:
         ends = list(accumulate(stage.share or 0.0 for stage in stages))
         done = fraction_spent(config, at.step, at.seconds) + ROUNDING
-    over = sum(done >= end for end in ends[:-1])  # the last stage goes on to the end
-    return max(over, len(at.starts) - 1)  # a stage that has begun is not taken back where the budget was raised
+    over = sum(done >= end for end in ends[:-1])  # the last stage continues to the end
+    return max(over, len(at.starts) - 1)  # a stage that has begun stays begun when the budget is raised
 
 
 def _phase_at(config: Config, at: Position) -> int:
     ends = accumulate(phase.tokens for phase in config.data.phases[:-1])  # the last never ends
     over = sum(at.tokens >= end for end in ends)
     begun = min(at.phases, len(config.data.phases)) - 1
-    return max(0, over, begun)  # a phase that has begun is not taken back where others were made longer
+    return max(0, over, begun)  # a phase that has begun stays begun when others are made longer
 
 
 def _plan(config: Config, at: Position, number: int, scale: float, muon_decay: float) -> StepPlan:

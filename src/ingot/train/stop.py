@@ -1,6 +1,6 @@
-"""When a run stops: signals, the end of its time on the machine, a stop file, and what the ranks agree on before each step.
+"""When a run stops: the training budget, signals, the wall-clock limit, a stop file, and how ranks agree before each step.
 
-The first of them asks the loop to save and end. After it only SIGINT ends the process at once: schedulers repeat the others.
+The first request makes the loop save and end. After it, only SIGINT ends the process at once: schedulers repeat the others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from ingot.config.schema import BudgetSection, TrainingSection
 from ingot.errors import INTERRUPTED, ConfigError, Interrupted, Setting
 from ingot.runtime.signals import handler_after_stop, heard_early, leave_closed_terminal, replace_handler
 
-# The seconds a run has trained, over all its sessions, and when they are spent.
-
 
 class Clock:
-    """Counts training time only: it stands still while the run evaluates, samples or copies its state."""
+    """A clock of training time, over all sessions: it is paused while the run evaluates, samples or copies its state."""
 
     def __init__(self, spent: float = 0.0, now: Callable[[], float] = time.perf_counter):
         self._spent, self.now = spent, now
@@ -34,25 +32,25 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Training seconds so far, those of earlier sessions included."""
+        """Return the training seconds so far, including earlier sessions."""
         return self.elapsed_at(self.now())
 
     def elapsed_at(self, when: float) -> float:
-        """Training seconds up to a time since which the clock has gone on without a pause."""
+        """Return the training seconds up to a time since which the clock was not paused."""
         return self._spent + (when - self._since if self._since is not None else 0.0)
 
     def start(self) -> None:
-        """Let the time count."""
+        """Start or resume counting."""
         if self._since is None:
             self._since = self.now()
 
     def stop(self) -> None:
-        """Let the time pass without counting."""
+        """Stop counting."""
         self._spent, self._since = self.elapsed, None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A stretch of work that is not training."""
+        """Pause the clock for a block."""
         running = self._since is not None
         self.stop()
         try:
@@ -63,44 +61,42 @@ class Clock:
 
 
 def longest_but_one(seconds: Collection[float]) -> float:
-    """The second longest of the last steps, or the only one: a process that was stopped or a slow disk holds up a single one."""
+    """Return the second longest of the recent steps, or the only one: a slow disk or a stopped process delays a single step."""
     return sorted(seconds)[-2:][0] if seconds else 0.0
 
 
 def fits(elapsed: float, step_seconds: float, budget: float | None, overshoot: bool = False) -> bool:
-    """Whether a step that takes so many seconds would end inside the budget; with `overshoot`, whether it begins there."""
+    """Return True if a step of `step_seconds` would end within the budget; with `overshoot`, if it would begin within it."""
     if budget is None:
         return True
     return elapsed < budget if overshoot else elapsed + step_seconds <= budget
 
 
-# When this session's time on the machine is over, and how long before that it saves and stops.
-
 SETTING, RESERVE = "training.max_runtime_seconds", "training.walltime_reserve_seconds"
 JOB_END = "SLURM_JOB_END_TIME"
 VARIABLES = {JOB_END: "unix seconds", "INGOT_MAX_RUNTIME": "seconds above 0", "GPT_SIMPLE_MAX_RUNTIME": "seconds above 0"}
-RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # kept for the last save at least: the smaller of these seconds and this share
-SAVES = 2  # that may lie before the end: one that is being written, and the last
+RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # least reserve for the last save: these seconds or this share, whichever is less
+SAVES = 2  # saves that may be needed before the end: the one being written, and the last
 
 
 @dataclass(frozen=True)
 class Walltime:
-    """When the session is over, who says so, and what is kept for the last save."""
+    """The wall-clock limit of a session: when it ends, where that was set, and the time reserved for the last save."""
 
     ends_at: float  # unix seconds
-    seconds: float  # of the whole session
+    seconds: float  # length of the whole session
     source: str
-    reserve: float | None = None  # None: by how long saves take
+    reserve: float | None = None  # seconds; None: estimated from the duration of saves
 
     def __str__(self) -> str:
         return f"{self.source} leaves {max(0.0, self.ends_at - time.time()):,.0f} s on the wall clock"
 
     def is_spent(self, step_seconds: float, save_seconds: float) -> bool:
-        """Whether a step that long would not leave the reserve."""
+        """Return True if another step would eat into the reserve."""
         return time.time() + step_seconds + self.reserve_seconds(save_seconds) >= self.ends_at
 
     def reserve_seconds(self, save_seconds: float) -> float:
-        """What is kept for the last save, where saves take that long."""
+        """Return the seconds reserved for the last save."""
         if self.reserve is not None:
             return self.reserve
         return max(min(RESERVE_SECONDS, RESERVE_SHARE * self.seconds), SAVES * save_seconds)
@@ -112,9 +108,9 @@ def find_walltime(
     environment: Mapping[str, str] | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Walltime | None:
-    """The end of a session that began at a unix time: the setting's, else the scheduler's, else a variable's; None: no end.
+    """Return the wall-clock limit of a session that began at a unix time: from the setting, else from the environment.
 
-    A variable that is not a number is passed over, and `warn` is told of it: a job that would train is not ended by it.
+    A variable that is not a number is ignored with a warning, so that it does not keep a job from training.
     """
     variables = os.environ if environment is None else environment
     source, number = SETTING, training.max_runtime_seconds
@@ -139,7 +135,7 @@ def find_walltime(
 
 
 def _first_number(variables: Mapping[str, str], warn: Callable[[str], None]) -> tuple[str, float | None]:
-    """The first of the variables that is a number, and that number; None where there is none."""
+    """Return the name and value of the first variable that is a number; None if there is none."""
     for name, unit in VARIABLES.items():
         if value := variables.get(name):
             with suppress(ValueError):
@@ -150,15 +146,15 @@ def _first_number(variables: Mapping[str, str], warn: Callable[[str], None]) -> 
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-WALLTIME, STOP_FILE = 1001, 1002  # reasons to stop besides the numbers of signals
-LOOK_SECONDS = 0.5  # between two looks for the stop file: a network disk answers slowly
+WALLTIME, STOP_FILE = 1001, 1002  # reasons to stop; the others are signal numbers
+STOP_FILE_INTERVAL = 0.5  # seconds between checks for the stop file, because network disks are slow
 
 
 class Shutdown:
-    """A context in which signals set `reason` instead of ending the program; the first rank also watches clock and folder."""
+    """A context in which signals set `reason` instead of ending the program; the first rank also watches clock and stop file."""
 
     def __init__(self, announce: bool = True):
-        self.reason = 0  # why it was asked to stop; 0: it was not
+        self.reason = 0  # 0: no stop was requested
         self._announce = announce
         self._first_at = 0.0
         self._breaks_off = False
@@ -166,12 +162,12 @@ class Shutdown:
         self._walltime: Walltime | None = None
         self._save_seconds: Callable[[], float] = lambda: 0.0
         self._stop_file: Path | None = None
-        self._looked_at = -LOOK_SECONDS
-        # torchrun's agent passes on a Ctrl-C that the terminal has already sent to every rank: that is one request, not two.
+        self._looked_at = -STOP_FILE_INTERVAL
+        # torchrun's agent forwards a Ctrl-C that the terminal has already sent to every rank: that is one request, not two.
         self._echo_seconds = 1.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # only there does Python let us listen
+        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only there
             ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # as nohup asks
             self._before = {number: replace_handler(number, self._handle) for number in SIGNALS if number not in ignored}
             if number := heard_early():
@@ -183,35 +179,35 @@ class Shutdown:
             signal.signal(number, handler_after_stop(number, handler) if self.reason and error is None else handler)
 
     def watch(self, stop_file: Path, walltime: Walltime | None, save_seconds: Callable[[], float]) -> None:
-        """Stop as well for a file, and before the end of a walltime by as much as saves are known to take."""
+        """Also stop for a stop file, and before a wall-clock limit, early enough to save."""
         self._stop_file, self._walltime, self._save_seconds = stop_file, walltime, save_seconds
 
     @property
     def requested(self) -> bool:
-        """Whether this rank was asked to stop."""
+        """Return True if this rank was asked to stop."""
         return self.reason_before(0.0) != 0
 
     def reason_before(self, step_seconds: float) -> int:
-        """Why this rank is to stop rather than to take a step that long; 0: it is not."""
+        """Return why this rank should stop instead of taking a step of `step_seconds`; 0: it should not."""
         if not self.reason and not self.has_time(step_seconds):
             self.ask(WALLTIME)
-        if not self.reason and self._stop_file is not None and time.monotonic() - self._looked_at >= LOOK_SECONDS:
+        if not self.reason and self._stop_file is not None and time.monotonic() - self._looked_at >= STOP_FILE_INTERVAL:
             self._looked_at = time.monotonic()
             if self._stop_file.is_file():
                 self.ask(STOP_FILE)
         return self.reason
 
     def has_time(self, seconds: float) -> bool:
-        """Whether so many seconds more leave enough of the walltime to save."""
+        """Return True if after `seconds` more there is still time to save."""
         return self._walltime is None or not self._walltime.is_spent(seconds, self._save_seconds())
 
     def last_reason(self) -> int:
-        """Why this rank stops, once it has saved: a stop file goes before what came first, so that a chain of jobs ends by it."""
+        """Return why this rank stopped, after it has saved: a stop file takes precedence, so that it ends a chain of jobs."""
         return STOP_FILE if self._stop_file is not None and self._stop_file.is_file() else self.reason
 
     @contextmanager
     def breaking_off(self, alone: bool) -> Iterator[None]:
-        """A block in which there is nothing to save: on a rank that is alone a signal ends it at once, by Interrupted."""
+        """A block in which there is nothing to save: a signal to a single rank raises Interrupted at once."""
         try:
             self._breaks_off = alone
             yield
@@ -232,23 +228,23 @@ class Shutdown:
             os._exit(INTERRUPTED)
 
     def ask(self, reason: int) -> None:
-        """Stop for a reason, unless one is known already."""
+        """Request a stop, and print that once."""
         self.reason, self._first_at = reason, time.monotonic()
-        if self._announce:  # past Python's streams: a signal may have come in the middle of a print
-            with suppress(OSError):  # whoever read the messages may have left
-                here = "\r\x1b[K" if os.isatty(2) else ""  # over the ^C and whatever line is being drawn
+        if self._announce:  # not through Python's streams: a signal may have come in the middle of a print
+            with suppress(OSError):  # the reader of stderr may be gone
+                here = "\r\x1b[K" if os.isatty(2) else ""  # overwrites the ^C and the progress line
                 end = "once more" if reason == signal.SIGINT else "SIGINT"
                 name = reason_name(reason).removeprefix("signal:")
                 os.write(2, f"{here}{name}: saving and stopping; {end} to end at once\n".encode())
 
 
 def reason_name(reason: int) -> str:
-    """A reason to stop as state.json and result.json tell it."""
+    """Return a reason to stop as state.json and result.json write it."""
     return {WALLTIME: "walltime", STOP_FILE: "stop_file"}.get(reason) or f"signal:{signal.Signals(reason).name}"
 
 
 def is_near_end(elapsed: float, shutdown: Shutdown, budget: BudgetSection, durations: Collection[float]) -> bool:
-    """Whether a step after one that the device may still be at could end after the budget or leave too little walltime."""
+    """Return True if the step after the one still on the device could exceed the budget or the wall-clock limit."""
     in_budget = fits(elapsed, 2 * longest_but_one(durations), budget.seconds)
     return not (in_budget and shutdown.has_time(2 * max(durations, default=0.0)))
 
@@ -256,9 +252,9 @@ def is_near_end(elapsed: float, shutdown: Shutdown, budget: BudgetSection, durat
 def sync_clock_and_stop(
     group: Group, clock: Clock, shutdown: Shutdown, budget: BudgetSection, durations: Collection[float]
 ) -> tuple[float, int, bool]:
-    """The seconds trained, why to stop (0: nobody was asked to), and whether the budget is spent: the same on every rank.
+    """Return the seconds trained, why to stop (0: not requested) and whether the budget is spent; the same on every rank.
 
-    The last steps tell how long the next one takes. The end of a walltime kills, so there the longest of them counts.
+    Recent steps predict the next one. At the wall-clock limit the process is killed, so there the longest of them counts.
     """
     # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
     elapsed = spent = -1.0
