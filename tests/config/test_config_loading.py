@@ -293,10 +293,10 @@ def test_bases_are_inherited_along_the_chain_and_name_the_run(tmp_path: Path) ->
     assert load().recipe is None
 
 
-def test_bases_in_a_circle_are_an_error(tmp_path: Path) -> None:
+def test_bases_in_a_cycle_are_an_error(tmp_path: Path) -> None:
     file = write(tmp_path / "a.yaml", "base: b.yaml")
     write(tmp_path / "b.yaml", "base: ./a.yaml")
-    assert "circle: a.yaml -> b.yaml -> a.yaml" in error_of(file=file)
+    assert "cycle: a.yaml -> b.yaml -> a.yaml" in error_of(file=file)
 
 
 def test_a_recipe_and_a_file_with_a_base_are_too_much(tmp_path: Path) -> None:

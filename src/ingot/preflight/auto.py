@@ -1,10 +1,9 @@
-"""`--recipe auto`: vocabulary, shape of a model, batch, rows and passes, out of a short measurement and the size of the data.
+"""`--recipe auto`: choose vocabulary, model shape, batch, row length and epochs from a short measurement and the data's size.
 
-One law chooses the size: a budget of F floating-point operations buys T tokens for N weights, F = 6 N T, and is spent best near
-T = 5 N. It gives 330,000 weights for 90 seconds of two CPU cores and 51 million for 300 seconds of an H200, near what won there.
-The vocabulary follows the weights, where it is not chosen yet: text is learned from in pieces of three bytes instead of one,
-which bought more than all else on a CPU. Everything that was chosen is an ordinary setting of the recipe: what the user sets goes
-before it.
+A budget of F floating-point operations trains N parameters on T tokens with F = 6 N T, and T near 5 N is best. That gives 330,000
+parameters for 90 seconds of two CPU cores and 51 million for 300 seconds of an H200, near the best measured there. The vocabulary
+grows with the model, unless it is already chosen: tokens of three bytes instead of one helped more than anything else on a CPU.
+All choices are ordinary settings of the recipe, and the user's settings override them.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from ingot.runtime.ranks import Ranks
 from ingot.train.step_plan import shapes
 
 RECIPE = "auto"
-# A quarter of 90 s of two cores came to 2.324 bits per byte with 3 tokens for each weight, to 2.352 with 1 and to 2.360 with 11:
-# about 4 are best. The larger of the frontier's models, which is the better one after 300 s of an H200, has 6.
+# A quarter of 90 s on two cores reached 2.324 bits per byte with 3 tokens per weight, 2.352 with 1 and 2.360 with 11: about 4 is
+# best. The larger of the frontier's models, the better one after 300 s on an H200, has 6.
 TOKENS_PER_WEIGHT = 5.0
-OPERATIONS = 6.0  # of a token and a weight, forward and backward
-STEPS = 2500  # that fit into a budget: 2,543 of the demo in 90 s of two cores, 2,900 of the frontier in 300 s of an H200
-SMALLEST = 2048  # tokens of a step: 50 s of a core came to 2.499 bits per byte with them, to 2.540 with half of them
-# Of little data, after which a small model learns it by heart. 27 KB of English, by bytes, width 32: 4 passes of 2,048 tokens a
-# step came to 3.66 bits per byte, 8 to 3.36 and 16 to 3.39; 8 passes of 512 tokens with the decay below to 3.27.
+OPERATIONS = 6.0  # floating-point operations per token and weight, forward and backward
+STEPS = 2500  # steps to fit in a budget: the demo takes 2,543 in 90 s on two cores, the frontier 2,900 in 300 s on an H200
+SMALLEST = 2048  # least tokens per step: 50 s on one core reached 2.499 bits per byte, but 2.540 with half as many
+# Epochs over little data, after which a small model memorises it. 27 KB of English as bytes, width 32: 4 epochs of 2,048 tokens a
+# step reached 3.66 bits per byte, 8 reached 3.36 and 16 3.39; 8 epochs of 512 tokens with the decay below reached 3.27.
 MOST_PASSES = 8
-READ_PER_WEIGHT = 20.0  # tokens of little data, that many times, for each weight: half of the width was 0.03 better there
+READ_PER_WEIGHT = 20.0  # tokens trained per weight with little data: half of the width was 0.03 bits per byte better there
 OF_LITTLE: dict[str, Any] = {"optimizer.muon_weight_decay": 1.0, "optimizer.weight_decay": 0.1}
-SMALLEST_OF_LITTLE = 512  # tokens of a step
-OF_A_GPU = 0.33  # of its matrix rate, that training reaches: 1.5 M tokens/s with 28 M weights on an H200 of 782 TFLOP/s
-PROBE_SECONDS = 1.5  # of steps that are timed where there is no GPU
-# Ids that are learned from text for a model of so many weights: in a quarter of 90 s of two cores 2,048 came to 2.37 bits per
-# byte, 1,024 to 2.42 and bytes to 2.55; the frontier's models have 8,192, so ids grow with the fourth root of the weights.
+SMALLEST_OF_LITTLE = 512  # least tokens per step with little data
+GPU_UTILISATION = 0.33  # fraction of the matmul rate that training reaches: 1.5 M tokens/s, 28 M weights, H200 at 782 TFLOP/s
+PROBE_SECONDS = 1.5  # duration of the timed steps without a GPU
+# Vocabulary for a model of this many weights: in a quarter of 90 s on two cores, 2,048 ids reached 2.37 bits per byte, 1,024 ids
+# 2.42 and bytes 2.55; the frontier's models have 8,192, so the vocabulary grows with the fourth root of the weights.
 PROBED_IDS, FOR_WEIGHTS = 2048, 330_000
-BYTES_PER_ID = 1000  # of text, at least: ids that are seen too seldom are not learned
+BYTES_PER_ID = 1000  # least bytes of text per id: tokens seen too rarely are not learned
 # What suits thousands of steps of a wide model with long rows, as in golf/frontier; the recipe has what suits a small one.
 ON_A_GPU: dict[str, Any] = {
     "model.pattern": "SSSSL", "model.softcap": 15.0,
@@ -65,46 +64,46 @@ CHOSEN = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choice depends on."""
+    """The facts that the choice depends on."""
 
-    device: str  # in words
+    device: str  # its name
     on_gpu: bool
-    rate: float  # floating-point operations a second that training reaches
+    rate: float  # floating-point operations per second that training reaches
     seconds: float
-    tokens: int  # of the training text
+    tokens: int  # in the training text
     vocab_size: int
     has_documents: bool
-    bytes: int  # of the training text
-    tokenizer: str | None = None  # that was chosen for it; None: it had one
+    bytes: int  # in the training text
+    tokenizer: str | None = None  # the chosen tokenizer; None: the data has one
 
     @property
     def wanted(self) -> float:
-        """The weights on which the budget is spent best."""
+        """Return the best number of weights for the budget."""
         return wanted_weights(self.rate * self.seconds)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings, and why they were chosen, in three lines."""
+    """The chosen settings, and the reasons in three lines."""
 
     settings: dict[str, Any]
     reasons: tuple[str, str, str]
 
 
 def wanted_weights(operations: float) -> float:
-    """The weights on which so many operations are spent best."""
+    """Return the best number of weights for a budget of operations."""
     return math.sqrt(operations / (OPERATIONS * TOKENS_PER_WEIGHT))
 
 
 def choose_tokenizer(operations: float, text_bytes: int) -> str:
-    """What text is made tokens with, by the operations of a budget and the size of the text."""
+    """Return the tokenizer for a budget of operations and a size of text."""
     ids = PROBED_IDS * (wanted_weights(operations) / FOR_WEIGHTS) ** 0.25
     most = 1 << int(math.log2(max(1, text_bytes // BYTES_PER_ID)))
     return "byte" if most < 512 else f"{BPE}{min(_power(ids), most)}"
 
 
 def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
-    """The settings for a machine, a budget and a text, which go with the user's `own`."""
+    """Return settings for a machine, a budget and a text that are compatible with the user's `own`."""
     own = own or {}
     budget, wanted = facts.rate * facts.seconds, facts.wanted
     enough = facts.tokens * MOST_PASSES / READ_PER_WEIGHT
@@ -114,7 +113,7 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
     trained = budget / (OPERATIONS * weights)
     few = trained > MOST_PASSES * facts.tokens
     trained = min(trained, MOST_PASSES * facts.tokens)
-    # On a CPU 400 steps of 2,048 bytes came to 2.56 bits per byte in rows of 64, to 2.62 of 128 and 2.68 of 256.
+    # On a CPU 400 steps of 2,048 bytes reached 2.56 bits per byte in rows of 64, 2.62 in rows of 128 and 2.68 in rows of 256.
     seq_len = own.get("data.seq_len") or min(2048 if facts.on_gpu else 64, _power(facts.tokens / 8))
     batch = min(max(_power(trained / STEPS), SMALLEST_OF_LITTLE if few else SMALLEST), 262_144)
     batch = own.get("training.tokens_per_step") or _whole_rows(batch, seq_len)
@@ -126,7 +125,9 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
         "model.width": width,
         "data.seq_len": seq_len,
         "data.sampling": "redraw" if redrawn else "shuffle",
-        "evaluation.stride": seq_len if facts.on_gpu else max(1, seq_len // 2),  # short rows are scored with half of them before
+        "evaluation.stride": seq_len
+        if facts.on_gpu
+        else max(1, seq_len // 2),  # short rows are scored with half a row of context
         "training.tokens_per_step": batch,
         "training.max_steps": max(1, int(trained / batch)) if few else None,
     }
@@ -156,13 +157,13 @@ def _of_data(facts: Facts, redrawn: bool, passes: float) -> str:
 
 def _of_little(facts: Facts, weights: int) -> str:
     return (
-        f"; they are few: {MOST_PASSES} passes at most, because more would be learned by heart, {weights:,} weights instead of "
+        f"; they are few: {MOST_PASSES} passes at most, because more would memorise them, {weights:,} weights instead of "
         f"{facts.wanted:,.0f} and a stronger weight decay; the run ends before its {facts.seconds:g} s"
     )
 
 
 def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], fresh: bool = False) -> ResolvedConfig:
-    """The config of `--recipe auto`: what is measured goes above the recipe and below all else; `fresh`: no run goes on."""
+    """Return the config of `--recipe auto`: the choices override only the recipe. `fresh`: no run is resumed."""
     own = {name: value for name, value in sources.above_recipe().items() if isinstance(value, int) and value > 0}
     before = sources.load(_stand_in(own))
     if world_size > 1:
@@ -189,7 +190,7 @@ def _facts(config: Config) -> Facts:
     dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens) if size is None else None
     on_gpu = device.kind not in ("cpu", "mlx")
     probed = dataset.tokenizer.vocab_size if dataset else PROBED_IDS
-    name, rate = (device.name, OF_A_GPU * measure_flops(device)) if on_gpu else _timed(config, probed)
+    name, rate = (device.name, GPU_UTILISATION * measure_flops(device)) if on_gpu else _timed(config, probed)
     chosen = None
     if dataset is None:
         chosen = choose_tokenizer(rate * seconds, size or 0)
@@ -203,13 +204,13 @@ def _facts(config: Config) -> Facts:
 
 
 def _timed(config: Config, vocab_size: int) -> tuple[str, float]:
-    """What computes, and its operations a second by steps of the model that the config has before anything is chosen."""
-    with closing(open_backend(config, vocab_size, Ranks())) as backend:  # or the run would keep its threads
+    """Time steps of the recipe's own model, and return the device's name and its operations per second."""
+    with closing(open_backend(config, vocab_size, Ranks())) as backend:  # otherwise the run would keep its threads
         plan = shapes(config)[0]
         batch = backend.host_buffer((plan.rows, 2, plan.seq_len))
         batch[:] = np.arange(batch.size, dtype=np.int32).reshape(batch.shape) % vocab_size
         backend.tune([(plan, batch)], {})
-        backend.step(batch, batch[:, 1].size, plan).result()  # memory is taken
+        backend.step(batch, batch[:, 1].size, plan).result()  # allocates the memory
         steps, began = 0, time.perf_counter()
         while time.perf_counter() - began < PROBE_SECONDS or steps < 3:
             backend.step(batch, batch[:, 1].size, plan).result()
@@ -222,7 +223,7 @@ def _timed(config: Config, vocab_size: int) -> tuple[str, float]:
 
 
 def _kept(config: Config) -> dict[str, Any] | None:
-    """What was chosen when the run in training.output_dir began; None where there is none."""
+    """Return the choices of the run in training.output_dir; None if there is none."""
     if config.training.output_dir is None:
         return None
     folder = user_path(config.training.output_dir)
@@ -233,7 +234,7 @@ def _kept(config: Config) -> dict[str, Any] | None:
 
 
 def _stand_in(own: Mapping[str, int]) -> dict[str, Any]:
-    """What of the recipe's own shape, which is timed, does not go with the user's settings, so that it does."""
+    """Return changes to the recipe's own model, which is timed, that make it compatible with the user's settings."""
     shape = {}
     if "model.width" in own:
         shape["model.heads"] = _heads(own["model.width"])
@@ -245,21 +246,21 @@ def _stand_in(own: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _width(weights: float, facts: Facts, heads: int) -> int:
-    """The width, a multiple of 32 or on GPUs of 128 and of the heads, whose model comes closest to so many weights."""
+    """Return the width, a multiple of the heads and of 32 (128 on GPUs), whose model is closest to `weights`."""
     known = range(128, 2049, 128) if facts.on_gpu else range(32, 513, 32)
     widths = [width for width in known if width % (2 * heads) == 0] or [32 * heads]
     return min(widths, key=lambda width: abs(math.log(_weights(width, facts.vocab_size) / max(1.0, weights))))
 
 
 def _heads(width: int) -> int:
-    """Heads of about 128 channels, of 32 in a narrow model, that a width can be cut into."""
+    """Return a number of heads that divides a width, with about 128 channels each, or 32 in a narrow model."""
     wanted = width / (128 if width >= 256 else 32)
     counts = [count for count in range(1, width // 2 + 1) if width % (2 * count) == 0] or [1]
     return min(counts, key=lambda count: abs(count - wanted))
 
 
 def _whole_rows(tokens: int, seq_len: int) -> int:
-    """So many tokens, or the next number that fills rows."""
+    """Round tokens up to whole rows."""
     return -(-tokens // seq_len) * seq_len
 
 
@@ -268,10 +269,10 @@ def _layers(width: int) -> int:
 
 
 def _weights(width: int, vocab_size: int, layers: int | None = None) -> int:
-    """The weights that compute: blocks and the head, which is the embedding; tables of values are looked up."""
+    """Return the weights used in matmuls: blocks and the head; lookup tables do not count."""
     return 12 * (layers or _layers(width)) * width * width + vocab_size * width
 
 
 def _power(number: float) -> int:
-    """The power of two nearest to a number, at least 16."""
+    """Return the power of two nearest to a number, at least 16."""
     return 1 << max(4, round(math.log2(max(1.0, number))))

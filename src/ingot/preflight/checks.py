@@ -1,4 +1,4 @@
-"""What a run will read and how long it lasts, against what there is: tokens of the data, memory, the time of the session."""
+"""Checks of a run's plan against its data, memory, session time, output folder and checkpoint."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from ingot.train.step_plan import refuse_idle_ranks, shapes
 DEVICES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9]\d*))?|mlx")
 
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
-IDLE_ROWS = 1024  # of the embedding; a vocabulary is rounded up to a multiple of 128, or left some room
-MANY_PASSES = 300  # over the training text; nanoGPT's smallest preset makes 82
-TOLERANCE = 0.05  # by which the tokens of all phases may differ from those of the steps
+IDLE_ROWS = 1024  # unused rows of the embedding that are normal: vocabularies are rounded up
+MANY_PASSES = 300  # epochs that deserve a warning; nanoGPT's smallest preset trains for 82
+TOLERANCE = 0.05  # relative difference allowed between the tokens of all phases and of all steps
 
 
 @dataclass(frozen=True)
 class PhaseFacts:
-    """A phase of the data: what it takes of each bucket, and what all phases up to it have taken."""
+    """A phase of the data: its mix, and the tokens read of each bucket by its end."""
 
     tokens: int
     mix: dict[str, float]  # shares that add up to 1
@@ -47,17 +47,17 @@ class PhaseFacts:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """How long a run lasts."""
+    """The length of a run."""
 
     world_size: int
     tokens_per_step: int
     max_steps: int | None
-    total_tokens: int | None  # of all steps; None where the clock decides
+    total_tokens: int | None  # None if the clock ends the run
     phases: list[PhaseFacts] = field(default_factory=list)
 
 
 def plan_of(config: Config, world_size: int) -> PlanFacts:
-    """The plan of a run."""
+    """Return the plan of a run."""
     phases, taken = [], dict[str, float]()
     for phase in config.data.phases:
         mix = shares(phase.mix)
@@ -67,7 +67,7 @@ def plan_of(config: Config, world_size: int) -> PlanFacts:
 
 
 def total_tokens(config: Config) -> int | None:
-    """The tokens of all steps; None where the clock decides."""
+    """Return the tokens of all steps; None if the clock ends the run."""
     steps, left, total = config.training.max_steps, config.training.max_steps, 0
     if steps is None or left is None:
         return None
@@ -82,22 +82,22 @@ def total_tokens(config: Config) -> int | None:
 
 
 def shares(mix: Mapping[str, float]) -> dict[str, float]:
-    """Weights that add up to 1."""
+    """Normalise weights to a sum of 1."""
     whole = sum(mix.values()) or 1.0
     return {name: weight / whole for name, weight in mix.items()}
 
 
 def check_ranks(config: Config, world_size: int, findings: Findings) -> None:
-    """Whether every rank has a row of every step."""
+    """Check that every rank has a row of every step."""
     if world_size < 1:
-        findings.add("preflight.world_size", "error", f"{world_size} ranks cannot train; there must be 1 or more")
+        findings.add("preflight.world_size", "error", f"{world_size} ranks cannot train; there must be at least 1")
         return
     with findings.noting("training.ranks", ConfigError):
         refuse_idle_ranks(config, world_size)
 
 
 def check_device(config: Config, world_size: int, findings: Findings) -> None:
-    """Whether there can be such a device; whether this machine has it is for those who load a framework."""
+    """Check the name of the device and what it supports; only a framework can tell whether this machine has it."""
     if not DEVICES.fullmatch(config.training.device):
         setting = Setting("training.device", config.training.device)
         findings.add("training.device_unknown", "error", "{0} is not a device; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
@@ -110,7 +110,7 @@ def check_device(config: Config, world_size: int, findings: Findings) -> None:
 
 
 def check_model_file(config: Config, findings: Findings) -> None:
-    """Whether a model of one's own is there and is Python; it is not run."""
+    """Check that the file of a custom model exists and is Python, without running it."""
     if isinstance(config.model, FileSettings):
         path = user_path(config.model.file)
         try:
@@ -123,7 +123,7 @@ def check_model_file(config: Config, findings: Findings) -> None:
 
 
 def check_buckets(config: Config, facts: DataFacts, findings: Findings) -> None:
-    """Whether the buckets that a mix names are there."""
+    """Check that the buckets that a mix names exist."""
     setting = Setting("data.phases" if config.data.phases else "data.mix")
     mixes = [phase.mix for phase in config.data.phases] or ([config.data.mix] if config.data.mix else [])
     wrong = [one.code for one in findings if one.blocks and one.code.startswith("data.train.")]
@@ -141,7 +141,7 @@ def check_buckets(config: Config, facts: DataFacts, findings: Findings) -> None:
 
 
 def check_files(facts: DataFacts, world_size: int, workers: int | None, findings: Findings) -> None:
-    """What gpt-simple would say of the number of files; here ranks share rows, not files."""
+    """Report what gpt-simple reports about the number of files; in Ingot ranks share rows, not files."""
     counts = {name: bucket.files for name, bucket in facts.splits.get("train", {}).items() if bucket.files}
     if not facts.has_buckets or facts.format == "jsonl" or not counts or workers is None:
         return
@@ -157,7 +157,7 @@ def check_files(facts: DataFacts, world_size: int, workers: int | None, findings
 
 
 def check_vocabulary(config: Config, facts: DataFacts, findings: Findings) -> None:
-    """Whether the data can use the embedding that the model has."""
+    """Check that the vocabulary of the data uses the model's embedding."""
     rows, ids = config.model.vocab_size or 0, facts.tokenizer.vocab_size if facts.tokenizer is not None else 0
     if not ids or rows - ids <= IDLE_ROWS:
         return
@@ -168,7 +168,7 @@ def check_vocabulary(config: Config, facts: DataFacts, findings: Findings) -> No
 
 
 def check_supply(config: Config, facts: DataFacts, plan: PlanFacts, allow_mismatch: bool, findings: Findings) -> None:
-    """Whether there are as many tokens as the run reads."""
+    """Check that there are as many tokens as the run reads."""
     if plan.phases:
         _check_phases(config, facts, plan, allow_mismatch, findings)
     elif plan.total_tokens is not None:
@@ -221,12 +221,12 @@ def _check_plain(config: Config, facts: DataFacts, total: int, findings: Finding
 
 
 def least_bytes(config: Config, size: Size, world_size: int) -> int:
-    """What a rank takes whatever is computed at once: its state and the rows of its steps."""
+    """Return the bytes a rank needs for its state and the rows of its steps, whatever the micro-batch."""
     return state_bytes(config, size) + step_bytes(config, world_size)
 
 
 def needed_bytes(config: Config, size: Size, vocab_size: int, world_size: int) -> int:
-    """About the least memory that a rank needs: its state, and the rows that it computes at once; no framework is loaded."""
+    """Return about the least memory a rank needs, including the activations of a micro-batch; loads no framework."""
     asked = config.training.micro_batch
     rows = min(1 if asked == "auto" else asked, max(1, config.rows_per_step // world_size))
     return least_bytes(config, size, world_size) + rows * row_bytes(
@@ -235,12 +235,12 @@ def needed_bytes(config: Config, size: Size, vocab_size: int, world_size: int) -
 
 
 def has_gpu() -> bool:
-    """Whether the tool of the GPU's vendor is here."""
+    """Return True if nvidia-smi is installed."""
     return shutil.which("nvidia-smi") is not None
 
 
 def gpu_bytes() -> int | None:
-    """The memory of the smallest GPU here by the vendor's own tool; None where there is none."""
+    """Return the memory of the smallest GPU as nvidia-smi reports it; None if there is none."""
     if not has_gpu():
         return None
     words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
@@ -251,7 +251,7 @@ def gpu_bytes() -> int | None:
 
 
 def check_memory(name: str, needed: int, least: int, there: int | None, findings: Findings) -> None:
-    """Whether a rank fits; one whose state alone does not cannot begin."""
+    """Check that a rank fits in memory; it is an error if its state alone does not."""
     if there is not None and needed > there:
         message = f"a rank needs about {byte_count(needed)} and {name} has {byte_count(there)}"
         settings = (Setting("training.micro_batch"), Setting("training.gradient_checkpointing"))
@@ -262,7 +262,7 @@ def check_memory(name: str, needed: int, least: int, there: int | None, findings
 def check_time(
     config: Config, seconds: float | None, tokens_per_second: float | None, left: int | None, findings: Findings
 ) -> None:
-    """Whether what is left of a run fits into the session, by a speed that was measured."""
+    """Check that the rest of a run fits in the session, at a measured speed."""
     if seconds is None or not tokens_per_second or not left:
         return
     needed = left / tokens_per_second
@@ -278,7 +278,7 @@ def check_time(
 
 
 def count(tokens: float) -> str:
-    """A number of tokens, short."""
+    """Format a number of tokens, such as 1.50M."""
     for limit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if tokens >= limit:
             return f"{tokens / limit:.2f}{letter}"
@@ -286,11 +286,9 @@ def count(tokens: float) -> str:
 
 
 def byte_count(number: int) -> str:
-    """Bytes for readers."""
+    """Format a number of bytes."""
     return f"{number / (1 << 30):.1f} GiB" if number >= 1 << 30 else f"{number / (1 << 20):.1f} MiB"
 
-
-# Where a run goes and what it goes on from, looked at without writing anything.
 
 OUTPUT = Setting("training.output_dir")
 UNREADABLE = "resume.trainer_state_unreadable"
@@ -298,7 +296,7 @@ UNREADABLE = "resume.trainer_state_unreadable"
 
 @dataclass(frozen=True)
 class ResumeFacts:
-    """The checkpoint that a run goes on from."""
+    """The checkpoint that a run resumes from."""
 
     path: Path
     step: int
@@ -308,7 +306,7 @@ class ResumeFacts:
 
 
 def check_output(config: Config, findings: Findings) -> Path | None:
-    """The folder of the run, if it can be written; nothing is made to find that out."""
+    """Return the run folder and check that it can be written, without creating anything."""
     if config.training.output_dir is None:
         return None
     folder = user_path(config.training.output_dir).absolute()
@@ -326,7 +324,7 @@ def check_output(config: Config, findings: Findings) -> Path | None:
 
 
 def check_resume(config: Config, output: Path | None, data: DataFacts, findings: Findings) -> ResumeFacts | None:
-    """What the run goes on from; None for a new run."""
+    """Return the checkpoint that the run resumes from; None for a new run."""
     asked = config.training.resume
     try:
         if asked == "never" and output is not None:
@@ -346,7 +344,7 @@ def check_resume(config: Config, output: Path | None, data: DataFacts, findings:
 
 
 def foreign_checkpoint(asked: str, output: Path | None) -> Saved | None:
-    """The checkpoint of gpt-simple's that a run goes on from by training.resume; None where it begins, or has one of ours."""
+    """Return the gpt-simple checkpoint that a run resumes from; None for a new run or one with an Ingot checkpoint."""
     if asked == "never" or output is None:
         return None
     last = max(saved_steps(output / "checkpoints"), default=-1)
@@ -368,7 +366,7 @@ def foreign_checkpoint(asked: str, output: Path | None) -> Saved | None:
 
 
 def _code(asked: str, output: Path | None) -> str:
-    """Why nothing can be gone on from, in the codes of gpt-simple."""
+    """Return the code, as in gpt-simple, for why a run cannot resume."""
     if asked in ("auto", "never"):
         return "resume.resolve_failed"
     path = named_path(asked, output)
@@ -380,7 +378,7 @@ def _code(asked: str, output: Path | None) -> str:
 
 
 def _passed_over(findings: Findings, path: Path, error: CheckpointError) -> None:
-    """A checkpoint that is passed over; of the oldest one there is nothing left to go on from."""
+    """Report a checkpoint that is skipped; it is an error for the oldest, after which none is left."""
     oldest = path == next(iter(saved_steps(path.parent).values()))
     findings.append(Finding.of(UNREADABLE, error, "error" if oldest else "warning"))
 
@@ -390,7 +388,7 @@ def _ours(config: Config, found: Index, output: Path | None, data: DataFacts, fi
     try:
         if data.dataset is not None:
             now = facts_of(config, data.dataset)
-        else:  # what lies at data.path is told elsewhere
+        else:  # problems at data.path are reported elsewhere
             now = {**was, "config": config.model_dump(mode="json"), "data_fingerprint": was["data_fingerprint"]}
         changed = changes(was, now)
         drift = config.model_dump(mode="json") != was["config"]
@@ -402,7 +400,7 @@ def _ours(config: Config, found: Index, output: Path | None, data: DataFacts, fi
         if some:
             findings.append(Finding.of(code, CannotContinue(path, some)))
     if not changed and drift:
-        message = f"some settings are not those that {path} was saved with; the run goes on with them"
+        message = f"some settings are not those that {path} was saved with; the run continues with them"
         findings.add("resume.config_drift", "info", message)
     state = read_state(output) if output is not None else None
     speed = state.tokens_per_second if state is not None else None
@@ -410,7 +408,7 @@ def _ours(config: Config, found: Index, output: Path | None, data: DataFacts, fi
 
 
 def _theirs(config: Config, saved: Saved, findings: Findings) -> ResumeFacts | None:
-    """A checkpoint of gpt-simple's."""
+    """Check a gpt-simple checkpoint."""
     with findings.noting("resume.arch_drift", CheckpointError):
         refuse_other_shapes(saved.path, read_model(saved.path), config.model.model_dump(mode="json"))
     metrics, tokens = saved.state.get("metrics"), saved.state.get("tokens_trained")

@@ -1,7 +1,7 @@
-"""What a check before a run has to say: each finding has a code that never changes its meaning, and docs/validate.md explains it.
+"""Findings of the checks before a run. Each has a code that never changes its meaning; docs/validate.md explains them.
 
-An error or a budget finding keeps a run from starting. What begins with data. or curriculum. is then an error of the data, what
-begins with resume. one of the checkpoint, and everything else one of the settings.
+An error or a budget finding keeps a run from starting. Codes that begin with data. or curriculum. then raise a data error, those
+that begin with resume. a checkpoint error, and all others a config error.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ CLEAN, BLOCKED, WARNED = 0, 1, 2  # exit codes of `validate`
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing. {0} in its words stands for the first of the settings it is about, as in an error."""
+    """One finding. {0} in its message stands for the first of its settings, as in an error."""
 
     code: str
     severity: Severity
     message: str
     advice: str = ""
     settings: tuple[Setting, ...] = ()
-    cause: IngotError | None = None  # an error that says all of it
+    cause: IngotError | None = None  # the error that the finding reports, if it comes from one
 
     @classmethod
     def of(cls, code: str, error: IngotError, severity: Severity = "error") -> Finding:
-        """What an error says, as a finding."""
+        """Return an error as a finding."""
         return cls(code, severity, error.what, error.advice, error.settings, error)
 
     @property
     def setting(self) -> str:
-        """The setting that it is about, by its dotted path; empty where there is none."""
+        """Return the dotted path of its first setting; empty if there is none."""
         return self.settings[0].path if self.settings else ""
 
     @property
@@ -44,12 +44,12 @@ class Finding:
         return self.severity in BLOCKING
 
     def render(self, name: Rename = str, advise: Rename = str) -> str:
-        """The sentence, with a door's names for settings."""
+        """Return the sentence, with settings renamed by `name` and advice replaced by `advise`."""
         error = self.cause or IngotError(self.message, *self.settings, advice=self.advice)
         return error.render(name, advise)
 
     def error(self) -> IngotError:
-        """The finding as the error of a run that cannot start."""
+        """Return the error that keeps the run from starting."""
         kinds: dict[str, type[IngotError]] = {"data": DataError, "curriculum": DataError, "resume": CheckpointError}
         kind = kinds.get(self.code.partition(".")[0], ConfigError)
         if isinstance(self.cause, kind):
@@ -57,13 +57,13 @@ class Finding:
         return kind(self.message, *self.settings, advice=self.advice, where=self.cause.where if self.cause else "")
 
     def record(self, name: Rename = str, advise: Rename = str) -> dict[str, Any]:
-        """The finding as JSON."""
+        """Return the finding as a JSON object."""
         told = self.render(name, advise)
         return {"code": self.code, "severity": self.severity, "message": told, "setting": name(self.setting)}
 
 
 class Findings(list[Finding]):
-    """What the checks of a run have found so far, in their order."""
+    """The findings of a run's checks so far, in order."""
 
     def add(self, code: str, severity: Severity, message: str, *settings: Setting, advice: str = "") -> None:
         """Add a finding about some settings."""
@@ -71,7 +71,7 @@ class Findings(list[Finding]):
 
     @contextmanager
     def noting(self, code: str, kind: type[IngotError] = IngotError) -> Iterator[None]:
-        """A block whose error of a kind becomes a finding."""
+        """Turn an error of `kind` in a block into a finding."""
         try:
             yield
         except kind as error:
@@ -79,12 +79,12 @@ class Findings(list[Finding]):
 
     @property
     def blocked(self) -> bool:
-        """Whether one of them keeps a run from starting."""
+        """Return True if one of them keeps a run from starting."""
         return any(finding.blocks for finding in self)
 
 
 def exit_code(findings: Sequence[Finding], strict: bool = False) -> int:
-    """What `validate` ends with."""
+    """Return the exit code of `validate`."""
     if any(finding.blocks for finding in findings):
         return BLOCKED
     if any(finding.severity == "warning" for finding in findings):
@@ -93,7 +93,7 @@ def exit_code(findings: Sequence[Finding], strict: bool = False) -> int:
 
 
 def refuse(findings: Sequence[Finding]) -> None:
-    """Raise what keeps a run from starting, the first of them."""
+    """Raise the first finding that keeps a run from starting."""
     for finding in findings:
         if finding.blocks:
             raise finding.error()

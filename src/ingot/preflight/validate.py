@@ -1,4 +1,4 @@
-"""All checks of a run before it starts, in one list: `ingot validate` prints it and `train` refuses to start by it."""
+"""All checks of a run before it starts, in one list: `ingot validate` prints them, and `train` refuses to start on an error."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ from ingot.train.stop import find_walltime
 
 @dataclass
 class Report:
-    """What was found out about a run, and what is wrong with it."""
+    """The facts and findings about a run."""
 
     config: Config
     data: DataFacts
     plan: PlanFacts
     vocab_size: int
     size: Size | None = None
-    memory: int | None = None  # bytes that a rank needs
+    memory: int | None = None  # bytes a rank needs
     output: str = ""
     resume: ResumeFacts | None = None
-    seconds: float | None = None  # of this session's wall clock; None: no end
+    seconds: float | None = None  # wall-clock limit of the session; None: no limit
     runtime: dict[str, str] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
 
@@ -75,11 +75,11 @@ def validate(
     thorough: bool = True,
     fresh: bool = False,
 ) -> Report:
-    """Look at a run of so many ranks, whose session began at a unix time. Nothing is written, and no framework is loaded.
+    """Check a run of `world_size` ranks whose session began at a unix time. Nothing is written, and no framework is loaded.
 
-    A door says how many loader processes its users asked for, and whether phases may have other tokens than the steps. Without
-    `thorough`, what training itself is about to find out is left to it: the order of the rows, and the memory of a GPU. `fresh`:
-    an earlier run in the folder will be deleted and is not looked at.
+    `workers`: loader processes requested in gpt-simple. `allow_mismatch`: phases may have other tokens than the steps. Without
+    `thorough`, checks that training itself makes are left out: the order of the rows, and the memory of a GPU. `fresh`: an
+    earlier run in the folder will be deleted, so it is not checked.
     """
     findings = Findings()
     check_ranks(config, world_size, findings)
@@ -134,9 +134,9 @@ def check_before_training(
     name: Rename = str,
     advise: Rename = str,
 ) -> Dataset | None:
-    """Refuse a run that cannot go well, by its first finding, and say the warnings; gives the data, if it had to be opened.
+    """Raise the first finding that keeps a run from starting, and report warnings; return the dataset if it was opened.
 
-    Warnings have a door's names for settings and its advice; an error gets them where it is told.
+    Warnings use the names and advice that `name` and `advise` give; errors get them where they are printed.
     """
     report = validate(config, world_size, workers=workers, allow_mismatch=allow_mismatch, thorough=False, fresh=fresh)
     refuse(report.findings)
@@ -167,10 +167,8 @@ def _check_memory(report: Report, ranks: int, thorough: bool) -> None:
         check_memory("this machine", report.memory, least, host_bytes(), report.findings)
 
 
-# A report as readers and as programs get it: what the run is, section by section, with the findings that belong to each.
-
 MARKS = {"info": "i", "warning": "!", "error": "x", "budget": "$"}
-# The sections, and what the codes begin with that belong to them.
+# The sections, and the prefixes of the codes that belong to them.
 SECTIONS = {
     "Model": ("model.",),
     "Data": ("data.", "tokenizer."),
@@ -183,7 +181,7 @@ SECTIONS = {
 
 
 def report_lines(report: Report, name: Rename = str, advise: Rename = str) -> list[str]:
-    """The report for readers."""
+    """Return the report as lines of text."""
     facts = {
         "Model": _model(report),
         "Data": _data(report),
@@ -202,18 +200,18 @@ def report_lines(report: Report, name: Rename = str, advise: Rename = str) -> li
 
 
 def finding_line(finding: Finding, name: Rename = str, advise: Rename = str) -> str:
-    """A finding in one line, with its mark and its code."""
+    """Return a finding as one line, with its mark and code."""
     return f"  [{MARKS[finding.severity]}] {finding.code}: {finding.render(name, advise)}"
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """How many findings of each kind."""
+    """Return the number of findings of each kind as text."""
     counts = {kind: sum(finding.severity == kind for finding in findings) for kind in ("error", "budget", "warning", "info")}
     return f"{counts['error']} errors, {counts['budget']} over budget, {counts['warning']} warnings, {counts['info']} notes"
 
 
 def report_record(report: Report, strict: bool, name: Rename = str, advise: Rename = str) -> dict[str, Any]:
-    """The report for programs."""
+    """Return the report as a JSON object."""
     size, plan, resume, data = report.size, report.plan, report.resume, report.data
     splits = {split: {bucket: vars(facts) for bucket, facts in buckets.items()} for split, buckets in data.splits.items()}
     tokenizer = data.tokenizer
@@ -308,7 +306,7 @@ def _resume(report: Report) -> list[str]:
         return []
     tokens = "" if found.tokens is None else f" after {count(found.tokens)} tokens"
     loss = "" if found.loss is None else f", loss {found.loss:.4f}"
-    return [f"goes on from {found.path}, step {found.step:,}{tokens}{loss}"]
+    return [f"resumes from {found.path}, step {found.step:,}{tokens}{loss}"]
 
 
 # One real step on this machine before a run: what the device is, whether it fits, and how fast it is. It leaves nothing behind.
@@ -320,7 +318,7 @@ SETTINGS = (Setting("training.micro_batch"), Setting("training.gradient_checkpoi
 
 
 def add_probe(report: Report) -> None:
-    """Take the step and add what came of it to a report."""
+    """Take one step on this machine and add the outcome to a report."""
     ranks = ranks_from_environment()
     try:
         device = find_device(report.config.training.device, ranks.local_rank)
@@ -358,7 +356,7 @@ def _try(report: Report, ranks: Ranks) -> None:
         seconds, loss, memory = _step(config, report, Ranks(local_rank=ranks.local_rank))
     except IngotError as error:
         report.findings.append(Finding.of(_code(error), error))
-    except Exception as error:  # a model of one's own may raise anything
+    except Exception as error:  # a custom model may raise anything
         told = f"a step failed: {type(error).__name__}: {error}"
         advice = SMALLER if _code(error) == OUT_OF_MEMORY else ""
         report.findings.add(_code(error), "error", told, *SETTINGS, advice=advice)
@@ -371,7 +369,7 @@ def _try(report: Report, ranks: Ranks) -> None:
 
 
 def _alone(config: Config, world_size: int) -> Config:
-    """The config of a rank by itself, with the rows that it has of a step; shorter than the whole, it still records no graphs."""
+    """Return the config of a single rank with its share of a step; cuda_graphs stays off if the whole step would not use it."""
     rows, t = -(-config.rows_per_step // world_size), config.training
     changes: dict[str, Any] = {"tokens_per_step": rows * config.data.seq_len, "stages": []}
     if t.cuda_graphs == "auto" and (world_size > 1 or t.stages):
@@ -380,7 +378,7 @@ def _alone(config: Config, world_size: int) -> Config:
 
 
 def _step(config: Config, report: Report, alone: Ranks) -> tuple[float, float, str]:
-    """The seconds of a step after those that compile and record, the loss of the first, and the most memory that was used."""
+    """Return the seconds of a step after compilation, the loss of the first step, and the peak memory."""
     dataset, rows = open_data(config, 1, report.data.dataset)
     with closing(open_backend(config, dataset.tokenizer.vocab_size, alone)) as backend:
         if config.training.weights is not None and starts_fresh(config):
@@ -391,7 +389,7 @@ def _step(config: Config, report: Report, alone: Ranks) -> tuple[float, float, s
         backend.tune([(plan, batch.batch)], {})
         with backend.without_trace():
             result = backend.step(batch.batch, batch.targets, plan).result()
-            if backend.tuned().get("compile"):  # a second time passes may be recorded
+            if backend.tuned().get("compile"):  # the second step may record CUDA graphs
                 backend.step(batch.batch, batch.targets, plan).result()
             began = time.perf_counter()
             backend.step(batch.batch, batch.targets, plan).result()
@@ -402,6 +400,6 @@ def _step(config: Config, report: Report, alone: Ranks) -> tuple[float, float, s
 
 
 def _code(error: BaseException) -> str:
-    """Whether it is for want of memory, as frameworks say it, that a step failed."""
+    """Return the code of a failed step: out of memory, as frameworks report it, or failed."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return OUT_OF_MEMORY if names & {"MemoryError", "OutOfMemoryError"} or "memory" in str(error) else FAILED
