@@ -78,5 +78,5 @@ def test_a_list_of_other_data_or_a_damaged_one_is_refused_by_its_name(data: Path
 
 
 def test_rows_that_are_no_documents_have_none_to_leave_out(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.already_read is for rows of whole documents"):
+    with pytest.raises(ConfigError, match=r"data\.already_read"):
         documents_of_epochs(data, tmp_path / "read.json", 1, sampling="shuffle")

@@ -22,7 +22,7 @@ MATRICES = (
 )  # of a block  # fmt: skip
 VECTORS = ("attn.q_gain", "attn_scale", "mlp_scale")
 PROGRESS_EVERY = 25  # batches of a validation
-SOURCES = ("golf.py", "layers.py", "optimizers.py", "backend.py")
+SOURCES = ("models.py", "backend.py")
 
 
 def mlx_head() -> tuple[list[str], list[str]]:
