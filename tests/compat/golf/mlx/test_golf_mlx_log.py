@@ -63,7 +63,7 @@ def test_a_run_prints_the_originals_lines_in_their_order(whole: tuple[Path, Ran]
 def test_the_file_has_the_lines_and_at_its_top_what_ran(whole: tuple[Path, Ran]) -> None:
     head, versions, rest = (whole[0] / "logs/toy.txt").read_text().split("=" * 100 + "\n")
     assert rest == whole[1].out.partition("\n")[2]
-    assert "GRAD_ACCUM_STEPS=2\n" in head and "def block(" in head and "device: mlx" in head
+    assert "GRAD_ACCUM_STEPS=2\n" in head and "def golf_block(" in head and "device: mlx" in head
     assert "Running Python 3." in versions and f"Running MLX {whole[1].value('mlx_version')}\n" in versions
 
 
