@@ -276,8 +276,8 @@ def test_verify_finds_that_another_tokenizer_is_given(ingot, prepared):
     ("damage", "words", "said"),
     [
         (None, ["--data.tokenizer", "gpt2"], r"data.tokenizer is gpt2 \(gpt2, 50,257 ids, .* was prepared with byte, 260 ids"),
-        ({"vocab_size": 300}, [], r".*dataset.json is damaged: its tokenizer does not fit its fingerprint"),
-        ({"fingerprint": "0" * 64}, [], r".*dataset.json is damaged: its tokenizer does not fit its fingerprint"),
+        ({"vocab_size": 300}, [], r".*dataset.json is damaged: its tokenizer does not match its fingerprint"),
+        ({"fingerprint": "0" * 64}, [], r".*dataset.json is damaged: its tokenizer does not match its fingerprint"),
     ],
 )
 def test_training_refuses_data_whose_fingerprint_is_not_that_of_its_tokenizer(prepared, damage, words, said):

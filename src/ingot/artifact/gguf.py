@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ingot.artifact.hf_tokenizer import NORMAL, SPECIALS, THEIRS, SentencePieceFile, gpt2_files
 from ingot.artifact.huggingface import llama_inner_width, refuse_unportable
 from ingot.artifact.quantise import quantise
-from ingot.data.formats.documents import ends_of
+from ingot.data.store.documents import ends_of
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, HFTokenizer, from_spec
 from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 from ingot.data.tokenizers.sentencepiece import BPE, CONTROL, UNKNOWN, SentencePieceTokenizer

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, GPT2_VOCAB_SIZE
-from ingot.data.formats.documents import marks_of
+from ingot.data.store.documents import marks_of
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, HFTokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT, from_merges
 from ingot.data.tokenizers.plain import CharTokenizer

@@ -19,7 +19,7 @@ import numpy as np
 
 from ingot.artifact.hf_tokenizer import MERGES, OURS, THEIRS, VOCABULARY, check_no_other_tokenizer, tokenizer_files
 from ingot.config.schema import FAMILIES
-from ingot.data.formats.documents import ends_of
+from ingot.data.store.documents import ends_of
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Setting
 from ingot.model.settings import ModelSettings, mlp_width
 from ingot.runtime.files import read_json, readable, replace_folder, write_atomically

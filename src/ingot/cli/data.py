@@ -21,7 +21,7 @@ from ingot.errors import ConfigError, DataError, shown
 if TYPE_CHECKING:
     from ingot.data.prepare.pipeline import Summary
     from ingot.data.text.text_files import Buckets
-    from ingot.data.verify.audit import Report
+    from ingot.data.verify.audit import AuditReport
     from ingot.data.verify.inspect import SplitInspection
 
 
@@ -68,9 +68,9 @@ def convert_command(
 ) -> None:
     """Convert token data from one format to another."""
     from ingot.data.formats.convert import Layout, convert
-    from ingot.data.formats.detect import open_source
+    from ingot.data.formats.opener import open_tokens
 
-    opened = open_source(source, from_format)
+    opened = open_tokens(source, from_format)
     print(f"{source}: {opened.format}: {opened.about}", file=sys.stderr)
     with progress_bar("converting", in_bytes=True) as progress:
         summary = convert(
@@ -229,7 +229,7 @@ def verify_command(
         raise typer.Exit(DataError.exit_code)
 
 
-def _print_report(report: Report, ngram_words: int) -> None:
+def _print_report(report: AuditReport, ngram_words: int) -> None:
     number = len(report.findings)
     state = "whole" if report.ok else f"{number:,} finding{'s' * (number > 1)}"
     kind = f"; {report.tokenizer} tokenizer, {report.vocab_size:,} ids" if report.tokenizer else ""

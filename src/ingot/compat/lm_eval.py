@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.api import load
 from ingot.backends.sampling import GenerationOptions, Sampling
-from ingot.data.formats.documents import marks_of
+from ingot.data.store.documents import marks_of
 from ingot.errors import ConfigError
 from ingot.inference.scoring import marks_texts, score_rows, text_ids
 

@@ -19,11 +19,10 @@ from ingot.backends.open import open_inference, read_torch_weights
 from ingot.backends.sampling import DTYPES, MOST_TOKENS, GenerationOptions, Sampling, is_whole, prompt_ids
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
-from ingot.data.formats.documents import ends_of
-from ingot.data.formats.foreign import NoTokenizer
 from ingot.data.loading.data_path import open_dataset, resolve
 from ingot.data.prepare.cached import PREFIX
-from ingot.data.store.dataset import Dataset
+from ingot.data.store.dataset import Dataset, NoTokenizer
+from ingot.data.store.documents import ends_of
 from ingot.data.tokenizers import StreamDecoder, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Evaluator, Score, evaluator_of

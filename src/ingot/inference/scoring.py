@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ingot.backends.base import Inference
 from ingot.backends.sampling import RowScores
-from ingot.data.formats.documents import marks_of
+from ingot.data.store.documents import marks_of
 from ingot.data.tokenizers import GPT2Tokenizer, HFTokenizer, Tokenizer
 from ingot.errors import ConfigError, DataError, Interrupted, RunError, Setting
 from ingot.eval.tasks import TASKS, Item, TaskScore, read_task, score_items

@@ -88,12 +88,12 @@ def _open(config: Config, facts: DataFacts, findings: Findings) -> None:
         return
     facts.dataset, facts.tokenizer = dataset, dataset.tokenizer
     facts.format = facts.format or "tokens"
-    for split, record in dataset.manifest.splits.items():
+    for split, record in ((name, one.record) for name, one in dataset.splits.items()):
         if facts.has_buckets:  # they were looked at one by one
             break
         known = {one.name: (one.tokens, one.documents) for one in record.buckets} or {"all": (record.tokens, record.documents)}
         facts.splits[split] = {name: BucketFacts(len(record.shards), *counts) for name, counts in known.items()}
-    facts.has_buckets = facts.has_buckets or any(record.buckets for record in dataset.manifest.splits.values())
+    facts.has_buckets = facts.has_buckets or any(one.record.buckets for one in dataset.splits.values())
 
 
 def _code(config: Config, error: IngotError) -> str | None:
@@ -168,5 +168,5 @@ def _bucket(folder: Path, code: str, files: Sequence[Path] | None, findings: Fin
         except DataError as error:
             findings.append(Finding.of(f"{code}.idx_error", error))
             return None
-        tokens, documents = tokens + pair.stream.tokens, documents + len(pair.repeats)
+        tokens, documents = tokens + pair.tokens, documents + len(pair.repeats)
     return BucketFacts(len(pairs), tokens, documents)

@@ -36,7 +36,7 @@ def pairs(folder: Path, bucket: str) -> list[Pair]:
 
 
 def documents(pair: Pair) -> list[list[int]]:
-    tokens = np.concatenate(pair.stream.slice(0, pair.stream.tokens)).tolist()
+    tokens = pair.map().tolist()
     return [tokens[begin:end] for begin, end in zip(pair.offsets[:-1].tolist(), pair.offsets[1:].tolist(), strict=True)]
 
 

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from ingot.cli.data import convert_command
 from ingot.data.formats import convert as module
 from ingot.data.formats.convert import Layout, convert
-from ingot.data.formats.detect import open_source
-from ingot.data.formats.documents import Marks, marks_of
 from ingot.data.formats.gpt_simple_folder import Pair
+from ingot.data.formats.opener import open_tokens
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.store.dataset import Dataset
+from ingot.data.store.documents import Marks, marks_of
 from ingot.data.store.shards import open_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
 from ingot.data.verify.audit import audit
@@ -42,7 +42,7 @@ def nanogpt(folder, *tokens, val=(1,)):
     folder.mkdir(parents=True, exist_ok=True)
     for name, stream in (("train", tokens), ("val", val)):
         (folder / f"{name}.bin").write_bytes(np.array(stream, "<u2").tobytes())
-    return open_source(folder)
+    return open_tokens(folder)
 
 
 def texts(folder, split="train"):
@@ -68,8 +68,8 @@ def test_data_that_goes_there_and_comes_back_is_the_same_data(tmp_path_factory, 
     base = tmp_path_factory.mktemp("convert")
     manifest = prepared(base / "ours", tokenizer, train, shard_tokens=shard_tokens)
     layout = Layout(shard_tokens=shard_tokens, max_length=7, overlap=3)
-    there = convert(open_source(base / "ours"), base / "theirs", format, layout=layout)
-    back = convert(open_source(base / "theirs"), base / "back", "ingot", tokenizer=tokenizer.kind, layout=layout)
+    there = convert(open_tokens(base / "ours"), base / "theirs", format, layout=layout)
+    back = convert(open_tokens(base / "theirs"), base / "back", "ingot", tokenizer=tokenizer.kind, layout=layout)
     assert Dataset.open(base / "back").fingerprint == manifest.fingerprint
     assert texts(base / "back") == train
     assert texts(base / "back", "val") == ["held out"]
@@ -82,34 +82,34 @@ def test_data_that_goes_there_and_comes_back_is_the_same_data(tmp_path_factory, 
 def test_tiny_shakespeare_becomes_nanogpts_own_files_to_the_byte(tmp_path):
     source = shared("tinyshakespeare/input.txt")
     prepare([source], tmp_path / "ours", "char")
-    convert(open_source(tmp_path / "ours"), tmp_path / "nanogpt", "nanogpt")
+    convert(open_tokens(tmp_path / "ours"), tmp_path / "nanogpt", "nanogpt")
     found = {name: hashlib.sha256((tmp_path / "nanogpt" / name).read_bytes()).hexdigest() for name in ("train.bin", "val.bin")}
     assert found["train.bin"] == "6ec305602a99ac2802745a134e1f5e33e2231b4855525b00b9aebb730ac2626f"
     assert found["val.bin"] == "d37d30cc0c8327c270d493299c3dca54135f6d5f1c9ef60cda78076e311204b1"
     chars = sorted(set(source.read_text()))
     meta = pickle.loads((tmp_path / "nanogpt/meta.pkl").read_bytes())
     assert meta == {"vocab_size": 65, "itos": dict(enumerate(chars)), "stoi": {c: i for i, c in enumerate(chars)}}
-    convert(open_source(tmp_path / "nanogpt"), tmp_path / "back", "ingot")
+    convert(open_tokens(tmp_path / "nanogpt"), tmp_path / "back", "ingot")
     assert Dataset.open(tmp_path / "back").fingerprint == Dataset.open(tmp_path / "ours").fingerprint
 
 
 def test_characters_go_through_every_format(tmp_path):
     manifest = prepared(tmp_path / "ours", CharTokenizer("held outabcé"), ["abcé" * 20], shard_tokens=50)
     layout = Layout(shard_tokens=50, max_length=16, overlap=4)
-    convert(open_source(tmp_path / "ours"), tmp_path / "nanogpt", "nanogpt")
-    convert(open_source(tmp_path / "nanogpt"), tmp_path / "shards", "shards", layout=layout)
-    convert(open_source(tmp_path / "shards"), tmp_path / "simple", "gpt-simple", layout=layout)
-    convert(open_source(tmp_path / "simple"), tmp_path / "again", "nanogpt")
+    convert(open_tokens(tmp_path / "ours"), tmp_path / "nanogpt", "nanogpt")
+    convert(open_tokens(tmp_path / "nanogpt"), tmp_path / "shards", "shards", layout=layout)
+    convert(open_tokens(tmp_path / "shards"), tmp_path / "simple", "gpt-simple", layout=layout)
+    convert(open_tokens(tmp_path / "simple"), tmp_path / "again", "nanogpt")
     shutil.copy(tmp_path / "nanogpt/meta.pkl", tmp_path / "again")
-    convert(open_source(tmp_path / "again"), tmp_path / "back", "ingot", layout=layout)
+    convert(open_tokens(tmp_path / "again"), tmp_path / "back", "ingot", layout=layout)
     assert Dataset.open(tmp_path / "back").fingerprint == manifest.fingerprint
 
 
 @pytest.mark.parametrize("format", ["nanogpt", "gpt-simple", "shards"])
 def test_what_comes_back_is_whole(tmp_path, format):
     prepared(tmp_path / "ours", BYTE, ["one", "two " * 20, "three"], shard_tokens=50)
-    convert(open_source(tmp_path / "ours"), tmp_path / "theirs", format)
-    convert(open_source(tmp_path / "theirs"), tmp_path / "back", "ingot", tokenizer="byte", layout=Layout(shard_tokens=30))
+    convert(open_tokens(tmp_path / "ours"), tmp_path / "theirs", format)
+    convert(open_tokens(tmp_path / "theirs"), tmp_path / "back", "ingot", tokenizer="byte", layout=Layout(shard_tokens=30))
     assert audit(tmp_path / "back").ok
 
 
@@ -137,13 +137,13 @@ def test_a_sentencepiece_vocabulary_has_a_mark_for_each_side(tmp_path):
     marks = marks_of(tokenizer)
     assert marks.bos == tokenizer.bos != marks.eos
     manifest = prepared(tmp_path / "ours", tokenizer, ["a b", "b"])
-    convert(open_source(tmp_path / "ours"), tmp_path / "simple", "gpt-simple")
+    convert(open_tokens(tmp_path / "ours"), tmp_path / "simple", "gpt-simple")
     (pair,) = (tmp_path / "simple/train").rglob("*.bin")
     tokens = list(np.fromfile(pair, "<u2"))
     assert tokens.count(marks.eos) == 2
     assert tokens[-1] == marks.eos
     assert marks.bos not in tokens
-    convert(open_source(tmp_path / "simple"), tmp_path / "back", "ingot", tokenizer=str(model))
+    convert(open_tokens(tmp_path / "simple"), tmp_path / "back", "ingot", tokenizer=str(model))
     records = [Dataset.open(tmp_path / name).manifest.splits["train"] for name in ("ours", "back")]
     assert records[0].shards[0].sha256 == records[1].shards[0].sha256
     assert records[1].bytes == records[1].piece_bytes == manifest.splits["train"].piece_bytes
@@ -153,13 +153,13 @@ def test_a_mark_can_be_given_where_there_is_no_tokenizer(tmp_path):
     source = nanogpt(tmp_path / "in", 5, 6, 9, 7, 9)
     convert(source, tmp_path / "simple", "gpt-simple", mark=9)
     assert [list(document[0]) for document in Pair(tmp_path / "simple/train/main/00000.bin").documents(9)] == [[5, 6], [7]]
-    convert(open_source(tmp_path / "simple"), tmp_path / "shards", "shards", mark=9, layout=Layout(name="mine"))
+    convert(open_tokens(tmp_path / "simple"), tmp_path / "shards", "shards", mark=9, layout=Layout(name="mine"))
     assert list(open_shard(tmp_path / "shards/mine_train_000000.bin")) == [9, 5, 6, 9, 7]
 
 
 def test_without_tokenizer_or_mark_a_stream_stays_as_it_is_and_says_so(tmp_path, caplog):
     write_shard(tmp_path / "a.bin", np.arange(5, dtype=np.uint16))
-    summary = convert(open_source(tmp_path / "a.bin"), tmp_path / "out", "nanogpt")
+    summary = convert(open_tokens(tmp_path / "a.bin"), tmp_path / "out", "nanogpt")
     assert list(np.fromfile(tmp_path / "out/train.bin", "<u2")) == [0, 1, 2, 3, 4]
     assert summary.splits["train"].bytes is None
     assert "nothing says where documents begin, so each split is one" in caplog.text
@@ -197,21 +197,21 @@ def test_a_tokenizer_that_did_not_make_the_tokens_is_refused_and_nothing_is_left
     (tmp_path / "toy.model").write_bytes(sentencepiece_file())
     right = SentencePieceTokenizer(sentencepiece_file())
     prepared(tmp_path / "in", right, ["The cat that cats teach A cat " * 9] * 5, ["A cat that teach " * 9])
-    convert(open_source(tmp_path / "in"), tmp_path / "tokens", format)
+    convert(open_tokens(tmp_path / "in"), tmp_path / "tokens", format)
     (tmp_path / "tokens/meta.pkl").unlink(missing_ok=True)
     message = f"the gpt2 tokenizer did not make the tokens of {tmp_path / 'tokens'}"
-    refused(message, convert, open_source(tmp_path / "tokens"), tmp_path / "out", "ingot", tokenizer="gpt2")
+    refused(message, convert, open_tokens(tmp_path / "tokens"), tmp_path / "out", "ingot", tokenizer="gpt2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "tokens", "toy.model"]
-    convert(open_source(tmp_path / "tokens"), tmp_path / "out", "ingot", tokenizer=str(tmp_path / "toy.model"))
+    convert(open_tokens(tmp_path / "tokens"), tmp_path / "out", "ingot", tokenizer=str(tmp_path / "toy.model"))
     assert texts(tmp_path / "out") == texts(tmp_path / "in")
 
 
 def test_a_meta_that_lists_no_characters_must_have_as_many_ids_as_the_tokenizer(tmp_path):
     prepared(tmp_path / "in", ByteTokenizer(), ["some text"] * 3)
-    convert(open_source(tmp_path / "in"), tmp_path / "tokens", "nanogpt")
-    tokens = open_source(tmp_path / "tokens")
+    convert(open_tokens(tmp_path / "in"), tmp_path / "tokens", "nanogpt")
+    tokens = open_tokens(tmp_path / "tokens")
     refused("says vocab_size 260 and the gpt2", convert, tokens, tmp_path / "out", "ingot", tokenizer="gpt2")
-    convert(open_source(tmp_path / "tokens"), tmp_path / "out", "ingot", tokenizer="byte")
+    convert(open_tokens(tmp_path / "tokens"), tmp_path / "out", "ingot", tokenizer="byte")
     assert texts(tmp_path / "out") == texts(tmp_path / "in")
 
 
@@ -221,10 +221,8 @@ def test_what_the_tokens_stand_for_must_be_known_once_and_only_once(tmp_path):
         "does not say what its tokens stand for; give --tokenizer", convert, source, tmp_path / "out", "ingot", error=ConfigError
     )
     prepared(tmp_path / "ours", BYTE, ["a"])
-    ours = open_source(tmp_path / "ours")
-    refused(
-        "says itself that its tokenizer is byte", convert, ours, tmp_path / "out", "shards", tokenizer="gpt2", error=ConfigError
-    )
+    ours = open_tokens(tmp_path / "ours")
+    refused("names its own tokenizer, byte", convert, ours, tmp_path / "out", "shards", tokenizer="gpt2", error=ConfigError)
     refused("is a prepared folder already", convert, ours, tmp_path / "out", "ingot", error=ConfigError)
 
 
@@ -250,7 +248,7 @@ def test_a_wrong_setting_is_one_line(tmp_path, given, problem):
 
 def test_data_without_training_documents_is_refused(tmp_path):
     (tmp_path / "val.bin").write_bytes(b"\1\0")
-    refused("has nothing to train on", convert, open_source(tmp_path), tmp_path / "out", "shards", mark=9)
+    refused("has nothing to train on", convert, open_tokens(tmp_path), tmp_path / "out", "shards", mark=9)
 
 
 # The output
@@ -271,7 +269,7 @@ def test_an_output_that_exists_is_replaced_only_when_asked_and_whatever_its_form
             error=ConfigError,
         )
         convert(source, output, format, tokenizer="byte", overwrite=True)
-    assert open_source(output).format == format
+    assert open_tokens(output).format == format
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
@@ -291,8 +289,8 @@ def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path):
 def test_the_source_is_never_the_output(tmp_path):
     source = nanogpt(tmp_path / "in/data", 5)
     for output in (tmp_path / "in/data", tmp_path / "in", tmp_path / "in/x/../data"):
-        refused("is where the source lies", convert, source, output, "shards", mark=1, overwrite=True, error=ConfigError)
-    assert source.tokens == open_source(tmp_path / "in/data").tokens
+        refused("is where the source is", convert, source, output, "shards", mark=1, overwrite=True, error=ConfigError)
+    assert source.tokens == open_tokens(tmp_path / "in/data").tokens
 
 
 def test_a_conversion_that_fails_leaves_the_old_output_and_nothing_else(tmp_path, monkeypatch):
@@ -313,13 +311,13 @@ def test_what_a_killed_conversion_left_is_swept_away_by_the_next(tmp_path, pytho
     nanogpt(tmp_path / "in", 5, 6)
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from ingot.data.formats import convert as module; from ingot.data.formats.detect import open_source\n"
+        "from ingot.data.formats import convert as module; from ingot.data.formats.opener import open_tokens\n"
         "module.write_meta = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "base = Path(sys.argv[1]); module.convert(open_source(base / 'in'), base / 'out', 'nanogpt', tokenizer='byte')"
+        "base = Path(sys.argv[1]); module.convert(open_tokens(base / 'in'), base / 'out', 'nanogpt', tokenizer='byte')"
     )
     assert python(program, tmp_path).wait(60) == -9
     assert sorted(path.name[:13] for path in tmp_path.iterdir()) == [".out.partial-", "in"]
-    convert(open_source(tmp_path / "in"), tmp_path / "out", "nanogpt", tokenizer="byte")
+    convert(open_tokens(tmp_path / "in"), tmp_path / "out", "nanogpt", tokenizer="byte")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
@@ -330,7 +328,7 @@ def test_more_files_than_a_process_may_open_are_converted(tmp_path):
     try:
         for source, output, to in (("ours", "shards", "shards"), ("shards", "simple", "gpt-simple"), ("simple", "back", "ingot")):
             tokenizer = None if source == "ours" else "byte"
-            convert(open_source(tmp_path / source), tmp_path / output, to, tokenizer=tokenizer, layout=Layout(shard_tokens=4))
+            convert(open_tokens(tmp_path / source), tmp_path / output, to, tokenizer=tokenizer, layout=Layout(shard_tokens=4))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(list((tmp_path / "shards").iterdir())) > 80
@@ -418,5 +416,5 @@ def test_a_damaged_document_index_is_refused_before_a_document_is_read(tmp_path,
     prepared(tmp_path / "in", BYTE, ["one", "two"])
     index = tmp_path / "in/train.index"
     index.write_bytes(index.read_bytes()[:15] + b"\x40" + index.read_bytes()[16:])  # the second begins at token 2**62
-    refused("train.index does not rise", convert, open_source(tmp_path / "in"), tmp_path / "out", to)
+    refused("train.index does not rise", convert, open_tokens(tmp_path / "in"), tmp_path / "out", to)
     assert not (tmp_path / "out").exists()

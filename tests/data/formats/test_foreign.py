@@ -9,9 +9,8 @@ from toy_tokenizers import byte_level_config, sentencepiece_file, toy_sentencepi
 
 from ingot.config.schema import DataSection
 from ingot.data.formats.convert import convert
-from ingot.data.formats.detect import open_source
-from ingot.data.formats.foreign import open_foreign
 from ingot.data.formats.nanogpt_folder import meta_bytes
+from ingot.data.formats.opener import open_foreign, open_tokens
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import write_dataset
@@ -68,7 +67,7 @@ def test_shards_of_ids_above_65535_give_rows(tmp_path):
     write_dataset(
         [("train", "some words of a text"), ("val", "more")], tmp_path / "ours", open_tokenizer(str(tokenizer)), source={}
     )
-    convert(open_source(tmp_path / "ours"), tmp_path / "shards", "shards")
+    convert(open_tokens(tmp_path / "ours"), tmp_path / "shards", "shards")
     ours, data = open_dataset(str(tmp_path / "ours")), open_dataset(str(tmp_path / "shards"), str(tokenizer))
     assert data.split("train").read(0, 9).tolist() == ours.split("train").read(0, 9).tolist()
     batch = np.empty((1, 2, 8), np.int32)
@@ -169,7 +168,7 @@ def test_a_tokenizer_that_did_not_make_the_shards_is_refused(text_shards, tmp_pa
 
 def test_a_folder_of_nanogpt_without_meta_is_not_taken_for_gpt2s_if_it_is_not(tmp_path):
     folder = nanogpt(tmp_path / "d", ByteTokenizer().encode_document(TEXT).tolist(), None)
-    with pytest.raises(DataError, match=r"taken without a meta\.pkl; put that file beside them"):
+    with pytest.raises(DataError, match=r"without a meta\.pkl; put that file beside them"):
         open_dataset(str(folder))
 
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_files import write_shard
 
-from ingot.data.formats.detect import detect, open_source
-from ingot.data.formats.documents import Marks, cut
-from ingot.data.formats.gpt_simple_folder import IndexedWriter, Pair, index_bytes, read_index, token_width
+from ingot.data.formats.gpt_simple_folder import Pair, PairWriter, index_bytes, read_index, token_width
 from ingot.data.formats.nanogpt_folder import META, char_tokenizer, meta_bytes, nanogpt_writer, read_meta
+from ingot.data.formats.opener import detect, open_tokens
 from ingot.data.formats.shard_folder import shard_writer
+from ingot.data.store.documents import Marks, cut
 from ingot.data.store.shards import HEADER_BYTES, TokenStream, open_plain, open_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
 from ingot.errors import ConfigError, DataError
@@ -120,32 +120,32 @@ PAIR = {"a.bin": ids(1, 2, 3).tobytes(), "a.idx": index_bytes([0, 3], [0], 2)}
 def test_the_format_of_a_folder_is_found(tmp_path, files, format):
     folder_of(tmp_path, **files)
     assert detect(tmp_path) == format
-    assert open_source(tmp_path).format == format
+    assert open_tokens(tmp_path).format == format
 
 
 def test_a_single_file_is_enough(tmp_path):
     folder_of(tmp_path, **PAIR, **{"val.bin": b"\1\0", "x.bin": shard_bytes([1, 2])})
-    assert [open_source(tmp_path / name).format for name in ("a.bin", "a.idx", "val.bin", "x.bin")] == [
+    assert [open_tokens(tmp_path / name).format for name in ("a.bin", "a.idx", "val.bin", "x.bin")] == [
         "gpt-simple", "gpt-simple", "nanogpt", "shards",
     ]  # fmt: skip
-    assert open_source(tmp_path / "val.bin").tokens == {"val": 1}
+    assert open_tokens(tmp_path / "val.bin").tokens == {"val": 1}
 
 
 def test_what_cannot_be_told_is_refused_and_says_what_to_do(tmp_path):
-    refused("there is no such file or folder; give one with dataset.json, train.bin", open_source, tmp_path / "gone")
-    refused("no token data at", open_source, tmp_path)
+    refused("there is no such file or folder; give one with dataset.json, train.bin", open_tokens, tmp_path / "gone")
+    refused("no token data at", open_tokens, tmp_path)
     folder_of(tmp_path, **{"a.txt": b"x"})
-    refused("holds text (a.txt) and no tokens; prepare it with: ingot data prepare --input", open_source, tmp_path)
+    refused("holds text (a.txt) and no tokens; prepare it with: ingot data prepare --input", open_tokens, tmp_path)
     folder_of(tmp_path / "b", **{"x.bin": shard_bytes([1] * 99, magic=1)})
-    refused("cannot tell what", open_source, tmp_path / "b")
-    refused("cannot tell what", open_source, tmp_path / "b/x.bin")
-    refused("unknown format 'llm'; known are ingot, nanogpt, gpt-simple, shards", open_source, tmp_path, "llm", error=ConfigError)
+    refused("cannot tell what", open_tokens, tmp_path / "b")
+    refused("cannot tell what", open_tokens, tmp_path / "b/x.bin")
+    refused("unknown format 'llm'; known are ingot, nanogpt, gpt-simple, shards", open_tokens, tmp_path, "llm", error=ConfigError)
 
 
 def test_a_damaged_shard_is_not_taken_for_data_without_a_header(tmp_path):
     folder_of(tmp_path, **{"train.bin": shard_bytes([1] * 99, magic=1)})
-    refused("begins with what looks like a damaged header; if it has none, say so with --from nanogpt", open_source, tmp_path)
-    assert open_source(tmp_path, "nanogpt").tokens == {"train": HEADER_BYTES // 2 + 99}
+    refused("begins with what looks like a damaged header; if it has none, say so with --from nanogpt", open_tokens, tmp_path)
+    assert open_tokens(tmp_path, "nanogpt").tokens == {"train": HEADER_BYTES // 2 + 99}
 
 
 # nanoGPT
@@ -166,13 +166,13 @@ def test_nanogpt_files_give_back_what_was_written(tmp_path_factory, bodies, mark
     assert (folder / "train.bin").read_bytes() == np.array(flat, "<u2").tobytes()
     assert list(open_plain(folder / "train.bin")) == flat
     assert (writer.tokens, writer.documents) == (len(flat), len(bodies) if marked else sum(map(bool, bodies)))
-    assert listed(open_source(folder, "nanogpt").documents("train", marks)) == (bodies if marked else [flat])
+    assert listed(open_tokens(folder, "nanogpt").documents("train", marks)) == (bodies if marked else [flat])
 
 
 def test_a_nanogpt_file_with_half_a_token_is_refused(tmp_path):
     folder_of(tmp_path, **{"train.bin": b"\1\0\2"})
-    refused("has 3 bytes, an odd number, and tokens have two each", open_source, tmp_path)
-    refused("has neither train.bin nor val.bin", open_source, folder_of(tmp_path / "b", x=b""), "nanogpt")
+    refused("has 3 bytes, an odd number", open_tokens, tmp_path)
+    refused("has neither train.bin nor val.bin", open_tokens, folder_of(tmp_path / "b", x=b""), "nanogpt")
 
 
 @given(st.sets(st.characters(exclude_categories=["Cs"]), min_size=1))
@@ -220,7 +220,7 @@ def test_a_hostile_meta_is_refused_and_nothing_is_executed(tmp_path):
     for contents in pickles:
         path = folder_of(tmp_path, **{META: contents, "train.bin": b"\1\0"}) / META
         refused("is refused: ", read_meta, path)
-        refused("is refused: ", open_source, tmp_path)
+        refused("is refused: ", open_tokens, tmp_path)
         assert not proof.exists()
     pickle.loads(pickles[1])  # they would do it
     assert proof.exists()
@@ -278,28 +278,26 @@ def test_shards_give_back_what_was_written_wherever_files_end(tmp_path_factory, 
     paths = sorted(folder.iterdir())
     assert [path.name for path in paths] == [f"fineweb_train_{n:06d}.bin" for n in range(-(-len(flat) // limit))]
     assert [int(token) for path in paths for token in open_shard(path)] == flat
-    assert [file.documents for file in writer.files] == [
-        sum(place // limit == number for place, token in enumerate(flat) if token == MARK) for number in range(len(paths))
-    ]
-    assert listed(open_source(folder).documents("train", Marks(MARK, MARK))) == bodies
+    assert (writer.documents, writer.tokens) == (len(bodies), len(flat))
+    assert listed(open_tokens(folder).documents("train", Marks(MARK, MARK))) == bodies
 
 
 def test_names_of_shards_say_their_split_and_byte_counts_are_no_tokens(tmp_path):
     names = ("fineweb_val_000000", "fineweb_train_000001", "fineweb_train_000002", "fineweb_val_bytes_000000", "x_test")
     for number, name in enumerate(names):
         write_shard(tmp_path / f"{name}.bin", ids(MARK, number))
-    source = open_source(tmp_path)
-    assert source.about == "2 training and 1 validation shards, 2 passed over"
+    source = open_tokens(tmp_path)
+    assert source.about == "2 training and 1 validation shards, 2 skipped"
     assert listed(source.documents("train", Marks(MARK, MARK))) == [[1], [2]]
     assert listed(source.documents("val", Marks(MARK, MARK))) == [[0]]
 
 
 def test_shards_with_32_bits_are_read(tmp_path):
     path = folder_of(tmp_path, **{"a_train.bin": shard_bytes([MARK, 65535, 3], 20240801, 7, "<u4")}) / "a_train.bin"
-    assert listed(open_source(path).documents("train", Marks(MARK, MARK))) == [[65535, 3]]
+    assert listed(open_tokens(path).documents("train", Marks(MARK, MARK))) == [[65535, 3]]
     for magic, version in ((20240801, 7), (20240520, 2)):
         path.write_bytes(shard_bytes([MARK, 128000], magic, version, "<u4"))
-        assert listed(open_source(path).documents("train", Marks(MARK, MARK))) == [[128000]]
+        assert listed(open_tokens(path).documents("train", Marks(MARK, MARK))) == [[128000]]
 
 
 @pytest.mark.parametrize(
@@ -319,7 +317,7 @@ def test_shards_with_32_bits_are_read(tmp_path):
     ],
 )
 def test_a_damaged_shard_is_refused(tmp_path, contents, problem):
-    refused(problem, open_source, folder_of(tmp_path, **{"a.bin": contents}), "shards")
+    refused(problem, open_tokens, folder_of(tmp_path, **{"a.bin": contents}), "shards")
 
 
 # gpt-simple
@@ -328,7 +326,7 @@ def test_a_damaged_shard_is_refused(tmp_path, contents, problem):
 def write_pairs(folder, bodies, eos=MARK, **layout):
     given = {"limit": 10**9, "max_length": 3072, "overlap": 256, **layout}
     with ExitStack() as files:
-        writer = IndexedWriter(folder, Marks(eos, eos), None, files, **given)
+        writer = PairWriter(folder, Marks(eos, eos), None, files, **given)
         for body in bodies:
             writer.add([ids(*body)] if body else [])
         writer.close()
@@ -361,8 +359,8 @@ def test_pairs_give_back_what_was_written_wherever_windows_end(tmp_path_factory,
         return
     pairs = [Pair(path) for path in sorted(folder.rglob("*.bin"))]
     assert max(int(np.diff(pair.offsets).max()) for pair in pairs) <= max_length
-    assert sum(pair.stream.tokens for pair in pairs) == writer.tokens == open_source(folder).tokens["train"]
-    assert listed(open_source(folder).documents("train", Marks(None, MARK))) == bodies
+    assert sum(pair.tokens for pair in pairs) == writer.tokens == open_tokens(folder).tokens["train"]
+    assert listed(open_tokens(folder).documents("train", Marks(None, MARK))) == bodies
 
 
 def original_windows(tokens, eod, max_length, overlap):
@@ -401,11 +399,11 @@ def test_documents_of_an_index_are_kept_apart_where_nothing_marks_their_ends(tmp
 def test_buckets_and_splits_are_folders(tmp_path):
     for name, token in (("train/web", 1), ("train/books", 2), ("val/web", 3), ("val/books", 4)):
         write_pairs(tmp_path / name, [[token]])
-    source = open_source(tmp_path)
+    source = open_tokens(tmp_path)
     assert source.about == "gpt-simple's .bin and .idx, 4 pairs, buckets: books, web"
     assert listed(source.documents("train", Marks(None, MARK))) == [[2], [1]]
     assert listed(source.documents("val", Marks(None, MARK))) == [[4], [3]]
-    assert listed(open_source(tmp_path / "train/web").documents("train", Marks(None, MARK))) == [[1]]
+    assert listed(open_tokens(tmp_path / "train/web").documents("train", Marks(None, MARK))) == [[1]]
 
 
 def test_ids_above_16_bits_in_a_pair_are_read(tmp_path):
@@ -443,15 +441,15 @@ def test_a_damaged_index_is_refused(tmp_path, index, problem):
 def test_a_pair_that_does_not_belong_together_is_refused(tmp_path):
     path = write_windows(tmp_path / "a.bin", [([1, 2, 3], 0), ([2, 3, 4], 2)])
     path.write_bytes(ids(1, 2, 3, 2, 3).tobytes())
-    refused("size mismatch in", open_source, tmp_path)
+    refused("size mismatch in", open_tokens, tmp_path)
     path.unlink()
-    refused("missing file", open_source, tmp_path)
+    refused("missing file", open_tokens, tmp_path)
     write_windows(path, [([1, 2, 3], 0), ([9, 3, 4], 2)])
     refused("window 1 repeats 2 tokens that do not come before it", listed, Pair(path).documents(MARK))
     write_windows(path, [([1, 2, 3], 1)])
     refused("window 0 repeats 1 tokens that do not come before it", listed, Pair(path).documents(MARK))
     folder_of(tmp_path, **{"b.bin": b"\1\0"})
-    refused("missing file", open_source, tmp_path)
+    refused("missing file", open_tokens, tmp_path)
 
 
 @pytest.mark.parametrize(("max_length", "overlap"), [(10, 6), (10, -1), (0, 0), (1 << 20, 1 << 17)])
@@ -461,7 +459,7 @@ def test_windows_that_overlap_by_more_than_half_are_not_written(tmp_path, max_le
 
 def test_the_characters_of_a_folder_are_its_tokenizer(tmp_path):
     folder_of(tmp_path, **{"train.bin": ids(0, 1).tobytes(), META: meta_bytes(CharTokenizer("ab"))})
-    source = open_source(tmp_path)
+    source = open_tokens(tmp_path)
     assert source.tokenizer.spec() == {"kind": "char", "characters": "ab"}
     assert source.about == "nanoGPT's train.bin with meta.pkl (2 characters)"
 

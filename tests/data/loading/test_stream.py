@@ -34,7 +34,9 @@ def split(tmp_path):
         sha256 = write_shard(tmp_path / file, np.arange(first, first + size, dtype=np.uint16))
         shards.append(ShardRecord(file=file, tokens=size, documents=0, bytes=size, sha256=sha256))
         first += size
-    return Split(tmp_path, SplitRecord(documents=0, tokens=first, bytes=first, shards=shards, document_index="train.index"))
+    return Split(
+        "train", tmp_path, SplitRecord(documents=0, tokens=first, bytes=first, shards=shards, document_index="train.index")
+    )
 
 
 @settings(deadline=None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.data.formats.convert import convert
-from ingot.data.formats.detect import open_source
+from ingot.data.formats.opener import open_tokens
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
@@ -124,12 +124,12 @@ def test_buckets_are_part_of_the_fingerprint(lines, tmp_path):
 
 def test_convert_keeps_buckets_there_and_back(lines, tmp_path):
     prepare([lines], tmp_path / "data", "byte", buckets=find_buckets(lines, is_text))
-    convert(open_source(tmp_path / "data"), tmp_path / "there", "gpt-simple")
+    convert(open_tokens(tmp_path / "data"), tmp_path / "there", "gpt-simple")
     assert sorted(path.name for path in (tmp_path / "there" / "train").iterdir()) == ["books", "web"]
     there = open_dataset(str(tmp_path / "there"), "byte")
     assert {name: bucket.documents for name, bucket in there.buckets("train").items()} == {"books": 9, "web": 15}
     assert there.split("train").eos == ByteTokenizer.eos
-    convert(open_source(tmp_path / "there"), tmp_path / "back", "ingot", tokenizer="byte")
+    convert(open_tokens(tmp_path / "there"), tmp_path / "back", "ingot", tokenizer="byte")
     back = open_dataset(str(tmp_path / "back"))
     assert texts_of(back) == TEXTS and texts_of(back, "val") == {name: texts[:2] for name, texts in TEXTS.items()}
 
@@ -137,6 +137,6 @@ def test_convert_keeps_buckets_there_and_back(lines, tmp_path):
 def test_a_format_without_buckets_says_that_they_are_one_now(lines, tmp_path, caplog):
     prepare([lines], tmp_path / "data", "byte", buckets=find_buckets(lines, is_text))
     with caplog.at_level(logging.WARNING):
-        convert(open_source(tmp_path / "data"), tmp_path / "shards", "shards")
+        convert(open_tokens(tmp_path / "data"), tmp_path / "shards", "shards")
     assert any("shards has no buckets, so books, web are one now" in record.message for record in caplog.records)
     assert np.fromfile(next((tmp_path / "shards").glob("*train*")), "<i4", 3)[2] > 0

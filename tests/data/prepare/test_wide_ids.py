@@ -9,7 +9,7 @@ from toy_tokenizers import byte_level_config
 
 from ingot.config.schema import DataSection
 from ingot.data.formats.convert import convert
-from ingot.data.formats.detect import open_source
+from ingot.data.formats.opener import open_tokens
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import prepare
@@ -71,9 +71,9 @@ def test_inspect_and_verify_read_them(prepared):
 
 @pytest.mark.parametrize("to", ["gpt-simple", "shards"])
 def test_they_are_converted_there_and_back(prepared, tokenizer, tmp_path, to):
-    convert(open_source(prepared), tmp_path / "there", to)
+    convert(open_tokens(prepared), tmp_path / "there", to)
     given = {} if to == "gpt-simple" else {"tokenizer": str(tokenizer)}
-    convert(open_source(tmp_path / "there"), tmp_path / "back", "ingot", **{"tokenizer": str(tokenizer), **given})
+    convert(open_tokens(tmp_path / "there"), tmp_path / "back", "ingot", **{"tokenizer": str(tokenizer), **given})
     for split in ("train", "val"):
         before, after = (open_dataset(str(folder)).split(split) for folder in (prepared, tmp_path / "back"))
         assert np.array_equal(before.read(0, before.tokens), after.read(0, after.tokens))
@@ -83,4 +83,4 @@ def test_a_format_of_16_bits_refuses_them(prepared, tmp_path):
     from ingot.errors import DataError
 
     with pytest.raises(DataError, match=r"token 70,\d+ does not fit train\.bin, whose ids have 16 bits"):
-        convert(open_source(prepared), tmp_path / "out", "nanogpt")
+        convert(open_tokens(prepared), tmp_path / "out", "nanogpt")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from shard_files import write_shard
 
-from ingot.data.store.shards import OPEN_FILES, TokenStream, open_shard
+from ingot.data.store.shards import TokenStream, open_shard
 from ingot.errors import DataError
 
 
@@ -28,14 +28,12 @@ class Opener:
         return open_shard(path)
 
 
-@pytest.mark.parametrize(("keep", "opened"), [(None, "012"), (2, "012012"), (OPEN_FILES, "012")])
-def test_no_more_files_than_asked_for_stay_open(files, keep, opened):
+def test_every_file_is_opened_once(files):
     opener = Opener()
-    stream = TokenStream(files, [4, 4, 4], opener, keep=keep)
+    stream = TokenStream(files, [4, 4, 4], opener)
     for _ in range(2):
         assert stream.read(0, 12).tolist() == list(range(12))
-        assert len(stream._maps) <= (keep or 3)
-    assert [name[0] for name in opener.opened] == list(opened)
+    assert [name[0] for name in opener.opened] == list("012")
 
 
 def test_a_token_has_its_place_in_a_file(files):

@@ -30,15 +30,17 @@ from toy_tokenizers import (
 from typer.testing import CliRunner
 
 from ingot.cli.data import verify_command
+from ingot.data.formats.opener import open_tokens
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import Dataset, identity
+from ingot.data.store.documents import starts_at_marks
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
 from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
-from ingot.data.verify import folder as audit_counts
+from ingot.data.verify import counting
 from ingot.data.verify import overlap as audit_overlap
 from ingot.data.verify.audit import Limits, audit
-from ingot.data.verify.folder import AuditSplit, count_tokens, open_folder, starts_by_marks
-from ingot.data.verify.overlap import LONGEST, ComparedSplit, WordHasher, find_overlap, shingles
+from ingot.data.verify.counting import count_documents
+from ingot.data.verify.overlap import MAX_WORD_BYTES, ComparedSplit, WordHasher, find_overlap, shingles
 from ingot.errors import ConfigError, DataError
 
 DRAW = random.Random(0)
@@ -220,7 +222,7 @@ def test_an_id_outside_the_vocabulary_is_found_where_it_stands(folder):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda starts: starts[:-1], "bytes, and"),
+        (lambda starts: starts[:-1], "bytes instead of"),
         (lambda starts: [1, *starts[1:]], "goes from 1 to"),
         (lambda starts: [*starts[:-1], starts[-1] + 1], "goes from 0 to"),
         (lambda starts: [0, 0, *starts[2:]], "does not rise: document 0 begins at 0 and the next at 0"),
@@ -243,7 +245,7 @@ def test_documents_that_do_not_start_at_their_marks_are_found(folder):
     edit(folder, lambda record: record["splits"]["val"].pop("document_index_sha256"), sign=False)  # as in older folders
     (finding,) = audit(folder).findings
     assert finding.code == "document-marks" and finding.place == f"token {starts[2] - 3:,}"
-    assert "1 starts have no mark and 1 marks are not start" in finding.problem
+    assert "1 starts have no mark and 1 marks are not at a start" in finding.problem
 
 
 def test_an_index_with_a_moved_start_is_found_where_no_mark_tells(tmp_path):
@@ -325,7 +327,7 @@ def test_a_tokenizer_that_starts_documents_with_another_id_is_found_by_its_marks
     findings = audit(folder).findings
     assert {"document-marks", "tokenizer-mismatch"} <= {finding.code for finding in findings}
     counted = next(finding for finding in findings if finding.code == "document-marks" and not finding.place)
-    assert f"{len(TRAIN)} documents are said to be in train and there are 0 start marks" in counted.problem
+    assert f"train is listed with {len(TRAIN)} documents and has 0 start marks" in counted.problem
 
 
 def test_a_tokenizer_under_the_fingerprint_of_another_is_found(folder):
@@ -386,10 +388,10 @@ def test_bytes_are_counted_as_the_tokenizer_counts_them(tmp_path_factory, data):
     starts = np.array([0, *sorted(data.draw(st.sets(st.integers(1, len(ids)))) | {len(ids)})])
     folder = tmp_path_factory.mktemp("count")
     write_shard(folder / "train_0.bin", np.array(ids, np.uint16))
-    split = AuditSplit("train", folder, [folder / "train_0.bin"], [len(ids)], True)
+    split = open_tokens(folder).split("train")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audit_counts, "CHUNK_TOKENS", data.draw(st.integers(1, 9)))
-        counts = count_tokens(split, tokenizer, starts)
+        patch.setattr(counting, "CHUNK_TOKENS", data.draw(st.integers(1, 9)))
+        counts, _ = count_documents(split, tokenizer, starts, lambda tokens: None)
     previous = np.array([-1, *ids[:-1]])
     previous[starts[:-1]] = -1
     assert counts.piece_bytes == tokenizer.target_bytes(previous, ids).sum()
@@ -487,7 +489,7 @@ def test_folders_that_cannot_be_compared_are_refused(folder, tmp_path):
 
 
 def sides(tmp_path: Path, train: list[str], val: list[str], tokenizer=None) -> tuple[ComparedSplit, ComparedSplit]:
-    folder = open_folder(prepare(tmp_path, train, val, tokenizer))
+    folder = Dataset.open(prepare(tmp_path, train, val, tokenizer))
     indices = (np.fromfile(tmp_path / f"{name}.index", "<u8").astype(np.int64) for name in ("val", "train"))
     return tuple(
         ComparedSplit(folder.splits[name], index, folder.tokenizer) for name, index in zip(("val", "train"), indices, strict=True)
@@ -556,7 +558,7 @@ def spell(one: str) -> list[bytes]:
             kept.append(f" {character}" if character >= "\u3000" else character)
     words = "".join(kept).split(" ")
     parts = [word.encode() for word in words if word]
-    return [part[i : i + LONGEST] for part in parts for i in range(0, len(part), LONGEST)]
+    return [part[i : i + MAX_WORD_BYTES] for part in parts for i in range(0, len(part), MAX_WORD_BYTES)]
 
 
 SPELLERS = [WordHasher(ByteTokenizer()), WordHasher(GPT2Tokenizer()), WordHasher(toy_hf(byte_level_config(), ""))]
@@ -608,7 +610,7 @@ def test_bare_shards_are_checked_with_the_tokenizer_that_is_given(tmp_path, toke
 
 
 def test_bare_shards_without_a_tokenizer_ask_for_one(tmp_path):
-    with pytest.raises(ConfigError, match="does not say what its tokens stand for; give --tokenizer"):
+    with pytest.raises(ConfigError, match="does not name its tokenizer; give --tokenizer"):
         audit(bare(tmp_path / "bare"))
 
 
@@ -676,7 +678,7 @@ def test_published_shards_are_checked_by_their_manifest(tmp_path):
 def test_published_shards_with_other_documents_than_their_manifest_says_are_found(tmp_path):
     (finding,) = audit(published(tmp_path, docs_train=12, docs_val=1)).findings
     assert finding.code == "document-marks"
-    assert "12 documents are said to be in train and there are 11 start marks" in finding.problem
+    assert "train is listed with 12 documents and has 11 start marks" in finding.problem
 
 
 def test_another_tokenizer_than_the_manifest_names_is_found(tmp_path):
@@ -827,12 +829,12 @@ def test_progress_is_told_to_its_end(folder, tmp_path):
 
 def test_the_codes_that_findings_have_are_those_that_the_documents_explain():
     page = (Path(__file__).parents[3] / "docs/data-audit.md").read_text()
-    data = Path(audit_counts.__file__).parents[1]
-    code = "\n".join(path.read_text() for folder in ("store", "verify") for path in (data / folder).glob("*.py"))
+    data = Path(counting.__file__).parents[1]
+    code = "\n".join(path.read_text() for folder in ("store", "formats", "verify") for path in (data / folder).glob("*.py"))
     explained = re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)
     assert len(explained) == 15
     assert [name for name in explained if f'"{name}"' not in code] == []
-    assert set(re.findall(r'Finding\(\s*"([\w-]+)"', code)) <= set(explained)
+    assert set(re.findall(r'DataProblem\(\s*"([\w-]+)"', code)) <= set(explained)
 
 
 # Real text
@@ -855,7 +857,6 @@ def test_real_text_is_clean_and_a_planted_document_is_found(tmp_path):
 
 
 def test_marks_alone_say_where_documents_begin():
-    split = AuditSplit("train", Path(), [], [9], True)
-    assert starts_by_marks(split, np.array([0, 4])).tolist() == [0, 4, 9]
-    assert starts_by_marks(split, np.array([3])).tolist() == [0, 3, 9]
-    assert starts_by_marks(AuditSplit("train", Path(), [], [0], True), np.empty(0, np.int64)).tolist() == [0]
+    assert starts_at_marks(9, np.array([0, 4])).tolist() == [0, 4, 9]
+    assert starts_at_marks(9, np.array([3])).tolist() == [0, 3, 9]
+    assert starts_at_marks(0, np.empty(0, np.int64)).tolist() == [0]

@@ -4,7 +4,7 @@ import pytest
 from bucket_files import EOS, documents_of, write_buckets
 
 from ingot.data.formats.convert import convert
-from ingot.data.formats.detect import open_source
+from ingot.data.formats.opener import open_tokens
 from ingot.data.verify.audit import audit
 from ingot.data.verify.inspect import inspect
 from ingot.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ def pairs(tmp_path):
 
 @pytest.fixture
 def prepared(pairs, tmp_path):
-    convert(open_source(pairs), tmp_path / "prepared", "ingot", tokenizer="byte")
+    convert(open_tokens(pairs), tmp_path / "prepared", "ingot", tokenizer="byte")
     return tmp_path / "prepared"
 
 
@@ -77,5 +77,5 @@ def test_another_tokenizer_is_noticed(pairs):
 
 def test_pairs_need_a_tokenizer(pairs):
     assert EOS == 2
-    with pytest.raises(ConfigError, match="does not say what its tokens stand for; give --tokenizer"):
+    with pytest.raises(ConfigError, match="does not name its tokenizer; give --tokenizer"):
         inspect(pairs)

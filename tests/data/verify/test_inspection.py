@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ingot.cli.data import inspect_command
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
-from ingot.data.verify import folder as audit_counts
+from ingot.data.verify import counting
 from ingot.data.verify.inspect import inspect, plot
 from ingot.errors import ConfigError, DataError
 
@@ -38,7 +38,7 @@ def command():
 
 @pytest.mark.parametrize("chunk", [1, 5, 1 << 20])
 def test_counts_are_those_of_the_text_wherever_shards_and_chunks_end(folder, monkeypatch, chunk):
-    monkeypatch.setattr(audit_counts, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(counting, "CHUNK_TOKENS", chunk)
     train = inspect(folder).splits["train"]
     encoded = "".join(TRAIN).encode()
     assert (train.documents, train.tokens) == (4, len(encoded) + 4)

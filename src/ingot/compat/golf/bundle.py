@@ -27,7 +27,7 @@ LEFT_OUT = (
     "ingot.artifact.hf_tokenizer",
     "ingot.backends.mlx",
     "ingot.backends.torch.generate",
-    "ingot.data.formats.documents",
+    "ingot.data.store.documents",
     "ingot.data.formats.gpt_simple_folder",
     "ingot.data.formats.nanogpt_folder",
     "ingot.data.hub",

@@ -25,7 +25,7 @@ from ingot.compat.golf.variables import LIMIT_BYTES
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.console.entry import explained, process_start, say
-from ingot.data.formats.foreign import shard_files
+from ingot.data.formats.shard_folder import shard_files
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import MANIFEST
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError, Setting

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ingot.compat.golf.log import RunLog
-from ingot.data.formats.foreign import listed_dataset, manifest_of, shard_files, tokenizer_of
+from ingot.data.formats.shard_folder import listed_dataset, manifest_of, shard_files, tokenizer_of
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import MANIFEST, Dataset, Split
 from ingot.errors import ConfigError, DataError
@@ -54,7 +54,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, tell: Te
         raise DataError(f"the validation split has {val.tokens} tokens and needs more than TRAIN_SEQ_LEN={length}")
     if not first:
         return {}
-    shards = len(dataset.manifest.splits["train"].shards)
+    shards = len(dataset.split("train").paths)
     name = Path(os.path.abspath(path)).name  # noqa: PTH100 (a link keeps its name)
     for line in tell(values, Found(name, shards, listed, usable)):
         run_log.line(line)

@@ -24,7 +24,7 @@ from ingot.compat.golf import DOCS, DOCS_SOURCE, PREFIX, PREFIX_VARIABLE, PREVIO
 from ingot.console.entry import explained, warn
 from ingot.console.output import Parser, print_json
 from ingot.console.progress import work_line
-from ingot.data.formats.foreign import MANIFEST, Record, parse_manifest
+from ingot.data.formats.shard_folder import MANIFEST, Record, parse_manifest
 from ingot.data.hub import FileInfo, Hub
 from ingot.data.store.dataset import MANIFEST as PREPARED
 from ingot.data.store.shards import token_count

@@ -27,14 +27,14 @@ from ingot.console.entry import explained
 from ingot.console.output import Parser, print_json
 from ingot.console.progress import work_line
 from ingot.data import SHARD_TOKENS
-from ingot.data.formats.detect import open_source
-from ingot.data.formats.documents import Document, Marks, TokenSource
-from ingot.data.formats.foreign import MANIFEST, parse_manifest
+from ingot.data.formats.opener import open_tokens
+from ingot.data.formats.shard_folder import MANIFEST, parse_manifest
 from ingot.data.hub import Hub
 from ingot.data.prepare.blocks import EveryText, first_documents, text_blocks
 from ingot.data.prepare.pipeline import RuledBlocks, fill_folder, ruled
 from ingot.data.prepare.workers import local_engine, workers_for
 from ingot.data.store.dataset import Dataset, Manifest
+from ingot.data.store.documents import Document, Marks
 from ingot.data.store.shards import MAX_TOKENS, TOKEN_BYTES
 from ingot.data.store.staging import alone_in, check_output, staged, writing
 from ingot.data.store.writer import Point, is_sound
@@ -286,9 +286,9 @@ def _checked(output: Path, repo: str | None = None, root: str | None = None, sha
 
 def _docs_from_shards(folder: Path, output: Path, batch: int, notify: Notify, progress: Progress) -> Docs:
     """Decode GPT-2 tokens, validation first; documents that were decoded from the same tokens before are used again."""
-    path, source = output / DOCS, open_source(folder)
-    if source.tokenizer is not None and source.tokenizer.kind != "gpt2":
-        raise DataError(f"{folder} holds tokens of a {source.tokenizer.kind} tokenizer; only GPT-2's can be decoded here")
+    path, source = output / DOCS, open_tokens(folder)
+    if source.known_tokenizer is not None and source.known_tokenizer.kind != "gpt2":
+        raise DataError(f"{folder} holds tokens of a {source.known_tokenizer.kind} tokenizer; only GPT-2's can be decoded here")
     origin = {"path": str(folder.resolve()), "tokens": source.tokens}
     if path.exists():
         if (_sidecar(output) or {}).get("gpt2_shards") != origin:
@@ -305,7 +305,7 @@ def _docs_from_shards(folder: Path, output: Path, batch: int, notify: Notify, pr
     return _checked(output, sha256=facts["docs_sha256"])
 
 
-def _decode(source: TokenSource, file: BinaryIO, batch: int, notify: Notify, progress: Progress) -> dict[str, Any]:
+def _decode(source: Dataset, file: BinaryIO, batch: int, notify: Notify, progress: Progress) -> dict[str, Any]:
     """Write the documents of a source as lines and return what the sidecar says of them."""
     tokenizer, digest = GPT2Tokenizer(), hashlib.sha256()
     pieces = [tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size)]
@@ -315,7 +315,9 @@ def _decode(source: TokenSource, file: BinaryIO, batch: int, notify: Notify, pro
         documents = _marked_documents(source, split, tokenizer.bos)
         while group := [[token for part in document for token in part.tolist()] for document in islice(documents, batch)]:
             if (largest := max(map(max, filter(None, group)), default=0)) >= len(pieces):
-                raise DataError(f"{source.path} holds token {largest:,}, which GPT-2 does not have; give shards of GPT-2 tokens")
+                raise DataError(
+                    f"{source.folder} holds token {largest:,}, which GPT-2 does not have; give shards of GPT-2 tokens"
+                )
             contents = [b"".join(pieces[token] for token in tokens) for tokens in group]
             texts = [content.decode(errors="replace") for content in contents]
             broken += sum(text.encode() != content for text, content in zip(texts, contents, strict=True))
@@ -325,16 +327,16 @@ def _decode(source: TokenSource, file: BinaryIO, batch: int, notify: Notify, pro
             counts[split], size, done = counts[split] + len(group), size + len(lines), done + sum(map(len, group))
             progress("decoding GPT-2 shards", TOKEN_BYTES * done, TOKEN_BYTES * total)
     if broken:
-        notify(f"warning: {broken:,} documents of {source.path} begin or end inside a character, which became U+FFFD")
+        notify(f"warning: {broken:,} documents of {source.folder} begin or end inside a character, which became U+FFFD")
     facts = {"num_docs": sum(counts.values()), "docs_val": counts["val"]}
     return {**facts, "docs_sha256": digest.hexdigest(), "docs_bytes": size}
 
 
-def _marked_documents(source: TokenSource, split: str, mark: int | None) -> Iterator[Document]:
+def _marked_documents(source: Dataset, split: str, mark: int | None) -> Iterator[Document]:
     documents = source.documents(split, Marks(mark, mark))
     first = next(documents, [])
     if sum(map(len, first)) == source.tokens[split]:
-        raise DataError(f"no document of {source.path} begins with GPT-2's mark {mark}; give shards of GPT-2 tokens")
+        raise DataError(f"no document of {source.folder} begins with GPT-2's mark {mark}; give shards of GPT-2 tokens")
     return chain([first], documents)
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ingot.data.formats.documents import marks_of
+from ingot.data.store.documents import marks_of
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, Tokenizer
 from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 from ingot.data.tokenizers.hf_json import from_json

@@ -1,86 +1,77 @@
 """gpt-simple's data: train/BUCKET and val/BUCKET with pairs of .bin (tokens) and .idx (where windows begin).
 
-A document longer than a window is stored as several, each of which may repeat the end of the one before; the .idx says how much.
-Read back they are one document and no token is there twice. The .idx says too much where windows overlap by more than half, and
-after the end of a document windows follow that repeat it, so repetitions are compared before they are dropped.
+A document longer than a window is stored as several windows, each of which may repeat the end of the previous one; the .idx says
+how much. Read back they are one document with every token once. The .idx says too much where windows overlap by more than half,
+and after the end of a document windows may follow that repeat it, so repetitions are compared before they are dropped.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data import SPLITS
-from ingot.data.formats.documents import (
-    ByteCounter,
-    Document,
-    FileCounts,
-    Ids,
-    Marks,
-    PlainWriter,
-    TokenSource,
-    TokenWriter,
-    one_token,
-    read_file,
-)
-from ingot.data.store.shards import TokenStream, map_tokens
+from ingot.data.formats.token_writers import ByteCounter, PlainWriter, TokenWriter, one_token
+from ingot.data.store.dataset import BucketRecord, Dataset, Split, foreign_record
+from ingot.data.store.documents import Document, Marks, marks_of
+from ingot.data.store.shards import DataProblem, map_tokens, read_file
+from ingot.data.tokenizers import Tokenizer
+from ingot.data.tokenizers.tokenizer_base import IdArray
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
 
 MAGIC, VERSION = b"GPTS", 1
-HEADER = struct.Struct("<4sIII")  # magic, version, bytes of a token, windows
-DTYPES = {2: "<u2", 4: "<u4"}
+HEADER = struct.Struct("<4sIII")  # magic, version, bytes per token, windows
+DTYPES = {2: "<u2", 4: "<u4"}  # by bytes per token
 WIDE = 4
 AGAIN = "copy it again or tokenize again"
 
 
-class GPTSimpleSource(TokenSource):
-    """A folder with train/ and val/, one bucket, or one .bin with its .idx."""
+def open_gpt_simple(path: Path, strict: bool = True) -> Dataset:
+    """Open a folder with train/ and val/, one bucket, or one .bin with its .idx.
 
-    format = "gpt-simple"
-
-    def __init__(self, path: Path, sure: bool) -> None:
-        self.path = path
-        self._files = {split: files for split, files in find_pairs(path).items() if files}
-        if not self._files:
-            raise DataError(f"{path} holds no .bin with an .idx beside it; it is not data of gpt-simple")
-        pairs = {split: [Pair(file) for file in files] for split, files in self._files.items()}
-        self.tokens = {split: sum(pair.stream.tokens for pair in some) for split, some in pairs.items()}
-        self.wide = any(pair.wide for some in pairs.values() for pair in some)
-        files = [file for files in self._files.values() for file in files]
-        buckets = ", ".join(sorted({file.parent.name for file in files}))
-        self.about = f"gpt-simple's .bin and .idx, {len(files)} pairs, buckets: {buckets}"
-
-    def documents(self, split: str, marks: Marks) -> Iterator[Document]:
-        for _, documents in self.buckets(split, marks):
-            yield from documents
-
-    def buckets(self, split: str, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
-        for folder, files in groupby(self._files[split], lambda file: file.parent):
-            name = folder.name if folder.parent == self.path / split else None
-            yield name, (document for file in files for document in Pair(file).documents(marks.eos))
+    With `strict` the first damaged pair is an error, else damaged pairs are left out and noted in `problems`.
+    """
+    files = {split: files for split, files in find_pairs(path).items() if files}
+    if not files:
+        raise DataError(f"{path} holds no .bin with an .idx beside it; it is not gpt-simple data")
+    folder, problems, splits = path if path.is_dir() else path.parent, list[DataProblem](), {}
+    for split, paths in files.items():
+        pairs = {}
+        for file in paths:
+            try:
+                pairs[file] = Pair(file)
+            except DataError as error:
+                if strict:
+                    raise
+                problems.append(DataProblem("pair", str(file), str(error)))
+        splits[split] = WindowSplit(split, folder, paths, pairs)
+    every = [file for paths in files.values() for file in paths]
+    about = f"gpt-simple's .bin and .idx, {len(every)} pairs, buckets: {', '.join(sorted({file.parent.name for file in every}))}"
+    return Dataset(path, "gpt-simple", splits, about, problems=problems)
 
 
 def find_pairs(path: Path) -> dict[str, list[Path]]:
-    """The .bin files of each split in order; a folder without train/ and val/ is one bucket for training."""
+    """Return the .bin files of each split in order; a folder without train/ and val/ is one bucket for training."""
     if not path.is_dir():
         return {"train": [path.with_suffix(".bin")] if path.with_suffix(".idx").is_file() else []}
     folders = {split: path / split for split in SPLITS if (path / split).is_dir()}
-    found = {split: [*folder.rglob("*.idx"), *folder.rglob("*.bin")] for split, folder in folders.items()}
-    found = found or {"train": [*path.glob("*.idx"), *path.glob("*.bin")]}
-    if not any(file.suffix == ".idx" for files in found.values() for file in files):
+    files = {split: [*folder.rglob("*.idx"), *folder.rglob("*.bin")] for split, folder in folders.items()}
+    files = files or {"train": [*path.glob("*.idx"), *path.glob("*.bin")]}
+    if not any(file.suffix == ".idx" for some in files.values() for file in some):
         return {}
-    return {split: sorted({file.with_suffix(".bin") for file in files}) for split, files in found.items()}
+    return {split: sorted({file.with_suffix(".bin") for file in some}) for split, some in files.items()}
 
 
 def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
-    """The bytes of a token, where windows begin and the last one ends, and how many tokens each repeats."""
+    """Return the bytes per token, where windows begin and the last one ends, and how many tokens each window repeats."""
     contents, size = read_file(path)
     if size < HEADER.size:
         raise DataError(f"unexpected header in {path}: {size:,} bytes instead of {HEADER.size}; {AGAIN}")
@@ -109,20 +100,24 @@ class Pair:
     def __init__(self, path: Path) -> None:
         width, self.offsets, self.repeats = read_index(path.with_suffix(".idx"))
         _, size = read_file(path, 0)
-        count = int(self.offsets[-1])
-        if size != width * count:
-            raise DataError(f"size mismatch in {path}: {width * count:,} bytes expected by its .idx, {size:,} found; {AGAIN}")
-        self.path = path
-        self.wide, dtype = width == WIDE, np.dtype(DTYPES[width])
-        self.stream = TokenStream([path], [count], lambda path: map_tokens(path, DTYPES[width], 0, count), dtype=dtype)
+        self.path, self.tokens, self.dtype = path, int(self.offsets[-1]), np.dtype(DTYPES[width])
+        if size != width * self.tokens:
+            raise DataError(
+                f"size mismatch in {path}: {width * self.tokens:,} bytes expected by its .idx, {size:,} found; {AGAIN}"
+            )
+
+    def map(self) -> NDArray[Any]:
+        """Map the tokens of the .bin."""
+        return map_tokens(self.path, self.dtype.str, 0, self.tokens)
 
     def documents(self, eos: int | None) -> Iterator[Document]:
-        """Whole documents without their end marks. Where a file has such marks, a window without one goes on in the next."""
-        marked = self.stream.tokens > 0 and self.stream.token(self.stream.tokens - 1) == eos
+        """Yield whole documents without end marks. In a file that has such marks, a window without one continues in the next."""
+        tokens = np.asarray(self.map())
+        marked = self.tokens > 0 and int(tokens[-1]) == eos
         document: Document = []
-        last: Ids | None = None
+        last: IdArray | None = None
         for number, repeats in enumerate(self.repeats.tolist()):
-            window = _joined(self.stream.slice(int(self.offsets[number]), int(self.offsets[number + 1])))
+            window = tokens[self.offsets[number] : self.offsets[number + 1]]
             ended = last is not None and marked and int(last[-1]) == eos
             skip = _repeated(window, last, repeats, ended) if repeats else 0
             if skip is None:
@@ -132,16 +127,53 @@ class Pair:
             if skip == len(window):
                 continue
             if not repeats and last is not None and (ended or not marked):
-                yield _without(document, eos if marked else None)
+                yield _without_mark(document, eos if marked else None)
                 document = []
             document.append(window[skip:])
             last = window
         if last is not None:
-            yield _without(document, eos if marked else None)
+            yield _without_mark(document, eos if marked else None)
 
 
-class IndexedWriter(TokenWriter):
-    """Writes SPLIT/BUCKET/NUMBER.bin and .idx; a file is full when it has `limit` tokens, and no document is in two."""
+class WindowSplit(Split):
+    """A split whose documents are the windows of its pairs; the folder of a pair inside train/ or val/ is its bucket."""
+
+    def __init__(self, name: str, folder: Path, paths: list[Path], pairs: Mapping[Path, Pair]) -> None:
+        self._pairs = pairs
+        buckets = []
+        for bucket, some in groupby(pairs.values(), lambda pair: pair.path.parent):
+            if bucket.parent == folder / name:
+                group = list(some)
+                windows, tokens = sum(len(pair.repeats) for pair in group), sum(pair.tokens for pair in group)
+                buckets.append(BucketRecord(name=bucket.name, documents=windows, tokens=tokens, bytes=0))
+        sizes = {path: pair.tokens for path, pair in pairs.items()}
+        documents = sum(len(pair.repeats) for pair in pairs.values())
+        record = foreign_record(folder, dict.fromkeys(paths, 0) | sizes, documents=documents, buckets=buckets)
+        dtype = max([np.dtype(np.uint16), *(pair.dtype for pair in pairs.values())], key=lambda dtype: dtype.itemsize)
+        super().__init__(name, folder, record, sizes, lambda path: pairs[path].map(), dtype=dtype)
+        begins = np.cumsum([0, *sizes.values()])
+        starts = [pair.offsets[:-1] + begin for pair, begin in zip(pairs.values(), begins[:-1], strict=True)]
+        self._starts = np.concatenate([*starts, begins[-1:]]).astype(np.uint64)
+        self._repeats = np.concatenate([np.empty(0, np.uint16), *(pair.repeats for pair in pairs.values())])
+
+    def use_tokenizer(self, tokenizer: Tokenizer) -> None:
+        super().use_tokenizer(tokenizer)
+        self.eos = marks_of(tokenizer).eos
+
+    def index(self) -> NDArray[np.uint64]:
+        return self._starts
+
+    def document_repeats(self) -> NDArray[np.uint16] | None:
+        return self._repeats if self._repeats.any() else None
+
+    def bucket_documents(self, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
+        for bucket, pairs in groupby(self._pairs.values(), lambda pair: pair.path.parent):
+            name = bucket.name if bucket.parent == self.folder / self.name else None
+            yield name, (document for pair in pairs for document in pair.documents(marks.eos))
+
+
+class PairWriter(TokenWriter):
+    """Writes SPLIT/BUCKET/NUMBER.bin and .idx; a file is full when it has `limit` tokens, and no document is split over two."""
 
     def __init__(
         self,
@@ -171,18 +203,17 @@ class IndexedWriter(TokenWriter):
         parts = [*document, *([] if self.marks.eos is None else [one_token(self.marks.eos)])]
         if not parts:
             return
-        whole = _joined(parts)
+        tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
         file = self._file or self._begin()
-        for start, stop, repeats in cut_windows(len(whole), self._max_length, self._overlap):
-            file.append(whole[start:stop])
+        for start, stop, repeats in cut_windows(len(tokens), self._max_length, self._overlap):
+            file.append(tokens[start:stop])
             self._offsets.append(file.tokens)
             self._repeats.append(repeats)
+            self.tokens += stop - start
         self.documents += 1
-        counts = self.files[-1]
-        counts.documents, counts.tokens = counts.documents + 1, file.tokens
-        if self.counter:
+        if self.counter and self.bytes is not None:
             self.counter.begin()
-            counts.bytes += int(self.counter.count(whole).sum())
+            self.bytes += int(self.counter.count(tokens).sum())
         if file.tokens >= self._limit:
             self.close()
 
@@ -196,13 +227,12 @@ class IndexedWriter(TokenWriter):
         self._folder.mkdir(parents=True, exist_ok=True)
         self._file = PlainWriter(self._folder / f"{self._number:05d}.bin", self._files, DTYPES[self._width])
         self._number += 1
-        self.files.append(FileCounts(self._file.path))
         self._offsets, self._repeats = [0], []
         return self._file
 
 
 def check_windows(max_length: int, overlap: int) -> None:
-    """Refuse windows that would repeat more than half of themselves, or more than an .idx can say."""
+    """Refuse windows that would repeat more than half of themselves, or more than an .idx can record."""
     if not 0 <= 2 * overlap <= max_length or max_length < 1 or overlap > 0xFFFF:
         raise ConfigError(
             f"an overlap of {overlap:,} does not fit windows of {max_length:,} tokens; give at most half of it, and up to 65,535"
@@ -210,9 +240,9 @@ def check_windows(max_length: int, overlap: int) -> None:
 
 
 def cut_windows(length: int, max_length: int, overlap: int) -> Iterator[tuple[int, int, int]]:
-    """The windows of a document, its end mark included: where each begins and ends, and how many tokens it repeats.
+    """Yield the windows of a document, end mark included: where each begins and ends, and how many tokens it repeats.
 
-    The last one ends with the document: none follows that would only repeat.
+    The last one ends with the document: no window follows that would only repeat.
     """
     start = repeats = 0
     while start + repeats < length:
@@ -222,38 +252,34 @@ def cut_windows(length: int, max_length: int, overlap: int) -> Iterator[tuple[in
 
 
 def index_bytes(offsets: list[int], repeats: list[int], width: int) -> bytes:
-    """An .idx: `offsets` has one more than there are windows, the end of the last."""
+    """Return the contents of an .idx; `offsets` holds the start of each window and the end of the last."""
     header = HEADER.pack(MAGIC, VERSION, width, len(repeats))
     return header + np.array(offsets, "<i8").tobytes() + np.array(repeats, "<u2").tobytes()
 
 
 def token_width(vocab_size: int) -> int:
-    """The bytes of a token in a .bin: 4 from a vocabulary of 65,536 ids on."""
+    """Return the bytes per token in a .bin: 4 for vocabularies of 65,536 ids or more."""
     return 2 if vocab_size < 1 << 16 else 4
 
 
-def _repeated(window: Ids, last: Ids | None, told: int, ended: bool) -> int | None:
-    """How many tokens of a window to leave out: all of one after the end of its document; None if it repeats nothing."""
+def _repeated(window: IdArray, last: IdArray | None, recorded: int, ended: bool) -> int | None:
+    """Return how many tokens of a window to drop: all of one after the end of its document; None if it repeats nothing."""
     if last is None:
         return None
-    trailer = len(window) == told + 1 and window[-1] == last[-1] and _ends_with(last[:-1], window[:-1])
+    trailer = len(window) == recorded + 1 and window[-1] == last[-1] and _ends_with(last[:-1], window[:-1])
     if ended and trailer:
         return len(window)
-    for count in (min(told, len(last) - len(last) // 2), told):
+    for count in (min(recorded, len(last) - len(last) // 2), recorded):
         if _ends_with(last, window[:count]):
             return count
     return len(window) if trailer else None
 
 
-def _ends_with(ids: Ids, end: Ids) -> bool:
+def _ends_with(ids: IdArray, end: IdArray) -> bool:
     return len(end) <= len(ids) and bool((ids[len(ids) - len(end) :] == end).all())
 
 
-def _without(document: Document, eos: int | None) -> Document:
+def _without_mark(document: Document, eos: int | None) -> Document:
     if eos is not None and int(document[-1][-1]) == eos:
         document = [*document[:-1], document[-1][:-1]]
     return [part for part in document if len(part)]
-
-
-def _joined(parts: Document) -> Ids:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

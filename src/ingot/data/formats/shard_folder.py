@@ -1,48 +1,60 @@
-"""Shards with a header of 1,024 bytes, as golf, modded-nanogpt and llm.c have them, in a folder of any names.
+"""A folder of shards with 1,024-byte headers, as golf, modded-nanogpt and llm.c write them, and the manifest.json of golf's data.
 
-A mark stands in front of every
-document, and a document may run on into the next file.
+A mark stands before every document, and a document may continue in the next file. Golf's data has a manifest.json two folders
+above its shards: it says how many shards and documents there are, and which tokenizer made them.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from ingot.data.formats.documents import ByteCounter, Document, Marks, StreamWriter, TokenSource, cut
-from ingot.data.store.dataset import Dataset, Split
-from ingot.data.store.shards import OPEN_FILES, TOKEN_BYTES, ShardWriter, TokenStream, open_shard, sound_header
+from ingot.data import SPLITS
+from ingot.data.formats.token_writers import ByteCounter, StreamWriter
+from ingot.data.store.dataset import Dataset, Split, foreign_record, readable_shards
+from ingot.data.store.documents import Marks
+from ingot.data.store.shards import DataProblem, ShardWriter
 from ingot.errors import DataError
 
+MANIFEST = "manifest.json"
 VALIDATION = re.compile(r"(?<![a-z])(val|valid|validation|dev)(?![a-z])")
-NO_TOKENS = re.compile(r"(?<![a-z])(bytes|test)(?![a-z])")  # byte counts beside the tokens; a split we have no use for
+NO_TOKENS = re.compile(r"(?<![a-z])(bytes|test)(?![a-z])")  # byte counts beside the tokens; a split that we do not use
+Record = dict[str, Any]
 
 
-class ShardSource(TokenSource):
-    """A folder of shards, or one of them; files with val in their name are validation."""
+def open_shards(path: Path, strict: bool = True) -> Dataset:
+    """Open a folder of shards, or one shard.
 
-    format = "shards"
+    With `strict` the first damaged shard is an error, else damaged shards are left out and noted in `problems`.
+    """
+    every = sorted(file for file in path.glob("*.bin") if file.is_file()) if path.is_dir() else [path]
+    files = {split: shard_files(path, split) for split in SPLITS} if path.is_dir() else {}
+    if not any(files.values()):
+        tokens = [file for file in every if len(every) == 1 or not NO_TOKENS.search(file.stem.lower())]
+        is_val = [bool(VALIDATION.search(file.stem.lower())) for file in tokens]
+        files = {split: [file for file, val in zip(tokens, is_val, strict=True) if val == (split == "val")] for split in SPLITS}
+    if not any(files.values()):
+        raise DataError(f"{path} holds no .bin files")
+    folder, problems, splits = path if path.is_dir() else path.parent, list[DataProblem](), {}
+    for split, paths in files.items():
+        if paths:
+            sizes, dtype = readable_shards(paths, problems)
+            record = foreign_record(folder, dict.fromkeys(paths, 0) | sizes)
+            splits[split] = Split(split, folder, record, sizes, dtype=dtype)
+    if strict and problems:
+        raise problems[0].error()
+    skipped = len(every) - sum(map(len, files.values()))
+    about = f"{len(files['train'])} training and {len(files['val'])} validation shards{f', {skipped} skipped' if skipped else ''}"
+    return Dataset(path, "shards", splits, about, problems=problems)
 
-    def __init__(self, path: Path, sure: bool) -> None:
-        self.path = path
-        found = sorted(file for file in path.glob("*.bin") if file.is_file()) if path.is_dir() else [path]
-        files = [file for file in found if len(found) == 1 or not NO_TOKENS.search(file.stem.lower())]
-        if not files:
-            raise DataError(f"{path} holds no .bin files")
-        splits = {"train": [f for f in files if not _is_val(f)], "val": [f for f in files if _is_val(f)]}
-        self._streams = {name: _stream(paths) for name, paths in splits.items() if paths}
-        self.tokens = {split: stream.tokens for split, stream in self._streams.items()}
-        self.wide = any(stream.dtype.itemsize > TOKEN_BYTES for stream in self._streams.values())
-        passed = f", {len(found) - len(files)} passed over" if len(found) > len(files) else ""
-        self.about = f"{len(splits['train'])} training and {len(splits['val'])} validation shards{passed}"
 
-    def documents(self, split: str, marks: Marks) -> Iterator[Document]:
-        return cut(self._streams[split], marks, ends_first=False)
+def shard_files(folder: Path, split: str) -> list[Path]:
+    """Return the shards named *_SPLIT_* in the order of their names, without the files of byte counts beside them."""
+    return sorted(path for path in folder.glob(f"*_{split}_*.bin") if path.is_file() and "_bytes_" not in path.name)
 
 
 def shard_writer(
@@ -55,7 +67,7 @@ def shard_writer(
     limit: int,
     wide: bool = False,
 ) -> StreamWriter:
-    """Writes NAME_SPLIT_NUMBER.bin: each document after its start mark; `wide`: ids of 32 bits."""
+    """Write NAME_SPLIT_NUMBER.bin: each document after its start mark; `wide` selects 32-bit ids."""
     prefix = f"{name}_{split}" if name else split
 
     def begin(number: int) -> ShardWriter:
@@ -64,50 +76,48 @@ def shard_writer(
     return StreamWriter(Marks(marks.bos, None), counter, limit, begin)
 
 
-def _stream(paths: list[Path]) -> TokenStream:
-    headers = [sound_header(path, foreign=True) for path in paths]
-    dtype = max((np.dtype(header.dtype) for header in headers), key=lambda dtype: dtype.itemsize)
-    return TokenStream(paths, [header.tokens for header in headers], partial(open_shard, foreign=True), dtype=dtype)
+def parse_manifest(content: bytes, where: str) -> Record:
+    """Parse the contents of a manifest.json."""
+    try:
+        manifest = json.loads(content)
+    except (ValueError, RecursionError):
+        raise DataError(f"{where} is not JSON; it is damaged or not a manifest") from None
+    if not isinstance(manifest, dict):
+        raise DataError(f"{where} is not a manifest: it holds a {type(manifest).__name__} instead of an object")
+    return manifest
 
 
-def _is_val(path: Path) -> bool:
-    return bool(VALIDATION.search(path.stem.lower()))
+def manifest_of(dataset: Path) -> tuple[Path, Record] | None:
+    """Return the manifest of a folder of shards and its path; None if there is none."""
+    folder = Path(os.path.abspath(dataset))  # noqa: PTH100 (a data folder may be a link to another disk)
+    where = folder.parent.parent / MANIFEST
+    return (where, parse_manifest(where.read_bytes(), str(where))) if where.is_file() else None
 
 
-class PreparedSource(TokenSource):
-    """A folder with dataset.json."""
+def listed_dataset(dataset: Path) -> Record | None:
+    """Return the manifest's entry for a folder of shards; None if it has none."""
+    name = Path(os.path.abspath(dataset)).name  # noqa: PTH100
+    manifest = manifest_of(dataset)
+    return next((entry for entry in _entries(manifest[1], "datasets") if entry.get("name") == name), None) if manifest else None
 
-    format = "ingot"
 
-    def __init__(self, path: Path, sure: bool) -> None:
-        self.path = path
-        self._dataset = Dataset.open(path)
-        self.tokenizer = self._dataset.tokenizer
-        self.wide = self.tokenizer.dtype.itemsize > TOKEN_BYTES
-        splits = self._dataset.manifest.splits
-        self.tokens = {name: record.tokens for name, record in splits.items() if record.tokens}
-        documents = sum(record.documents for record in splits.values())
-        self.about = f"a prepared folder, {self.tokenizer.kind} tokenizer, {documents:,} documents"
+def paired_tokenizer(dataset: Path) -> str | None:
+    """Return the tokenizer that the manifest names for a folder of shards: byte, or a file that exists; None if it names none."""
+    manifest, entry = manifest_of(dataset), listed_dataset(dataset)
+    if manifest is None or entry is None:
+        return None
+    kind, file = tokenizer_of(manifest[1], entry)
+    path = manifest[0].parent / file.lstrip("/")  # a manifest is not trusted: no name may lead out of its folder
+    return "byte" if "byte" in kind else str(path) if file and ".." not in path.parts and path.is_file() else None
 
-    def documents(self, split: str, marks: Marks) -> Iterator[Document]:
-        return self._between(split, 0, self._dataset.manifest.splits[split].documents)
 
-    def buckets(self, split: str, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
-        first, known = 0, self._dataset.manifest.splits[split].buckets
-        for record in known:
-            yield record.name, self._between(split, first, first + record.documents)
-            first += record.documents
-        if not known:
-            yield None, self.documents(split, marks)
+def tokenizer_of(manifest: Record, entry: Record) -> tuple[str, str]:
+    """Return the kind and the file of the tokenizer that made a listed dataset."""
+    tokenizers = _entries(manifest, "tokenizers")
+    paired = next((tokenizer for tokenizer in tokenizers if tokenizer.get("name") == entry.get("tokenizer_name")), {})
+    return str(paired.get("kind")), str(paired.get("model_path") or paired.get("path") or "")
 
-    def _between(self, split: str, first: int, stop: int) -> Iterator[Document]:
-        folder, bos = self._dataset.folder, self._dataset.tokenizer.bos
-        stream = Split(folder, self._dataset.manifest.splits[split], keep=OPEN_FILES, dtype=self._dataset.tokenizer.dtype)
-        starts = self._dataset.split(split).document_starts()  # which has looked at them once for all buckets
-        for number in range(first, stop):
-            start, end = int(starts[number]), int(starts[number + 1])
-            if bos is not None and (start >= end or stream.token(start) != bos):
-                raise DataError(
-                    f"{folder} is damaged: document {number} of {split} starts without its mark; prepare the data again"
-                )
-            yield stream.slice(start + (bos is not None), end)
+
+def _entries(manifest: Record, kind: str) -> list[Record]:
+    entries = manifest.get(kind)
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ingot.data.formats.documents import marks_of
 from ingot.data.formats.gpt_simple_folder import DTYPES, check_windows, cut_windows, index_bytes, token_width
+from ingot.data.store.documents import marks_of
 from ingot.data.text.text_files import open_unpacked
 from ingot.data.tokenizers import Tokenizer, from_spec, open_tokenizer
 from ingot.errors import ConfigError, DataError, IngotError, RunError

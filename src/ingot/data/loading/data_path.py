@@ -1,4 +1,4 @@
-"""From `data.path` to the data it names: a prepared folder, tokens of another program, JSON lines, or a sample."""
+"""Open what `data.path` names: a prepared folder, tokens of another program, JSON lines, or a sample."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from ingot.data.formats.foreign import open_foreign
+from ingot.data.formats.opener import open_foreign
 from ingot.data.prepare.cached import PREFIX, SUFFIXES, prepared_lines, sample_bytes, sample_path
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.text.text_files import file_bytes, find_buckets
@@ -17,9 +17,9 @@ from ingot.runtime.files import allow_open_files, user_path
 
 
 def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
-    """Opens what `data.path` names, preparing text if need be; a given tokenizer must be the dataset's.
+    """Open what `data.path` names, preparing text if need be; a given tokenizer must be the dataset's.
 
-    `trust_tokens`: tokens of other programs are not held against it. `fitting`: the tokenizer to advise where there is no data.
+    `trust_tokens` skips comparing other programs' tokens with it. `fitting` is the tokenizer to suggest where there is no data.
     """
     allow_open_files()
     folder = resolve(path, tokenizer)
@@ -37,7 +37,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
 
 
 def text_bytes(path: str) -> int | None:
-    """About how many bytes of text `data.path` names; None where it is tokens already, or names a tokenizer."""
+    """Return about how many bytes of text `data.path` names; None if it is tokens already, or names a tokenizer."""
     if path.startswith(PREFIX):
         name, own = _sample(path)
         return sample_bytes(name) if own is None else None
@@ -45,13 +45,13 @@ def text_bytes(path: str) -> int | None:
     if (folder / MANIFEST).is_file():
         return None
     buckets = find_buckets(folder, lambda file: file.name.endswith(SUFFIXES))
-    files = [file for some in buckets.get("train", {}).values() for file in some]
+    files = [file for bucket in buckets.get("train", {}).values() for file in bucket]
     files = files or ([folder] if folder.is_file() and folder.name.endswith(SUFFIXES) else [])
     return sum(map(file_bytes, files)) or None
 
 
 def resolve(path: str, tokenizer: str | None = None) -> Path:
-    """The folder that `path` names: a folder of tokens, or sample:NAME, which may bring a tokenizer for where none is given."""
+    """Return the folder that `path` names: a folder of tokens, or sample:NAME[+TOKENIZER], whose tokenizer is a default."""
     if path.startswith(PREFIX):
         name, own = _sample(path)
         return sample_path(name, tokenizer or own or "byte")
@@ -59,13 +59,13 @@ def resolve(path: str, tokenizer: str | None = None) -> Path:
 
 
 def _sample(path: str) -> tuple[str, str | None]:
-    """The name in sample:NAME+TOKENIZER, and the tokenizer, if there is one."""
+    """Split sample:NAME+TOKENIZER into its name and tokenizer, if it has one."""
     name, _, own = path.removeprefix(PREFIX).partition("+")
     return name, own or None
 
 
 def _refuse_missing_published(folder: Path, tokenizer: str) -> None:
-    """Refuse a folder of golf's published data that is not here, if no text could be prepared with its tokenizer either."""
+    """Refuse a folder of golf's published data that was not downloaded, unless its tokenizer is here to prepare text with."""
     published = re.fullmatch(r"fineweb10B_(\w+)", folder.name)
     if published and folder.parent.name == "datasets" and not folder.exists() and not user_path(tokenizer).exists():
         command = f"ingot data download --variant {published[1]} --output {shlex.quote(str(folder.parent.parent))}"
@@ -73,24 +73,25 @@ def _refuse_missing_published(folder: Path, tokenizer: str) -> None:
 
 
 def _check_same(name: str, dataset: Dataset, path: str) -> None:
-    found, source = dataset.tokenizer, dataset.manifest.source
-    told = source.get("tokenizer") if isinstance(source, dict) else None
-    asked = told if isinstance(told, str) and is_learned(told) else None
+    source = dataset.manifest.source
+    recorded = source.get("tokenizer") if isinstance(source, dict) else None
+    trained = recorded if isinstance(recorded, str) and is_learned(recorded) else None
     if is_learned(name):
-        if is_learned_as(name, found, asked):
+        if is_learned_as(name, dataset.tokenizer, trained):
             return
         given = name
     else:
         opened = open_tokenizer(name)
-        if opened.fingerprint() == found.fingerprint():
+        if opened.fingerprint() == dataset.tokenizer.fingerprint():
             return
-        given = f"{name} ({_shown(opened)})"
+        given = f"{name} ({_describe(opened)})"
+    made_by = _describe(dataset.tokenizer)
     raise DataError(
-        f"{{0}} is {given} and {path} was prepared with {f'{asked} ({_shown(found)})' if asked else _shown(found)}",
+        f"{{0}} is {given} and {path} was prepared with {f'{trained} ({made_by})' if trained else made_by}",
         Setting("data.tokenizer"),
         advice=f"leave {{0}} out or prepare the text again with --tokenizer {name}",
     )
 
 
-def _shown(tokenizer: Tokenizer) -> str:
+def _describe(tokenizer: Tokenizer) -> str:
     return f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids, fingerprint {tokenizer.fingerprint()[:12]}"

@@ -1,38 +1,42 @@
-"""The prepared folder: shards, a document index per split, and dataset.json, which says what they hold.
+"""Datasets: token data of any format once it is open, and our own format, the prepared folder.
 
-Opening checks what is cheap (names, headers, sizes, counts), and an index when it is first asked for; verify/ reads every byte.
-The fingerprint covers the tokenizer and the splits and leaves out where they came from: the same text prepared on another machine
-is the same data.
+A prepared folder holds shards, a document index per split, and dataset.json, which describes them. Opening it checks what is
+cheap (names, headers, sizes, counts); an index is checked when it is first used, and verify/ reads every byte. The fingerprint
+covers the tokenizer and the splits but not where they came from: the same text prepared on another machine is the same data.
+formats/ opens the token files of other programs.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.data import SPLITS
-from ingot.data.store.shards import AGAIN, Finding, OpenTokens, TokenStream, open_shard, read_header
+from ingot.data.store.documents import Document, Marks, check_index_size, cut, open_index, starts_at_marks
+from ingot.data.store.shards import AGAIN, DataProblem, OpenTokens, TokenStream, open_shard, read_header
 from ingot.data.text.text_files import is_text
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
 from ingot.data.tokenizers.tokenizer_base import PACKED, IdType, NoSpacePiece
-from ingot.errors import DataError
-from ingot.runtime.files import file_sha256, read_json
+from ingot.errors import DataError, Setting
+from ingot.runtime.files import open_to_read, read_json
 
 MANIFEST = "dataset.json"
-VERSION = 2  # the newest that is read
-IDENTITY = ("format", "version", "tokenizer", "splits")  # what the fingerprint covers
-UNTOLD = ("piece_bytes", "document_index_sha256", "buckets")  # of a split, which older data does not say
+VERSION = 2  # the newest version that this code reads
+IDENTITY = ("format", "version", "tokenizer", "splits")  # the keys that the fingerprint covers
+OPTIONAL = ("piece_bytes", "document_index_sha256", "buckets")  # keys of a split that older data lacks
+FINGERPRINT_BYTES = 4096  # bytes at the start and end of a foreign file that the fingerprint covers
 
 Count = Annotated[int, Field(ge=0)]
-FileName = Annotated[str, Field(pattern=r"^\w+\.(bin|index)$")]  # never a path: files lie beside dataset.json
+FileName = Annotated[str, Field(pattern=r"^\w+\.(bin|index)$")]  # never a path: files are in the folder of dataset.json
 
 
 class _Record(BaseModel):
@@ -40,7 +44,7 @@ class _Record(BaseModel):
 
 
 class ShardRecord(_Record):
-    """One shard; `documents` counts those that begin in it, `bytes` the original text its tokens stand for."""
+    """One shard; `documents` counts those that begin in it, `bytes` the size of the text that its tokens stand for."""
 
     file: FileName
     tokens: Count
@@ -50,7 +54,7 @@ class ShardRecord(_Record):
 
 
 class BucketRecord(_Record):
-    """A part of a split, kept apart by its name: so many documents of the stream, after those of the buckets before."""
+    """A named part of a split: consecutive documents, following those of the previous bucket."""
 
     name: str
     documents: Count
@@ -60,9 +64,9 @@ class BucketRecord(_Record):
 
 
 class SplitRecord(_Record):
-    """One split; its token stream is that of its shards, one after the other, or of its buckets.
+    """One split: its shards, or its buckets, in the order of the token stream.
 
-    `bytes` is the UTF-8 size of the text, `piece_bytes` what its tokens stand for; a tokenizer that loses nothing has them equal.
+    `bytes` is the UTF-8 size of the text, `piece_bytes` what its tokens stand for; they are equal if the tokenizer is lossless.
     """
 
     documents: Count
@@ -76,7 +80,7 @@ class SplitRecord(_Record):
 
 
 class TokenizerRecord(_Record):
-    """The tokenizer, complete in `spec`; the rest is for readers without us."""
+    """The tokenizer, complete in `spec`; the other fields are for programs that cannot read it."""
 
     kind: str
     vocab_size: Count
@@ -86,7 +90,7 @@ class TokenizerRecord(_Record):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TokenizerRecord:
-        """What dataset.json says of a tokenizer."""
+        """Describe a tokenizer for dataset.json."""
         facts = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "bos": tokenizer.bos, "spec": tokenizer.spec()}
         return cls(fingerprint=tokenizer.fingerprint(), **facts)
 
@@ -95,7 +99,7 @@ class Manifest(_Record):
     """dataset.json."""
 
     format: Literal["ingot-dataset"] = "ingot-dataset"
-    version: Literal[1, 2] = 1  # 2: its shards have ids of 32 bits
+    version: Literal[1, 2] = 1  # 2: the shards have 32-bit ids
     tokenizer: TokenizerRecord
     splits: dict[str, SplitRecord]
     fingerprint: str = ""
@@ -104,212 +108,350 @@ class Manifest(_Record):
 
 
 def identity(record: dict[str, Any]) -> str:
-    """The fingerprint of a dataset: equal when tokenizer, tokens, documents and bytes are.
+    """Return the fingerprint of a dataset: equal if tokenizer, tokens, documents and bytes are.
 
-    A file inside the tokenizer is covered by the tokenizer's own fingerprint, whatever compressed it. `piece_bytes` and `buckets`
-    count only where they say something new and the index's checksum never, so that data from before they were recorded keeps its
-    fingerprint.
+    A file inside the tokenizer is covered by the tokenizer's own fingerprint, however it is compressed. `piece_bytes` and
+    `buckets` count only where they add information, and the index's checksum never does, so that data from before they were
+    recorded keeps its fingerprint.
     """
     tokenizer = {**record["tokenizer"], "spec": {k: v for k, v in record["tokenizer"]["spec"].items() if k != PACKED}}
-    splits = {name: _told(split) for name, split in record["splits"].items()}
+    splits = {name: _identity_of_split(split) for name, split in record["splits"].items()}
     return digest({key: record.get(key) for key in IDENTITY} | {"tokenizer": tokenizer, "splits": splits})
 
 
-def _told(split: dict[str, Any]) -> dict[str, Any]:
-    """What a split says that its fingerprint covers."""
-    news = {"piece_bytes": split.get("piece_bytes") not in (None, split.get("bytes")), "buckets": bool(split.get("buckets"))}
-    return {key: value for key, value in split.items() if key not in UNTOLD or news.get(key)}
+def _identity_of_split(split: dict[str, Any]) -> dict[str, Any]:
+    counted = {"piece_bytes": split.get("piece_bytes") not in (None, split.get("bytes")), "buckets": bool(split.get("buckets"))}
+    return {key: value for key, value in split.items() if key not in OPTIONAL or counted.get(key)}
 
 
-class Documents(Protocol):
-    """Tokens and where documents begin among them: a split, or one bucket of it."""
-
-    tokens: int
-    documents: int
-    bytes: int
-    piece_bytes: int | None
-    eos: int | None  # the mark after a document, where documents have it; else they may have one in front
-
-    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Tokens start..stop, copied into `out` where it is given."""
-
-    def document_starts(self) -> NDArray[np.uint64]:
-        """Where each document begins, and after them the end of the last."""
-
-    def document_repeats(self) -> NDArray[np.uint16] | None:
-        """How many tokens each document repeats of the one before, which are not to be predicted again; None: none does."""
+def foreign_record(folder: Path, sizes: Mapping[Path, int], **counts: Any) -> SplitRecord:
+    """Describe a split of files that nobody recorded documents, text or checksums of."""
+    shards = [
+        ShardRecord.model_construct(file=str(path.relative_to(folder)), tokens=size, documents=0, bytes=0, sha256="")
+        for path, size in sizes.items()
+    ]
+    empty: dict[str, Any] = {"documents": 0, "bytes": 0, "piece_bytes": None, "document_index": "", "buckets": []}
+    return SplitRecord.model_construct(**(empty | {"tokens": sum(sizes.values()), "shards": shards} | counts))
 
 
 class Split(TokenStream):
-    """The tokens of one split, and where its documents begin; its files stay mapped, for rows come from any of them.
+    """The tokens of one split and where its documents begin.
 
-    `mark`: the id in front of documents, by which they are found where there is no index.
+    `record` describes all of its files. In damaged data that was opened for an audit, `complete` is False and the stream holds
+    only the files that can be read. `marks_after`: marks stand after documents rather than before.
     """
 
     eos: int | None = None
 
     def __init__(
         self,
+        name: str,
         folder: Path,
         record: SplitRecord,
+        sizes: Mapping[Path, int] | None = None,
         open_tokens: OpenTokens = open_shard,
-        keep: int | None = None,
+        *,
         dtype: IdType | None = None,
-        mark: int | None = None,
+        marks_after: bool = False,
     ) -> None:
-        paths, sizes = [folder / shard.file for shard in record.shards], [shard.tokens for shard in record.shards]
-        super().__init__(paths, sizes, open_tokens, keep=keep, dtype=dtype)
+        sizes = {folder / shard.file: shard.tokens for shard in record.shards} if sizes is None else sizes
+        super().__init__(list(sizes), list(sizes.values()), open_tokens, dtype=dtype)
+        self.name, self.folder, self.record, self.complete = name, folder, record, len(sizes) == len(record.shards)
         self.documents, self.bytes, self.piece_bytes = record.documents, record.bytes, record.piece_bytes
-        self._index = folder / record.document_index if record.document_index else None
-        self._index_sha256, self._mark = record.document_index_sha256, mark
+        self._marks_after = marks_after
+        self._mark: int | None = None
+
+    @property
+    def is_prepared(self) -> bool:
+        """True if dataset.json describes the split."""
+        return bool(self.record.document_index)
+
+    def use_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Return ids with the dtype of this tokenizer, and take its start mark for that of documents."""
+        self.dtype, self._mark = tokenizer.dtype, tokenizer.bos
+
+    def index(self) -> NDArray[Any] | None:
+        """Return where documents begin by the files themselves, then the end of the last; None if only marks tell.
+
+        ValueError says what is wrong with the index.
+        """
+        if not self.is_prepared:
+            return None
+        record = self.record
+        return open_index(self.folder / record.document_index, record.documents, record.tokens, record.document_index_sha256)
 
     def document_starts(self) -> NDArray[np.uint64]:
-        """Where each document begins in the stream, and after them the end of the last."""
-        return self._checked_starts
+        """Return where each document begins in the stream, followed by the end of the last."""
+        return self._document_starts
 
     @cached_property
-    def _checked_starts(self) -> NDArray[np.uint64]:  # every row with a document mask asks for them
-
-        if self._index is None:
-            starts = starts_at_marks(self, self._mark) if self._mark is not None else None
-            if starts is None:
-                where = self.paths[0].parent
-                raise DataError(
-                    f"nothing says where documents begin in {where}: there is no index, and no mark in front of documents; make "
-                    f"a folder that does: ingot data convert {where} --mark ID"
-                )
-            return starts
+    def _document_starts(self) -> NDArray[np.uint64]:  # every row with a document mask needs them
         try:
-            return open_index(self._index, self.documents, self.tokens, self._index_sha256)
+            starts = self.index()
         except ValueError as problem:
-            raise DataError(f"{self._index} {problem}; {AGAIN}") from None
+            raise DataError(f"{self.folder / self.record.document_index} {problem}; {AGAIN}") from None
+        if starts is None:
+            marks = np.fromiter(self.positions(self._mark), np.int64) if self._mark is not None else np.empty(0, np.int64)
+            if not len(marks):
+                raise DataError(
+                    f"nothing says where documents begin in {self.folder}: it has no index and no mark before documents; make a "
+                    f"folder that does: ingot data convert {self.folder} --mark ID"
+                )
+            starts = starts_at_marks(self.tokens, marks).astype(np.uint64)
+        return starts
 
     def document_repeats(self) -> NDArray[np.uint16] | None:
-        """How many tokens each document repeats of the one before; None: none does."""
+        """Return how many tokens each document repeats of the previous one; None if none does."""
         return None
+
+    def bucket_documents(self, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
+        """Yield each bucket's name and its documents without marks; a split without buckets is one with the name None."""
+        if not self.is_prepared:
+            yield None, cut(self, marks, self._marks_after)
+            return
+        first = 0
+        buckets: list[tuple[str | None, int]] = [(bucket.name, bucket.documents) for bucket in self.record.buckets]
+        for name, documents in buckets or [(None, self.documents)]:
+            yield name, self._indexed_documents(first, first + documents)
+            first += documents
+
+    def _indexed_documents(self, first: int, stop: int) -> Iterator[Document]:
+        starts, bos = self.document_starts(), self._mark
+        for number in range(first, stop):
+            start, end = int(starts[number]), int(starts[number + 1])
+            if bos is not None and (start >= end or self.token(start) != bos):
+                raise DataError(
+                    f"{self.folder} is damaged: document {number} of {self.name} starts without its mark; prepare the data again"
+                )
+            yield self.slice(start + (bos is not None), end)
+
+
+class Bucket:
+    """Consecutive documents of a split under a name of their own."""
+
+    def __init__(self, split: Split, record: BucketRecord, first_token: int, first_document: int) -> None:
+        self.name, self.folder = f"{split.name}/{record.name}", split.folder
+        self.tokens, self.documents, self.eos = record.tokens, record.documents, split.eos
+        self.bytes, self.piece_bytes, self.is_prepared = record.bytes, record.piece_bytes, split.is_prepared
+        self._split, self._first_token = split, first_token
+        self._documents = slice(first_document, first_document + record.documents)
+
+    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Copy tokens start..stop of the bucket."""
+        if not 0 <= start <= stop <= self.tokens:
+            raise IndexError(f"tokens {start} to {stop} of a bucket of {self.tokens}")
+        return self._split.read(self._first_token + start, self._first_token + stop, out)
+
+    def document_starts(self) -> NDArray[np.uint64]:
+        """Return where each document begins in the bucket, followed by the end of the last."""
+        return self._starts
+
+    @cached_property
+    def _starts(self) -> NDArray[np.uint64]:  # every row with a document mask needs them
+        starts = self._split.document_starts()[self._documents.start : self._documents.stop + 1]
+        return np.asarray(starts) - np.uint64(self._first_token)
+
+    def document_repeats(self) -> NDArray[np.uint16] | None:
+        """Return how many tokens each document repeats of the previous one; None if none does."""
+        repeats = self._split.document_repeats()
+        return None if repeats is None else repeats[self._documents]
+
+
+class NoTokenizer(DataError):
+    """Tokens that do not say which tokenizer made them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder} holds tokens and does not say their tokenizer; name it with {{0}}", Setting("data.tokenizer"))
 
 
 class Dataset:
-    """A prepared folder that passed the cheap checks; `Dataset.open` makes it."""
+    """Token data of one format: its splits and, where the data or the user names it, its tokenizer.
 
-    def __init__(self, folder: Path, manifest: Manifest, tokenizer: Tokenizer, splits: Mapping[str, Split]) -> None:
-        self.folder, self.manifest, self.tokenizer, self._splits = folder, manifest, tokenizer, splits
+    `problems` holds what is wrong with damaged data that was opened for an audit. `about` describes the files for people.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        format: str,
+        splits: Mapping[str, Split],
+        about: str = "",
+        *,
+        tokenizer: Tokenizer | None = None,
+        manifest: Manifest | None = None,
+        problems: Sequence[DataProblem] = (),
+    ) -> None:
+        self.folder, self.format, self.splits, self.about = folder, format, splits, about
+        self.known_tokenizer, self._manifest, self.problems = tokenizer, manifest, list(problems)
 
     @classmethod
-    def open(cls, path: Path | str, fitting: str = "byte") -> Dataset:
-        """Opens a prepared folder and checks headers, sizes and counts of its files; advises a tokenizer where there is none."""
-        folder = Path(path)
-        _refuse_other(folder, fitting)
-        found = read_description(folder)
-        if found.manifest is None or found.tokenizer is None or found.findings:
-            raise found.findings[0].error()
-        for split in found.manifest.splits.values():
-            _check_files(folder, split)
-        dtype = found.tokenizer.dtype
-        splits = {name: Split(folder, record, dtype=dtype) for name, record in found.manifest.splits.items()}
-        return cls(folder, found.manifest, found.tokenizer, splits)
+    def open(cls, path: Path | str, fitting: str = "byte", *, strict: bool = True) -> Dataset:
+        """Open a prepared folder and check the headers, sizes and counts of its files.
+
+        With `strict` the first problem is raised, else all are collected. `fitting` is the tokenizer to suggest where there is no
+        prepared folder.
+        """
+        folder, problems = Path(path), list[DataProblem]()
+        if strict:
+            _refuse_other(folder, fitting)
+        manifest = _read_manifest(folder / MANIFEST, problems)
+        tokenizer = _read_tokenizer(folder / MANIFEST, manifest, problems) if manifest is not None else None
+        records: Mapping[str, SplitRecord | None] = manifest.splits if manifest is not None else dict.fromkeys(SPLITS)
+        splits = {name: _open_split(name, folder, record, problems, strict) for name, record in records.items()}
+        splits = {name: split for name, split in splits.items() if split.is_prepared or split.paths}
+        if strict and problems:
+            raise problems[0].error()
+        about = f"a prepared folder, {sum(split.documents for split in splits.values()):,} documents"
+        dataset = cls(folder, "ingot", splits, about, manifest=manifest, problems=problems)
+        if tokenizer is not None:
+            dataset.known_tokenizer = tokenizer
+            if strict:
+                dataset.use_tokenizer(tokenizer)
+        return dataset
 
     @property
+    def manifest(self) -> Manifest:
+        """The dataset.json of a prepared folder."""
+        assert self._manifest is not None
+        return self._manifest
+
+    @property
+    def is_prepared(self) -> bool:
+        """True if the data has a dataset.json that can be read."""
+        return self._manifest is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens; NoTokenizer where neither the data nor the user names it."""
+        if self.known_tokenizer is None:
+            raise NoTokenizer(self.folder)
+        return self.known_tokenizer
+
+    def use_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Name the tokenizer that made the tokens."""
+        self.known_tokenizer = tokenizer
+        for split in self.splits.values():
+            split.use_tokenizer(tokenizer)
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The tokens of each split that has any."""
+        return {name: split.tokens for name, split in self.splits.items() if split.tokens}
+
+    @cached_property
     def fingerprint(self) -> str:
-        """Equal for datasets with the same tokenizer, tokens and documents."""
-        return self.manifest.fingerprint
+        """Equal for datasets with the same tokenizer, tokens and documents.
+
+        That of other programs' data covers names, sizes and both ends of every file: enough to notice other data, and quick for a
+        hundred files.
+        """
+        if self._manifest is not None:
+            return self._manifest.fingerprint
+        return digest({"tokenizer": self.tokenizer.fingerprint(), "files": self._file_checksums()})
+
+    def _file_checksums(self) -> Any:
+        if self.format == "gpt-simple":
+            pairs = [pair for split in self.splits.values() for path in split.paths for pair in (path, path.with_suffix(".idx"))]
+            return [[str(path.relative_to(self.folder)), _checksum_of_ends(path)] for path in pairs]
+        return {name: [[path.name, _checksum_of_ends(path)] for path in self.split(name).paths] for name in SPLITS}
 
     def split(self, name: str) -> Split:
-        """The split called `name`: train or val."""
-        if name not in self._splits:
-            raise DataError(f"{self.folder} has no split {name!r}; it has {', '.join(self._splits)}")
-        return self._splits[name]
+        """Return the split train or val; one without files is empty."""
+        if name in self.splits:
+            return self.splits[name]
+        if name not in SPLITS:
+            raise DataError(f"{self.folder} has no split {name!r}; it has {', '.join(self.splits)}")
+        return Split(name, self.folder, foreign_record(self.folder, {}))
 
     def buckets(self, name: str) -> dict[str, Bucket]:
-        """The buckets of a split by their names; {} where it has none."""
-        if not (records := self.manifest.splits[name].buckets):
-            return {}
+        """Return the buckets of a split by name; {} if it has none."""
+        split = self.split(name)
+        buckets, tokens, documents = {}, 0, 0
+        for record in split.record.buckets:
+            buckets[record.name] = Bucket(split, record, tokens, documents)
+            tokens, documents = tokens + record.tokens, documents + record.documents
+        return buckets
 
-        return split_buckets(self.split(name), records)
+    def documents(self, name: str, marks: Marks) -> Iterator[Document]:
+        """Yield the documents of a split in order, without their marks."""
+        for _, documents in self.split(name).bucket_documents(marks):
+            yield from documents
+
+
+def _checksum_of_ends(path: Path) -> str:
+    with open_to_read(path) as file:
+        start = file.read(FINGERPRINT_BYTES)
+        size = file.seek(0, 2)
+        file.seek(max(0, size - FINGERPRINT_BYTES))
+        return hashlib.sha256(start + file.read() + str(size).encode()).hexdigest()
 
 
 def prepare_command(source: Path | str, output: Path | str, tokenizer: str = "byte") -> str:
-    """The command that makes a folder out of a text file."""
+    """Return the command that prepares a text file."""
     source, tokenizer, output = (shlex.quote(str(word)) for word in (source, tokenizer, output))
     return f"ingot data prepare --input {source} --tokenizer {tokenizer} --output {output}"
 
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """What a split holds; `bytes` is the size of the original text, where that was recorded, and None is not known."""
+    """What a split holds; None is unknown. `bytes` is the size of the original text."""
 
     documents: int | None
     tokens: int
     bytes: int | None
-    piece_bytes: int | None  # what its tokens stand for
+    piece_bytes: int | None  # bytes of text that the tokens stand for
     bytes_per_token: float | None
 
 
 def split_counts(documents: int | None, tokens: int, size: int | None, piece_bytes: int | None) -> SplitCounts:
-    """The counts, with the bytes of the text, or else those that the tokens stand for, by tokens."""
-    known = piece_bytes if size is None else size
-    return SplitCounts(documents, tokens, size, piece_bytes, known / tokens if tokens and known is not None else None)
+    """Return the counts with the bytes per token: those of the text or, if they are unknown, those that the tokens stand for."""
+    known_bytes = piece_bytes if size is None else size
+    bytes_per_token = known_bytes / tokens if tokens and known_bytes is not None else None
+    return SplitCounts(documents, tokens, size, piece_bytes, bytes_per_token)
 
 
 def recorded_counts(record: SplitRecord) -> SplitCounts:
-    """What dataset.json says of a split."""
+    """Return the counts that dataset.json records for a split."""
     return split_counts(record.documents, record.tokens, record.bytes, record.piece_bytes)
 
 
-@dataclass(frozen=True)
-class Description:
-    """What dataset.json says; manifest and tokenizer are None where they cannot be read."""
-
-    manifest: Manifest | None
-    tokenizer: Tokenizer | None
-    findings: list[Finding]
-
-
-def read_description(folder: Path) -> Description:
-    """The dataset.json of a folder, and everything that is wrong with it by itself."""
-    file = folder / MANIFEST
-    record, manifest = _read_manifest(file)
-    if isinstance(manifest, Finding):
-        return Description(None, None, [manifest])
-    findings = []
-    if manifest.fingerprint != identity(record):
-        problem = "was edited or damaged: its fingerprint does not fit its contents"
-        findings.append(Finding("dataset-json", str(file), problem))
-    tokenizer: Tokenizer | None = None
-    try:
-        tokenizer = from_spec(manifest.tokenizer.spec)
-        if TokenizerRecord.of(tokenizer).model_copy(update={"spec": {}}) != manifest.tokenizer.model_copy(update={"spec": {}}):
-            problem = "is damaged: its tokenizer does not fit its fingerprint"
-            findings.append(Finding("tokenizer-mismatch", str(file), problem, place="tokenizer"))
-    except DataError as error:
-        findings.append(tokenizer_finding(str(file), error))
-    if missing := [name for name in SPLITS if name not in manifest.splits]:
-        findings.append(Finding("dataset-json", str(file), f"is damaged: it has no split {missing[0]}", place="splits"))
-    for name, split in manifest.splits.items():
-        for key in ("tokens", "documents", "bytes"):
-            found, told = sum(getattr(shard, key) for shard in split.shards), getattr(split, key)
-            if found != told:
-                problem = f"is damaged: shards of {found:,} {key} in a split of {told:,}"
-                findings.append(Finding("dataset-json", str(file), problem, place=f"splits.{name}"))
-    return Description(manifest, tokenizer, findings)
-
-
-def tokenizer_finding(file: str, error: DataError) -> Finding:
-    """Why a tokenizer cannot be read."""
+def tokenizer_problem(file: str, error: DataError) -> DataProblem:
+    """Describe why a tokenizer cannot be read."""
     if isinstance(error, NoSpacePiece):
         problem = "holds a tokenizer without a piece for a single space (U+2581), so the bytes of a text are counted wrong"
-        return Finding("space-piece", file, problem, "prepare the text again with another tokenizer", "tokenizer")
-    return Finding("tokenizer", file, f"holds no tokenizer that can be read: {error}", place="tokenizer")
+        return DataProblem("space-piece", file, problem, "prepare the text again with another tokenizer", "tokenizer")
+    return DataProblem("tokenizer", file, f"holds no tokenizer that can be read: {error}", place="tokenizer")
 
 
-def shard_tokens(path: Path, told: ShardRecord | None = None) -> int | Finding:
-    """The tokens of a shard, if its header and its size fit and dataset.json agrees."""
-    header = read_header(path, foreign=told is None)
-    if isinstance(header, Finding):
-        return header
-    if told and header.tokens != told.tokens:
-        return Finding("shard-size", str(path), f"holds {header.tokens:,} tokens and {MANIFEST} says {told.tokens:,}")
-    return header.tokens
+def readable_shards(paths: Sequence[Path], problems: list[DataProblem]) -> tuple[dict[Path, int], IdType]:
+    """Return the token counts of the shards that can be read and the widest dtype among them; note what is wrong with others."""
+    sizes, dtype = {}, np.dtype(np.uint16)
+    for path in paths:
+        header = read_header(path)
+        if isinstance(header, DataProblem):
+            problems.append(header)
+        else:
+            sizes[path] = header.tokens
+            dtype = max(dtype, np.dtype(header.dtype), key=lambda dtype: dtype.itemsize)
+    return sizes, dtype
+
+
+def _open_split(name: str, folder: Path, record: SplitRecord | None, problems: list[DataProblem], strict: bool) -> Split:
+    """Open a split by its record or, where dataset.json cannot be read, by the names of its shards."""
+    paths = sorted(folder.glob(f"{name}_*.bin")) if record is None else [folder / shard.file for shard in record.shards]
+    sizes, dtype = readable_shards(paths, problems)
+    if record is None:
+        return Split(name, folder, foreign_record(folder, dict.fromkeys(paths, 0) | sizes), sizes, dtype=dtype)
+    for path, shard in zip(paths, record.shards, strict=True):
+        if path in sizes and sizes[path] != shard.tokens:
+            problem = f"holds {sizes.pop(path):,} tokens and {MANIFEST} says {shard.tokens:,}"
+            problems.append(DataProblem("shard-size", str(path), problem))
+    if strict:  # an audit checks the whole index
+        try:
+            check_index_size(folder / record.document_index, record.documents)
+        except ValueError as problem:
+            problems.append(DataProblem("document-index", str(folder / record.document_index), str(problem)))
+    return Split(name, folder, record, sizes, dtype=dtype)
 
 
 def _refuse_other(folder: Path, tokenizer: str) -> None:
@@ -325,118 +467,51 @@ def _refuse_other(folder: Path, tokenizer: str) -> None:
         raise DataError(f"no data at {folder}: the folder has no {MANIFEST}; if it holds text, prepare it with: {command}")
 
 
-def _read_manifest(file: Path) -> tuple[dict[str, Any], Manifest | Finding]:
-    def wrong(problem: str, advice: str = AGAIN) -> tuple[dict[str, Any], Finding]:
-        return {}, Finding("dataset-json", str(file), problem, advice)
-
+def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
+    """Read dataset.json and check it by itself; None if it cannot be read."""
+    advice = AGAIN
     try:
         record = read_json(file)
         if not isinstance(record, dict) or record.get("format") != "ingot-dataset":
-            return wrong("does not describe an ingot dataset", f"prepare one with: {prepare_command('FILE', 'DIR')}")
-        if isinstance(version := record.get("version"), int) and version > VERSION:
+            advice = f"prepare one with: {prepare_command('FILE', 'DIR')}"
+            problem = "does not describe an ingot dataset"
+        elif isinstance(version := record.get("version"), int) and version > VERSION:
+            advice = "upgrade ingot or prepare the data again"
             problem = f"has version {version} and this ingot reads up to {VERSION}"
-            return wrong(problem, "upgrade ingot or prepare the data again")
-        return record, Manifest.model_validate(record, strict=True)
+        else:
+            manifest = Manifest.model_validate(record, strict=True)
+            problems.extend(_contradictions(file, record, manifest))
+            return manifest
     except ValidationError as error:
         first = error.errors()[0]
-        return wrong(f"is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}")
+        problem = f"is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     except ValueError as error:
-        return wrong(f"is damaged: {error}")
+        problem = f"is damaged: {error}"
     except OSError as error:
-        return wrong(f"cannot be read: {error.strerror}")
+        problem = f"cannot be read: {error.strerror}"
+    problems.append(DataProblem("dataset-json", str(file), problem, advice))
+    return None
 
 
-def _check_files(folder: Path, split: SplitRecord) -> None:
-    """Refuse files that are not what dataset.json says, as far as their headers and sizes tell."""
-    for shard in split.shards:
-        if isinstance(found := shard_tokens(folder / shard.file, shard), Finding):
-            raise found.error()
-    index, expected = folder / split.document_index, 8 * (split.documents + 1)
+def _contradictions(file: Path, record: dict[str, Any], manifest: Manifest) -> Iterator[DataProblem]:
+    damaged = partial(DataProblem, "dataset-json", str(file))
+    if manifest.fingerprint != identity(record):
+        yield damaged("was edited or damaged: its fingerprint does not match its contents")
+    if missing := [name for name in SPLITS if name not in manifest.splits]:
+        yield damaged(f"is damaged: it has no split {missing[0]}", place="splits")
+    for name, split in manifest.splits.items():
+        for key in ("tokens", "documents", "bytes"):
+            if (total := sum(getattr(shard, key) for shard in split.shards)) != (recorded := getattr(split, key)):
+                yield damaged(f"is damaged: shards of {total:,} {key} in a split of {recorded:,}", place=f"splits.{name}")
+
+
+def _read_tokenizer(file: Path, manifest: Manifest, problems: list[DataProblem]) -> Tokenizer | None:
     try:
-        size = index.stat().st_size
-    except OSError as error:
-        raise DataError(f"missing document index {index} ({error.strerror}); {AGAIN}") from None
-    if size != expected:
-        raise DataError(
-            f"size mismatch in {index}: {expected:,} bytes expected for {split.documents:,} documents, {size:,} found; {AGAIN}"
-        )
-
-
-# The buckets of a split: stretches of whole documents that follow each other in its stream and keep their names.
-
-
-class Bucket:
-    """A stretch of whole documents of a split."""
-
-    def __init__(self, split: Split, record: BucketRecord, first_token: int, first_document: int) -> None:
-        self.tokens, self.documents, self.eos = record.tokens, record.documents, split.eos
-        self.bytes, self.piece_bytes = record.bytes, record.piece_bytes
-        self._split, self._first_token = split, first_token
-        self._here = slice(first_document, first_document + record.documents)
-
-    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Tokens start..stop of the bucket."""
-        if not 0 <= start <= stop <= self.tokens:
-            raise IndexError(f"tokens {start} to {stop} of a bucket of {self.tokens}")
-        return self._split.read(self._first_token + start, self._first_token + stop, out)
-
-    def document_starts(self) -> NDArray[np.uint64]:
-        """Where each document begins in the bucket, and after them the end of the last."""
-        return self._starts
-
-    @cached_property
-    def _starts(self) -> NDArray[np.uint64]:  # every row with a document mask asks for them
-        starts = self._split.document_starts()[self._here.start : self._here.stop + 1]
-        return np.asarray(starts) - np.uint64(self._first_token)
-
-    def document_repeats(self) -> NDArray[np.uint16] | None:
-        """How many tokens each document repeats of the one before; None: none does."""
-        repeats = self._split.document_repeats()
-        return None if repeats is None else repeats[self._here]
-
-
-def split_buckets(split: Split, records: Sequence[BucketRecord]) -> dict[str, Bucket]:
-    """The buckets of a split by their names."""
-    found, tokens, documents = {}, 0, 0
-    for record in records:
-        found[record.name] = Bucket(split, record, tokens, documents)
-        tokens, documents = tokens + record.tokens, documents + record.documents
-    return found
-
-
-# The document index of a split, checked when it is opened.
-
-PART = 1 << 20  # numbers that are looked at together
-
-
-def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> NDArray[np.uint64]:
-    """Where each document begins, and after them the end of the last; ValueError says what is wrong with the file."""
-    try:
-        size, expected = path.stat().st_size, 8 * (documents + 1)
-        if size != expected:
-            raise ValueError(f"has {size:,} bytes, and {expected:,} belong to {documents:,} documents")
-        starts = np.memmap(path, dtype="<u8", mode="r", shape=(documents + 1,))
-    except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror}") from None
-    for first in range(0, documents, PART):
-        part = np.asarray(starts[first : first + PART + 1])
-        if len(falls := np.flatnonzero(part[1:] <= part[:-1])):
-            begin, after = part[falls[0]], part[falls[0] + 1]
-            raise ValueError(f"does not rise: document {first + falls[0]:,} begins at {begin:,} and the next at {after:,}")
-    if starts[0] != 0 or starts[-1] != tokens:
-        raise ValueError(f"goes from {starts[0]:,} to {starts[-1]:,} and not from 0 to {tokens:,}")
-    if sha256 is not None and file_sha256(path) != sha256:
-        raise ValueError("is not what was written: documents begin elsewhere")
-    return starts
-
-
-def starts_at_marks(stream: TokenStream, mark: int) -> NDArray[np.uint64] | None:
-    """The same for tokens without an index: a document begins with each mark, and with the first token; None without any mark.
-
-    Where marks are after documents instead, each begins with the mark of the one before: the same tokens lie side by side.
-    """
-    marks = np.fromiter(stream.positions(mark), np.uint64)
-    if not len(marks):
+        tokenizer = from_spec(manifest.tokenizer.spec)
+    except DataError as error:
+        problems.append(tokenizer_problem(str(file), error))
         return None
-    first = [] if marks[0] == 0 else [0]
-    return np.concatenate([first, marks, [stream.tokens]]).astype(np.uint64)
+    if TokenizerRecord.of(tokenizer).model_copy(update={"spec": {}}) != manifest.tokenizer.model_copy(update={"spec": {}}):
+        problem = "is damaged: its tokenizer does not match its fingerprint"
+        problems.append(DataProblem("tokenizer-mismatch", str(file), problem, place="tokenizer"))
+    return tokenizer

@@ -1,8 +1,8 @@
-"""The shard file: a header of 256 int32, then tokens, all little-endian; and files of tokens alone.
+"""Token files: shards (a header of 256 int32 followed by the tokens, little-endian) and files of tokens without a header.
 
-The header holds a magic number, the version and the token count; the rest of it is zero. Tokens of version 1 are uint16, those of
-version 2, for vocabularies above 65,536 ids, uint32. A file whose size does not follow from its header is refused: half a copy
-would train without complaint. llm.c has a header of its own for uint32 tokens.
+The header holds a magic number, the version and the token count, then zeros. Tokens are uint16 in version 1 and uint32 in version
+2, which vocabularies above 65,536 ids need. A file whose size does not match its header is refused: half a copy would train
+without complaint. llm.c has its own header for uint32 tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from ingot.data.tokenizers.tokenizer_base import IdType
 from ingot.errors import DataError, one_line
 from ingot.runtime.files import file_sha256, open_to_read, reading
 
-# What is wrong with a file of token data: a line in the list of an audit, or the error of whoever opens the data.
-
 AGAIN = "copy the folder again or prepare the data again"
 TITLES = {
     "shard-missing": "missing shard or one that cannot be read:",
@@ -36,8 +34,8 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong. Codes never change their meaning; docs/data-audit.md explains each."""
+class DataProblem:
+    """One defect of token data. Codes never change their meaning; docs/data-audit.md explains each."""
 
     code: str
     file: str
@@ -47,52 +45,51 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """All of it in one line."""
+        """Return the problem as one line of text."""
         where = f"{self.file}, {self.place}" if self.place else self.file
         return one_line(f"{self.code}: {where}: {self.problem}; {self.advice}")
 
     def error(self) -> DataError:
-        """The same for whoever cannot go on."""
+        """Return the problem as an exception."""
         where = f"{TITLES[self.code]} {self.file}:" if self.code in TITLES else self.file
         return DataError(f"{where} {self.problem}; {self.advice}")
 
 
 MAGIC, VERSION, WIDE_VERSION = 20240520, 1, 2
 LLM_C = (20240801, 7)
-TYPES = {(MAGIC, VERSION): "<u2", (MAGIC, WIDE_VERSION): "<u4", LLM_C: "<u4"}  # of a token, by magic number and version
+DTYPES = {(MAGIC, VERSION): "<u2", (MAGIC, WIDE_VERSION): "<u4", LLM_C: "<u4"}  # keyed by magic number and version
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
-TOKEN_BYTES = 2  # of version 1
-MAX_TOKENS = 2**31 - 1  # the count is an int32
-PART_TOKENS = 1 << 22  # written at once: a thread that comes back for more waits for the one that computes
+TOKEN_BYTES = 2  # bytes per token in version 1
+MAX_TOKENS = 2**31 - 1  # the header stores the count as int32
+PART_TOKENS = 1 << 22  # tokens per write: smaller writes make the writing thread wait for the GIL more often
 
 
 class ShardWriter:
-    """A shard that grows; its header is written last, so an unfinished file is never taken for a shard.
+    """Writes one shard; the header is written last, so that an unfinished file never looks like a shard.
 
-    A thread brings tokens to the disk and into the checksum while the caller makes more. The header comes first in a checksum and
-    holds the count: `limit` is taken for it, and where it comes to be another, the file is read again. `written`: the tokens of a
-    shard that another process left unfinished; what it wrote after them is cut off. `wide`: its tokens have 32 bits.
+    A thread writes and hashes tokens while the caller produces more. The header, with the token count, comes first in the
+    checksum: `limit` is assumed as the count, and a shard that ends with another count is hashed again from the file.
+    `written` is the number of tokens that an interrupted process saved in this file; anything after them is cut off. `wide`
+    selects uint32.
     """
 
     def __init__(self, path: Path, files: ExitStack, limit: int = MAX_TOKENS, written: int = 0, wide: bool = False) -> None:
         self.path, self.tokens, self._files = path, written, files
         self._version = WIDE_VERSION if wide else VERSION
-        dtype = np.dtype(TYPES[MAGIC, self._version])
+        dtype = np.dtype(DTYPES[MAGIC, self._version])
         self._file = files.enter_context(path.open("r+b" if written else "xb"))
         self._file.truncate(HEADER_BYTES + dtype.itemsize * written)
         self._file.seek(0, os.SEEK_END)
-        self._sum, self._summed = (
-            hashlib.sha256(_header(limit, self._version)),
-            0 if written else limit,
-        )  # the count for which the sum is right
+        self._sum = hashlib.sha256(_header(limit, self._version))
+        self._hashed_count = 0 if written else limit  # the token count for which the running checksum is valid
         self._part, self._other = (np.empty(min(limit, PART_TOKENS), dtype) for _ in range(2))
         self._filled = 0
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
     def append(self, tokens: NDArray[Any]) -> None:
-        """Adds tokens at the end."""
+        """Append tokens."""
         self.tokens += len(tokens)
         while len(tokens):
             part, tokens = np.split(tokens, [len(self._part) - self._filled])
@@ -102,12 +99,12 @@ class ShardWriter:
                 self._hand_over()
 
     def sync(self) -> None:
-        """Brings all tokens to the disk."""
+        """Flush all tokens to disk."""
         self._write_rest()
         self._flush()
 
     def close(self) -> str:
-        """Completes the header, brings the file to the disk and returns its sha256."""
+        """Write the header, flush the file to disk and return its sha256."""
         self._write_rest()
         self._file.seek(0)
         self._file.write(_header(self.tokens, self._version))
@@ -115,7 +112,7 @@ class ShardWriter:
         self._file.close()
         if self._thread:
             self._thread.shutdown()
-        return self._sum.hexdigest() if self.tokens == self._summed else file_sha256(self.path)
+        return self._sum.hexdigest() if self.tokens == self._hashed_count else file_sha256(self.path)
 
     def _hand_over(self) -> None:
         self._wait()
@@ -125,7 +122,7 @@ class ShardWriter:
 
     def _wait(self) -> None:
         if self._writing:
-            self._writing.result()  # raises what the thread met
+            self._writing.result()  # raises an error of the thread
 
     def _write_rest(self) -> None:
         self._wait()
@@ -152,63 +149,74 @@ def _header(tokens: int, version: int) -> bytes:
 
 
 class Header(NamedTuple):
-    """What a shard's header says."""
+    """The dtype and the token count of a shard."""
 
     dtype: str
     tokens: int
 
 
-def read_header(path: Path, foreign: bool = False) -> Header | Finding:
-    """The header of a shard, or what is wrong with it or with the file's size; `foreign`: llm.c's is taken too."""
+def read_header(path: Path) -> Header | DataProblem:
+    """Read the header of a shard and check it against the file's size; return what is wrong with it otherwise."""
     try:
         with open_to_read(path) as file:
             header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
     except OSError as error:
-        return Finding("shard-missing", str(path), f"{error.strerror}")
+        return DataProblem("shard-missing", str(path), f"{error.strerror}")
     if len(header) < HEADER_BYTES:
-        problem = f"{len(header):,} bytes instead of {HEADER_BYTES:,}: the file is cut short or no shard"
-        return Finding("shard-header", str(path), problem, place="header")
+        problem = f"{len(header):,} bytes instead of {HEADER_BYTES:,}: the file is cut short or not a shard"
+        return DataProblem("shard-header", str(path), problem, place="header")
     magic, version, count = (int(value) for value in np.frombuffer(header, "<i4", 3))
-    dtype = TYPES.get((magic, version)) if foreign or magic == MAGIC else None
+    dtype = DTYPES.get((magic, version))
     if dtype is None:
-        problem = f"magic {magic} and version {version} instead of {MAGIC} and {VERSION}: the file is damaged or no shard"
-        return Finding("shard-header", str(path), problem, place="header")
+        problem = f"magic {magic} and version {version} instead of {MAGIC} and {VERSION}: the file is damaged or not a shard"
+        return DataProblem("shard-header", str(path), problem, place="header")
     expected = HEADER_BYTES + int(dtype[-1]) * count
     if size != expected:
         state = "is cut short" if size < expected else "is too long"
         problem = f"{expected:,} bytes expected for {count:,} tokens, {size:,} found: the file {state}"
-        return Finding("shard-size", str(path), problem)
+        return DataProblem("shard-size", str(path), problem)
     return Header(dtype, count)
 
 
 def has_header(path: Path) -> bool:
-    """Whether a file begins as a shard does."""
+    """Return True if a file begins with the magic number of a shard."""
     with open_to_read(path) as file:
-        return int.from_bytes(file.read(4), "little") in {magic for magic, _ in TYPES}
+        return int.from_bytes(file.read(4), "little") in {magic for magic, _ in DTYPES}
 
 
 def token_count(path: Path) -> int:
-    """The tokens of a shard, after its header and size are checked."""
-    return sound_header(path).tokens
+    """Return the token count of a shard after checking its header and size."""
+    return _valid_header(path).tokens
 
 
-def open_shard(path: Path, foreign: bool = False) -> NDArray[Any]:
-    """The tokens of a shard, mapped from the disk and read only when touched; `foreign`: it may be one of llm.c's."""
-    header = sound_header(path, foreign)
+def open_shard(path: Path) -> NDArray[Any]:
+    """Map the tokens of a shard; pages are read when they are touched."""
+    header = _valid_header(path)
     return map_tokens(path, header.dtype, HEADER_BYTES, header.tokens)
 
 
+def read_file(path: Path, limit: int = -1) -> tuple[bytes, int]:
+    """Read the first `limit` bytes of a file, or all of them; return them and the file's size."""
+    try:
+        with open_to_read(path) as file:
+            return file.read(limit), os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        raise DataError(f"missing file {path}; copy the whole folder") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
 def open_plain(path: Path) -> NDArray[np.uint16]:
-    """The tokens of a file without a header, mapped from the disk."""
+    """Map the tokens of a uint16 file without a header."""
     with reading(path):
         size = path.stat().st_size
     if size % TOKEN_BYTES:
-        raise DataError(f"{path} has {size:,} bytes, an odd number, and tokens have two each; it is cut short or no such data")
+        raise DataError(f"{path} has {size:,} bytes, an odd number, and a token has two; the file is cut short or not token data")
     return map_tokens(path, "<u2", 0, size // TOKEN_BYTES)
 
 
 def map_tokens(path: Path, dtype: str, offset: int, count: int) -> NDArray[Any]:
-    """So many tokens of a file, mapped from the disk."""
+    """Map `count` tokens of a file from a byte offset on."""
     if not count:
         return np.empty(0, dtype)
     try:
@@ -217,51 +225,39 @@ def map_tokens(path: Path, dtype: str, offset: int, count: int) -> NDArray[Any]:
         raise DataError(f"cannot map {path}: {error}") from error
 
 
-def sound_header(path: Path, foreign: bool = False) -> Header:
-    """The header of a shard, or an error that says what is wrong with it."""
-    if isinstance(header := read_header(path, foreign), Finding):
+def _valid_header(path: Path) -> Header:
+    if isinstance(header := read_header(path), DataProblem):
         raise header.error()
     return header
 
 
-# The tokens of several files as one stream, wherever the files end.
-
-CHUNK_TOKENS = 1 << 22  # looked at at once
-OPEN_FILES = 8
+CHUNK_TOKENS = 1 << 22  # tokens scanned at a time
 OpenTokens = Callable[[Path], NDArray[Any]]
 
 
 class TokenStream:
-    """Files one after the other; wider ids than those of `dtype` are checked and narrowed where they are read.
+    """The tokens of several files as one stream. Files are mapped at their first use and stay mapped.
 
-    At most `keep` files stay mapped, None: all. `dtype` is uint16 unless it is given.
+    `dtype` is the type of the ids that are returned. Files with a wider dtype are checked and narrowed when they are read.
     """
 
     def __init__(
-        self,
-        paths: Sequence[Path],
-        sizes: Sequence[int],
-        open_tokens: OpenTokens = open_shard,
-        *,
-        keep: int | None = OPEN_FILES,
-        dtype: IdType | None = None,
+        self, paths: Sequence[Path], sizes: Sequence[int], open_tokens: OpenTokens = open_shard, *, dtype: IdType | None = None
     ) -> None:
         self.paths, self.sizes, self._ends = paths, sizes, list(accumulate(sizes))
         self.tokens = self._ends[-1] if self._ends else 0
-        self._open, self._keep, self.dtype = open_tokens, keep, dtype or np.dtype(np.uint16)
+        self.open_file, self.dtype = open_tokens, dtype or np.dtype(np.uint16)
         self._maps: dict[int, NDArray[Any]] = {}
 
     def shard(self, number: int) -> NDArray[Any]:
-        """The tokens of one file, mapped at the first call."""
-        found = self._maps.get(number)
-        if found is None:
-            found = np.asarray(self._open(self.paths[number]))  # a slice of a memmap takes three times as long
-            if len(found) != self.sizes[number]:
+        """Return the tokens of one file, mapped at the first call."""
+        tokens = self._maps.get(number)
+        if tokens is None:
+            tokens = np.asarray(self.open_file(self.paths[number]))  # slicing a memmap takes three times as long
+            if len(tokens) != self.sizes[number]:
                 raise DataError(f"{self.paths[number]} was replaced while it was in use; start again with the new data")
-            if self._keep is not None and len(self._maps) >= self._keep:
-                del self._maps[next(iter(self._maps))]
-            self._maps[number] = found
-        return found
+            self._maps[number] = tokens
+        return tokens
 
     @property
     def shards(self) -> list[NDArray[Any]]:
@@ -269,7 +265,7 @@ class TokenStream:
         return [self.shard(number) for number in range(len(self.paths))]
 
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Tokens start..stop of the stream, copied into `out` (any integer type) where it is given."""
+        """Copy tokens start..stop, into `out` (of any integer dtype) if it is given."""
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens {start} to {stop} of a stream of {self.tokens}")
         count = stop - start
@@ -284,7 +280,7 @@ class TokenStream:
         return out
 
     def slice(self, start: int, stop: int) -> list[NDArray[Any]]:
-        """Tokens start..stop, as views that follow one another."""
+        """Return tokens start..stop as consecutive views of the files."""
         parts = []
         number = bisect_right(self._ends, start)
         while start < stop:
@@ -296,19 +292,19 @@ class TokenStream:
         return parts
 
     def token(self, position: int) -> int:
-        """The token at one position."""
+        """Return the token at one position."""
         return int(self.slice(position, position + 1)[0][0])
 
     def positions(self, token: int) -> Iterator[int]:
-        """Where a token stands."""
+        """Yield the positions at which a token occurs."""
         for number, end in enumerate(self._ends):
             tokens = self.shard(number)
             for start in range(0, len(tokens), CHUNK_TOKENS):
-                found = np.flatnonzero(tokens[start : start + CHUNK_TOKENS] == token)
-                yield from (found + (end - len(tokens) + start)).tolist()
+                positions = np.flatnonzero(tokens[start : start + CHUNK_TOKENS] == token)
+                yield from (positions + (end - len(tokens) + start)).tolist()
 
     def place(self, position: int) -> tuple[str, str]:
-        """The file of a token, and its place there, in words."""
+        """Return the file of a token and a description of its position in that file."""
         number = min(bisect_right(self._ends, position), len(self.paths) - 1)
         return str(self.paths[number]), f"token {position - self._ends[number] + self.sizes[number]:,}"
 
@@ -319,6 +315,6 @@ class TokenStream:
             if (largest := int(part.max(initial=0))) > limit:
                 raise DataError(
                     f"{self.paths[number]} holds token {largest:,}: ids above {limit:,} do not fit the "
-                    f"{8 * self.dtype.itemsize} bits that the ids of its tokenizer have; give the one that made the tokens"
+                    f"{8 * self.dtype.itemsize} bits of its tokenizer's ids; give the tokenizer that made the tokens"
                 )
         return part

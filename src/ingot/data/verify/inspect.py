@@ -1,27 +1,24 @@
-"""What is in a split: counts, the use of the vocabulary, the lengths of documents and how some of them begin.
+"""Inspect splits: counts, the use of the vocabulary, the lengths of documents and how some of them begin.
 
-Tokens are counted block by block over mapped shards, so memory grows with the number of documents (8 bytes each) and with nothing
-else.
+Tokens are counted in chunks of mapped shards, so memory grows only with the number of documents (8 bytes each).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ingot.data.store.dataset import SplitCounts, split_counts
+from ingot.data.store.dataset import Bucket, Split, SplitCounts, split_counts
 from ingot.data.store.shards import TOKEN_BYTES
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.verify.folder import AuditBucket, AuditSplit, Counts, Starts, count_documents, open_folder, read_index
+from ingot.data.verify.counting import Counts, OnTokens, Progress, Starts, count_documents, open_for_audit
 from ingot.errors import DataError
 from ingot.runtime.files import check_picture, save_picture
 
-PLOT = "--plot"  # the option that names a picture
+PLOT = "--plot"  # the option that names the image file
 BEGINNING_TOKENS, BEGINNING_CHARACTERS = 256, 100
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Beginning:
-    """How a document begins."""
+    """The first words of a document."""
 
     document: int
     token: int
@@ -76,7 +73,7 @@ class Beginning:
 
 @dataclass(frozen=True)
 class SplitInspection(SplitCounts):
-    """What a split holds, its ids and its documents."""
+    """The contents of a split: counts, ids and documents."""
 
     documents: int
     piece_bytes: int
@@ -87,7 +84,7 @@ class SplitInspection(SplitCounts):
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a folder holds."""
+    """The contents of a folder."""
 
     folder: Path
     tokenizer: str
@@ -103,17 +100,16 @@ def inspect(
     beginnings: int = 5,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Looks into one split of a folder, or all; `top` most frequent ids and the beginnings of so many documents are listed."""
-    folder = open_folder(path, tokenizer)
-    if folder.findings:
-        raise DataError(f"{folder.findings[0].line} (ingot data verify {path} lists everything)")
-    assert folder.tokenizer is not None  # or there is a finding
-    if split is not None and split not in folder.splits:
-        raise DataError(f"{path} has no split {split!r}; it has {', '.join(folder.splits)}")
-    chosen = {name: one for name, one in folder.splits.items() if split in (None, name)}
-    done, total = 0, sum(one.tokens * (2 if one.buckets else 1) for one in chosen.values())
+    """Inspect one split of a folder, or all; list the `top` most frequent ids and the beginnings of some documents."""
+    dataset = open_for_audit(path, tokenizer)
+    if dataset.problems:
+        raise DataError(f"{dataset.problems[0].line} (ingot data verify {path} lists everything)")
+    if split is not None and split not in dataset.splits:
+        raise DataError(f"{path} has no split {split!r}; it has {', '.join(dataset.splits)}")
+    chosen = {name: one for name, one in dataset.splits.items() if split in (None, name)}
+    done, total = 0, sum(one.tokens * (2 if one.record.buckets else 1) for one in chosen.values())
 
-    def tell(tokens: int) -> None:
+    def advance(tokens: int) -> None:
         nonlocal done
         done += tokens
         if progress:
@@ -121,16 +117,14 @@ def inspect(
 
     splits = {}
     for name, one in chosen.items():
-        starts, size = _document_starts(one), one.record.bytes if one.record else None
-        splits[name], starts = _inspect(folder.tokenizer, one, starts, size, top, beginnings, tell)
-        for number in range(len(one.buckets)):
-            bucket = AuditBucket(one, starts, number)
-            splits[bucket.name], _ = _inspect(folder.tokenizer, bucket, bucket.starts, bucket.bytes, top, beginnings, tell)
-    return Inspection(path, folder.tokenizer.kind, splits)
+        parts: list[Split | Bucket] = [one, *dataset.buckets(name).values()]
+        for part in parts:
+            splits[part.name] = _inspect(dataset.tokenizer, part, top, beginnings, advance)
+    return Inspection(path, dataset.tokenizer.kind, splits)
 
 
 def plot(inspection: Inspection, file: Path) -> None:
-    """Draws the lengths of documents into a PNG or SVG file."""
+    """Draw the lengths of documents into a PNG or SVG file."""
     check_picture(file, PLOT)
     from matplotlib.figure import Figure
 
@@ -149,35 +143,25 @@ def plot(inspection: Inspection, file: Path) -> None:
     save_picture(figure, file, PLOT)
 
 
-def _document_starts(split: AuditSplit) -> Starts | None:
-    if isinstance(index := read_index(split), str):
-        raise DataError(f"{split.folder}: the document index of {split.name} {index}; ingot data verify lists everything")
-    return index
-
-
-def _inspect(
-    tokenizer: Tokenizer,
-    split: AuditSplit | AuditBucket,
-    index: Starts | None,
-    size: int | None,
-    top: int,
-    beginnings: int,
-    tell: Callable[[int], None],
-) -> tuple[SplitInspection, Starts]:
-    """What a split or a bucket holds, and where its documents begin."""
-    counts, starts = count_documents(split, tokenizer, index, tell)
+def _inspect(tokenizer: Tokenizer, split: Split | Bucket, top: int, beginnings: int, advance: OnTokens) -> SplitInspection:
+    try:
+        index = split.index() if isinstance(split, Split) else split.document_starts()
+    except ValueError as problem:
+        message = f"{split.folder}: the document index of {split.name} {problem}; ingot data verify lists everything"
+        raise DataError(message) from None
+    counts, starts = count_documents(split, tokenizer, index, advance)
     if (outside := int(counts.ids[tokenizer.vocab_size :].sum())) > 0:
         raise DataError(
             f"{split.folder}: {outside:,} tokens of {split.name} are outside the {tokenizer.kind} vocabulary of "
             f"{tokenizer.vocab_size:,} ids; give the tokenizer that made them"
         )
-    found = SplitInspection(
+    size = split.bytes if split.is_prepared else None
+    return SplitInspection(
         **vars(split_counts(len(starts) - 1, split.tokens, size, counts.piece_bytes)),
         vocabulary=_vocabulary(tokenizer, counts, top),
         lengths=_lengths(starts),
         beginnings=_beginnings(split, tokenizer, starts, beginnings),
     )
-    return found, starts
 
 
 def _vocabulary(tokenizer: Tokenizer, counts: Counts, top: int) -> Vocabulary:
@@ -189,12 +173,12 @@ def _vocabulary(tokenizer: Tokenizer, counts: Counts, top: int) -> Vocabulary:
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | None:
-    """The text of an id; bytes that are not a character by themselves as \\x.."""
+    """Return the text of an id; bytes that are not a whole character are escaped as \\x.."""
     return None if tokenizer.is_special(token) else tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
 
 
 def _lengths(starts: Starts) -> Lengths | None:
-    """Lengths in bins that double: 1, 2 to 3, 4 to 7, ..."""
+    """Count lengths in bins that double: 1, 2 to 3, 4 to 7, ..."""
     lengths = np.diff(starts)
     if not len(lengths):
         return None
@@ -205,15 +189,15 @@ def _lengths(starts: Starts) -> Lengths | None:
     return Lengths(int(lengths.min()), float(lengths.mean()), float(np.median(lengths)), int(lengths.max()), bins)
 
 
-def _beginnings(split: AuditSplit | AuditBucket, tokenizer: Tokenizer, starts: Starts, count: int) -> list[Beginning]:
-    """The first words of documents that are spread evenly."""
+def _beginnings(split: Split | Bucket, tokenizer: Tokenizer, starts: Starts, count: int) -> list[Beginning]:
+    """Return the first words of evenly spaced documents."""
     documents = len(starts) - 1
     numbers = (
         np.unique(np.linspace(0, documents - 1, min(max(count, 0), documents)).astype(np.int64)).tolist() if documents else []
     )
-    found = []
+    shown = []
     for number in numbers:
         begin, end = int(starts[number]), int(starts[number + 1])
         text = tokenizer.decode(split.read(begin, min(end, begin + BEGINNING_TOKENS)))
-        found.append(Beginning(number, begin, end - begin, " ".join(text.split())[:BEGINNING_CHARACTERS]))
-    return found
+        shown.append(Beginning(number, begin, end - begin, " ".join(text.split())[:BEGINNING_CHARACTERS]))
+    return shown

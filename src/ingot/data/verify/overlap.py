@@ -1,14 +1,14 @@
-"""Validation documents that are in the training data: whole, or run of words by run of words.
+"""Find validation documents that are in the training data, whole or by their runs of words.
 
-The hashes of validation are kept, train is read once and looked up in them, so memory grows with validation alone. A document
-longer than a block is read in blocks of its own; only the few runs across their borders are not compared.
+The hashes of validation are kept in memory and train is read once and looked up in them, so memory grows with validation alone. A
+document longer than a block is read in several; only the few runs across their borders are not compared.
 """
 
 from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal
@@ -16,37 +16,36 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.data.store.dataset import Split
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.verify.folder import AuditSplit, Starts
-
-# Tokens to words to numbers: the text of any tokenizer in a form that can be compared fast.
+from ingot.data.verify.counting import OnTokens, Starts
 
 Hashes = NDArray[np.uint64]
 Places = NDArray[np.int64]
-BETWEEN = 0  # the byte that stands for whatever is not in a word
-APART = 0xE3  # first UTF-8 byte of U+3000 and above
-QUOTES = 0xE2  # with 0x80 or 0x81 after it: U+2000 to U+207F, which are spaces, dashes and quotes
-LONGEST = 64  # bytes of a word; a longer run of letters is several
-FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing
+BETWEEN = 0  # replaces every byte that is not part of a word
+SINGLE = 0xE3  # first UTF-8 byte of U+3000 and above, where each character counts as a word
+QUOTES = 0xE2  # followed by 0x80 or 0x81: U+2000 to U+207F, which are spaces, dashes and quotes
+MAX_WORD_BYTES = 64  # a longer run of letters counts as several words
+FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication modulo 2**64 is invertible
 ASCII = bytes(ord(chr(b).lower()) if chr(b).isalnum() else BETWEEN for b in range(0x80)) + bytes(range(0x80, 0x100))
 MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 
 
 class WordHasher:
-    """The words of a tokenizer's tokens."""
+    """Hashes the words of a tokenizer's tokens: the text of any tokenizer in a form that compares fast."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         pieces = [_spelled(tokenizer.decode_bytes([token])) for token in range(tokenizer.vocab_size)]
-        self._separator = len(pieces)  # an id of its own, which ids outside the vocabulary become
+        self._separator = len(pieces)  # an extra id that replaces ids outside the vocabulary
         self._marked = tokenizer.bos is not None
         self._sizes = np.array([*map(len, pieces), 1], np.int64)
         self._starts = np.cumsum(self._sizes) - self._sizes
         self._letters = np.frombuffer(b"".join([*pieces, bytes([BETWEEN])]), np.uint8)
 
     def words(self, ids: NDArray[Any], starts: Places) -> tuple[Hashes, Places]:
-        """The hash of each word, and how many words come before each document; `starts` is where documents begin in `ids`."""
+        """Return the hash of each word, and the words before each document; `starts` says where documents begin in `ids`."""
         rows = np.minimum(ids.astype(np.int64), self._separator)
-        if not self._marked:  # or a word would run on from one document into the next
+        if not self._marked:  # else a word would continue from one document into the next
             rows, starts = np.insert(rows, starts, self._separator), starts + np.arange(len(starts))
         letters, ends = self._spell(rows)
         _fold(letters)
@@ -57,7 +56,7 @@ class WordHasher:
         return _hash(letters, begins, lengths), np.searchsorted(begins, 1 + np.append(0, ends)[starts])
 
     def _spell(self, rows: Places) -> tuple[NDArray[np.uint8], Places]:
-        """The letters of the tokens after one zero and in front of eight, and where each token ends without the one."""
+        """Return the letters of the tokens with one zero before and eight after them, and where each token ends."""
         sizes = self._sizes[rows]
         ends = np.cumsum(sizes)
         source = np.repeat(self._starts[rows] - (ends - sizes), sizes)
@@ -69,12 +68,12 @@ class WordHasher:
 
 @lru_cache(maxsize=2)
 def word_hasher(tokenizer: Tokenizer) -> WordHasher:
-    """The speller of a tokenizer; it is asked for again and again, and a large vocabulary takes half a second."""
+    """Return the word hasher of a tokenizer, cached: a large vocabulary takes half a second."""
     return WordHasher(tokenizer)
 
 
 def shingles(words: Hashes, firsts: Places, count: int) -> tuple[Hashes, Places]:
-    """The hash of each run of `count` words inside one document, and its first word; `firsts` are those of the documents."""
+    """Return the hash of each run of `count` words inside one document, and its first word; `firsts`: those of the documents."""
     hashes = _runs(words, count)
     inside = np.ones(len(hashes), bool)
     crossing = (firsts[1:, None] - np.arange(1, count)).ravel()
@@ -84,7 +83,7 @@ def shingles(words: Hashes, firsts: Places, count: int) -> tuple[Hashes, Places]
 
 
 def _runs(words: Hashes, count: int) -> Hashes:
-    """A polynomial of each run of `count` words, put together from those of runs half as long."""
+    """Return a polynomial hash of each run of `count` words, composed from runs half as long."""
     if count == 1 or len(words) < count:
         return words[: max(0, len(words) - count + 1)]
     half = count // 2
@@ -94,16 +93,16 @@ def _runs(words: Hashes, count: int) -> Hashes:
 
 
 def _spelled(piece: bytes) -> bytes:
-    """A piece with zeros for what is not in a word, and in front of characters that are words of their own."""
+    """Return a token's bytes with zeros for what is not in a word, and before characters that count as words."""
     piece = piece.translate(ASCII) or bytes([BETWEEN])
-    if max(piece) < APART:
+    if max(piece) < SINGLE:
         return piece
-    return b"".join(bytes([BETWEEN, byte] if byte >= APART else [byte]) for byte in piece)
+    return b"".join(bytes([BETWEEN, byte] if byte >= SINGLE else [byte]) for byte in piece)
 
 
 @cache
 def _pairs() -> NDArray[np.uint8]:
-    """For every two bytes the two that take their place: U+0080 to U+07FF without case, zeros if not in a word."""
+    """Build the table that maps two bytes to two bytes: U+0080 to U+07FF in lower case, zeros if not in a word."""
     table = np.stack(np.meshgrid(np.arange(256), np.arange(256), indexing="ij"), -1).astype(np.uint8)
     for code in range(0x80, 0x800):
         character = chr(code)
@@ -117,7 +116,7 @@ def _pairs() -> NDArray[np.uint8]:
 
 
 def _fold(letters: NDArray[np.uint8]) -> None:
-    """Takes away the case of characters of two bytes and the punctuation among those of two and three, in place."""
+    """Lower the case of two-byte characters and blank the punctuation among two- and three-byte ones, in place."""
     places = np.flatnonzero(letters >= 0xC2)
     places = places[places < len(letters) - 8]
     double = places[letters[places] < 0xE0]
@@ -129,17 +128,17 @@ def _fold(letters: NDArray[np.uint8]) -> None:
 
 
 def _cut(begins: Places, lengths: Places) -> tuple[Places, Places]:
-    """Runs of letters that are too long as several words."""
-    if not (lengths > LONGEST).any():
+    """Split runs of letters that are too long into several words."""
+    if not (lengths > MAX_WORD_BYTES).any():
         return begins, lengths
-    parts = -(-lengths // LONGEST)
-    offsets = LONGEST * (np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts))
-    return np.repeat(begins, parts) + offsets, np.minimum(np.repeat(lengths, parts) - offsets, LONGEST)
+    parts = -(-lengths // MAX_WORD_BYTES)
+    offsets = MAX_WORD_BYTES * (np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts))
+    return np.repeat(begins, parts) + offsets, np.minimum(np.repeat(lengths, parts) - offsets, MAX_WORD_BYTES)
 
 
 def _hash(letters: NDArray[np.uint8], begins: Places, lengths: Places) -> Hashes:
-    """A number for each word, made of its bytes eight at a time."""
-    eights: Hashes = np.ndarray(len(letters) - 7, "<u8", letters.data, strides=(1,))  # at every byte, it and seven more
+    """Hash each word, eight bytes at a time."""
+    eights: Hashes = np.ndarray(len(letters) - 7, "<u8", letters.data, strides=(1,))  # for every byte, it and the next seven
     hashes = _mix(eights[begins] & MASKS[np.minimum(lengths, 8)])
     left = np.flatnonzero(lengths > 8)
     while len(left):
@@ -150,35 +149,35 @@ def _hash(letters: NDArray[np.uint8], begins: Places, lengths: Places) -> Hashes
 
 
 def _mix(numbers: Hashes) -> Hashes:
-    """Another number for each, with no pattern left."""
+    """Scramble each number."""
     numbers = numbers * FACTOR
     return numbers ^ (numbers >> np.uint64(32))
 
 
 BLOCK_TOKENS = 1 << 18
-SLOTS = 8  # of the filter, at least, for every hash; a filter of one in four lets one in twenty of the others pass
+SLOTS = 8  # filter slots per hash, at least; each hash sets two, so about one in twenty other hashes passes
 NOWHERE = -1
 Kind = Literal["tokens", "words", "runs"]
 
 
 @dataclass(frozen=True)
 class ComparedSplit:
-    """A split to compare: its tokens, where its documents begin, and what they stand for."""
+    """A split to compare: its tokens, where its documents begin, and its tokenizer."""
 
-    split: AuditSplit
+    split: Split
     starts: Starts
     tokenizer: Tokenizer
 
     def document(self, number: int) -> NDArray[Any]:
-        """The tokens of one document."""
+        """Return the tokens of one document."""
         return self.split.read(int(self.starts[number]), int(self.starts[number + 1]))
 
 
 @dataclass(frozen=True)
 class Match:
-    """A validation document that is in train, and the train document that it is, or that has most of its runs of words.
+    """A validation document that is in train, and the train document that equals it or has most of its runs of words.
 
-    `kind`: tokens, the same; words, the same but for case, white space and punctuation; runs, `share` of its runs of words.
+    `kind`: tokens are equal; words are (all but case, white space and punctuation); or a `share` of the runs of words is.
     """
 
     document: int
@@ -189,7 +188,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a comparison came to."""
+    """The result of a comparison."""
 
     documents: int
     runs: int
@@ -198,7 +197,7 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """The part of validation's runs of words that is in train."""
+        """The share of validation's runs of words that is in train."""
         return self.runs_found / self.runs if self.runs else 0.0
 
 
@@ -207,15 +206,15 @@ def find_overlap(
     train: ComparedSplit,
     run_words: int,
     least_share: float,
-    tell: Callable[[int], None] = lambda tokens: None,
+    on_tokens: OnTokens = lambda tokens: None,
 ) -> Overlap:
-    """Compares validation with train. A document with more than `least_share` of its runs of words in train is a match.
+    """Compare validation with train. A document with more than `least_share` of its runs of words in train is a match.
 
-    `tell` hears of the tokens that were read: those of train once and those of validation twice.
+    `on_tokens` is called for the tokens that were read: those of train once and those of validation twice.
     """
-    held = _Held(val, run_words, tell)
-    copies, source = held.search(train, tell)
-    total, found = held.count(source, tell)
+    held = _HeldHashes(val, run_words, on_tokens)
+    copies, source = held.search(train, on_tokens)
+    total, found = held.count(source, on_tokens)
     shares = found / np.maximum(total, 1)
     same_ids = val.tokenizer.fingerprint() == train.tokenizer.fingerprint()
     matches = []
@@ -229,25 +228,25 @@ def find_overlap(
     return Overlap(len(total), int(total.sum()), int(found.sum()), matches)
 
 
-class _Held:
-    """What is kept of validation: a key for every document and the hashes of all runs of words."""
+class _HeldHashes:
+    """The hashes of validation: a key for every document and all runs of words."""
 
-    def __init__(self, val: ComparedSplit, run_words: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, val: ComparedSplit, run_words: int, on_tokens: OnTokens) -> None:
         self._val, self._run_words = val, run_words
         self._documents: dict[bytes, list[int]] = {}
         keys, runs = _Keys(val.tokenizer), []
-        for read in _reads(val, run_words, tell):
+        for read in _reads(val, run_words, on_tokens):
             runs.append(read.runs)
             for number, key in keys.of(read):
                 self._documents.setdefault(key, []).append(number)
         self._runs = RunSet(np.concatenate(runs) if runs else np.empty(0, np.uint64))
 
-    def search(self, train: ComparedSplit, tell: Callable[[int], None]) -> tuple[dict[int, int], Places]:
-        """The train document that each copied document is, and one for each run of words, or NOWHERE."""
+    def search(self, train: ComparedSplit, on_tokens: OnTokens) -> tuple[dict[int, int], Places]:
+        """Return the train document that each copied document equals, and one for each run of words, or NOWHERE."""
         source = np.full(len(self._runs.hashes), NOWHERE, np.int64)
         copies: dict[int, int] = {}
         keys = _Keys(train.tokenizer)
-        for read in _reads(train, self._run_words, tell):
+        for read in _reads(train, self._run_words, on_tokens):
             which, where = self._runs.find(read.runs)
             source[where] = read.documents(which)
             for number, key in keys.of(read):
@@ -255,10 +254,10 @@ class _Held:
                     copies.setdefault(document, number)
         return copies, source
 
-    def count(self, source: Places, tell: Callable[[int], None]) -> tuple[Places, Places]:
-        """For every document its runs of words, and those that were found."""
+    def count(self, source: Places, on_tokens: OnTokens) -> tuple[Places, Places]:
+        """Return for every document the number of its runs of words, and of those that are in train."""
         total, found = np.zeros((2, len(self._val.starts) - 1), np.int64)
-        for read in _reads(self._val, self._run_words, tell):
+        for read in _reads(self._val, self._run_words, on_tokens):
             which, where = self._runs.find(read.runs)
             documents = read.documents(which)
             np.add.at(total, documents, 1)
@@ -266,7 +265,7 @@ class _Held:
         return total, found
 
     def mostly(self, document: int, source: Places) -> int:
-        """The train document that has most of a document's runs of words."""
+        """Return the train document that has most of a document's runs of words."""
         starts = self._val.starts[document : document + 2]
         reads = _reads(ComparedSplit(self._val.split, starts, self._val.tokenizer), self._run_words)
         sources = np.concatenate([source[self._runs.find(read.runs)[1]] for read in reads])
@@ -275,7 +274,7 @@ class _Held:
 
 
 class RunSet:
-    """Hashes in order, behind a filter that few others pass: two places in it for every hash."""
+    """Sorted hashes behind a Bloom filter with two bits per hash, which few other hashes pass."""
 
     def __init__(self, hashes: Hashes) -> None:
         hashes.sort()
@@ -287,7 +286,7 @@ class RunSet:
         self._filter[self.hashes & self._mask] = True
 
     def find(self, hashes: Hashes) -> tuple[Places, Places]:
-        """Which of `hashes` are in the set, and where in it."""
+        """Return which of `hashes` are in the set, and their positions in it."""
         which = np.flatnonzero(self._filter[hashes >> self._shift])
         which = which[self._filter[hashes[which] & self._mask]] if len(self.hashes) else which[:0]
         where = np.minimum(np.searchsorted(self.hashes, hashes[which]), len(self.hashes) - 1)
@@ -296,14 +295,14 @@ class RunSet:
 
 
 class _Keys:
-    """What makes documents equal: their words, or, of those without any, their tokens."""
+    """Computes document keys: a hash of the words or, in documents without words, of the tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._marks = int(tokenizer.bos is not None)
-        self._begun: Any = None  # the key of a document of which a part is still to come
+        self._begun: Any = None  # the key of a document that continues in the next block
 
-    def of(self, read: _Read) -> Iterator[tuple[int, bytes]]:
-        """The documents that end in a block, with their keys; those without text have none."""
+    def of(self, read: _HashedBlock) -> Iterator[tuple[int, bytes]]:
+        """Yield the documents that end in a block, with their keys; documents without text have none."""
         words = [*read.firsts.tolist(), len(read.words)]
         tokens = [*read.block.starts.tolist(), len(read.block.ids)]
         for i in range(len(words) - 1):
@@ -319,17 +318,17 @@ class _Keys:
 
 @dataclass(frozen=True)
 class _Block:
-    """Whole documents, or a part of one that is too long."""
+    """Whole documents, or a part of a document that is too long."""
 
-    first: int  # document
+    first: int  # number of the first document
     ids: NDArray[Any]
-    starts: Places  # of its documents, in it
-    ends: bool  # its last document
+    starts: Places  # where documents begin in the block
+    ends: bool  # whether the last document ends in the block
 
 
 @dataclass(frozen=True)
-class _Read:
-    """What a block comes down to."""
+class _HashedBlock:
+    """The words and runs of words of a block."""
 
     block: _Block
     words: Hashes
@@ -338,17 +337,17 @@ class _Read:
     places: Places  # the first word of every run
 
     def documents(self, runs: Places) -> Places:
-        """The documents of some runs."""
+        """Return the documents of some runs."""
         return self.block.first + np.searchsorted(self.firsts, self.places[runs], "right") - 1
 
 
-def _reads(side: ComparedSplit, run_words: int, tell: Callable[[int], None] = lambda tokens: None) -> Iterator[_Read]:
-    """The blocks of a split in order."""
+def _reads(side: ComparedSplit, run_words: int, on_tokens: OnTokens = lambda tokens: None) -> Iterator[_HashedBlock]:
+    """Yield the hashed blocks of a split in order."""
     hasher = word_hasher(side.tokenizer)
     for block in _blocks(side):
         words, firsts = hasher.words(block.ids, block.starts)
-        yield _Read(block, words, firsts, *shingles(words, firsts, run_words))
-        tell(len(block.ids))
+        yield _HashedBlock(block, words, firsts, *shingles(words, firsts, run_words))
+        on_tokens(len(block.ids))
 
 
 def _blocks(side: ComparedSplit) -> Iterator[_Block]:

@@ -1,0 +1,138 @@
+"""Open token data of any format: find out which format a folder has, and check the tokenizer that is said to have made it.
+
+Every format becomes the same `Dataset`. A file is never guessed to be token data: what no format recognises is refused. Other
+programs do not record the tokenizer, and a wrong one gives wrong bits per byte: a few places of every file are compared with what
+the tokenizer makes of their text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ingot.data.formats.gpt_simple_folder import find_pairs, open_gpt_simple
+from ingot.data.formats.nanogpt_folder import FILES, META, check_headerless, nanogpt_tokenizer, open_nanogpt
+from ingot.data.formats.shard_folder import open_shards, paired_tokenizer, shard_files
+from ingot.data.store.dataset import MANIFEST, Dataset, NoTokenizer, prepare_command
+from ingot.data.store.shards import has_header
+from ingot.data.text.text_files import is_text
+from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.data.tokenizers.by_name import round_trips
+from ingot.errors import ConfigError, DataError, Setting
+from ingot.runtime.files import allow_open_files, reading
+
+OPENERS: dict[str, Callable[[Path, bool], Dataset]] = {
+    "ingot": lambda path, strict: Dataset.open(path, strict=strict),
+    "nanogpt": open_nanogpt,
+    "gpt-simple": open_gpt_simple,
+    "shards": open_shards,
+}
+LOOKED_FOR = f"{MANIFEST}, train.bin, .bin with .idx, or shards with a header"
+TOKENIZER = Setting("data.tokenizer")
+NAMED = "the tokenizer; name the one that made them with {0}"
+ASSUMED = "GPT-2's tokenizer, the default without a meta.pkl; put that file beside them, or name what made them with {0}"
+SAMPLES, SAMPLE_TOKENS = 32, 4096  # places sampled in all files together, at least 2 in each, and the tokens of each place
+
+
+def open_tokens(path: Path, format: str | None = None, strict: bool = True) -> Dataset:
+    """Open the token data at `path` in the given format or, without one, the format that its files show.
+
+    With `strict` the first damaged file is an error; else damage is collected in the dataset's `problems`.
+    """
+    if format is not None and format not in OPENERS:
+        raise ConfigError(f"unknown format {format!r}; known are {', '.join(OPENERS)}")
+    allow_open_files()
+    with reading(path):
+        if not path.exists():
+            raise DataError(f"no data at {path}: there is no such file or folder; give one with {LOOKED_FOR}")
+        dataset = OPENERS[format or detect(path) or _refuse(path)](path, strict)
+        if format is None and dataset.format == "nanogpt":
+            check_headerless(dataset)
+        return dataset
+
+
+def detect(path: Path) -> str | None:
+    """Return the format of the token data at `path`; None if it is in none."""
+    if not path.is_dir():
+        if any(find_pairs(path).values()):
+            return "gpt-simple"
+        if path.suffix == ".bin" and has_header(path):
+            return "shards"
+        return "nanogpt" if path.name in FILES.values() else None
+    if (path / MANIFEST).is_file():
+        return "ingot"
+    if find_pairs(path):
+        return "gpt-simple"
+    named = shard_files(path, "train") or shard_files(path, "val")
+    if named or any(has_header(file) for file in path.glob("*.bin") if file.is_file()):
+        return "shards"
+    return "nanogpt" if any((path / name).is_file() for name in FILES.values()) else None
+
+
+def _refuse(path: Path) -> str:
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    if text := next((file for file in files if is_text(file)), None):
+        raise DataError(f"{path} holds text ({text.name}) and no tokens; prepare it with: {prepare_command(path, 'DIR')}")
+    if binary := next((file for file in files if file.suffix == ".bin"), None):
+        raise DataError(
+            f"cannot tell what {path} is: {binary.name} has no known header and no .idx; it may be a damaged shard, or data "
+            "without a header: in that case give --from nanogpt"
+        )
+    raise DataError(f"no token data at {path}; looked for {LOOKED_FOR}")
+
+
+def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False) -> Dataset | None:
+    """Open a folder of nanoGPT's, gpt-simple's or of shards to train on; None if it is none of them.
+
+    `trust_tokens` skips the check whether the tokenizer made the tokens.
+    """
+    format = detect(folder) if folder.is_dir() else None
+    if format in (None, "ingot"):
+        return None
+    dataset = open_tokens(folder, format)
+    made_by = NAMED
+    if format == "nanogpt":
+        made_by = NAMED if tokenizer or (folder / META).is_file() else ASSUMED
+        opened = nanogpt_tokenizer(folder, tokenizer)
+    else:
+        tokenizer = tokenizer or (paired_tokenizer(folder) if format == "shards" else None)
+        if tokenizer is None:
+            raise NoTokenizer(folder)
+        _check_counterparts(dataset)
+        opened = open_tokenizer(tokenizer)
+    check_tokens(dataset, opened, trust_tokens, made_by)
+    dataset.use_tokenizer(opened)
+    return dataset
+
+
+def check_tokens(dataset: Dataset, tokenizer: Tokenizer, trust_tokens: bool, made_by: str) -> None:
+    """Refuse a tokenizer that did not make the tokens, as far as a few places of each file tell."""
+    samples, files = [], sum(len(split.paths) for split in dataset.splits.values())
+    for split in dataset.splits.values():
+        for path in split.paths:
+            tokens = split.open_file(path)  # not kept open: a run maps each file when it comes to it
+            last = max(0, len(tokens) - SAMPLE_TOKENS)
+            for start in np.linspace(0, last, max(2, SAMPLES // files)).astype(int):
+                part = tokens[start : start + SAMPLE_TOKENS]
+                if (largest := part.max(initial=0)) >= tokenizer.vocab_size:
+                    ids = f"the {tokenizer.vocab_size:,} ids of {made_by}"
+                    raise DataError(f"{path} holds token {largest}, outside {ids}", TOKENIZER)
+                samples.append(part)
+    if not round_trips(tokenizer, samples, trust_tokens).fit:
+        raise DataError(
+            f"the tokens of {dataset.folder} are not those that their text has in {made_by}",
+            TOKENIZER,
+            Setting("data.trust_tokens"),
+            advice="if that is on purpose, set {1}",
+        )
+
+
+def _check_counterparts(dataset: Dataset) -> None:
+    """Refuse a bucket that is in one split only: training reads and evaluates every bucket."""
+    train, val = dataset.buckets("train"), dataset.buckets("val")
+    for name in sorted(train.keys() ^ val.keys()):
+        has, lacks = ("train", "val") if name in train else ("val", "train")
+        missing = dataset.folder / lacks / name
+        raise DataError(f"{dataset.folder / has / name} has no counterpart: there is nothing in {missing}; add some to it")

@@ -1,0 +1,119 @@
+"""Documents in a token stream: the marks around them, where they begin, and the documents themselves.
+
+A document is a list of arrays without the marks that a format puts around it: consecutive views of mapped files, so that even a
+document larger than memory passes through. Where a format has no index, the marks say where documents begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.store.shards import TokenStream
+from ingot.data.tokenizers import Tokenizer
+from ingot.data.tokenizers.tokenizer_base import IdArray
+from ingot.runtime.files import file_sha256
+
+Document = list[IdArray]
+INDEX_PART = 1 << 20  # index entries checked at a time
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The id before each document and the id after it; a format uses one of them."""
+
+    bos: int | None = None
+    eos: int | None = None
+
+
+def marks_of(tokenizer: Tokenizer) -> Marks:
+    """Return the ids before and after documents; a vocabulary with only one of them uses it for both."""
+    bos, eos = tokenizer.bos, tokenizer.eos
+    return Marks(eos if bos is None else bos, bos if eos is None else eos)
+
+
+def ends_of(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids that end a text: the start mark of the next document, as prepared folders have it, and the end mark."""
+    return [mark for mark in dict.fromkeys((tokenizer.bos, tokenizer.eos)) if mark is not None]
+
+
+class Documents(Protocol):
+    """Tokens and where documents begin among them: a split, or one bucket of it."""
+
+    tokens: int
+    documents: int
+    bytes: int
+    piece_bytes: int | None
+    eos: int | None  # the mark after each document, in formats that have one; other formats may have one before each
+
+    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Copy tokens start..stop, into `out` if it is given."""
+
+    def document_starts(self) -> NDArray[np.uint64]:
+        """Return where each document begins, followed by the end of the last."""
+
+    def document_repeats(self) -> NDArray[np.uint16] | None:
+        """Return how many tokens each document repeats of the previous one (not predicted again); None if none does."""
+
+
+def cut(stream: TokenStream, marks: Marks, ends_first: bool) -> Iterator[Document]:
+    """Yield the documents of a stream without an index, in which a mark stands before each or after each.
+
+    Marks are after documents if the last token is one and the first is not; where both are, `ends_first` decides. Without any
+    mark the stream is one document. Tokens in front of the first start mark are a document too.
+    """
+    if not stream.tokens:
+        return
+    first, last = stream.token(0), stream.token(stream.tokens - 1)
+    after = last == marks.eos and (ends_first or first != marks.bos)
+    mark = marks.eos if after else marks.bos
+    start, begun = 0, after
+    for position in stream.positions(mark) if mark is not None else ():
+        if begun or position > start:
+            yield stream.slice(start, position)
+        start, begun = position + 1, True
+    if start < stream.tokens or (begun and not after):
+        yield stream.slice(start, stream.tokens)
+
+
+def check_index_size(path: Path, documents: int) -> None:
+    """Raise ValueError if a document index has another size than its number of documents requires."""
+    try:
+        size, expected = path.stat().st_size, 8 * (documents + 1)
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    if size != expected:
+        raise ValueError(f"has {size:,} bytes instead of the {expected:,} of {documents:,} documents")
+
+
+def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> NDArray[np.uint64]:
+    """Map a document index (each start, then the end of the last) and check it; ValueError says what is wrong with the file."""
+    check_index_size(path, documents)
+    try:
+        starts = np.memmap(path, dtype="<u8", mode="r", shape=(documents + 1,))
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    for first in range(0, documents, INDEX_PART):
+        part = np.asarray(starts[first : first + INDEX_PART + 1])
+        if len(falls := np.flatnonzero(part[1:] <= part[:-1])):
+            begin, after = part[falls[0]], part[falls[0] + 1]
+            raise ValueError(f"does not rise: document {first + falls[0]:,} begins at {begin:,} and the next at {after:,}")
+    if starts[0] != 0 or starts[-1] != tokens:
+        raise ValueError(f"goes from {starts[0]:,} to {starts[-1]:,} and not from 0 to {tokens:,}")
+    if sha256 is not None and file_sha256(path) != sha256:
+        raise ValueError("is not what was written: documents begin elsewhere")
+    return starts
+
+
+def starts_at_marks(tokens: int, marks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where documents begin, then the end of the last, if one begins at each mark and one at the first token.
+
+    Where marks are after documents instead, each document begins with the mark of the previous one.
+    """
+    first = [0] if tokens and (not len(marks) or marks[0]) else []
+    return np.concatenate([np.array(first, np.int64), marks, np.array([tokens], np.int64)])
