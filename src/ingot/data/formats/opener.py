@@ -135,4 +135,4 @@ def _check_counterparts(dataset: Dataset) -> None:
     for name in sorted(train.keys() ^ val.keys()):
         has, lacks = ("train", "val") if name in train else ("val", "train")
         missing = dataset.folder / lacks / name
-        raise DataError(f"{dataset.folder / has / name} has no counterpart: there is nothing in {missing}; add some to it")
+        raise DataError(f"{dataset.folder / has / name} has files and {missing} has none; add some to it")
