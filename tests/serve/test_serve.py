@@ -283,5 +283,5 @@ def test_an_address_that_others_reach_needs_a_token_and_one_that_is_taken_is_tol
 
 def test_a_name_that_is_not_utf_8_becomes_one_that_can_be_sent(tmp_path):
     odd = os.fsdecode(b"a\xff")
-    assert verb._served_name(tmp_path / odd, None) == verb._called(tmp_path, odd) == "a\\udcff"
+    assert verb._served_name(tmp_path / odd, None) == verb._served_name(tmp_path, odd) == "a\\udcff"
     assert verb._served_name(tmp_path / "run" / "checkpoints" / "step-1", None) == "run"
