@@ -276,7 +276,7 @@ def test_a_text_that_is_being_written_ends_with_an_error_when_another_model_is_o
     with web.open(f"/api/runs/{a}/completions", asked, **ALLOWED) as stream:
         assert stream.readline().startswith(b"data: ")
         assert web.ask(f"/api/runs/{b}/open", b"", **ALLOWED)[0] == 200
-        assert b"the model was closed before this text was done" in stream.read()
+        assert b"the model was closed before" in stream.read()
 
 
 def test_a_run_without_a_checkpoint_says_so_in_the_playground(opened, folder):
