@@ -142,7 +142,7 @@ def test_a_request_that_comes_before_the_folder_is_claimed_is_obeyed_once(
     stopped = read_state(folder)
 
     def request() -> None:
-        with pytest.raises(RunError, match=r"is not running: .* only a run that is being started there now hears of this"):
+        with pytest.raises(RunError, match=r"is not running: .* only a run that is starting there right now"):
             Run.open(folder, begun=False).stop()
 
     result = train(folder, At(when, request))
