@@ -67,7 +67,7 @@ class PhaseSection(Section):
 
 
 class DataSection(Section):
-    """Which tokens are read, and in which order."""
+    """The training data: its tokens, and the order in which they are read."""
 
     path: str = Field(
         "sample:shakespeare",
@@ -135,7 +135,7 @@ class DataSection(Section):
 
 
 class EvaluationSection(Section):
-    """How the model is evaluated during and after training."""
+    """Evaluation of the model during and after training."""
 
     every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
     at_start: bool = Field(False, description="Also evaluate before the first step.")
@@ -325,7 +325,7 @@ class StageSection(Section):
 
 
 class TrainingSection(Section):
-    """How long to train, in which batches, on which device, and where the results go."""
+    """The training loop: its length, batches and device, and the output folder."""
 
     max_steps: Count | None = Field(None, description="Optimizer steps. null: train until budget.seconds are spent.")
     tokens_per_step: Positive = Field(
@@ -452,7 +452,7 @@ class TrainingSection(Section):
 
 
 class BudgetSection(Section):
-    """What the run may cost."""
+    """Limits on the cost of the run."""
 
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
@@ -500,7 +500,7 @@ class ArtifactSection(Section):
 
 
 class TrackingSection(Section):
-    """What is logged during the run."""
+    """Logging during the run."""
 
     log_every: Positive = Field(
         10, description="Steps between lines in metrics.jsonl and log.txt. The first ten steps are always logged."

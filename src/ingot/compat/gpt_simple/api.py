@@ -38,9 +38,9 @@ def train(
     *,
     skip_runtime_probe: bool = False,
 ) -> GptSimpleResult:
-    """Train as a file or a Config says; a given section replaces that whole section. The arguments are not changed.
+    """Train from a config file or object; a section passed as an argument replaces the whole section. Arguments are not modified.
 
-    skip_runtime_probe is accepted and has no effect: there is no trial step before a run.
+    `skip_runtime_probe` is accepted for compatibility and has no effect: runs start without a trial step.
     """
     whole = config if isinstance(config, GptSimpleConfig) else GptSimpleConfig.from_file(config) if config is not None else None
     given = {"model": model, "data": data, "optimizer": optimizer, "training": training}

@@ -28,7 +28,7 @@ from ingot.runs.checkpoints import NAME_A_CHECKPOINT
 from ingot.runtime.files import open_to_read, readable
 
 OVERLAP_TOKENS = 256
-BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # as YAML 1.1 reads them
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}  # YAML 1.1 booleans
 
 
 def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "", **bounds: float) -> Any:
@@ -310,7 +310,7 @@ def all_keys() -> dict[str, Option]:
             type_name = "list" if type_name.startswith("list") else type_name
             about = dict(one.metadata)
             if not about["sets"] and section == "model":
-                about |= {"sets": f"model.{MODEL_KEYS[one.name]}", "computed": True}  # by artifact.gpt_simple.model_settings
+                about |= {"sets": f"model.{MODEL_KEYS[one.name]}", "computed": True}  # see artifact.gpt_simple.model_settings
             path = f"{section}.{one.name}"
             options[path] = Option(path, type_name, one.default, null="null" if rest else "", **about)  # type: ignore[arg-type]
     return options
@@ -343,7 +343,7 @@ def typed(option: Option, value: Any) -> Any:
 # Reading a file and a command line
 
 OUR_SECTIONS = ("base", "budget", "evaluation", "artifact", "tracking")  # top-level names that only our config files have
-Values = dict[str, tuple[Any, str]]  # by the dotted paths of the keys: each value, and the place that set it
+Values = dict[str, tuple[Any, str]]  # dotted key -> (value, where it was set)
 
 
 def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> GptSimpleConfig:

@@ -1,4 +1,4 @@
-"""gpt-simple's files beside ours, for its users' scripts and for the original itself, written while a run goes on.
+"""gpt-simple's files beside ours, for its users' scripts and for the original itself, written during a run.
 
 config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N, checkpoint-N-shutdown or final) for every checkpoint that
 the original would have written. The original generates and resumes from these folders; our own resume uses our checkpoints.
@@ -78,7 +78,7 @@ def refuse_live_original(folder: Path) -> None:
     """Refuse a folder in which the original gpt-simple trains: each of the two would delete the other's checkpoints.
 
     Its state names no host, so a process that is not found here may still train on another one while the state is fresh. A run
-    of ours writes the same file; its own lock keeps others out, and a killed one may go on at once.
+    of ours writes the same file; its own lock keeps others out, and a killed one may resume at once.
     """
     state, ours = read_dict(folder / RUN_STATE) or {}, read_state(folder)
     try:

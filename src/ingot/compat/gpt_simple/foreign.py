@@ -2,7 +2,7 @@
 
 Weights, AdamW state, step, tokens, phase and the W&B run are taken over, and a file in the run folder lists the documents that it
 has read, so that they are not read again. Nothing of the original is changed. Its files are opened with torch's weights_only; its
-position in the data is pickled as objects of its own classes, which are built as plain records, so nothing in a file can run.
+position in the data is pickled as custom classes, which are loaded as plain records, so nothing in a file can run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Say = Callable[[str], None]
 CURSORS = "dataloader_state"
 CURSOR_VERSION = 2
 ALL_ROWS = -1  # progress of a file that was read to its end
-DATA_SEED = 42  # of the original's data order, whatever training.seed is
+DATA_SEED = 42  # the original's fixed seed for its data order, independent of training.seed
 PACK_BUFFER = 256  # documents that the original packs into rows together
 
 
@@ -173,7 +173,7 @@ def _kind(saved: Saved) -> Kind:
 
 
 def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str, TensorRecord], dict[str, Any], str | None]:
-    """Return weights, AdamW state by our names, the section `model`, and why there is no AdamW state, if there is none."""
+    """Return weights, AdamW state by our names, the section `model`, and the reason if the AdamW state is missing."""
     path = saved.path / MODEL / WEIGHTS
     weights = state_records(load_saved(path), path)
     settings = read_model(saved.path)

@@ -104,7 +104,7 @@ def tokenize(options: Namespace, say: Callable[[str], None]) -> None:
 
     probability = options.overlap_probability if options.probabilistic_overlap else 1.0
     length, overlap = options.max_length, min(options.overlap_size, max(0, options.max_length // 2))
-    if overlap < options.overlap_size and length > 0:  # as in the original, windows begin at least half a window apart
+    if overlap < options.overlap_size and length > 0:  # the original starts windows at least half a window apart
         say(f"--overlap_size {options.overlap_size} is more than half of --max_length {length}: windows share {overlap} tokens")
     windows = Windows(length, overlap, probability, options.min_text_length)
     source, output = Path(options.input_dir), Path(options.output_dir)

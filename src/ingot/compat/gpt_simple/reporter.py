@@ -69,7 +69,7 @@ class GptSimpleReporter(Reporter):
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._targets = 0
-        self._numbers: dict[str, float] = {}  # of the last step line
+        self._numbers: dict[str, float] = {}  # values of the last step line
         self._seconds = 0.0
 
     def begin(self, report: BeginReport) -> None:

@@ -240,7 +240,7 @@ def keys_of(config: Config) -> dict[str, Any]:
 # GPT-2 weights
 
 SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-OWNER = "openai-community"  # on the Hub; older caches have the models without an owner
+OWNER = "openai-community"  # owner of GPT-2 on the Hub; older caches store the models without an owner
 
 
 def read_pretrained(name: str) -> tuple[dict[str, TensorRecord], dict[str, Any]]:

@@ -31,7 +31,7 @@ TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/d
 TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 MADE = ("input.txt", "train.bin", "val.bin", "meta.pkl")
 OPENWEBTEXT = "hf:Skylion007/openwebtext"
-TRAIN_FRACTION = 0.9  # of Shakespeare's characters; the rest is for validation
+TRAIN_FRACTION = 0.9  # share of Shakespeare's characters used for training; the rest is for validation
 VAL_FRACTION, VAL_SEED = 0.0005, 2357  # OpenWebText's validation split, as nanoGPT draws it
 SMALL_BYTES = 1 << 23  # a smaller input is encoded faster than worker processes start
 
@@ -137,7 +137,7 @@ def _read(path: Path) -> str:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")  # as Python reads a text file
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # universal newlines, like open() in text mode
 
 
 def _bundled() -> Iterator[str]:

@@ -48,7 +48,7 @@ def sample(given: Given) -> None:
     loaded = open_named(values["init_from"], Path(values["out_dir"]), str(device), say, warn)
     backend = loaded.backend
     assert isinstance(backend, TorchInference)
-    counted = (p for name, p in backend.model.named_parameters() if name != "transformer.wpe.weight")  # as nanoGPT counts
+    counted = (p for name, p in backend.model.named_parameters() if name != "transformer.wpe.weight")  # nanoGPT leaves wpe out
     say(f"number of parameters: {sum(p.numel() for p in counted) / 1e6:.2f}M")
     if values["compile"]:
         warn("compile=True has no effect here: on a GPU, steps are recorded as CUDA graphs instead")

@@ -176,7 +176,7 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)  # ckpt.pt is only ever replaced, so the linked file does not change
     except OSError:  # some file systems have no hard links
-        shutil.copy2(source, target)  # with its mtime, by which _was_kept recognises it
+        shutil.copy2(source, target)  # keeps the mtime, by which _was_kept recognises the file
 
 
 def _own_checkpoint(out: Path, warn: Say, read_only: bool) -> Checkpoint | None:
@@ -260,7 +260,7 @@ def _progress(config: Config, dataset: Dataset, start: Start) -> Progress:
             p = replace(p, **{name: earlier[name] for name in ("best_bpb", "val_loss", "val_bpb")})
             p = replace(p, best_step=at if earlier["best_step"] == at else None, best_by=earlier.get("best_by", []))
     elif start.missing:
-        p = replace(p, best_step=at)  # so that it is kept and written as our ckpt.pt, which the next resume recognises
+        p = replace(p, best_step=at)  # keeps it, and writes it as our ckpt.pt, which the next resume recognises
     if start.best_val_loss is not None and at:
         evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
         sizes = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ingot.config.schema import Config
 
 MFU_WARMUP_ITERATIONS = 5  # slow first iterations, which nanoGPT leaves out of the MFU
-MFU_DECAY = 0.9  # of the running mean of the MFU, per logged iteration
+MFU_DECAY = 0.9  # decay of the running mean of the MFU per logged iteration
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -161,7 +161,7 @@ def learning_rate(config: Config, iteration: int) -> float:
 def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any]:
     """Return the settings that depend on several keys or that nanoGPT fixes."""
     rows = v["gradient_accumulation_steps"] * v["batch_size"]
-    # If the decay ends with the warmup, there is no cosine: the rest of the run uses min_lr.
+    # If the decay ends with the warmup, the cosine part is empty and the rest of the run uses min_lr.
     decay_end = max(v["lr_decay_iters"], v["warmup_iters"] + 1)
     return {
         "model.family": "gpt2",

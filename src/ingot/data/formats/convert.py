@@ -37,15 +37,15 @@ from ingot.errors import ConfigError, DataError
 log = logging.getLogger(__name__)
 
 FORMATS = tuple(OPENERS)
-NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # the file name that golf's scripts expect; a bucket
+NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # the file name that golf's scripts expect, and the default bucket
 PROGRESS_TOKENS = 1 << 20
-SAMPLED = 32  # documents of a split that a tokenizer is checked with
+SAMPLED = 32  # documents per split used to check the tokenizer
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
 
 @dataclass(frozen=True)
 class WrittenCounts:
-    """What was written of a split; `bytes` is the text that its tokens stand for, None without a tokenizer."""
+    """Counts of a written split; `bytes` is the size of the text its tokens stand for, None without a tokenizer."""
 
     documents: int
     tokens: int
@@ -67,7 +67,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the output is split into files."""
+    """The layout of the output files."""
 
     name: str | None = None
     shard_tokens: int = SHARD_TOKENS
@@ -86,7 +86,7 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
-    """Write a dataset to the folder `output` in the format `to`. `mark` is the id between documents, if no tokenizer says it."""
+    """Write a dataset to the folder `output` in the format `to`. `mark` separates documents if no tokenizer defines one."""
     started = time.monotonic()
     _check(source, output, to, mark, layout)
     check_output(output, overwrite)

@@ -29,7 +29,7 @@ from ingot.runtime.files import write_atomically
 
 MAGIC, VERSION = b"GPTS", 1
 HEADER = struct.Struct("<4sIII")  # magic, version, bytes per token, windows
-DTYPES = {2: "<u2", 4: "<u4"}  # by bytes per token
+DTYPES = {2: "<u2", 4: "<u4"}  # bytes per token -> dtype
 WIDE = 4
 AGAIN = "copy it again or tokenize again"
 

@@ -1,4 +1,4 @@
-"""Open token data of any format: find out which format a folder has, and check the tokenizer that is said to have made it.
+"""Open token data of any format: detect the format of a folder, and check that the named tokenizer made its tokens.
 
 Every format becomes the same `Dataset`. A file is never guessed to be token data: what no format recognises is refused. Other
 programs do not record the tokenizer, and a wrong one gives wrong bits per byte: a few places of every file are compared with what
@@ -112,7 +112,7 @@ def check_tokens(dataset: Dataset, tokenizer: Tokenizer, trust_tokens: bool, mad
     samples, files = [], sum(len(split.paths) for split in dataset.splits.values())
     for split in dataset.splits.values():
         for path in split.paths:
-            tokens = split.open_file(path)  # not kept open: a run maps each file when it comes to it
+            tokens = split.open_file(path)  # not kept open: a run maps each file at its first use
             last = max(0, len(tokens) - SAMPLE_TOKENS)
             for start in np.linspace(0, last, max(2, SAMPLES // files)).astype(int):
                 part = tokens[start : start + SAMPLE_TOKENS]

@@ -26,22 +26,22 @@ from ingot.runtime.files import is_utf8, replace_file, write_atomically
 from ingot.runtime.processes import python_command
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
-AT_ONCE = 256  # texts that are encoded at once
+AT_ONCE = 256  # texts encoded per batch
 BOOT = "from ingot.data.formats.tokenize_jsonl import run_worker; run_worker()"
-Progress = Callable[[int, int], None]  # files done, files in all
+Progress = Callable[[int, int], None]  # files done, files in total
 
 
 @dataclass(frozen=True)
 class Windows:
-    """How documents are cut, and which are left out."""
+    """Settings for cutting documents into windows and for dropping short ones."""
 
     max_length: int = 3072
     overlap: int = 256
-    probability: float = 1.0  # with which a document's windows overlap
+    probability: float = 1.0  # probability that a document's windows overlap
     least_characters: int = 200
 
     def overlap_of(self, file: str, line: int) -> int:
-        """The overlap of a document: by chance, and always the same for the same file and line."""
+        """Return the overlap of a document, drawn at random but always the same for the same file and line."""
         if self.probability >= 1:
             return self.overlap
         drawn = hashlib.blake2b(f"{file}:{line}".encode(), digest_size=8).digest()
@@ -50,15 +50,15 @@ class Windows:
 
 @dataclass
 class Counts:
-    """What became of a file."""
+    """The counts, or the error, of one tokenized file."""
 
     file: str
     documents: int = 0
     windows: int = 0
     tokens: int = 0
     bad_lines: int = 0  # not JSON, not an object, or without a text
-    short: int = 0  # shorter than the least number of characters
-    empty: int = 0  # without a token
+    short: int = 0  # shorter than the minimum number of characters
+    empty: int = 0  # texts that encode to no tokens
     error: str = ""
 
 
@@ -70,7 +70,7 @@ def tokenize(
     workers: int = 1,
     progress: Progress = lambda done, total: None,
 ) -> list[Counts]:
-    """Tokenize every .jsonl and .jsonl.gz of a folder; a file that fails has an `error`, and the others are made all the same."""
+    """Tokenize every .jsonl and .jsonl.gz of a folder; a file that fails has its `error` set and does not stop the others."""
     windows = windows or Windows()
     check_windows(windows.max_length, windows.overlap)
     if not 0 <= windows.probability <= 1 or windows.least_characters < 0 or workers < 1:
@@ -107,7 +107,7 @@ def tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, windows: Windows
 
 
 def run_worker() -> None:
-    """Tokenize the file that a line on stdin names; its counts are the answer on stdout."""
+    """Run a worker: tokenize the file named by a JSON line on stdin and print its counts as JSON."""
     import sys
 
     job = json.loads(sys.stdin.readline())
@@ -116,7 +116,7 @@ def run_worker() -> None:
 
 
 def _jobs(source: Path, output: Path) -> dict[Path, Path]:
-    """The pair that is made of each file, without its suffix."""
+    """Return the output path, without suffix, for each input file."""
     if not source.is_dir():
         raise DataError(f"there is no folder {source}; give the one with the .jsonl or .jsonl.gz files")
     files = sorted(path for path in source.iterdir() if path.name.endswith(SUFFIXES) and path.is_file())
@@ -158,7 +158,7 @@ def _attempt(path: Path, stem: Path, tokenizer: Tokenizer, windows: Windows) -> 
 
 
 def _documents(path: Path, tokenizer: Tokenizer, windows: Windows, counts: Counts) -> Iterator[tuple[int, Any]]:
-    """The line and the ids, with the end mark, of every document that is kept."""
+    """Yield the line number and the ids, end mark included, of every document that is kept."""
     mark = np.array([marks_of(tokenizer).eos], np.uint32)
     skip = int(tokenizer.bos is not None)  # the start mark, which these files do not have
     texts = _texts(path, windows, counts)
@@ -171,7 +171,7 @@ def _documents(path: Path, tokenizer: Tokenizer, windows: Windows, counts: Count
 
 
 def _texts(path: Path, windows: Windows, counts: Counts) -> Iterator[tuple[int, str]]:
-    """The texts of a file that are long enough, with their lines; the others are counted."""
+    """Yield the line number and text of every text that is long enough; count the others."""
     with open_unpacked(path, lambda _: None) as stream:
         for number, line in enumerate(stream, 1):
             if line.isspace():
@@ -190,6 +190,6 @@ def _texts(path: Path, windows: Windows, counts: Counts) -> Iterator[tuple[int, 
 
 
 def refuse_failed(found: list[Counts]) -> None:
-    """Say which files failed, after the rest is made."""
+    """Raise an error that lists the failed files, after all others are done."""
     if failed := [counts for counts in found if counts.error]:
         raise RunError(f"{len(failed)} of {len(found)} files could not be tokenized: {'; '.join(one.error for one in failed)}")

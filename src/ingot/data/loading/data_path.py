@@ -1,4 +1,4 @@
-"""Open what `data.path` names: a prepared folder, tokens of another program, JSON lines, or a sample."""
+"""Open the data at `data.path`: a prepared folder, another program's tokens, JSON lines, or a bundled sample."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ingot.runtime.files import allow_open_files, user_path
 
 
 def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
-    """Open what `data.path` names, preparing text if need be; a given tokenizer must be the dataset's.
+    """Open the data at `data.path`, preparing text if necessary; if a tokenizer is given, it must match the dataset's.
 
-    `trust_tokens` skips comparing other programs' tokens with it. `fitting` is the tokenizer to suggest where there is no data.
+    `trust_tokens` skips checking other programs' tokens against it. `fitting` is the tokenizer to suggest if no data is found.
     """
     allow_open_files()
     folder = resolve(path, tokenizer)
@@ -37,7 +37,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
 
 
 def text_bytes(path: str) -> int | None:
-    """Return about how many bytes of text `data.path` names; None if it is tokens already, or names a tokenizer."""
+    """Return the approximate text size in bytes at `data.path`; None if it holds tokens or names a tokenizer."""
     if path.startswith(PREFIX):
         name, own = _sample(path)
         return sample_bytes(name) if own is None else None

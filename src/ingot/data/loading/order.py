@@ -1,7 +1,7 @@
-"""Where a row begins: a pure function of its number, the same for any number of ranks.
+"""Row order: the start of a row is a pure function of its sample number and does not depend on the world size.
 
-A run reads samples 0, 1, 2, ... A sample number decides a row; a step takes the next numbers and every rank computes its share of
-them. So a run may move to other ranks between two steps and every row is still used exactly once.
+A run reads samples 0, 1, 2, ... Each sample number determines a row. A step takes the next numbers, and every rank computes its
+share of them. A run can therefore change its world size between two steps and still use every row exactly once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from ingot.runtime.seeds import mix, permuted, scramble
 
-Places = Mapping[str, int]  # by bucket, how many of its rows have been read
+Places = Mapping[str, int]  # bucket name -> number of its rows read so far
 
 
-GO_ON_WITHOUT_BUCKET = "set data.exhausted=renormalise or raise data.epochs"  # a door has words of its own for it
+# compat/ replaces this advice with the option of the emulated program.
+GO_ON_WITHOUT_BUCKET = "set data.exhausted=renormalise or raise data.epochs"
 
 
 class DataExhausted(Exception):
-    """A step cannot be read: all epochs are over, or those of a bucket that the mix asks for."""
+    """Raised when a step has no rows left: all epochs are done, or those of a bucket that the mix draws from."""
 
     def __init__(self, bucket: str | None = None) -> None:
         super().__init__(bucket)
@@ -30,11 +31,11 @@ class DataExhausted(Exception):
 
     @property
     def reason(self) -> str:
-        """Why the run ends, as state.json and result.json tell it."""
+        """The stop reason recorded in state.json and result.json."""
         return "data" if self.bucket is None else f"bucket_exhausted:{self.bucket}"
 
     def told(self, epochs: int | None) -> str:
-        """Why the run ends, for people."""
+        """Return the stop reason as a message for the user."""
         if self.bucket is None:
             return f"the data is at its end: data.epochs={epochs}"
         return (
@@ -44,7 +45,7 @@ class DataExhausted(Exception):
 
 
 class ByNumber:
-    """Rows of which a sample number says it all, whatever the phase and however much of each bucket was read."""
+    """Base class for rows that depend only on the sample number, not on the phase or on how much of each bucket was read."""
 
     def at(self, phase: int, places: Places) -> Self:
         return self
@@ -54,21 +55,21 @@ class ByNumber:
 
 
 class Order(Protocol):
-    """Where the windows of a stream begin, by sample number."""
+    """Maps sample numbers to the start positions of windows in a token stream."""
 
     def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Where the windows of these sample numbers begin."""
+        """Return the start positions of the windows with these sample numbers."""
 
     def epoch(self, sample: int) -> int:
-        """How many times the data had been read completely before this sample."""
+        """Return the number of complete passes over the data before this sample."""
 
     def rows_in(self, epochs: int) -> int | None:
-        """How many rows so many epochs have; None: epochs have no end."""
+        """Return the number of rows in `epochs` epochs, or None if the order never ends."""
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Windows that tile the stream, each once per epoch, in an order of its own for every epoch."""
+    """Non-overlapping windows that tile the stream, each read once per epoch and reshuffled every epoch."""
 
     tokens: int
     seq_len: int
@@ -95,7 +96,7 @@ class Shuffle:
 
 @dataclass(frozen=True)
 class Random:
-    """Windows that begin anywhere, drawn independently and with replacement, as nanoGPT draws them."""
+    """Windows at random positions, drawn independently with replacement, as in nanoGPT."""
 
     tokens: int
     seq_len: int
@@ -108,22 +109,22 @@ class Random:
         return None
 
     def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
-        # The remainder favours low starts by less than one part in 2**32 for any stream that fits a disk.
+        # The modulo favours low start positions by less than one part in 2**32 for any stream that fits on a disk.
         draws = scramble(samples ^ np.uint64(mix(self.seed, 0)))
         return (draws % np.uint64(self.tokens - self.seq_len)).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Sequential:
-    """The tokens in their order, as golf reads them: a step is several spans, each of one token more than it trains on.
+    """Tokens in stream order, as golf reads them: a step consists of spans, each one token longer than its inputs.
 
-    The token more is the last target of its span and never an input. After the last token comes the first again.
+    The extra token is the last target of its span and never an input. The stream wraps around at its end.
     """
 
     tokens: int
     seq_len: int
-    rows: int  # in a step
-    spans: int | Sequence[int]  # equal parts of a step, or the rows of one span after the other, which repeat
+    rows: int  # rows per step
+    spans: int | Sequence[int]  # number of equal spans per step, or the number of rows in each span of a repeating cycle
 
     def epoch(self, sample: int) -> int:
         return int(self._place(np.array([sample], np.uint64))[0]) // self.tokens
@@ -142,12 +143,12 @@ class Sequential:
 
     @property
     def _lengths(self) -> Sequence[int]:
-        """The rows of one span after the other, which repeat."""
+        """The number of rows in each span of the repeating cycle."""
         return [self.rows // self.spans] if isinstance(self.spans, int) else self.spans
 
     def _place(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
         lengths = self._lengths
         ends = np.cumsum(lengths)
         turn, row = np.divmod(samples.astype(np.int64), ends[-1])
-        spans = turn * len(lengths) + np.searchsorted(ends, row, side="right")  # that end before the row
+        spans = turn * len(lengths) + np.searchsorted(ends, row, side="right")  # number of spans that end before the row
         return (turn * ends[-1] + row) * self.seq_len + spans

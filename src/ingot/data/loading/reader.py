@@ -1,4 +1,4 @@
-"""A rank's rows of step after step, read ahead by a thread: the loop never waits on a disk."""
+"""Read the rows of each step ahead of time in a thread, so that the training loop does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ MakeBuffer = Callable[[tuple[int, int, int]], Batch]
 
 
 class Reading(Protocol):
-    """What a step reads."""
+    """The plan of one step: which rows it reads."""
 
     @property
-    def sample(self) -> int: ...  # its first row, of the source's length
+    def sample(self) -> int: ...  # first sample of the step; a sample is a row of the source's length
 
     @property
-    def samples(self) -> int: ...  # and how many of them,
+    def samples(self) -> int: ...  # number of samples in the step, over all ranks
 
     @property
-    def seq_len(self) -> int: ...  # cut into rows of this length
+    def seq_len(self) -> int: ...  # samples are cut into rows of this length
 
     @property
-    def phase(self) -> int: ...  # whose mix of buckets holds
+    def phase(self) -> int: ...  # index of the training phase, which selects the bucket weights
 
     @property
-    def places(self) -> Places: ...  # how many rows of each bucket were read before
+    def places(self) -> Places: ...  # rows of each bucket read before this step
 
 
 Plan = TypeVar("Plan", bound=Reading)
@@ -43,18 +43,18 @@ Plan = TypeVar("Plan", bound=Reading)
 
 @dataclass(frozen=True)
 class RankBatch:
-    """What one rank reads for one step, and what is true of the step as a whole."""
+    """One rank's batch for one step, with the totals of the step over all ranks."""
 
     batch: Batch
-    targets: int  # in the step, over all ranks
+    targets: int  # number of targets in the step, over all ranks
     epoch: int
-    next_sample: int  # after those of the step
-    places: Places = field(default_factory=dict)  # how many rows of each bucket have been read when the step is
+    next_sample: int  # first sample of the next step
+    places: Places = field(default_factory=dict)  # rows of each bucket read by the end of the step
 
 
 @dataclass(frozen=True)
 class _Ahead:
-    """A portion that was read ahead, or that there is none, for which plan, and since which change of plans."""
+    """A batch read ahead, or DataExhausted, with its plan and the number of plan changes before it."""
 
     found: RankBatch | DataExhausted
     plan: Reading
@@ -63,13 +63,13 @@ class _Ahead:
 
 
 class RowReader(Generic[Plan]):
-    """One rank's rows of step after step, read ahead by a thread into buffers that `host_buffer` makes.
+    """Reads one rank's rows step by step, ahead of time in a thread, into buffers made by `host_buffer`.
 
-    `following` guesses the plan of the step after another, of which it is given what was read. Where the loop asks for other rows
-    than were guessed, what was read ahead is dropped and the guesses begin anew with what it asks for. That the data is exhausted
-    is raised for the step that lacks rows, and for no guess.
+    `following` predicts the plan of the next step from the current plan and its batch. If the training loop requests a different
+    plan, the batches read ahead are dropped and prediction restarts from the requested plan. DataExhausted is raised only by the
+    step that lacks rows, never by a prediction.
 
-    A buffer is written again only after `next` was called twice more, so a copy to a device may still be under way meanwhile.
+    A buffer is reused only after two more calls of `next`, so an asynchronous copy to a device has time to finish.
     """
 
     ahead = 2
@@ -80,7 +80,7 @@ class RowReader(Generic[Plan]):
         ranks: Ranks,
         first: Plan,
         following: Callable[[Plan, RankBatch], Plan],
-        shapes: Sequence[Reading],  # of all the steps that may come
+        shapes: Sequence[Reading],  # plans with every shape that may occur, to size the buffers
         host_buffer: MakeBuffer,
     ):
         self._source, self._ranks, self._following = source, ranks, following
@@ -96,7 +96,7 @@ class RowReader(Generic[Plan]):
         self._thread.start()
 
     def next(self, plan: Plan) -> RankBatch:
-        """The rows of the next step, which has this plan."""
+        """Return the batch of the next step, which has this plan."""
         found = self._take()
         if _rows_of(found.plan) != _rows_of(plan):
             with self._changing:
@@ -115,12 +115,12 @@ class RowReader(Generic[Plan]):
     def _take(self) -> _Ahead:
         found = self._ready.get()
         if isinstance(found, Exception):
-            self._ready.put(found)  # for whoever asks again: nobody will ever put another
+            self._ready.put(found)  # keep the error for later calls: the thread has ended and puts nothing more
             raise found
         return found
 
     def close(self) -> None:
-        """End the thread; what it read ahead is dropped."""
+        """Stop the thread and drop the batches it has read ahead."""
         self._closing.set()
         while self._thread.is_alive():
             with suppress(queue.Empty):
@@ -145,7 +145,7 @@ class RowReader(Generic[Plan]):
                 with self._changing:
                     if turn == self._turn and isinstance(found, RankBatch):
                         self._plan = self._following(plan, found)
-        except Exception as error:  # handed to the loop, which raises it at its next step
+        except Exception as error:  # passed to the training loop, which raises it at its next step
             self._ready.put(error)
 
 
@@ -154,7 +154,7 @@ def _rows_of(plan: Reading) -> tuple[object, ...]:
 
 
 def read_rank_batch(source: Rows, plan: Reading, ranks: Ranks, buffer: Batch) -> RankBatch:
-    """Read a rank's share of a step into the front of a buffer that is large enough for it."""
+    """Read a rank's share of a step into the front of a buffer and return it as a RankBatch."""
     share = ranks.share(plan.samples)
     size = (len(share) * (source.seq_len // plan.seq_len), source.planes, plan.seq_len)
     batch = buffer.reshape(-1)[: size[0] * size[1] * size[2]].reshape(size)

@@ -1,7 +1,7 @@
-"""Documents redrawn each epoch: joined in a new order, cut into rows from a random place on, and the rows shuffled.
+"""Redrawn rows: every epoch concatenates the documents in a new order, cuts rows from a random offset and shuffles them.
 
-What a row holds follows from the seed, the epoch and the row's number. The join is never written: of an epoch only the places
-where its documents end are in memory, 8 bytes for each, and tokens are copied out of the files when a row is read.
+The contents of a row depend only on the seed, the epoch and the row number. The concatenated stream is never stored: memory holds
+the end of each document (8 bytes per document) for one epoch, and tokens are copied from the files when a row is read.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from ingot.data.store.documents import Documents
 from ingot.runtime.seeds import mix, permuted
 from ingot.runtime.tensors import IGNORED, Batch
 
-DOCUMENTS, ROWS, OFFSET = 0, 1, 2  # what the seed is mixed with: three draws that have nothing to do with each other
-PART = 1 << 20  # documents that are drawn together
+DOCUMENTS, ROWS, OFFSET = 0, 1, 2  # mixed into the seed so that the three draws are independent
+PART = 1 << 20  # documents drawn at a time
 
 
 @dataclass(frozen=True)
 class _Join:
-    """The documents of an epoch, joined to a ring."""
+    """The documents of an epoch, concatenated into a ring."""
 
-    ends: NDArray[np.int64]  # of each document, in the order of the epoch
-    offset: int  # where in the join the first row begins
+    ends: NDArray[np.int64]  # end of each document, in the epoch's order
+    offset: int  # position of the first row in the ring
 
 
 class RedrawnRows(ByNumber):
-    """Rows of `seq_len` tokens out of documents that are redrawn each epoch; every token is an input once per epoch.
+    """Rows of `seq_len` tokens from documents that are reshuffled each epoch; every token is an input once per epoch.
 
-    The join is a ring: a row may begin in a document that another row ends with, and the target of the last token is the first.
-    The last row of a join is filled with places that predict nothing. What a document repeats of the one before it is left out.
+    The documents form a ring: a row may begin inside a document that another row ends with, and the target of the last token is
+    the first. The last row of an epoch is padded with positions without targets. Tokens that a document repeats from the previous
+    one are left out.
     """
 
     def __init__(self, split: Documents, seq_len: int, seed: int, documents: bool = False):
@@ -44,7 +45,7 @@ class RedrawnRows(ByNumber):
         self._documents = len(self._starts) - 1
         self.tokens = split.tokens - (0 if self._repeats is None else int(self._repeats.sum(dtype=np.int64)))
         self._rows = -(-self.tokens // seq_len)
-        self._join = lru_cache(maxsize=1)(self._draw)  # rows come epoch by epoch
+        self._join = lru_cache(maxsize=1)(self._draw)  # one entry is enough: rows are read epoch by epoch
 
     def epoch(self, sample: int) -> int:
         return sample // self._rows
@@ -61,21 +62,22 @@ class RedrawnRows(ByNumber):
             mine = np.flatnonzero(here[share.start : share.stop])
             if len(mine):
                 self._fill(batch, mine, self._join(epoch), rows[share.start + mine].astype(np.int64), epoch)
-        empty = self._rows * self.seq_len - self.tokens  # places of the last row of a join
+        empty = self._rows * self.seq_len - self.tokens  # padding positions in the last row of an epoch
         return len(samples) * self.seq_len - empty * int(np.count_nonzero(rows == self._rows - 1))
 
     def _fill(self, batch: Batch, lines: NDArray[np.int64], join: _Join, rows: NDArray[np.int64], epoch: int) -> None:
-        """Write rows of one epoch, by their numbers in its join, into lines of the batch."""
+        """Write rows of one epoch, given by their numbers in the ring, into lines of the batch."""
         counts = np.minimum(self.seq_len, self.tokens - rows * self.seq_len)
         begins = (join.offset + rows * self.seq_len) % self.tokens
-        stops = begins + counts + 1  # with the last target
+        stops = begins + counts + 1  # one past the last target
         first = np.searchsorted(join.ends, begins, side="right")
-        # A row that goes on at the start of the join counts its documents on: place D is place 0 again.
+        # A row that wraps around the ring keeps counting documents: with D documents, index D is index 0 again.
         last = np.searchsorted(join.ends, (stops - 1) % self.tokens, side="right") + (stops > self.tokens) * self._documents
         sizes = last - first + 1
         places = np.repeat(first - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
         starts, lengths = self._chosen(places % self._documents, epoch)
-        skipped = begins - join.ends[first] + lengths[np.cumsum(sizes) - sizes]  # of the first document of a row
+        # Tokens of each row's first document that precede the row.
+        skipped = begins - join.ends[first] + lengths[np.cumsum(sizes) - sizes]
         window, at = np.empty(self.seq_len + 1, np.int32), 0
         for line, count, skip, size in zip(lines.tolist(), counts.tolist(), skipped.tolist(), sizes.tolist(), strict=True):
             pieces = zip(starts[at : at + size].tolist(), lengths[at : at + size].tolist(), strict=True)
@@ -83,7 +85,7 @@ class RedrawnRows(ByNumber):
             at += size
 
     def _fill_line(self, line: Batch, window: NDArray[np.int32], skip: int, pieces: Iterable[tuple[int, int]]) -> None:
-        """Write a row out of the start and length of each of its documents; `skip`: tokens of the first that are not in it."""
+        """Write a row from the start and length of each of its documents, without the first `skip` tokens of the first one."""
         filled, count, number = 0, len(window) - 1, 0
         for start, length in pieces:
             stop = min(filled + length - skip, count + 1)
@@ -95,7 +97,7 @@ class RedrawnRows(ByNumber):
         line[0, :count], line[1, :count] = window[:-1], window[1:]
         line[0, count:], line[1, count:] = 0, IGNORED
         if self.planes == 3:
-            line[2, count:] = number  # padding sees itself alone
+            line[2, count:] = number  # padding attends only to itself
 
     def _draw(self, epoch: int) -> _Join:
         ends = np.empty(self._documents, np.int64)
@@ -105,7 +107,7 @@ class RedrawnRows(ByNumber):
         return _Join(np.cumsum(ends, out=ends), mix(self._seed, epoch, OFFSET) % self.tokens)
 
     def _chosen(self, places: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the documents at some places of an epoch's order begin, and how many tokens they have."""
+        """Return the starts and lengths of the documents at the given positions of an epoch's order."""
         chosen = permuted(places.astype(np.uint64), self._documents, key=mix(self._seed, epoch, DOCUMENTS))
         starts, stops = (self._starts[chosen + np.uint64(one)].astype(np.int64) for one in (0, 1))
         if self._repeats is not None:

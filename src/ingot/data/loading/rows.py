@@ -1,4 +1,4 @@
-"""What a row holds: a stretch of the token stream, its targets and, with a document mask, the document of each token."""
+"""Training rows: inputs, targets and, with a document mask, the document number of each token."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ingot.runtime.files import read_json, user_path, write_atomically
 from ingot.runtime.seeds import mix, scramble
 from ingot.runtime.tensors import IGNORED, Batch
 
-# Rows drawn from buckets by weight.
+# Epoch limits, and rows drawn from buckets by weight.
 
-DRAWS = 2  # what the seed is mixed with, so that draws have nothing to do with the order inside a bucket
+DRAWS = 2  # mixed into the seed so that bucket draws are independent of the order inside a bucket
 
 
 @dataclass(frozen=True)
 class LimitedRows:
-    """The rows of so many epochs; what is left of a step after them is empty rows, so that the last ones are trained on too."""
+    """The rows of `epochs` epochs; the last step is filled up with empty rows, so that no row is lost."""
 
     source: FiniteRows
     epochs: int
@@ -64,25 +64,25 @@ class LimitedRows:
 
 
 def _empty(batch: Batch) -> None:
-    """Make rows that predict nothing."""
+    """Turn all rows of a batch into padding without targets."""
     batch[:], batch[:, 1] = 0, IGNORED
 
 
 @dataclass(frozen=True)
 class MixedRows:
-    """The rows of some buckets, from a position on. Without an end of epochs every bucket begins again and again.
+    """Rows drawn from several buckets by weight. If `epochs` is None, every bucket repeats without end.
 
-    `halt`: where a bucket is over that a row would come from, the step cannot be read. Else the others share its weight, and what
-    is left of a step after the end of all is empty rows.
+    With `halt`, drawing from an exhausted bucket raises DataExhausted. Otherwise the remaining buckets share its weight, and once
+    all are exhausted the rest of the step is filled with empty rows.
     """
 
     sources: Mapping[str, FiniteRows]
-    mixes: tuple[Mapping[str, float], ...]  # of each phase
+    mixes: tuple[Mapping[str, float], ...]  # bucket weights of each phase
     seed: int
     epochs: int | None = None
     halt: bool = False
     phase: int = 0
-    places: Places = field(default_factory=dict)  # before the first sample that is asked for
+    places: Places = field(default_factory=dict)  # rows of each bucket read before the first requested sample
 
     @property
     def planes(self) -> int:
@@ -93,16 +93,16 @@ class MixedRows:
         return next(iter(self.sources.values())).seq_len
 
     def at(self, phase: int, places: Places) -> MixedRows:
-        """The same rows for a run that is in this phase and has read so much of each bucket."""
+        """Return these rows for a run in this phase that has read `places` rows of each bucket."""
         return replace(self, phase=phase, places=places)
 
     def after(self, samples: range) -> tuple[int, Places]:
         drawn = self._draw(samples)
         places = {name: self._place(name) + int(np.count_nonzero(drawn == i)) for i, name in enumerate(self.sources)}
-        return samples.start + len(drawn), {**self.places, **places}  # a bucket that is left out keeps its place
+        return samples.start + len(drawn), {**self.places, **places}  # a bucket outside the mix keeps its position
 
     def epoch(self, sample: int) -> int:
-        """How often all buckets of the mix had been read completely."""
+        """Return the number of complete passes over every bucket of the mix."""
         weights = self.mixes[self.phase]
         return min(source.epoch(self._place(name)) for name, source in self.sources.items() if weights.get(name))
 
@@ -118,12 +118,12 @@ class MixedRows:
         return targets
 
     def _draw(self, samples: range) -> NDArray[np.int64]:
-        """The number of each sample's bucket; the samples after the end of the data are left out."""
+        """Return the bucket index of each sample, without the samples past the end of the data."""
         weights = self.mixes[self.phase]
         left = [name for name in self.sources if weights.get(name) and (self.halt or self._has_rows(name))]
         alive = {number: weights[name] for number, name in enumerate(self.sources) if name in left}
         numbers = np.arange(samples.start, samples.stop, dtype=np.uint64)
-        draws = (scramble(numbers ^ np.uint64(mix(self.seed, DRAWS))) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
+        draws = (scramble(numbers ^ np.uint64(mix(self.seed, DRAWS))) >> np.uint64(11)) * 2.0**-53  # uniform in [0, 1)
         drawn = np.empty(0, np.int64)
         while len(drawn) < len(samples) and alive:
             ends = np.cumsum(list(alive.values()))
@@ -142,7 +142,7 @@ class MixedRows:
         return drawn
 
     def _first_lacking(self, drawn: NDArray[np.int64], alive: Mapping[int, float]) -> tuple[int, int] | None:
-        """The first row that its bucket does not have, after that bucket's number; None where all have theirs."""
+        """Return the bucket index and position of the first row that its bucket cannot supply, or None if there is none."""
         if self.epochs is None:
             return None
         found = []
@@ -153,7 +153,7 @@ class MixedRows:
         return (min(found)[1], min(found)[0]) if found else None
 
     def _has_rows(self, name: str) -> bool:
-        """Whether a bucket has another row; without one it takes no part: a draw that falls on it says nothing of the others."""
+        """Return True if a bucket has another row; exhausted buckets are left out of the draw."""
         return self.epochs is None or self.sources[name].available(self._range(name, 1), self.epochs) > 0
 
     def _range(self, name: str, rows: int) -> range:
@@ -164,7 +164,7 @@ class MixedRows:
 
 
 def mixed_rows(settings: DataSection, dataset: Dataset, make: Callable[[str, Documents, int], FiniteRows]) -> MixedRows:
-    """The rows of a run with a mix or with phases; `make` makes those of a bucket by its name, with a seed of its own."""
+    """Build the rows of a run with a mix or phases; `make` builds the rows of one bucket from its name, documents and seed."""
     mixes = [phase.mix for phase in settings.phases] or [settings.mix]
     buckets = dataset.buckets("train")
     setting = "data.phases" if settings.phases else "data.mix"
@@ -187,18 +187,18 @@ def _unknown(name: str, buckets: list[str], setting: str, dataset: Dataset) -> D
 
 
 def _number(name: str) -> int:
-    """A number that a bucket's order is drawn by: the same whatever other buckets there are."""
+    """Return a seed component derived from the bucket's name alone, so that other buckets do not change its order."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
 
-# Documents that another program has read before a run goes on here: they are left out of its first epoch.
+# Runs continued from another program: documents that it has already read are left out of the first epoch.
 
 FORMAT, VERSION = "ingot-already-read", 1
-Mask = NDArray[np.bool_]  # for each document of a bucket, whether it has been read
+Mask = NDArray[np.bool_]  # one entry per document of a bucket: True if already read
 
 
 def write_already_read(path: Path, masks: Mapping[str, Mask]) -> None:
-    """Write the file for these buckets."""
+    """Write the list of already read documents of each bucket as JSON."""
     told = {
         name: {"documents": len(mask), "read": np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()}
         for name, mask in masks.items()
@@ -207,7 +207,7 @@ def write_already_read(path: Path, masks: Mapping[str, Mask]) -> None:
 
 
 def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
-    """Which documents of each bucket of a dataset a file lists."""
+    """Return a mask of already read documents for each bucket of a dataset, from a file by `write_already_read`."""
     try:
         record = read_json(user_path(path))
         if (record["format"], record["version"]) != (FORMAT, VERSION):
@@ -246,35 +246,35 @@ class Rows(Protocol):
     def seq_len(self) -> int: ...
 
     def at(self, phase: int, places: Places) -> Rows:
-        """The same rows for a run that is in this phase and has read so much of each bucket."""
+        """Return these rows for a run in this phase that has read `places` rows of each bucket."""
 
     def after(self, samples: range) -> tuple[int, Places]:
-        """The next sample after these, and how many rows of each bucket have been read then; {} where there is no mix.
+        """Return the next sample after these and the rows of each bucket read by then ({} without a mix).
 
-        At the end of the data there may be fewer samples than were asked for.
+        At the end of the data fewer samples than requested may be available.
         """
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
-        """Write those of the samples whose places are in `share`, and say how many targets all of them have.
+        """Write the samples at the indices in `share` into the batch and return the number of targets of all samples.
 
-        Raises DataExhausted where there are no such rows.
+        Raises DataExhausted if no rows are left.
         """
 
     def epoch(self, sample: int) -> int:
-        """How many times the data had been read completely before this sample."""
+        """Return the number of complete passes over the data before this sample."""
 
 
 class FiniteRows(Rows, Protocol):
-    """Rows of which it is known where an epoch ends."""
+    """Rows with a known end of each epoch."""
 
     def available(self, samples: range, epochs: int) -> int:
-        """How many of some samples, from their first on, lie within so many epochs."""
+        """Return how many of the samples, counted from the first, are within `epochs` epochs."""
 
 
 def read_pieces(source: Rows, samples: range, share: range, batch: Batch) -> int:
-    """Read rows as the batch is long: those of the source, or each cut into pieces that follow each other in the batch.
+    """Read rows at the batch's sequence length, cutting longer source rows into consecutive pieces, and return the target count.
 
-    A token keeps its target, be it in the next piece, and the number of its document; the targets of all samples are counted.
+    A token keeps its document number and its target, even if the target is in the next piece. The count covers all samples.
     """
     length = batch.shape[-1]
     if length == source.seq_len:
@@ -282,7 +282,7 @@ def read_pieces(source: Rows, samples: range, share: range, batch: Batch) -> int
     pieces = source.seq_len // length
     whole = np.empty((len(share), source.planes, source.seq_len), np.int32)
     targets = source.read(samples, share, whole)
-    # (rows, pieces, planes, length), as the pieces lie in the batch
+    # The layout of the batch is (rows, pieces, planes, length).
     batch.reshape(len(share), pieces, source.planes, length)[:] = whole.reshape(
         len(share), source.planes, pieces, length
     ).swapaxes(1, 2)
@@ -291,7 +291,7 @@ def read_pieces(source: Rows, samples: range, share: range, batch: Batch) -> int
 
 @dataclass(frozen=True)
 class Windows(ByNumber):
-    """Rows that are stretches of the stream, wherever documents begin."""
+    """Rows that are windows of the token stream, regardless of document boundaries."""
 
     split: Documents
     order: Order
@@ -328,13 +328,13 @@ class Windows(ByNumber):
 
 
 def document_numbers(split: Documents, start: int, length: int) -> NDArray[np.int32]:
-    """For every token of a window, how many documents have begun in it so far; after the end of the stream comes its start."""
+    """Return for each token of a window how many documents have begun in it so far; the stream wraps around at its end."""
     starts = split.document_starts()
     numbers = np.zeros(length, np.int32)
     done = 0
     while done < length:
         here = min(length - done, split.tokens - start)
-        # Of the index's own type: else numpy makes a float64 of every number in it, for every row.
+        # Search with the dtype of the index: otherwise numpy converts the whole index to float64 for every row.
         first, last = np.searchsorted(starts, np.array([start, start + here], np.uint64))
         numbers[np.asarray(starts[first:last]).astype(np.int64) - start + done] = 1
         done, start = done + here, 0
@@ -342,7 +342,7 @@ def document_numbers(split: Documents, start: int, length: int) -> NDArray[np.in
 
 
 def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Rows:
-    """The rows a run trains on."""
+    """Build the rows that a run trains on."""
     already_read = read_already_read(settings.already_read, dataset) if settings.already_read is not None else {}
     make = partial(_rows, settings, rows_per_step, dataset.tokenizer.bos)
     if settings.mix or settings.phases:
@@ -355,14 +355,14 @@ def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Ro
 def _rows(
     settings: DataSection, rows_per_step: int, bos: int | None, split: Documents, seed: int, already_read: Mask | None
 ) -> FiniteRows:
-    """The rows of a split or of one bucket."""
+    """Build the rows of a split or of one bucket."""
     seq_len = settings.seq_len
     if settings.sampling in ("pack", "document"):
         alone = settings.sampling == "document"
         bos = bos if split.eos is None else None
         return PackedRows(split, seq_len, seed, bos, settings.document_mask, settings.overlap, alone, already_read)
     if settings.document_mask:
-        split.document_starts()  # refuses a damaged index now, not in the thread that reads ahead
+        split.document_starts()  # fail on a damaged index now, not in the read-ahead thread
     redrawn = RedrawnRows(split, seq_len, seed, settings.document_mask) if settings.sampling == "redraw" else None
     tokens = split.tokens if redrawn is None else redrawn.tokens
     if tokens <= seq_len:

@@ -1,1 +1,1 @@
-"""Tokens on the disk: shards, the data set they form, and the folder while it is written."""
+"""Tokens on the disk: shards, the dataset they form, and the folder while it is written."""

@@ -125,7 +125,7 @@ def _identity_of_split(split: dict[str, Any]) -> dict[str, Any]:
 
 
 def foreign_record(folder: Path, sizes: Mapping[Path, int], **counts: Any) -> SplitRecord:
-    """Describe a split of files that nobody recorded documents, text or checksums of."""
+    """Describe a split whose files come without recorded documents, text sizes or checksums."""
     shards = [
         ShardRecord.model_construct(file=str(path.relative_to(folder)), tokens=size, documents=0, bytes=0, sha256="")
         for path, size in sizes.items()
@@ -227,7 +227,7 @@ class Split(TokenStream):
 
 
 class Bucket:
-    """Consecutive documents of a split under a name of their own."""
+    """A named range of consecutive documents in a split."""
 
     def __init__(self, split: Split, record: BucketRecord, first_token: int, first_document: int) -> None:
         self.name, self.folder = f"{split.name}/{record.name}", split.folder
@@ -258,7 +258,7 @@ class Bucket:
 
 
 class NoTokenizer(DataError):
-    """Tokens that do not say which tokenizer made them."""
+    """Raised for tokens that do not record which tokenizer made them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(f"{folder} holds tokens and does not say their tokenizer; name it with {{0}}", Setting("data.tokenizer"))
@@ -288,8 +288,8 @@ class Dataset:
     def open(cls, path: Path | str, fitting: str = "byte", *, strict: bool = True) -> Dataset:
         """Open a prepared folder and check the headers, sizes and counts of its files.
 
-        With `strict` the first problem is raised, else all are collected. `fitting` is the tokenizer to suggest where there is no
-        prepared folder.
+        With `strict` the first problem is raised, else all are collected. `fitting` is the tokenizer to suggest if the path is
+        not a prepared folder.
         """
         folder, problems = Path(path), list[DataProblem]()
         if strict:
@@ -335,7 +335,7 @@ class Dataset:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """The tokens of each split that has any."""
+        """The token count of each split that is not empty."""
         return {name: split.tokens for name, split in self.splits.items() if split.tokens}
 
     @cached_property
@@ -394,7 +394,7 @@ def prepare_command(source: Path | str, output: Path | str, tokenizer: str = "by
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """What a split holds; None is unknown. `bytes` is the size of the original text."""
+    """Counts of a split; None means unknown. `bytes` is the size of the original text."""
 
     documents: int | None
     tokens: int

@@ -1,8 +1,8 @@
-"""The hidden folder in which token data is made, and how it takes the place of the output all at once.
+"""Staging: token data is written to a hidden folder that replaces the output atomically.
 
-The folder is locked by the process that writes it. What a killed process leaves is continued if it was the same work, which its
-journal says, and removed if not. A journal is lines of JSON: what the work is, and then the points from which it can go on. An
-output that exists is replaced only if it holds nothing but token data, of whatever format: it may be somebody's only text.
+The writing process locks the folder. If a killed process left one, the next process continues it if its journal records the same
+work, and removes it otherwise. The journal is JSON lines: a description of the work, then the points from which it can resume. An
+existing output is replaced only if it holds nothing but token data, of any format: it may be the user's only copy of a text.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ ADVICE = {
     FULL: "; free space, or give a folder on another disk",
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG): "; give a folder you can write to",
 }
-OLD = "-old"  # after the name of the hidden folder: what the output was before
+OLD = "-old"  # suffix of the hidden folder that holds the previous output
 FILES = re.compile(
     r"dataset\.json|meta\.pkl|(fineweb_)?(train|val)\.(bin|index)|[\w.-]*(train|val)_\d{6}\.bin|(train|val)/[^/]+/\d{5}\.(bin|idx)"
 )
 FOLDERS = re.compile(r"(train|val)(/[^/]+)?")  # gpt-simple's splits and buckets
-EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # beside these a shard with its header shows that it is token data
+EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # files that prove a folder to be token data, as a shard header does
 
 
 class StagedFolder:
-    """The folder and its journal; `saved` is the last point of it, None where nothing is to be continued."""
+    """A staging folder and its journal; `saved` is the journal's last point, None for new work."""
 
     def __init__(self, folder: Path, work: Any, saved: Any = None) -> None:
         self.folder, self.work, self.saved = folder, work, saved
         self.can_continue = saved is not None
 
     def save(self, point: Any) -> None:
-        """Notes a point from which this work can be continued; all files it speaks of must be on the disk."""
+        """Record a point from which this work can resume; all files it mentions must be synced to disk."""
         fsync_dir(self.folder)
         with (self.folder / JOURNAL).open("a", encoding="utf-8") as file:
             if not file.tell():
@@ -65,10 +65,10 @@ class StagedFolder:
 def staged(
     output: Path, overwrite: bool, work: Any = None, is_sound: Callable[[Path, Any], bool] = lambda folder, point: False
 ) -> Iterator[StagedFolder]:
-    """A locked folder beside `output` that takes its name when the block succeeds.
+    """Yield a locked folder beside `output` that is renamed to it when the block succeeds.
 
-    When it fails, the folder vanishes, unless the same `work` can be continued later; None never can. `is_sound` says whether
-    the files of a folder are what a point in its journal says.
+    On failure the folder is removed, unless the same `work` can be resumed later; `work` None never can. `is_sound` checks that
+    the files of a folder match a point in its journal.
     """
     target = output.resolve()
     stage: StagedFolder | None = None
@@ -96,7 +96,7 @@ def staged(
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """Refuse an output that exists, unless it is token data and may be replaced."""
+    """Refuse an existing output, unless it is token data and may be overwritten."""
     with reading(output):
         if not os.path.lexists(output):
             return
@@ -115,14 +115,14 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 
 def _is_ours(path: Path, name: str) -> bool:
-    """Whether a file or folder is what token data consists of; a link to a folder may lead to anything."""
+    """Return True if a file or folder is part of token data; a link to a folder is not, because it may lead anywhere."""
     if path.is_dir():
         return FOLDERS.fullmatch(name) is not None and not path.is_symlink()
     return FILES.fullmatch(name) is not None
 
 
 def _abandon(stage: StagedFolder, error: BaseException | None) -> bool:
-    """Removes the folder, unless it can be continued and the user did nothing wrong."""
+    """Remove the folder, unless its work can be resumed and the failure was not a user error."""
     mistake = isinstance(error, ConfigError | DataError) and not isinstance(error.__cause__, OSError)
     if stage.can_continue and not mistake:
         log.warning("what was prepared stays in %s; the same command continues it", stage.folder)
@@ -132,17 +132,17 @@ def _abandon(stage: StagedFolder, error: BaseException | None) -> bool:
 
 
 def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> tuple[StagedFolder, FolderLock]:
-    """The folder that a killed process left of the same work, or else a new one; other leftovers are removed."""
+    """Open the folder that a killed process left for the same work, or create one; remove other leftovers."""
     prefix = f".{target.name}.partial-"
     taken: tuple[StagedFolder, FolderLock] | None = None
     for folder in sorted(path for path in target.parent.iterdir() if path.name.startswith(prefix) and not path.is_symlink()):
         with suppress(OSError):
             if folder.name.endswith(OLD) and not os.path.lexists(target):
-                folder.rename(target)  # the process that was to replace it was killed before the new folder got its name
+                folder.rename(target)  # restore it: the replacing process was killed before it renamed the new folder
                 log.warning("%s is back: a run that was to replace it was killed in between", target)
                 continue
             lock = FolderLock(folder)
-            if not lock.acquire() or lock.held is None:  # a folder that is being written is locked by its writer
+            if not lock.acquire() or lock.held is None:  # locked: another process is writing this folder
                 lock.release()
                 continue
             point, why = (None, "this command cannot continue it") if taken or work is None else _last_point(folder, work)
@@ -159,7 +159,7 @@ def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
 
 
 def _last_point(folder: Path, work: Any) -> tuple[Any, str]:
-    """The last point in a journal of this work, or None and why; a line that was cut short is removed from it."""
+    """Return the last point in the journal of this work, or None and the reason; a truncated last line is removed."""
     journal = folder / JOURNAL
     nothing = "it had not come far enough to be continued"
     if any(path.is_symlink() for path in folder.rglob("*")):
@@ -183,7 +183,7 @@ def _locked_folder(parent: Path, prefix: str) -> tuple[Path, FolderLock]:
     while True:
         folder = parent / f"{prefix}{secrets.token_hex(4)}"
         folder.mkdir()
-        with suppress(FileNotFoundError):  # another process took the folder for a leftover before it was locked
+        with suppress(FileNotFoundError):  # before it was locked, another process removed the folder as a leftover
             lock = FolderLock(folder)
             if lock.acquire():
                 return folder, lock
@@ -193,7 +193,7 @@ def _publish(folder: Path, target: Path, output: Path, overwrite: bool) -> None:
     old = folder.with_name(folder.name + OLD)
     while True:
         try:
-            folder.rename(target)  # succeeds where there is nothing or an empty folder
+            folder.rename(target)  # succeeds if the target does not exist or is an empty folder
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -206,19 +206,19 @@ def _publish(folder: Path, target: Path, output: Path, overwrite: bool) -> None:
             return
 
 
-# A folder that a command fills file by file: one process at a time, and no name before its file is whole.
+# Folders that a command fills file by file: one process at a time, and a file gets its name only when complete.
 
 LOCK = ".download.lock"
 
 
 def writing(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Turn the disk's refusal into a sentence."""
+    """Turn an OSError while writing into a readable error."""
     return files.writing(path, DataError, Setting("output"))
 
 
 @contextlib.contextmanager
 def alone_in(folder: Path, notify: Callable[[str], None]) -> Iterator[bool]:
-    """Make a folder and hold it, waiting for whoever has it; false where that cannot be: no locks, or nothing to be written."""
+    """Create and lock a folder, waiting for other holders; yield False if it cannot be locked or written."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with FolderLock(folder, LOCK) as lock:
@@ -226,6 +226,6 @@ def alone_in(folder: Path, notify: Callable[[str], None]) -> Iterator[bool]:
             try:
                 lock.acquire(None, lambda: notify(f"another download into {folder} is under way; waiting for it"))
             except OSError as error:
-                if error.errno not in (errno.EROFS, errno.EACCES):  # a folder for reading may hold all that is asked for
+                if error.errno not in (errno.EROFS, errno.EACCES):  # a read-only folder may already hold every requested file
                     raise
         yield bool(lock.held)

@@ -1,7 +1,7 @@
-"""A prepared folder while it is written: documents one after the other, cut into shards, and dataset.json last.
+"""Write a prepared folder: documents in order, split into shards, and dataset.json last.
 
-`save` brings what was written so far to the disk and says what that is. Another process can go on from there: it cuts the files
-back to what was saved, so that it never matters what was written after it.
+`save` syncs the files to disk and returns a record of their contents. Another process can resume from that record: it truncates
+the files to the saved sizes, so anything written after the save is discarded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, IdArray
 from ingot.runtime.files import file_sha256, write_atomically
 from ingot.runtime.machine import made_by
 
-INDEX_BYTES = 8  # of a document's start
-COUNTS = ("documents", "tokens", "bytes", "piece_bytes")  # of a split, a bucket and what was saved of them
-SAVE_TOKENS = 1 << 25  # written between two points from which killed work goes on
+INDEX_BYTES = 8  # bytes per entry of the document index
+COUNTS = ("documents", "tokens", "bytes", "piece_bytes")  # fields shared by splits, buckets and their saved states
+SAVE_TOKENS = 1 << 25  # tokens written between two points from which interrupted work can resume
 
 
 class SavedSplit(BaseModel):
-    """What of a split is on the disk: the sums, the finished shards, and of the unfinished one what it holds."""
+    """The saved state of a split: totals, finished shards and the contents of the unfinished one."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -45,10 +45,10 @@ class SavedSplit(BaseModel):
     shard_documents: Count = 0
     shard_bytes: Count = 0
     token_bytes: Count = TOKEN_BYTES
-    buckets: list[BucketRecord] = []  # with the sums at their beginnings
+    buckets: list[BucketRecord] = []  # each holds the running totals at the start of the bucket
 
     def files(self, name: str) -> dict[str, int]:
-        """The least size of each file of the split called `name`."""
+        """Return the minimum size in bytes of each file of the split `name`."""
         sizes = {shard.file: HEADER_BYTES + self.token_bytes * shard.tokens for shard in self.shards}
         if self.shard_tokens:
             sizes[shard_name(name, len(self.shards))] = HEADER_BYTES + self.token_bytes * self.shard_tokens
@@ -56,7 +56,7 @@ class SavedSplit(BaseModel):
 
 
 class Point(BaseModel):
-    """How far work has come: blocks done, documents in them, texts that were empty, and by the name of its files each split."""
+    """Progress of the work: blocks and documents done, empty texts, and the saved state of each split by file name."""
 
     blocks: Count = 0
     documents: Count = 0
@@ -64,12 +64,12 @@ class Point(BaseModel):
     splits: dict[str, SavedSplit] = {}
 
     def files(self) -> dict[str, int]:
-        """The least size of every file."""
+        """Return the minimum size in bytes of every file."""
         return {file: size for name, split in self.splits.items() for file, size in split.files(name).items()}
 
 
 def is_sound(folder: Path, saved: Any) -> bool:
-    """Whether the files of a folder have at least what a point says."""
+    """Return True if the files of a folder are at least as large as a point records."""
     try:
         files = Point.model_validate(saved, strict=True).files()
         return all((folder / file).stat().st_size >= size for file, size in files.items())
@@ -78,7 +78,7 @@ def is_sound(folder: Path, saved: Any) -> bool:
 
 
 def where_to_begin(stage: StagedFolder) -> Point:
-    """The point from which a folder is continued; files it does not speak of are removed."""
+    """Return the point from which to resume a folder, and remove files that it does not mention."""
     point = Point.model_validate(stage.saved or {})
     for path in stage.folder.iterdir():
         if path.name not in {JOURNAL, *point.files()}:
@@ -87,7 +87,7 @@ def where_to_begin(stage: StagedFolder) -> Point:
 
 
 def write_manifest(folder: Path, tokenizer: Tokenizer, splits: dict[str, SplitRecord], source: Any) -> Manifest:
-    """Writes dataset.json."""
+    """Write dataset.json."""
     version: Literal[1, 2] = 2 if tokenizer.vocab_size > NARROW else 1
     told = TokenizerRecord.of(tokenizer)
     manifest = Manifest(version=version, tokenizer=told, splits=splits, created_by=made_by(), source=source)
@@ -97,7 +97,7 @@ def write_manifest(folder: Path, tokenizer: Tokenizer, splits: dict[str, SplitRe
 
 
 class SplitWriter:
-    """Cuts a stream of documents into shards; a document may run on from one shard into the next."""
+    """Writes a stream of documents into shards; a document may continue in the next shard."""
 
     def __init__(
         self, folder: Path, name: str, tokenizer: Tokenizer, shard_tokens: int, files: ExitStack, saved: SavedSplit | None = None
@@ -115,7 +115,7 @@ class SplitWriter:
         self._index.seek(0, os.SEEK_END)
 
     def begin_bucket(self, name: str) -> None:
-        """The documents that follow are of this bucket."""
+        """Start a bucket: all following documents belong to it."""
         if not self._buckets or self._buckets[-1].name != name:
             self._buckets.append(self._sums(name))
 
@@ -126,7 +126,7 @@ class SplitWriter:
         return {count: getattr(self, count) for count in COUNTS}
 
     def add(self, documents: Encoded) -> None:
-        """Adds documents; those that the tokenizer leaves nothing of are left out."""
+        """Add documents, skipping those that the tokenizer encodes to nothing."""
         documents = documents.select(documents.tokens > 0)
         ends = np.cumsum(documents.tokens)
         self._index.write((self.tokens + ends - documents.tokens).astype("<u8").tobytes())
@@ -137,7 +137,7 @@ class SplitWriter:
         number = begin = 0
         while number < len(ends):
             room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
-            whole = int(np.searchsorted(ends, begin + room, side="right"))  # the first that does not end in this shard
+            whole = int(np.searchsorted(ends, begin + room, side="right"))  # the first document that does not end in this shard
             if whole > number:
                 self._append(documents.ids[begin : ends[whole - 1]], whole - number, int(documents.bytes[number:whole].sum()))
             else:
@@ -146,7 +146,7 @@ class SplitWriter:
             number, begin = whole, int(ends[whole - 1])
 
     def add_document(self, parts: Iterable[IdArray]) -> None:
-        """Adds one document whose text is not known, in parts: together they may be more than the memory holds."""
+        """Add one document of unknown text, given in parts because it may be larger than memory."""
         start = self.tokens
         tokens, size = self._write_document(parts)
         if tokens:
@@ -157,7 +157,7 @@ class SplitWriter:
             self.piece_bytes += size
 
     def save(self) -> SavedSplit:
-        """Brings everything to the disk and says what it is."""
+        """Sync everything to disk and return the saved state."""
         if self._shard:
             self._shard.sync()
         self._index.flush()
@@ -173,7 +173,7 @@ class SplitWriter:
         )
 
     def close(self) -> SplitRecord:
-        """Completes the last files and says what was written."""
+        """Complete the last files and return the record of the split."""
         if self._shard:
             self._finish_shard(self._shard)
         self._index.write(self.tokens.to_bytes(INDEX_BYTES, "little"))
@@ -188,19 +188,19 @@ class SplitWriter:
         )
 
     def _write_document(self, parts: Iterable[IdArray], left: int | None = None) -> tuple[int, int]:
-        """Adds a document that need not end in the shard where it begins; returns its tokens and its bytes.
+        """Add a document that may span several shards; return its token and byte counts.
 
-        `left`: the bytes of the text of a document in one part; without it they are those that the tokens stand for.
+        `left` is the text size in bytes of a document in one part; without it the bytes are counted from the tokens.
         """
         previous, begins, tokens, total = OUTSIDE, 1, 0, 0
         for ids in parts:
             while len(ids):
                 room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
-                part = ids[: min(room, PART_TOKENS)]  # counted in parts: all at once takes many times the document's memory
+                part = ids[: min(room, PART_TOKENS)]  # counting all at once takes many times the document's memory
                 ids = ids[len(part) :]
                 sizes = self._tokenizer.target_bytes(np.append(np.int32(previous), part[:-1].astype(np.int32)), part)
                 size = int(sizes.sum())
-                if left is not None:  # the last takes what is left, so that shards add up however a tokenizer counts its pieces
+                if left is not None:  # the last shard gets the remainder, so shards add up for any tokenizer
                     size = min(left, size) if len(ids) else left
                     left -= size
                 self._append(part, begins, size)
@@ -227,31 +227,31 @@ class SplitWriter:
 
 
 def _between(begin: BucketRecord, end: BucketRecord) -> BucketRecord:
-    """What a bucket holds, by the sums where it and the next begin."""
+    """Return the counts of a bucket: the difference of the running totals at its start and its end."""
     return BucketRecord(name=begin.name, **{count: getattr(end, count) - getattr(begin, count) for count in COUNTS})
 
 
 def shard_name(split: str, number: int) -> str:
-    """The file of a shard."""
+    """Return the file name of a shard."""
     return f"{split}_{number:06d}.bin"
 
 
 def index_name(split: str) -> str:
-    """The file that says where documents begin."""
+    """Return the file name of the document index."""
     return f"{split}.index"
 
 
 class Encoded(NamedTuple):
-    """Documents as ids one after the other; for each its tokens, its bytes, and the bytes that its tokens stand for."""
+    """Encoded documents: concatenated ids and, per document, its tokens, its bytes and the bytes its tokens stand for."""
 
     ids: IdArray
     tokens: NDArray[np.int64]
     bytes: NDArray[np.int64]
     piece_bytes: NDArray[np.int64]
-    empty: int  # texts without a character, which are not documents
+    empty: int  # number of empty texts, which are not documents
 
     def select(self, which: NDArray[np.bool_]) -> Encoded:
-        """Some of the documents."""
+        """Return the documents selected by a mask."""
         if which.all():
             return self
         ids = self.ids[np.repeat(which, self.tokens)] if which.any() else self.ids[:0]

@@ -1,1 +1,1 @@
-"""What can be wrong with data, and what it holds."""
+"""Audit and inspect token data: find defects, count contents, detect train/validation overlap."""

@@ -76,7 +76,7 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """True if there are no findings."""
+        """True if the audit found nothing."""
         return not self.findings
 
 

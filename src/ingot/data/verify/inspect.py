@@ -33,7 +33,7 @@ class IdUse:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """How much of the vocabulary a split uses."""
+    """The share of the vocabulary that a split uses."""
 
     size: int
     used: int

@@ -138,7 +138,7 @@ def _cut(begins: Places, lengths: Places) -> tuple[Places, Places]:
 
 def _hash(letters: NDArray[np.uint8], begins: Places, lengths: Places) -> Hashes:
     """Hash each word, eight bytes at a time."""
-    eights: Hashes = np.ndarray(len(letters) - 7, "<u8", letters.data, strides=(1,))  # for every byte, it and the next seven
+    eights: Hashes = np.ndarray(len(letters) - 7, "<u8", letters.data, strides=(1,))  # an 8-byte window at every byte offset
     hashes = _mix(eights[begins] & MASKS[np.minimum(lengths, 8)])
     left = np.flatnonzero(lengths > 8)
     while len(left):
