@@ -1,1 +1,1 @@
-"""Weights to files others can use."""
+"""Model files: our artifact format, and export to Hugging Face, GGUF and gpt-simple."""

@@ -1,8 +1,8 @@
-"""The artifact: one file that holds a model, says how to build it, and runs no code when it is read.
+"""The artifact: a single file with a model's weights and the metadata to rebuild it. Reading it never runs code.
 
-Its payload is a safetensors file whose metadata carries the facts; compressed, it stands after a small header. Every byte is
-covered by a checksum: the payload carries its own, at a fixed place and counted as zeros there, and the header that of the
-compressed bytes. docs/artifact.md describes the format for other readers, so a change here is a new version there.
+The payload is a safetensors file with the metadata in its header. If it is compressed, a small header precedes it. Every byte is
+covered by a checksum. The payload stores its own at a fixed offset, computed with zeros in that field; the header stores that of
+the compressed bytes. docs/artifact.md specifies the format for other readers: changing it here means a new version there.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.files import open_to_read, readable, replace_users_file, to_json
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
-MAGIC = b"\x89INGOT\r\n"  # no text, and not whole after a transfer that changes line ends
+MAGIC = b"\x89INGOT\r\n"  # not valid text, and damaged by any transfer that converts line endings
 VERSION = 1
 MAX_HEADER = 4096
-PRELUDE = f'{{"{METADATA}":{{"sha256":"'.encode()  # how the header of a payload begins; its checksum follows
+PRELUDE = f'{{"{METADATA}":{{"sha256":"'.encode()  # first bytes of a payload's header; the checksum follows
 CHECKSUM = slice(8 + len(PRELUDE), 8 + len(PRELUDE) + 64)
 FOREIGN = {b"PK": "a zip file, as torch.save writes it", b"\x80": "a pickle", b"\x1f\x8b": "a gzip file", b"GGUF": "a GGUF file"}
 
-Codes = Mapping[str, list[TensorRecord]]  # by the name of a tensor: its codes, and the scale of each row
+Codes = Mapping[str, list[TensorRecord]]  # maps a tensor's name to its codes and the scale of each row
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a file holds: the tensors of a model, and the facts that rebuild it."""
+    """The contents of an artifact file: a model's tensors and the metadata to rebuild it."""
 
     tensors: dict[str, TensorRecord]
     facts: dict[str, Any]
@@ -43,18 +43,18 @@ class Artifact:
 
 @dataclass(frozen=True)
 class ArtifactReport:
-    """What was written, and how large it is."""
+    """Path, size and encoding of an artifact that was written."""
 
     path: Path
     bytes: int
-    payload_bytes: int  # of the stored tensors before compression: codes, scales and what stayed as floats
+    payload_bytes: int  # size of the stored tensors before compression: codes, scales and unquantised floats
     parameters: int
     quantiser: str
     codec: str
 
 
 def artifact_name(codec: str) -> str:
-    """The name of an artifact's file: one that anybody's safetensors reads, or one of ours."""
+    """Return the file name of an artifact: `.safetensors` if uncompressed, `.ingot` otherwise."""
     return "model.safetensors" if codec == "none" else "model.ingot"
 
 
@@ -68,9 +68,9 @@ def write_artifact(
     progress: Progress = lambda done, total: None,
     codes: Codes = MappingProxyType({}),
 ) -> ArtifactReport:
-    """Write an artifact whole or not at all; quantiser, codec and dtype as the settings `artifact.*` name them.
+    """Write an artifact atomically, with quantiser, codec and dtype named as in the settings `artifact.*`.
 
-    `codes` are what is stored of tensors that a model's own rounding has worked on.
+    `codes` holds the codes and scales of tensors that were already quantised with the help of the model.
     """
     check_codec(codec)
     records = list(records)
@@ -92,14 +92,14 @@ def artifact_sizes(
     progress: Progress = lambda done, total: None,
     codes: Codes = MappingProxyType({}),
 ) -> Iterator[tuple[str, int]]:
-    """How many bytes the file would have with each codec; nothing is written."""
+    """Return the size the file would have with each codec, without writing it."""
     _, payload = _pack(records, facts, quantiser, dtype, codes)
     for codec in codecs:
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
 
 
 def read_artifact(path: Path) -> Artifact:
-    """The model in a file; whatever is wrong with the file is a CheckpointError, and no code in it is ever run."""
+    """Read the model in a file. Any defect raises CheckpointError, and no code in the file is ever run."""
     with readable(path, CheckpointError):
         if not path.exists():
             raise CheckpointError(f"there is no file {path}")
@@ -111,7 +111,7 @@ def read_artifact(path: Path) -> Artifact:
 def _pack(
     records: Iterable[TensorRecord], facts: Mapping[str, Any], quantiser: str, dtype: str, codes: Codes
 ) -> tuple[list[TensorRecord], list[bytes | memoryview]]:
-    """The stored tensors, and the parts of the payload they make, with the checksum of them all where it belongs."""
+    """Return the stored tensors and the parts of the payload, with the checksum filled in."""
     stored, formats = quantise(records, quantiser, dtype, codes=codes)
     told = to_json({**facts, "version": VERSION, "quantiser": quantiser, "dtypes": dict(sorted(formats.items()))})
     head, *rest = pack_tensors(stored, {"sha256": "0" * 64, "format": "pt", "ingot": told})
@@ -145,7 +145,7 @@ def _header(codec: str, size: int, data: bytes | memoryview) -> bytes:
 
 
 def _unwrapped(file: memoryview) -> memoryview:
-    """The payload inside a compressed file."""
+    """Decompress and return the payload of a compressed file."""
     begin = len(MAGIC) + 4
     end = begin + int.from_bytes(file[len(MAGIC) : begin], "little")
     if end > min(len(file), MAX_HEADER):
@@ -157,7 +157,7 @@ def _unwrapped(file: memoryview) -> memoryview:
         raise ValueError("its header is damaged")
     _check_version(header["version"])
     codec, size, data = header.get("codec"), header.get("size"), file[end:]
-    # The header must be the one we would write; so no bit of it can be another without being noticed.
+    # Require exactly the header that we would write, so that no changed bit goes unnoticed.
     if not isinstance(codec, str) or not isinstance(size, int) or file[:end] != _header(codec, size, data):
         raise ValueError("its checksum does not match; it is damaged or cut short")
     if codec == "none" or codec not in CODECS:
@@ -168,7 +168,7 @@ def _unwrapped(file: memoryview) -> memoryview:
 
 
 def _opened(payload: memoryview) -> Artifact:
-    """The model in a payload that is what was written."""
+    """Check a payload and return the model in it."""
     try:
         stored, metadata = unpack_tensors(payload)
     except ValueError as error:

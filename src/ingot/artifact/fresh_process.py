@@ -1,4 +1,4 @@
-"""The score of an artifact: a process that knows nothing but the file reads it and judges it."""
+"""Score an artifact in a new process that has nothing but the file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ingot.runtime.processes import python_command
 from ingot.runtime.ranks import without_ranks
 
 RUN_INGOT = "from ingot.runtime.processes import end_with_parent; end_with_parent(); from ingot.cli.main import run; run()"
-SCORING = "scoring the artifact"  # what is waited for meanwhile
-ROWS = re.compile(r"rows (\d+) of (\d+)")  # how far the process is, on its stderr
-LOOK_SECONDS = 0.25  # between two looks whether to stop: it says nothing while it loads the model, nor during a long batch
+SCORING = "scoring the artifact"  # name of this phase in progress reports
+ROWS = re.compile(r"rows (\d+) of (\d+)")  # progress lines that the process prints to stderr
+LOOK_SECONDS = 0.25  # poll interval for `stop`; the process prints nothing while it loads the model or during a long batch
 
 
 def score_in_fresh_process(
@@ -29,9 +29,9 @@ def score_in_fresh_process(
     progress: Callable[[int, int], None] = lambda done, total: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """What `ingot eval --artifact` says of a file, run as a process of its own; RunError with its last line if it fails.
+    """Run `ingot eval --artifact` in a child process and return its result; raise RunError with its last line if it fails.
 
-    `stop` is asked a few times a second, and ends it. It ends with this process, in whatever way that ends.
+    `stop` is polled a few times a second and terminates the child. The child never outlives this process, however that ends.
     """
     command = python_command(RUN_INGOT, "eval", "--artifact", str(path), "--json", "--tell-rows", "--device", device)
     command += ["--data", data] if data is not None else []
@@ -48,7 +48,7 @@ def score_in_fresh_process(
                 heard.append(line)
             if stop():
                 child.kill()
-        printed = child.stdout.read()  # a few lines, which the pipe holds
+        printed = child.stdout.read()  # a few lines, which fit in the pipe's buffer
     try:
         said = dict(json.loads(printed))
     except (ValueError, TypeError):
@@ -60,7 +60,7 @@ def score_in_fresh_process(
 
 
 def _lines(pipe: int) -> Iterator[str]:
-    """The lines that come out of a pipe, and empty ones while none come."""
+    """Yield the lines read from a pipe, and an empty string whenever none arrives in time."""
     rest = b""
     while True:
         if not select.select([pipe], [], [], LOOK_SECONDS)[0]:

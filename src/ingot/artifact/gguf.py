@@ -1,6 +1,7 @@
-"""Models as a GGUF file for llama.cpp and ollama, with the Modelfile that ollama is given; written by the package `gguf`.
+"""Export models as GGUF for llama.cpp and ollama, with a Modelfile for ollama; uses the package `gguf`.
 
-llama.cpp turns neighbouring pairs of a head's numbers and we turn pairs half a head apart: rows of q and k are put in its order.
+llama.cpp's rotary embedding rotates adjacent pairs (2i, 2i + 1) of a head, ours rotates pairs (i, i + D / 2). The rows of q and
+k are therefore reordered.
 """
 
 from __future__ import annotations
@@ -28,35 +29,35 @@ from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.files import replace_folder, write_atomically
 from ingot.runtime.tensors import TensorRecord, to_array
 
-# The vocabulary of a GGUF file: tokens, their kinds, and what llama.cpp cuts text with.
+# The vocabulary of a GGUF file: tokens, token types, and the settings of llama.cpp's tokenizer.
 
-UNUSED = 5  # the kind of a token that stands for an embedding row without an id
+UNUSED = 5  # token type of an embedding row without an id
 GPT2_RULE = "gpt-2"
 
 
 @dataclass
 class Vocabulary:
-    """What goes into the keys `tokenizer.ggml.*`."""
+    """The vocabulary that is written to the keys `tokenizer.ggml.*`."""
 
-    model: str  # gpt2: byte-level BPE; llama: SentencePiece's
+    model: str  # gpt2: byte-level BPE; llama: SentencePiece
     tokens: list[str]
     kinds: list[int]
     bos: int | None
-    ends: list[int]  # the ids after which a text is over
+    ends: list[int]  # ids that end a text
     merges: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     unknown: int | None = None
     adds_space: bool | None = None
 
     def fill(self, rows: int) -> None:
-        """Name the rows of the embedding that no id has: llama.cpp wants as many tokens as rows."""
+        """Add placeholder tokens for embedding rows without an id: llama.cpp requires one token per row."""
         more = range(len(self.tokens), rows)
         self.tokens += [f"[unused {row}]" for row in more]
         self.kinds += [UNUSED for _ in more]
         self.scores += [0.0 for _ in more] if self.scores else []
 
     def write(self, writer: Any) -> None:
-        """Put the keys into a file."""
+        """Write the keys to a GGUF file."""
         writer.add_tokenizer_model(self.model)
         writer.add_token_list(self.tokens)
         writer.add_token_types(self.kinds)
@@ -68,17 +69,17 @@ class Vocabulary:
             writer.add_add_space_prefix(bool(self.adds_space))
         if self.bos is not None:
             writer.add_bos_token_id(self.bos)
-        # llama.cpp has a key for each of two: texts end at either.
+        # llama.cpp has keys for two end tokens, and generation stops at either.
         for add, token in zip((writer.add_eos_token_id, writer.add_eot_token_id), self.ends, strict=False):
             add(token)
         if self.unknown is not None:
             writer.add_unk_token_id(self.unknown)
-        writer.add_add_bos_token(self.bos is not None)  # as `ingot generate` begins a text
+        writer.add_add_bos_token(self.bos is not None)  # `ingot generate` starts with it too
         writer.add_add_eos_token(False)
 
 
 def vocabulary_of(spec: Mapping[str, Any], rows: int) -> Vocabulary:
-    """The vocabulary of a tokenizer's spec, for an embedding of so many rows; ConfigError where llama.cpp has none like it."""
+    """Build the vocabulary of a tokenizer spec for `rows` embedding rows; raise ConfigError if llama.cpp cannot express it."""
     tokenizer = from_spec(spec)
     if isinstance(tokenizer, GPT2Tokenizer):
         found = _gpt2(tokenizer)
@@ -98,7 +99,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> Vocabulary:
 
 
 def is_normalised(spec: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer rewrites text before it cuts it, which llama.cpp does not do for it."""
+    """Return True if a tokenizer normalises text before splitting it, which llama.cpp would not do."""
     tokenizer = from_spec(spec)
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return False
@@ -117,7 +118,7 @@ def _bytes(tokenizer: ByteTokenizer) -> Vocabulary:
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
     tokens = [*SPECIALS, *(letters[byte] for byte in range(256))]
     kinds = [CONTROL] * len(SPECIALS) + [NORMAL] * 256
-    # llama.cpp insists on a merge: this one is of two bytes that no text in UTF-8 has.
+    # llama.cpp requires at least one merge. This one joins two bytes that never occur in UTF-8.
     merge = f"{letters[0xFF]} {letters[0xFF]}"
     return Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), [merge])
 
@@ -165,8 +166,8 @@ def _huggingface(tokenizer: HFTokenizer) -> Vocabulary:
 
 FILE, MODELFILE = "model.gguf", "Modelfile"
 DTYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
-GROUP = 32  # weights of a row that share a scale in q8_0
-# Parts of our names of tensors and those of GGUF.
+GROUP = 32  # q8_0 block size: weights of a row that share a scale
+# Parts of our tensor names and their counterparts in GGUF.
 GPT2 = {
     "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "ln_1": "attn_norm",
     "ln_2": "ffn_norm",
@@ -179,7 +180,7 @@ ENDS = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_
 
 
 def require_gguf() -> Any:
-    """The package, or what to install."""
+    """Import and return the package `gguf`; the error says what to install."""
     try:
         import gguf
     except ImportError:
@@ -195,7 +196,7 @@ def write_gguf(
     dtype: str = "fp32",
     name: str = "ingot",
 ) -> int:
-    """Make a folder with model.gguf and a Modelfile; returns its bytes. `settings` is a section `model` that says its context."""
+    """Write model.gguf and a Modelfile to a folder; return their size in bytes. `settings`: a section `model` with a context."""
     if dtype not in DTYPES:
         raise ConfigError(f"there is no number format {dtype!r} in GGUF; choose {', '.join(DTYPES)}")
     refuse_unportable(settings, "gguf")
@@ -224,7 +225,7 @@ def write_gguf(
 
 @contextmanager
 def _whole_arrays() -> Iterator[None]:
-    """A block of writing arrays, whose error says what is wrong: numpy's tells only how much of one was written."""
+    """Turn numpy's error about a short write into one that gives the reason."""
     try:
         yield
     except OSError as refused:
@@ -234,7 +235,7 @@ def _whole_arrays() -> Iterator[None]:
 
 
 def _format(name: str, array: NDArray[Any], dtype: str) -> str:
-    """How a tensor is stored: gains, biases and positions exactly; rows that q8_0 cannot cut into groups as fp16."""
+    """Return a tensor's storage type: exact for gains, biases and positions, fp16 for rows q8_0 cannot split into blocks."""
     if array.ndim < 2 or name.startswith("position_embd"):
         return "fp32"
     return "fp16" if dtype == "q8_0" and array.shape[-1] % GROUP else dtype
@@ -247,8 +248,8 @@ def _checked(name: str, array: NDArray[Any], kind: str) -> NDArray[np.float32]:
 
 
 def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """The tensors by GGUF's names, in its order of rows; biases that its GPT-2 insists on are zeros where there are none."""
-    stored, _ = quantise(records, "none", "fp32")  # refuses what is not finite
+    """Return the tensors under GGUF's names and in its row order, with zeros for missing biases that its GPT-2 requires."""
+    stored, _ = quantise(records, "none", "fp32")  # raises if a value is not finite
     names = GPT2 if settings["family"] == "gpt2" else LLAMA
     found: dict[str, NDArray[Any]] = {}
     for record in stored:
@@ -270,7 +271,7 @@ def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> di
 
 
 def _neighbours(array: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Rows of (H * D, ...) so that the pair (i, i + D / 2) of each head becomes (2i, 2i + 1)."""
+    """Reorder the rows of (H * D, ...) so that the pair (i, i + D / 2) of each head becomes (2i, 2i + 1)."""
     halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return halves.swapaxes(1, 2).reshape(array.shape)
 
@@ -278,7 +279,7 @@ def _neighbours(array: NDArray[Any], heads: int) -> NDArray[Any]:
 def _describe(
     gguf: Any, writer: Any, settings: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], dtype: str, name: str
 ) -> None:
-    """The keys by which llama.cpp builds the model."""
+    """Write the keys from which llama.cpp builds the model."""
     llama = settings["family"] == "llama"
     writer.add_type("model")
     writer.add_name(name)

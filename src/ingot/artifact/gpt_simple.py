@@ -1,7 +1,7 @@
-"""gpt-simple's folders as they lie on the disk, without a framework: which checkpoints a run has, their models and tokenizers.
+"""Read gpt-simple's run folders without a framework: the checkpoints of a run, their models and tokenizers.
 
-A run is `checkpoints/NAME/` with trainer_state.json and model/, and tokenizer/ beside checkpoints/. Which checkpoint is the
-newest is told by the step in trainer_state.json: the name `final` says nothing, because a run may go on after it.
+A run is `checkpoints/NAME/` with trainer_state.json and model/, and tokenizer/ beside checkpoints/. The step in
+trainer_state.json decides which checkpoint is the newest. The name `final` does not: a run may be continued after it.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from ingot.runtime.files import read_json
 
 STATE, MODEL, WEIGHTS, CONFIG, TOKENIZER = "trainer_state.json", "model", "pytorch_model.bin", "config.json", "tokenizer"
 FINAL, SHUTDOWN = "final", "-shutdown"
-RUN_STATE = ".run_state.json"  # how a run is doing
-STOP_FLAG = ".shutdown_requested"  # a file that asks a run to save and stop
-VERSION = 1  # of trainer_state.json
+RUN_STATE = ".run_state.json"  # status file of a run
+STOP_FLAG = ".shutdown_requested"  # file that asks a run to save and stop
+VERSION = 1  # version of trainer_state.json
 _NAME = re.compile(rf"{FINAL}|checkpoint-\d+(?:{SHUTDOWN})?")
 
-# Its keys of the section `model` in its order, and what they are called here.
+# gpt-simple's keys of the section `model`, in its order, and our names for them.
 MODEL_KEYS: dict[str, str | None] = {
     "vocab_size": "vocab_size", "n_embd": "width", "n_layer": "layers", "n_head": "heads", "n_kv_head": "kv_heads",
     "n_positions": "context", "dropout": "dropout", "use_bias": "bias", "qkv_bias": "qkv_bias",
     "attn_out_bias": "attention_out_bias", "mlp_bias": "mlp_bias", "activation": "activation", "mlp_type": "mlp",
     "intermediate_size": "inner_width", "norm": "norm", "norm_eps": "norm_epsilon", "tie_word_embeddings": "tied",
     "rope_base": "rope_base", "rope_scaling_type": "rope_scaling", "rope_scaling_factor": "rope_factor",
-    "attention_mode": None,  # a setting of the data here: data.document_mask
+    "attention_mode": None,  # a data setting in ingot: data.document_mask
 }  # fmt: skip
-# Those that decide the shapes of the weights: a run there is continued only with the same ones.
+# Keys that determine the shapes of the weights: gpt-simple resumes a run only if they are unchanged.
 ARCH_KEYS = (
     "vocab_size", "n_embd", "n_layer", "n_head", "n_kv_head", "n_positions", "activation", "mlp_type", "intermediate_size",
     "norm", "tie_word_embeddings", "use_bias", "qkv_bias", "attn_out_bias", "mlp_bias",
 )  # fmt: skip
-ACTIVATIONS, MLPS = {"swish": "silu"}, {"mlp": "plain"}  # its words for ours, where they differ
+ACTIVATIONS, MLPS = {"swish": "silu"}, {"mlp": "plain"}  # gpt-simple's values and ours, where they differ
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint of gpt-simple's; `state` is what its trainer_state.json says."""
+    """A gpt-simple checkpoint; `state` is the content of its trainer_state.json."""
 
     path: Path
     step: int
@@ -55,19 +55,19 @@ class Saved:
 
     @property
     def run(self) -> Path | None:
-        """The folder of its run."""
+        """Return the folder of its run."""
         return self.path.parent.parent if self.path.parent.name == "checkpoints" else None
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is one of gpt-simple's checkpoints."""
+    """Return True if a folder is a gpt-simple checkpoint."""
     return (path / MODEL / CONFIG).is_file()
 
 
 def saved_checkpoints(run: Path) -> list[Saved]:
-    """The checkpoints of a run, oldest first; those that are half-written or damaged are passed over.
+    """Return the checkpoints of a run, oldest first, skipping incomplete or damaged ones.
 
-    Of the same step the one of a stop comes first: right after a resume it lacks the place in the data. `final` comes last.
+    At equal steps, one written on a stop sorts first: right after a resume it lacks the data position. `final` sorts last.
     """
     found = []
     for path in (run / "checkpoints").glob("*"):
@@ -82,7 +82,7 @@ def saved_checkpoints(run: Path) -> list[Saved]:
 
 
 def read_saved(path: Path) -> Saved:
-    """What a checkpoint says of itself."""
+    """Read a checkpoint's trainer_state.json."""
     state = _read_json(path / STATE)
     step, version = state.get("step"), state.get("schema_version", VERSION)
     if version != VERSION:
@@ -93,7 +93,7 @@ def read_saved(path: Path) -> Saved:
 
 
 def read_model(path: Path) -> dict[str, Any]:
-    """The section `model` of a checkpoint; where rows of its run are longer than n_positions, they are the context."""
+    """Read the section `model` of a checkpoint; if its run used rows longer than n_positions, their length is the context."""
     settings = model_settings(_read_json(path / MODEL / CONFIG), str(path / MODEL / CONFIG))
     try:
         told = _read_json(path.parent.parent / CONFIG)["data"]["max_length"]
@@ -103,7 +103,7 @@ def read_model(path: Path) -> dict[str, Any]:
 
 
 def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The section `model` that its keys stand for; `where` they are is said if they are not its own."""
+    """Convert gpt-simple's keys to our section `model`; errors about unknown keys name `where` they were read."""
     if unknown := sorted(keys.keys() - MODEL_KEYS.keys()):
         raise CheckpointError(f"{where} has a key {unknown[0]!r:.60} that gpt-simple does not know")
     settings: dict[str, Any] = {ours: keys[key] for key, ours in MODEL_KEYS.items() if ours and key in keys}
@@ -115,12 +115,12 @@ def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
         if name in settings:
             settings[name] = words.get(settings[name], settings[name])
     if settings.get("rope_scaling") is None:
-        settings["rope_factor"] = 1.0  # which does nothing there without a type
+        settings["rope_factor"] = 1.0  # without a scaling type, gpt-simple ignores the factor
     return {"family": "llama", **settings}
 
 
 def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict[str, Any]:
-    """Its keys for a section `model`."""
+    """Convert a section `model` to gpt-simple's keys."""
     theirs: dict[Any, str] = {ours: word for words in (ACTIVATIONS, MLPS) for word, ours in words.items()}
     keys = {key: settings.get(ours) for key, ours in MODEL_KEYS.items() if ours}
     keys |= {key: theirs.get(keys[key], keys[key]) for key in ("activation", "mlp_type")}
@@ -128,7 +128,7 @@ def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict
 
 
 def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on from a checkpoint whose section `model` has weights of other shapes than the one of now."""
+    """Refuse to resume from a checkpoint if the weights would have different shapes under the current section `model`."""
     before, after = model_keys(was), model_keys(now)
     changed = [key for key in ARCH_KEYS if key != "n_positions" and before[key] != after[key]]
     if changed:
@@ -137,18 +137,18 @@ def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, An
 
 
 def tokenizer_folder(path: Path) -> Path | None:
-    """Where the tokenizer of a checkpoint lies: in it, or in its run; None where there is none."""
+    """Return the tokenizer folder of a checkpoint, inside it or in its run, or None."""
     folders = (path / TOKENIZER, path.parent.parent / TOKENIZER)
     return next((folder for folder in folders if folder.is_dir() and any(folder.iterdir())), None)
 
 
 def config_hash(keys: Mapping[str, Any]) -> str:
-    """The hash of all keys as trainer_state.json has it."""
+    """Return the hash of all keys, computed as in trainer_state.json."""
     return "sha256:" + hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def arch_hash(model: Mapping[str, Any]) -> str:
-    """The hash of what decides the shapes of the weights, as trainer_state.json has it; vocab_size as it was configured."""
+    """Return the hash of the keys that determine weight shapes, as in trainer_state.json, with vocab_size as configured."""
     return config_hash({key: model.get(key) for key in ARCH_KEYS})
 
 

@@ -1,7 +1,7 @@
-"""The tokenizer beside a model in Hugging Face's layout: written so that transformers finds it, and found again.
+"""Write a tokenizer beside a model in Hugging Face's layout, so that transformers loads it, and read it back.
 
-GPT-2's own tokenizer is known by its vocabulary, whatever file it comes in. Kinds that transformers does not have are written in
-its parts (tokenizer_json.py), and go along as ingot-tokenizer.json too, from which ingot reads them back as they were.
+GPT-2's own tokenizer is recognised by its vocabulary, whatever file it comes in. Tokenizer types that transformers lacks are
+rebuilt from the components of tokenizer.json, and also saved as ingot-tokenizer.json, from which ingot restores them exactly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingot.data.tokenizers.tokenizer_base import SPACE, byte_alphabet
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import read_json
 
-# Tokenizers of other kinds as the tokenizer.json that transformers reads: bytes, characters, SentencePiece's vocabularies.
+# Byte, character and SentencePiece tokenizers as a tokenizer.json that transformers reads.
 
 UNIGRAM, NORMAL = 1, 1
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # the first four ids of the byte tokenizer
@@ -41,7 +41,7 @@ class Piece:
 
 
 class SentencePieceFile:
-    """What a .model file says: its pieces in the order of their ids, and how it treats text."""
+    """A parsed SentencePiece .model file: its pieces in id order and its text normalisation."""
 
     def __init__(self, contents: bytes) -> None:
         fields = list(message_fields(contents))
@@ -51,13 +51,13 @@ class SentencePieceFile:
             Piece(piece[1].decode(), struct.unpack("<f", piece.get(2, bytes(4)))[0], piece.get(3, NORMAL)) for piece in found
         ]
         self.algorithm = trainer.get(3, UNIGRAM)
-        self.rules: bytes = normaliser.get(2, b"")  # compiled; empty: text is not rewritten
+        self.rules: bytes = normaliser.get(2, b"")  # compiled normalisation rules; empty if text is not normalised
         self.adds_prefix, self.folds_spaces = bool(normaliser.get(3, 1)), bool(normaliser.get(4, 1))
         self.escapes_spaces = bool(normaliser.get(5, 1))
 
     @property
     def has_bytes(self) -> bool:
-        """Whether what is not in the vocabulary is spelled in bytes."""
+        """Return True if characters outside the vocabulary are encoded as bytes (byte fallback)."""
         return any(piece.kind == BYTE for piece in self.pieces)
 
     @property
@@ -66,7 +66,7 @@ class SentencePieceFile:
 
     @cached_property
     def merges(self) -> list[tuple[str, str]]:
-        """The pairs that make a piece, the piece of the best score first."""
+        """Return the pairs that merge into a piece, best-scoring piece first."""
         ids = {piece.text: i for i, piece in enumerate(self.pieces) if piece.kind in (NORMAL, USER_DEFINED)}
         pairs = []
         for i, piece in enumerate(self.pieces):
@@ -78,7 +78,7 @@ class SentencePieceFile:
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
-    """The tokenizer.json of a tokenizer that has none; None where the library has no parts for its kind."""
+    """Build the tokenizer.json of a tokenizer that has none; return None if the tokenizers library cannot express it."""
     built: Any = None
     if isinstance(tokenizer, ByteTokenizer):
         built = _bytes(tokenizer)
@@ -115,7 +115,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
     from tokenizers import decoders, models
 
     file = SentencePieceFile(tokenizer.contents)
-    if tokenizer.marks_capitals:  # nothing there makes letters large again
+    if tokenizer.marks_capitals:  # the tokenizers library cannot restore capital letters
         return None
     if any(piece.kind == USER_DEFINED for piece in file.pieces) or not file.escapes_spaces:
         return None
@@ -147,7 +147,7 @@ def _normaliser(file: SentencePieceFile) -> Any:
 
 
 def _marked(built: Any, tokenizer: Tokenizer, marks: Any) -> Any:
-    """The tokenizer with its special tokens, and the start of a document in front of a text, as the model has seen it."""
+    """Add the special tokens, and prepend the document start to every text, as during training."""
     from tokenizers import processors
 
     built.add_special_tokens(list(marks))
@@ -166,7 +166,7 @@ log = logging.getLogger(__name__)
 
 
 def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, bytes], Tokenizer]:
-    """The files of a tokenizer by name, and the tokenizer itself."""
+    """Return the files of a tokenizer by name, and the tokenizer itself."""
     tokenizer = from_spec(spec)
     if isinstance(tokenizer, GPT2Tokenizer):
         marks = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
@@ -183,14 +183,14 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
 
 
 def check_no_other_tokenizer(folder: Path, names: Collection[str]) -> None:
-    """Refuse a folder with tokenizer files that a new model does not replace: readers would take them for its own."""
+    """Refuse a folder with tokenizer files that a new model would not overwrite: readers would use them with it."""
     for name in (OURS, THEIRS, SETTINGS, VOCABULARY, MERGES, SENTENCEPIECE):
         if name not in names and (folder / name).exists():
             raise ConfigError(f"{folder / name} belongs to the tokenizer of another model; remove it or give another --output")
 
 
 def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
-    """tokenizer_config.json: which tokens are marks, and that any fast tokenizer of transformers reads the file."""
+    """Build tokenizer_config.json, which names the special tokens and any fast tokenizer class as the reader."""
     names = {token["id"]: token["content"] for token in json.loads(contents).get("added_tokens") or ()}
     marks = {"bos_token": tokenizer.bos, "eos_token": marks_of(tokenizer).eos, "pad_token": tokenizer.pad}
     known = {name: names[token] for name, token in marks.items() if token is not None and token in names}
@@ -199,7 +199,7 @@ def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
 
 
 def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenizer:
-    """The tokenizer of a folder with a model of so many embedding rows, or the one that is named."""
+    """Return the tokenizer of a folder whose model has `rows` embedding rows, or the one called `name`."""
     if name is not None:
         tokenizer = open_tokenizer(name)
     elif (folder / OURS).is_file():
@@ -214,7 +214,7 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
 
 
 def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
-    """GPT-2's, for a model that came without one and has as many embedding rows as GPT-2's have."""
+    """Return GPT-2's tokenizer for a model that came without one, if it has as many embedding rows as GPT-2."""
     if not GPT2_VOCAB_SIZE <= rows <= GPT2_PADDED_VOCAB_SIZE:
         raise DataError(f"{path} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
     log.warning(f"{path} has no tokenizer and as many ids as GPT-2: its tokenizer is assumed; --tokenizer names another")
@@ -229,7 +229,7 @@ def _ours(path: Path) -> Tokenizer:
 
 
 def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:
-    """GPT-2's own tokenizer, if the folder's files spell it."""
+    """Return GPT-2's own tokenizer if the folder's files contain it, else None."""
     try:
         if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
             return from_merges((folder / VOCABULARY).read_bytes(), (folder / MERGES).read_bytes())
@@ -237,11 +237,11 @@ def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:
         lines = "\n".join(pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
         return from_merges(json.dumps(model["vocab"]).encode(), lines.encode())
     except (DataError, ValueError, KeyError, TypeError, OSError):
-        return None  # another tokenizer, which whoever opens it judges
+        return None  # a different tokenizer; the caller decides what to do with it
 
 
 def gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:
-    """vocab.json and merges.txt: each token spelled in printable characters, and the two parts it is merged from."""
+    """Return vocab.json and merges.txt, with each token in printable characters and the pair it is merged from."""
     spelling = {byte: character for character, byte in byte_alphabet().items()}
     tokens = [tokenizer.decode_bytes([i]) for i in range(GPT2_VOCAB_SIZE - 1)]
     spelled = ["".join(map(spelling.__getitem__, token)) for token in tokens]
@@ -255,7 +255,7 @@ def gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:
 
 
 def _parts(token: bytes, ranks: Mapping[bytes, int], rank: int) -> tuple[bytes, bytes]:
-    """What a token was merged from: all merges before its own, lowest rank first, leave two parts."""
+    """Return the pair a token is merged from: the two parts left after all merges of a lower rank."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], rank))

@@ -1,6 +1,6 @@
-"""Models in Hugging Face's layout: a folder with config.json and model.safetensors, read and written without their library.
+"""Read and write models in Hugging Face's layout (config.json and model.safetensors) without their library.
 
-What differs between the families is in hf_layouts.py.
+Each family's `Layout` describes its keys, tensor names and shapes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ingot.model.settings import ModelSettings, mlp_width
 from ingot.runtime.files import read_json, readable, replace_folder, write_atomically
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
-# GPT-2 and Llama as Hugging Face lays them out: the keys of config.json and the names and shapes of tensors.
+# GPT-2 and Llama in Hugging Face's layout: the keys of config.json, and the names and shapes of tensors.
 
 Shapes = dict[str, tuple[int, ...]]
 GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf"}
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "relu": "relu"}
-# Tensors of a Llama block there and here.
+# Tensor names of a Llama block in Hugging Face's layout and in ours.
 BLOCK = {
     "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn.q_proj": "attn.q_proj",
     "self_attn.k_proj": "attn.k_proj", "self_attn.v_proj": "attn.v_proj", "self_attn.o_proj": "attn.c_proj",
@@ -41,27 +41,27 @@ ENDS = {"embed_tokens.weight": "wte.weight", "norm.weight": "ln_f.weight", "lm_h
 
 @dataclass(frozen=True)
 class Layout:
-    """How models of one family lie in a folder. Names of tensors are without `prefix`, which some files have and some lack."""
+    """Hugging Face's layout of one model family. Tensor names exclude `prefix`, which only some files have."""
 
     family: str
     shown: str
     prefix: str
     embedding: str
     transposed: tuple[str, ...]
-    buffers: re.Pattern[str]  # tensors of old files that follow from the settings
-    fixed: Mapping[str, tuple[object, ...]]  # keys that would make it another model, and the values that do not
-    settings: Callable[[Mapping[str, Any], Path], dict[str, Any]]  # our section `model` of their config.json
-    config: Callable[[Mapping[str, Any]], dict[str, Any]]  # their config.json of our section
-    shapes: Callable[[Mapping[str, Any]], Shapes]  # names and shapes there
-    ours: Callable[[str], str]  # our name of a tensor of theirs
+    buffers: re.Pattern[str]  # tensors of old files that can be derived from the settings
+    fixed: Mapping[str, tuple[object, ...]]  # keys that change the architecture, and the values we support
+    settings: Callable[[Mapping[str, Any], Path], dict[str, Any]]  # converts their config.json to our section `model`
+    config: Callable[[Mapping[str, Any]], dict[str, Any]]  # converts our section to their config.json
+    shapes: Callable[[Mapping[str, Any]], Shapes]  # returns their tensor names and shapes
+    ours: Callable[[str], str]  # converts their tensor name to ours
 
     def stored(self, name: str) -> str:
-        """The name of a tensor in a file of ours: GPT-2's without a prefix, as on the hub, because MLX knows no other."""
+        """Return a tensor's name in files that we write. GPT-2 has no prefix, as on the hub: MLX reads nothing else."""
         return name if name == "lm_head.weight" or self.family == "gpt2" else self.prefix + name
 
 
 def layout_of(config: Mapping[str, Any], path: Path, families: tuple[str, ...]) -> Layout:
-    """The layout that a config.json names, if it is one of these families."""
+    """Return the layout for the model type in a config.json, if it is one of these families."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in families:
         names, word = " and ".join(map(repr, families)), "family" if len(families) == 1 else "families"
@@ -78,7 +78,7 @@ def layout_of(config: Mapping[str, Any], path: Path, families: tuple[str, ...]) 
 
 
 def _count(config: Mapping[str, Any], path: Path, *names: str) -> int:
-    """A number of a config.json, under the first of these names that it has."""
+    """Return a count from a config.json, under the first of these names that is present."""
     value = next((config[name] for name in names if config.get(name) is not None), None)
     if type(value) is not int or not 0 < value < 1 << 31:
         raise CheckpointError(f"{path}: {names[0]} is {value!r:.60}, and must be a number above 0")
@@ -129,7 +129,7 @@ def _gpt2_config(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gpt2_shapes(settings: Mapping[str, Any]) -> Shapes:
-    """Matrices are stored (inputs, outputs)."""
+    """Return GPT-2's tensor shapes; matrices are stored as (inputs, outputs)."""
     C = settings["width"]
     block = {
         "ln_1.weight": (C,), "ln_1.bias": (C,), "attn.c_attn.weight": (C, 3 * C), "attn.c_attn.bias": (3 * C,),
@@ -173,7 +173,7 @@ def _llama_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _rotary(config: Mapping[str, Any], path: Path) -> tuple[float | None, float]:
-    """The factor of linear scaling, where there is one, and the base; transformers 5 has them in one mapping, 4 apart."""
+    """Return the linear scaling factor, if any, and the base; transformers 5 stores both in one mapping, 4 separately."""
     told = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(told, dict):
         raise CheckpointError(f"{path}: rope_scaling is {told!r:.60}, and must be a mapping")
@@ -211,14 +211,14 @@ def _llama_config(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _biases(settings: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether there is a bias anywhere in attention, and in the MLP."""
+    """Return two flags: attention has a bias anywhere, and the MLP does."""
     names = ("qkv_bias", "attention_out_bias", "mlp_bias")
     qkv, out, mlp = (settings["bias"] if settings[name] is None else settings[name] for name in names)
     return qkv or out, mlp
 
 
 def llama_inner_width(settings: Mapping[str, Any]) -> int:
-    """The width inside the gated MLP, said or by its rule."""
+    """Return the hidden width of the gated MLP, as set or by the default rule."""
     return mlp_width(settings["width"], settings["inner_width"])
 
 
@@ -280,14 +280,14 @@ LAYOUTS = {
 }
 
 
-# Which models other programs' files can hold: what the schema says of every setting of a model, applied to one.
+# Checks that another program's file format can hold a model, from what the schema says about each setting.
 
 ANY = "any"
 SHOWN = {"huggingface": "Hugging Face's layout", "gguf": "GGUF"}
 
 
 def portable_values(model: type[ModelSettings], name: str, target: str) -> list[Any] | None:
-    """The values of a setting that a kind of file can hold; None: all of them."""
+    """Return the values of a setting that a file format supports; None means all of them."""
     extra = model.model_fields[name].json_schema_extra
     told = extra.get("portable") if isinstance(extra, dict) else None
     values: Any = told.get(target, []) if isinstance(told, dict) else []
@@ -295,9 +295,9 @@ def portable_values(model: type[ModelSettings], name: str, target: str) -> list[
 
 
 def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
-    """Refuse a section `model` that a kind of file cannot hold, with the setting that is in the way and what would do."""
+    """Refuse a section `model` that a file format cannot hold; the error names the setting and the supported values."""
     model = FAMILIES[settings["family"]]
-    for name in sorted(settings, key="family".__ne__):  # its other settings say nothing where the family has no place
+    for name in sorted(settings, key="family".__ne__):  # the family first: if it is unsupported, the other settings do not matter
         values = portable_values(model, name, target)
         if values is not None and settings[name] not in values:
             others = f"{' and '.join(map(str, values))} {'has' if len(values) == 1 else 'have'} one; " if values else ""
@@ -305,16 +305,16 @@ def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
             raise ConfigError(f"{{0}} has no place in {SHOWN[target]}", Setting(f"model.{name}", settings[name]), advice=advice)
 
 
-SCORING = "ingot_scoring"  # a key of ours in their config.json, which transformers keeps and does not read
+SCORING = "ingot_scoring"  # our key in their config.json; transformers preserves it and ignores it
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 WHOLE = f"a folder with {CONFIG} and {WEIGHTS}"
 HEAD = "lm_head.weight"
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY, MERGES, OURS)  # that are fetched from the hub
+MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY, MERGES, OURS)  # files fetched from the hub
 
 
 def fetch_model(name: str) -> Path:
-    """The folder of a model on the hub, in the hub's own cache; fetched if it is new there."""
+    """Return the folder of a hub model in the hub's cache, downloading it if needed."""
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise CheckpointError(f"there is no folder {name}; give {WHOLE}")
     from ingot.data.hub import Hub, Unreachable
@@ -327,18 +327,18 @@ def fetch_model(name: str) -> Path:
 
 
 def cached_model(name: str) -> Path | None:
-    """The folder of a model that was fetched before, whoever did it; None where it is not there or not whole."""
+    """Return the folder of a hub model that is already in the cache, or None if it is missing or incomplete."""
     from huggingface_hub import snapshot_download
 
     try:
         folder = Path(snapshot_download(name, allow_patterns=list(MODEL_FILES), local_files_only=True))
-    except Exception:  # not there, in one of the many ways the client has to say so
+    except Exception:  # the client raises many different exceptions for a missing model
         return None
     return folder if all((folder / file).is_file() for file in MODEL_FILES[:2]) else None
 
 
 def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tuple[list[TensorRecord], dict[str, Any]]:
-    """The weights of a folder in our names and layout, and the settings of the section `model` that they fit."""
+    """Read a folder's weights under our names and in our layout, and the settings of the section `model` that fit them."""
     if not folder.is_dir():
         what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
         raise CheckpointError(f"{what}; give {WHOLE}")
@@ -357,7 +357,7 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
 
 
 def _tie_head(folder: Path, found: dict[str, TensorRecord], layout: Layout, settings: Mapping[str, Any]) -> None:
-    """Leave out a head that is the embedding, as some files have it; another one is told where the family has none."""
+    """Drop an output head equal to the embedding, which some files store; refuse another one if the family ties them."""
     embedding = found.get(layout.embedding)
     if not settings.get("tied", True) or HEAD not in found or embedding is None:
         return
@@ -379,7 +379,7 @@ def _read(folder: Path, found: Mapping[str, TensorRecord], layout: Layout, name:
 
 
 def read_scoring(folder: Path) -> dict[str, Any]:
-    """How the model of a folder that we wrote was scored; nothing of another's."""
+    """Return how the model was scored, if we wrote the folder; empty for other models."""
     found = _json(folder / CONFIG).get(SCORING)
     return found if isinstance(found, dict) else {}
 
@@ -391,9 +391,9 @@ def write_model(
     tokenizer: Mapping[str, Any] | None,
     scoring: Mapping[str, Any] | None = None,
 ) -> int:
-    """Make a folder that transformers loads, with the tokenizer of a spec beside it; returns its bytes.
+    """Write a folder that transformers loads, including the tokenizer of a spec, and return its size in bytes.
 
-    `settings` is a whole section `model`; how many ids there are is seen from the weights.
+    `settings` is a complete section `model`; the vocabulary size is taken from the weights.
     """
     refuse_unportable(settings, "huggingface")
     layout = LAYOUTS[settings["family"]]
@@ -426,7 +426,7 @@ def write_model(
 
 
 def _stored(found: Mapping[str, TensorRecord], layout: Layout, shapes: Shapes, dtype: str) -> list[TensorRecord]:
-    """The tensors as they are laid out there, with zeros for biases that a model of ours does without."""
+    """Return the tensors in Hugging Face's layout, with zeros for biases that our model lacks."""
     stored = []
     for name, shape in shapes.items():
         record = found.get(layout.ours(name))
@@ -453,7 +453,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _weights(folder: Path) -> dict[str, TensorRecord]:
-    """All tensors of a folder, from one file or from the parts that its index names."""
+    """Read all tensors of a folder, from one file or from the shards in its index."""
     files = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
         told = _json(folder / INDEX).get("weight_map")
@@ -471,7 +471,7 @@ def _weights(folder: Path) -> dict[str, TensorRecord]:
 
 
 def _turned(record: TensorRecord, name: str, transposed: bool) -> TensorRecord:
-    """A tensor under another name, its rows and columns exchanged where the two layouts differ."""
+    """Return a tensor under another name, transposed where the two layouts differ."""
     if not transposed:
         return TensorRecord(name, record.dtype, record.shape, record.data)
     raw = np.frombuffer(record.data, f"u{ITEM_BYTES[record.dtype]}").reshape(record.shape)

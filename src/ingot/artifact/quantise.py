@@ -1,9 +1,9 @@
-"""Weights as fewer bytes: a code of one byte per weight and a scale per row.
+"""Quantise weights to one-byte codes with a scale per row.
 
-A quantised tensor `w` is stored as `w` (I8 codes) and `w::scale` (a scale per row, or one for all); its values are code times
-scale. `int8-golf` is the golf challenge's rule to the letter, float32 rounding included, because records are compared by its
-codes. `int8` is the rule to prefer; docs/artifact.md has what each costs in bytes and in bits per byte. Codes of fewer bits
-(`std`, `gptq`) are found where the model can run, and stored here.
+A quantised tensor `w` is stored as `w` (I8 codes) and `w::scale` (one scale per row, or a single one); its values are code times
+scale. `int8-golf` reproduces the golf challenge's rule exactly, float32 rounding included, because records are compared by its
+codes. `int8` is the recommended rule; docs/artifact.md lists the cost of each in bytes and in bits per byte. Codes of fewer bits
+(`std`, `gptq`) are computed where the model can run, and only stored here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ingot.model.settings import CONTROL
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, SCALE, SMALL, TensorRecord, to_array, to_record
 
 QUANTISERS = ("none", "int8", "int8-golf", "std", "gptq")
-BY_MODEL = ("std", "gptq")  # for which codes come from a model that was opened; what has none is stored as int8 does
+BY_MODEL = ("std", "gptq")  # quantisers that need the loaded model; tensors without codes are stored as with int8
 FORMATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-STAY_FLOATS = {"int8": SMALL, "int8-golf": 65536}  # tensors of at most so many elements
-LARGEST = np.float32(127)  # codes are -127 to 127
-GOLF_QUANTILE = 99.99984 / 100  # of the magnitudes in a row: what lies above it is clipped
-QUANTILE_LIMIT = 1 << 24  # float32 cannot count further, and torch.quantile refuses more
-BLOCK = 1 << 22  # elements worked on at once
+STAY_FLOATS = {"int8": SMALL, "int8-golf": 65536}  # largest number of elements of a tensor that is kept in floats
+LARGEST = np.float32(127)  # codes range from -127 to 127
+GOLF_QUANTILE = 99.99984 / 100  # magnitudes above this quantile of a row are clipped
+QUANTILE_LIMIT = 1 << 24  # float32 cannot count higher, and torch.quantile refuses larger inputs
+BLOCK = 1 << 22  # elements processed at once
 
 Float32 = NDArray[np.float32]
 
@@ -38,10 +38,10 @@ def quantise(
     keep: Sequence[str] = CONTROL,
     codes: Mapping[str, list[TensorRecord]] = MappingProxyType({}),
 ) -> tuple[list[TensorRecord], dict[str, str]]:
-    """What a file stores for these tensors, and the original number format of those it stores in another.
+    """Return the tensors to store, and the original dtype of each one that is stored in another.
 
-    `dtype` is for the quantiser none; the others store small tensors whose name contains a word of `keep` as float32. Of tensors
-    that `codes` names, its codes and scales are stored.
+    `dtype` applies to the quantiser none only. The others store small tensors whose name contains a word of `keep` as float32.
+    Tensors named in `codes` are stored with the codes and scales given there.
     """
     if quantiser not in QUANTISERS:
         raise ConfigError(f"there is no quantiser {quantiser!r}; choose {', '.join(QUANTISERS)}")
@@ -67,7 +67,7 @@ def quantise(
 
 
 def dequantise(stored: Mapping[str, TensorRecord], formats: Mapping[str, str]) -> dict[str, TensorRecord]:
-    """The tensors in their original number formats; ValueError says what does not fit together."""
+    """Restore the tensors in their original dtypes; raise ValueError if codes, scales and dtypes are inconsistent."""
     tensors = {name: record for name, record in stored.items() if not name.endswith(SCALE)}
     for name in stored.keys() - tensors.keys():
         codes, scale = tensors.get(name.removesuffix(SCALE)), stored[name]
@@ -101,7 +101,7 @@ def _numbers(record: TensorRecord) -> NDArray[Any]:
 
 
 def _narrowed(record: TensorRecord, dtype: str) -> TensorRecord:
-    """The tensor in a number format of fewer bytes; one that has no more bytes is left as it is."""
+    """Cast the tensor to a smaller dtype; leave it unchanged if that would not save bytes."""
     w = _numbers(record)
     if ITEM_BYTES[record.dtype] <= ITEM_BYTES[dtype]:
         return record
@@ -132,21 +132,21 @@ def _overflows(w: NDArray[Any], narrow: TensorRecord) -> bool:
 
 
 def _scale_format(scale: Float32) -> str:
-    """float16 where it holds every scale to its full precision."""
+    """Return float16 if it represents every scale at full precision, else float32."""
     range16 = np.finfo(np.float16)
     return "F16" if ((scale == 0) | ((scale >= range16.tiny) & (scale <= range16.max))).all() else "F32"
 
 
 def _blocks(w: Float32) -> list[slice]:
-    """Rows to work on at once, so that temporary arrays stay small beside the tensor."""
+    """Return slices of rows to process at once, so that temporary arrays stay small compared with the tensor."""
     rows = max(1, BLOCK // max(1, w[0].size))
     return [slice(first, first + rows) for first in range(0, len(w), rows)]
 
 
 def _int8(w: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Codes by the scale that is stored, which brings the largest magnitude of a row to 127.
+    """Quantise with the scale as it is stored; it maps the largest magnitude of a row to 127.
 
-    Nothing is clipped: choosing each row's clip by its squared error lowers that error by 1% and the bits per byte by nothing.
+    Nothing is clipped: choosing a clip per row by squared error lowers that error by 1% and does not improve bits per byte.
     """
     rows = w.reshape(len(w), -1)  # (R, C)
     codes = np.empty(rows.shape, np.int8)
@@ -160,7 +160,7 @@ def _int8(w: Float32) -> tuple[NDArray[np.int8], Float32]:
 
 
 def _golf_rows(w: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Golf's rule for matrices: clip at a quantile of the row, scales of 1/127 and more, codes by the unrounded scale."""
+    """Quantise a matrix by golf's rule: clip at a quantile of the row, scale at least 1/127, codes from the unrounded scale."""
     codes, scale = np.empty(w.shape, np.int8), np.empty(len(w), np.float32)
     for part in _blocks(w):
         clip = _quantile(np.abs(w[part]))[:, None]  # (R, 1)
@@ -171,14 +171,14 @@ def _golf_rows(w: Float32) -> tuple[NDArray[np.int8], Float32]:
 
 
 def _golf_whole(w: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Golf's rule for tensors of other ranks: one scale."""
+    """Quantise a tensor that is not a matrix by golf's rule, with a single scale."""
     clip = _quantile(np.abs(w.reshape(1, -1)))[0]
     scale = np.float32(float(clip) / 127) if clip > 0 else np.float32(1)
     return np.rint(np.clip(w, -clip, clip) / scale).astype(np.int8), np.asarray(scale)
 
 
 def _quantile(a: Float32) -> Float32:
-    """torch.quantile(a, GOLF_QUANTILE, dim=1) bit for bit: a float32 rank, and between two neighbours a fused lerp."""
+    """Compute torch.quantile(a, GOLF_QUANTILE, dim=1) bit for bit: a float32 rank, then a fused lerp between neighbours."""
     real = np.float32 if a.shape[1] <= QUANTILE_LIMIT else np.float64
     rank = real(GOLF_QUANTILE) * real(a.shape[1] - 1)
     lower, upper = int(rank), int(np.ceil(rank))

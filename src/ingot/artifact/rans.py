@@ -1,9 +1,9 @@
-"""An order-0 entropy coder (rANS): every part of a payload takes the bits that the frequencies of its own bytes ask for.
+"""An order-0 entropy coder (rANS): each part of a payload is coded with the frequencies of its bytes.
 
-Neighbouring weights are not alike, so codecs that look for repetitions find none in codes of few bits, and waste what lies
-between their entropy and whole bits. Many states are worked on at once, symbol i by state i modulo their number, so that numpy
-decodes 28M weights in seconds. Floats have a table for each byte of an item, because exponents repeat and mantissas do not.
-docs/artifact.md describes the format for other readers.
+Neighbouring weights are not correlated: codecs that look for repetitions find none in low-bit codes, and they waste the gap
+between entropy and whole bits. Many states are processed at once (symbol i belongs to state i modulo their number), so numpy
+decodes 28M weights in seconds. Floats have a table per byte of an item, because exponents repeat and mantissas do not.
+docs/artifact.md specifies the format for other readers.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-PRECISION = 16  # bits of a frequency, and of a word
-WHOLE = 1 << PRECISION  # what the frequencies of a table add up to
-LOW = 1 << 24  # states are from here to 2^40; 256 times WHOLE, so that rounding them costs 0.01%
+PRECISION = 16  # bits of a frequency and of an output word
+WHOLE = 1 << PRECISION  # sum of the frequencies of a table
+LOW = 1 << 24  # states lie in [2^24, 2^40); 256 times WHOLE, so rounding costs only 0.01%
 STATE_BYTES = 5
-TURNS = 1 << 14  # symbols of one state, at most: more states cost three bytes each, and fewer take longer
-FEW, FEW_TURNS = 32, 1 << 10  # a small payload has so many states, if each has so many symbols
-LEAST = 2048  # bytes: smaller parts have no tables of their own
-PLACES = (1, 2, 4, 8)  # bytes of an item, each with a table
+TURNS = 1 << 14  # maximum symbols per state: more states cost three bytes each, fewer are slower
+FEW, FEW_TURNS = 32, 1 << 10  # a small payload has 32 states if each codes at least 1,024 symbols
+LEAST = 2048  # bytes; smaller parts are stored without tables
+PLACES = (1, 2, 4, 8)  # possible item sizes in bytes; each byte of an item has a table
 COUNT = struct.Struct("<I")
-SECTION = struct.Struct("<BQ")  # places, or 0 for bytes that stand in the head; and how many bytes
+SECTION = struct.Struct("<BQ")  # item size (0: bytes stored in the head) and number of bytes
 
 Bytes = NDArray[np.uint8]
-Frequencies = NDArray[np.int64]  # of all 256 symbols
+Frequencies = NDArray[np.int64]  # frequency of each of the 256 symbols
 
 
 def encode(parts: Sequence[bytes | memoryview], progress: Callable[[int], None] = lambda done: None) -> bytes:
-    """The compressed bytes of all parts in a row, each with tables of its own."""
+    """Compress all parts and return them concatenated, each coded with separate tables."""
     sections, small = bytearray(COUNT.pack(len(parts))), bytearray()
     streams: list[Bytes] = []
     for part in parts:
@@ -50,13 +50,13 @@ def encode(parts: Sequence[bytes | memoryview], progress: Callable[[int], None] 
 
 
 def decode(data: memoryview, size: int) -> bytes:
-    """Exactly `size` bytes; ValueError where the data holds anything else, before memory is taken for it."""
+    """Return exactly `size` bytes; raise ValueError before allocating memory if the data holds anything else."""
     end = COUNT.size + int.from_bytes(data[: COUNT.size], "little")
     if len(data) < end:
         raise ValueError("it is cut short")
     unpacker = zlib.decompressobj()
     try:
-        # An empty part takes nine bytes of it, and there may be a few thousand.
+        # Each empty part takes nine bytes of the head, and there may be a few thousand.
         head = memoryview(unpacker.decompress(data[COUNT.size : end], 2 * size + (1 << 20)))
     except zlib.error as error:
         raise ValueError(str(error)) from None
@@ -81,7 +81,7 @@ def decode(data: memoryview, size: int) -> bytes:
 
 
 def _sections(head: memoryview, size: int) -> tuple[list[tuple[int, int]], memoryview]:
-    """How the parts are stored and how many bytes they have, and what stands after that in the head."""
+    """Return the item size and byte count of each part, and the rest of the head."""
     end = COUNT.size + int.from_bytes(head[: COUNT.size], "little") * SECTION.size
     if len(head) < max(end, COUNT.size):
         raise ValueError("its head is cut short")
@@ -95,7 +95,7 @@ def _sections(head: memoryview, size: int) -> tuple[list[tuple[int, int]], memor
 
 
 def _places(array: Bytes) -> int:
-    """How many bytes an item has, by which the part is smallest."""
+    """Return the item size in bytes that makes the part smallest."""
 
     def cost(places: int) -> float:
         counts = [np.bincount(array[place::places], minlength=256) for place in range(places)]
@@ -105,20 +105,20 @@ def _places(array: Bytes) -> int:
 
 
 def entropy_bytes(counts: NDArray[np.int64]) -> float:
-    """The bytes that symbols of these counts need at least, without their table."""
+    """Return the minimum bytes for symbols with these counts, without their table."""
     seen = counts[counts > 0]
     return float((seen * np.log2(seen.sum() / seen)).sum() / 8)
 
 
 def _frequencies(counts: NDArray[np.int64]) -> Frequencies:
-    """Counts as shares of WHOLE; what occurs has one at least. The commonest symbol takes what rounding leaves: it has most."""
+    """Scale counts to sum to WHOLE, at least 1 for each symbol that occurs. The commonest symbol absorbs the rounding error."""
     found = np.where(counts > 0, np.maximum(1, counts * WHOLE // counts.sum()), 0)
     found[counts.argmax()] += WHOLE - found.sum()
     return found
 
 
 def _packed(frequencies: Frequencies) -> bytes:
-    """A table: a bit for each symbol that occurs, and the frequencies of those, each less one."""
+    """Pack a table: a bitmap of the symbols that occur, then their frequencies minus one."""
     seen = frequencies > 0
     return np.packbits(seen).tobytes() + (frequencies[seen] - 1).astype("<u2").tobytes()
 
@@ -140,25 +140,25 @@ def _tables(head: memoryview, count: int) -> tuple[list[Frequencies], memoryview
 
 
 def _lanes(streams: Sequence[Bytes]) -> int:
-    """How many states there are: it follows from the sizes, so that no file can ask for many turns."""
+    """Return the number of states. It follows from the sizes, so a file cannot demand a slow decode."""
     total = sum(map(len, streams))
     return max(-(-total // TURNS), min(FEW, -(-total // FEW_TURNS)))
 
 
 def _turns(stream: Bytes, lanes: int) -> list[tuple[int, int]]:
-    """The symbols that are worked on at once, by where they begin and end."""
+    """Return the start and end of each group of symbols that is processed at once."""
     return list(pairwise([*range(0, len(stream), lanes), len(stream)]))
 
 
 def _encoded(streams: Sequence[Bytes], tables: Sequence[Frequencies], progress: Callable[[int], None]) -> list[bytes]:
-    """The states with which reading begins, and the words it takes. Written from the last symbol to the first."""
+    """Return the initial states for decoding and the words it consumes. Encodes from the last symbol to the first."""
     lanes = _lanes(streams)
     states, words = np.full(lanes, LOW, np.uint64), list[bytes]()
     for stream, table in zip(reversed(streams), reversed(tables), strict=True):
         symbols = np.ascontiguousarray(stream)
         frequency = table.astype(np.uint64)
         start = (np.cumsum(table) - table).astype(np.uint64)
-        full = frequency << np.uint64(24)  # from here on a word leaves the state
+        full = frequency << np.uint64(24)  # states from here on emit a word
         for begin, end in reversed(_turns(stream, lanes)):
             x, s = states[: end - begin], symbols[begin:end]
             over = np.flatnonzero(x >= full[s])
@@ -173,7 +173,7 @@ def _encoded(streams: Sequence[Bytes], tables: Sequence[Frequencies], progress: 
 
 
 def _decode(streams: Sequence[Bytes], tables: Sequence[Frequencies], data: memoryview) -> None:
-    """Fill the streams; ValueError where the words are too few, too many or not those of these symbols."""
+    """Fill the streams; raise ValueError if there are too few or too many words, or they do not match these symbols."""
     lanes = _lanes(streams)
     first = lanes * STATE_BYTES
     if len(data) < first or (len(data) - first) % 2:

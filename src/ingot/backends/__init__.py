@@ -1,1 +1,1 @@
-"""The seam between the loop and a framework: one step, one evaluation, state in and out."""
+"""The interface between the training loop and a framework: one step, one evaluation, state in and out."""

@@ -12,7 +12,7 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import Batch, TensorRecord
 
-State = dict[str, list[TensorRecord]]  # by file: model, optimizer and, where there is one, the average of the weights (ema)
+State = dict[str, list[TensorRecord]]  # maps a file to its tensors: model, optimizer and, if enabled, the averaged weights (ema)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Inference(Group, Protocol):
 
     parameters: int
     device: Device
-    precision: str  # of forward passes: bf16, fp16 or fp32
+    precision: str  # dtype of forward passes: bf16, fp16 or fp32
 
     def score(self, batch: Batch) -> float:
         """Return the summed loss, in nats, of the targets that are not -1."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ingot.errors import ConfigError, DataError
 
 COLDEST = 1e-30  # lower temperatures count as 0: logits are divided by them in float32, which ends at 1e-38
-MOST_TOKENS = 10**8  # of a completion: a day at a thousand a second
+MOST_TOKENS = 10**8  # longest completion: a day at 1,000 tokens a second
 DTYPES = {  # accepted names of dtypes
     **dict.fromkeys(("fp32", "float32", "f32"), "fp32"),
     **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
@@ -23,7 +23,7 @@ DTYPES = {  # accepted names of dtypes
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in.
+    """Sampling settings. temperature 0 is greedy; top_k 0 and top_p 1 keep all tokens.
 
     Row i draws with seed + i, or with the i-th of `seeds`.
     """
@@ -38,7 +38,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """Return True if the likeliest token is always taken."""
         return self.temperature < COLDEST
 
     def row_seeds(self, rows: int) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class GenerationOptions:
     top_k: int | None = None  # None and 0: all
     top_p: float | None = None  # None: all
     greedy: bool = False  # the likeliest token, ignoring the three above
-    repetition_penalty: float = 1.0  # for tokens generated before, not for those of the prompt
+    repetition_penalty: float = 1.0  # applies to generated tokens, not to those of the prompt
     seed: int | None = None  # None: a random one each time
     stop_at_end: bool = True  # stop where the model ends the document
     return_full_text: bool = False  # include the prompt
@@ -140,7 +140,7 @@ def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
 
 
 def is_whole(value: object) -> bool:
-    """Return whether a value is an int and no bool."""
+    """Return True if a value is an int but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -162,9 +162,9 @@ class RowScores:
 
     @property
     def total(self) -> float:
-        """The log-probability of all of them together."""
+        """Return the log-probability of all scored tokens together."""
         return float(self.chosen.astype(np.float64).sum())
 
     def is_greedy(self, tokens: Any) -> bool:
-        """Return whether the scored tokens are the likeliest at every position."""
+        """Return True if every scored token is the likeliest at its position."""
         return bool((self.top_ids[:, 0] == np.asarray(tokens)).all())

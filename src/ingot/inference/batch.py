@@ -1,4 +1,4 @@
-"""Many texts by one or several models: each is opened once, one at a time, and the answers come in the order asked for."""
+"""Answer many prompts with one or several models. Each model is opened once, one at a time; answers keep the requested order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingot.errors import ConfigError, DataError, IngotError
 from ingot.inference.model import LoadedModel
 from ingot.runtime.files import is_utf8, open_to_read, readable
 
-# Prompts in JSON lines: an object per line with a `prompt`; what else it has comes back with its text.
+# Prompts in JSON lines: one object per line with a `prompt`; its other fields are returned with the completion.
 
 MODEL_KEYS = ("checkpoint", "output_dir", "dtype", "tokenizer")
 GENERATION_KEYS = (
@@ -32,7 +32,7 @@ GENERATION_KEYS = (
 
 @dataclass(frozen=True)
 class ModelReference:
-    """A model as it is named: by a checkpoint, a run folder or an artifact."""
+    """A reference to a model: a checkpoint, a run folder or an artifact."""
 
     path: str
     dtype: str
@@ -41,10 +41,10 @@ class ModelReference:
 
 @dataclass(frozen=True)
 class Request:
-    """A text that is asked for."""
+    """A requested completion."""
 
-    place: str  # its file and line
-    given: Mapping[str, Any]  # comes back with the text
+    place: str  # file and line of the request
+    given: Mapping[str, Any]  # fields that are returned with the completion
     model: ModelReference
     options: GenerationOptions
 
@@ -53,17 +53,17 @@ class Request:
         return str(self.given["prompt"])
 
     def answer(self, **found: str) -> dict[str, Any]:
-        """The line of output: what was given, the text or the error, and how it was drawn."""
+        """Return the output line: the given fields, the completion or the error, and the sampling settings."""
         return {**self.given, **found, "generation": self.options.record()}
 
 
 def expand(path: str) -> str:
-    """A path with its ~ and $VARIABLES put in."""
+    """Expand ~ and $VARIABLES in a path."""
     return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file, each with a prompt; ConfigError tells all that are not."""
+    """Read the objects of a file, each with a prompt; ConfigError lists every line that has none."""
     problems: list[str] = []
     found = [given for place, given in _objects(path, problems) if _has_prompt(place, given, problems)]
     if problems:
@@ -74,7 +74,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
 
 
 def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | None, options: GenerationOptions) -> list[Request]:
-    """What a file asks for, with these for all that its lines do not say; Problems tells all that is wrong."""
+    """Read the requests of a file, with these defaults for fields a line omits; Problems lists everything that is wrong."""
     problems: list[str] = []
     requests = []
     for place, given in _objects(path, problems):
@@ -92,7 +92,7 @@ def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | No
 
 
 class Problems(ConfigError):
-    """All that is wrong with a file, a line for each."""
+    """All problems of a file, one line each."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -101,7 +101,7 @@ class Problems(ConfigError):
 
 def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     with readable(path, DataError), open_to_read(path) as file:
-        lines = file.read().decode("utf-8-sig").split("\n")  # a text may have other ends of lines in it
+        lines = file.read().decode("utf-8-sig").split("\n")  # split at \n only: a prompt may contain other line separators
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -168,14 +168,14 @@ def _expanded(path: object) -> str | None:
     return None if path is None else expand(str(path))
 
 
-Locate = Callable[[str], Path]  # where the model lies that a reference means; an error says that there is none
+Locate = Callable[[str], Path]  # resolves a model reference to its path, or raises
 Open = Callable[[Path, str | None, str], LoadedModel]  # opens a path, with a tokenizer and a dtype
 Say = Callable[[str], None]
 
 
 @dataclass
 class Load:
-    """A model that is opened once, and what it is asked for, by the number of the request."""
+    """A model that is opened once, with its requests by number."""
 
     path: Path
     dtype: str
@@ -185,7 +185,7 @@ class Load:
 
 
 def plan_loads(requests: Sequence[Request], locate: Locate) -> list[Load]:
-    """Which models are opened for which requests: references that mean the same model are one. Reads no weights."""
+    """Group requests by the model to open: references to the same model share one load. Reads no weights."""
     found: dict[ModelReference, Path] = {}
     problems: dict[ModelReference, str] = {}
     loads: dict[tuple[Path, str, str | None], Load] = {}
@@ -208,7 +208,7 @@ def plan_loads(requests: Sequence[Request], locate: Locate) -> list[Load]:
 
 
 def answer_all(requests: Sequence[Request], loads: Sequence[Load], open_path: Open, say: Say) -> list[dict[str, Any]]:
-    """The lines of output, in the order asked for. What goes wrong with a text is the `error` of its line."""
+    """Return the output lines in the requested order. A failed completion has an `error` in its line."""
     answers: dict[int, dict[str, Any]] = {}
     for load in loads:
         say(f"opening {load.path} as {load.dtype} for {len(load.requests)} texts")
@@ -221,12 +221,12 @@ def answer_all(requests: Sequence[Request], loads: Sequence[Load], open_path: Op
             continue
         for options, numbers in _by_options(asked).items():
             answers |= _answer(model, {number: asked[number] for number in numbers}, options, say)
-        del model  # before the next is opened: never two at once
+        del model  # free the model before the next is opened, so that memory never holds two
     return [answers[number] for number in range(len(requests))]
 
 
 def _by_options(asked: dict[int, Request]) -> dict[GenerationOptions, list[int]]:
-    """The requests that can be written side by side: all but the seed is the same."""
+    """Group the requests that can share a batch: all settings but the seed are equal."""
     groups: dict[GenerationOptions, list[int]] = {}
     for number, request in asked.items():
         groups.setdefault(replace(request.options, seed=None), []).append(number)
@@ -234,7 +234,7 @@ def _by_options(asked: dict[int, Request]) -> dict[GenerationOptions, list[int]]
 
 
 def _answer(model: LoadedModel, asked: dict[int, Request], options: GenerationOptions, say: Say) -> dict[int, dict[str, Any]]:
-    """The answers to requests of one kind; if one of them fails, each is tried alone, so that only that one has an error."""
+    """Answer requests with equal settings; if the batch fails, try each alone, so that only the failing one has an error."""
     seeds = [secrets.randbits(31) if one.options.seed is None else one.options.seed for one in asked.values()]
     try:
         texts = model.write_texts([request.prompt for request in asked.values()], options, seeds)

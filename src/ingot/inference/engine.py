@@ -50,7 +50,7 @@ class Completion:
     ids: list[int]
     is_new: bool  # the completion starts a document
     tokens: int
-    sampling: Sampling  # with this completion's own seed
+    sampling: Sampling  # seeded for this completion
     put: Callable[[Chunk], None]
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # number of top tokens reported per position; None: no scores

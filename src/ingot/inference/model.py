@@ -1,4 +1,4 @@
-"""The one way to open a trained model, and what can be done with it: let it write, and score it."""
+"""Open a trained model, generate with it and score it. All entry points open models here."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from ingot.runs.checkpoints import Checkpoint, find_checkpoint, load_checkpoint,
 from ingot.runs.folder import INDEX, MODEL_COPY, saved_steps
 from ingot.runtime.tensors import TensorRecord
 
-# A model at rest: the weights of a run, a checkpoint, an artifact or a foreign file, and what rebuilds it. No framework yet.
+# An unloaded model: the weights of a run, a checkpoint, an artifact or a foreign file, and the facts to rebuild it.
 
-# What a reader of an exported file needs of all that a checkpoint knows.
+# The facts of a checkpoint that a reader of an exported file needs.
 FACTS = ("config", "tokenizer", "tokenizer_fingerprint", "vocab_size", "data_fingerprint", "model_file_sha256", "step", "val_bpb")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A model that can be opened or exported; `run` is the folder of its run, where that is known."""
+    """A model that can be opened or exported; `run` is its run folder, if known."""
 
     path: Path
     run: Path | None
@@ -49,7 +49,7 @@ class Weights:
 
     @property
     def names_data(self) -> bool:
-        """Whether it knows a text that it was trained on."""
+        """Return True if the training data is known."""
         return self.facts.get("data_fingerprint") is not None
 
 
@@ -64,12 +64,12 @@ def open_weights(path: Path, which: str = "latest") -> Weights:
     run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
     known = dict(checkpoint.progress)
     if (known.get("val_step"), known.get("val_whole")) != (checkpoint.step, True):
-        known["val_bpb"] = None  # of other weights, or of a part of the text
+        known["val_bpb"] = None  # the score belongs to other weights, or to part of the text
     return Weights(checkpoint.path, run, checkpoint.weights, *_known(checkpoint.path, known))
 
 
 def locate_weights(path: Path) -> Path:
-    """The artifact or checkpoint that a path means, found without reading its weights; CheckpointError where there is none."""
+    """Return the artifact or checkpoint that a path refers to, without reading its weights; raise CheckpointError if none."""
     if path.is_file():
         return path.resolve()
     if (theirs := _locate_gpt_simple(path, "latest")) is not None:
@@ -97,9 +97,9 @@ def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config
 
 
 def scoring_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How a model was scored, which other programs' files carry along: the same weights must not have two scores.
+    """Return how a model was scored, to be stored in exported files: the same weights must not have two scores.
 
-    `config` is what a checkpoint keeps of it; what it does not say is not told.
+    `config` is the config in a checkpoint; settings that it lacks are left out.
     """
     data, evaluation = config.get("data", {}), config.get("evaluation", {})
     known = {"seq_len": data.get("seq_len"), "stride": evaluation.get("stride") or data.get("seq_len")}
@@ -115,9 +115,9 @@ def foreign_weights(
     named: str | None = None,
     scoring: Mapping[str, Any] = MappingProxyType({}),
 ) -> Weights:
-    """A model that was not trained here, by the settings of its `model` section, with a whole config as every reader expects.
+    """Wrap a model that was not trained here, given its `model` settings, in the complete config that readers expect.
 
-    `named`: what opens its tokenizer again. `scoring` is what `scoring_of` said of it, where its file knows.
+    `named` is the reference that opens its tokenizer again. `scoring` is the result of `scoring_of`, if its file has it.
     """
     length = scoring.get("seq_len") or settings["context"]
     named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else named
@@ -137,7 +137,7 @@ def foreign_weights(
 
 
 def _gpt_simple(path: Path, which: str) -> Weights | None:
-    """The model of a checkpoint of gpt-simple's, or of a run of its own; None if what lies there is ours, or newer there."""
+    """Return the weights of a gpt-simple checkpoint or run; None if the newest checkpoint there is ours."""
     if (saved := _locate_gpt_simple(path, which)) is None:
         return None
     settings = read_model(saved)
@@ -148,14 +148,14 @@ def _gpt_simple(path: Path, which: str) -> Weights | None:
         known = foreign_weights(saved, records.values(), settings, tokenizer, str(folder) if folder is not None else None)
     except ConfigError as error:
         raise CheckpointError(f"{saved / MODEL} does not say how to build its model: {error}") from None
-    # Any tokenizer may be named for it: the one beside it has a mark for padding more than the one its data were made with.
+    # Accept any tokenizer: the one beside the model has one more token, for padding, than the one its data was made with.
     return replace(known, run=saved.parent.parent, facts={**known.facts, "tokenizer_fingerprint": None})
 
 
 def _locate_gpt_simple(path: Path, which: str) -> Path | None:
-    """The checkpoint of gpt-simple's that a path means.
+    """Return the gpt-simple checkpoint that a path refers to.
 
-    A run folder may hold the same step in both layouts: ours, which says more, is taken then.
+    If a run folder holds the same step in both layouts, ours is used, because it stores more.
     """
     if is_checkpoint(path):
         return path
@@ -165,7 +165,7 @@ def _locate_gpt_simple(path: Path, which: str) -> Path | None:
 
 
 def as_checkpoint(weights: Weights) -> Checkpoint:
-    """A model as the checkpoint that it is, with the optimizer's memory; what is none of ours has only its weights."""
+    """Return the model as a checkpoint, with its optimizer state; a foreign model has only weights."""
     if (weights.path / INDEX).is_file():
         return load_checkpoint(weights.path)
     known = {"tokens": 0, "elapsed_seconds": 0.0, **weights.facts}
@@ -173,9 +173,9 @@ def as_checkpoint(weights: Weights) -> Checkpoint:
 
 
 def model_file(weights: Weights) -> Path:
-    """The Python file of a model of one's own: the copy in its run folder or beside an artifact, unchanged.
+    """Return the Python file of a custom model: the copy in its run folder or beside an artifact, unchanged.
 
-    A file may come from anybody, so an artifact never says which code on this machine is run.
+    An artifact may come from anybody, so it never chooses which code on this machine is run.
     """
     folder = weights.path.resolve().parent
     kept = [folder / MODEL_COPY, *([folder.parent / MODEL_COPY] if folder.name in ("artifact", "checkpoints") else [])]
@@ -187,24 +187,24 @@ def model_file(weights: Weights) -> Path:
     return file
 
 
-AT_ONCE = 64  # texts that are written side by side at most: more make a step slower, not the whole faster
-LONGEST_ROW = 1 << 20  # tokens that a model with rotary positions is asked to see at once
-BATCH_TOKENS = 1 << 16  # of all of them, prompts included: what a cache of keys and values is filled with
+AT_ONCE = 64  # largest batch of completions: more slow down each step and do not raise throughput
+LONGEST_ROW = 1 << 20  # longest row for a model with rotary positions
+BATCH_TOKENS = 1 << 16  # total for a batch, prompts included; bounds the KV cache
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a text begins with."""
+    """The beginning of a text: its prompt as tokens."""
 
     ids: list[int]
-    is_new: bool  # no text comes before what is written
+    is_new: bool  # True if the completion starts a document
 
 
 @dataclass(frozen=True, repr=False)
 class LoadedModel:
-    """A trained model ready to write or to be scored, with the tokenizer it was trained with."""
+    """A trained model ready to generate or to be scored, with the tokenizer it was trained with."""
 
-    weights: Weights  # what is known of it; the tensors are the backend's
+    weights: Weights  # facts about the model; the backend holds the tensors
     tokenizer: Tokenizer
     backend: Inference
 
@@ -229,7 +229,7 @@ class LoadedModel:
         repetition_penalty: float = Sampling.repetition_penalty,
         stop_at_end: bool = False,
     ) -> Iterator[str]:
-        """The continuation of a prompt, piece by piece; a prompt or setting that cannot be used is told at once."""
+        """Yield the completion of a prompt as it is generated; an invalid prompt or setting raises at once."""
         if not is_whole(tokens) or not 0 <= tokens <= MOST_TOKENS:
             raise ConfigError(f"tokens must be a whole number from 0 to {MOST_TOKENS:,}, not {tokens!r}")
         options = GenerationOptions(
@@ -257,7 +257,7 @@ class LoadedModel:
         repetition_penalty: float = Sampling.repetition_penalty,
         stop_at_end: bool = False,
     ) -> str:
-        """The prompt and its continuation."""
+        """Return the prompt and its completion."""
         pieces = self.stream(
             prompt,
             tokens=tokens,
@@ -272,14 +272,14 @@ class LoadedModel:
         return prompt + "".join(pieces)
 
     def generate_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> list[str]:
-        """The continuation of every prompt, many at once; text i draws with the seed plus i, as it would alone."""
+        """Return the completion of every prompt, in batches; prompt i is sampled with seed + i, as it would be alone."""
         options = options or GenerationOptions()
         return self.write_texts(prompts, options, options.sampling(len(prompts)).seeds)
 
     def write_texts(self, prompts: Sequence[str], options: GenerationOptions, seeds: Sequence[int]) -> list[str]:
-        """The continuation of every prompt, each with a seed of its own; as many at once as the memory holds."""
+        """Return the completion of every prompt, each with its seed; batches as many as fit in memory."""
         starts, sampling = self._starts(prompts, options), options.sampling(len(prompts))
-        order = sorted(range(len(prompts)), key=lambda i: len(starts[i].ids))  # those of about one length together
+        order = sorted(range(len(prompts)), key=lambda i: len(starts[i].ids))  # batch prompts of similar length
         texts, at_once = {}, AT_ONCE
         while order:
             longest = len(starts[order[min(at_once, len(order)) - 1]].ids) + options.max_new_tokens
@@ -299,7 +299,7 @@ class LoadedModel:
         return [texts[i] for i in range(len(prompts))]
 
     def stream_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> Iterator[tuple[int, str]]:
-        """The same piece by piece, as it is written: the number of the prompt and what comes next; all prompts at once."""
+        """Yield (prompt number, next text) as it is generated, for all prompts in one batch."""
         options = options or GenerationOptions()
         starts, sampling = self._starts(prompts, options), options.sampling(len(prompts))
         return self._write(starts, sampling, options.max_new_tokens, options.stop_at_end) if prompts else iter(())
@@ -308,7 +308,7 @@ class LoadedModel:
         return [Start(prompt_ids(self.tokenizer, prompt, options.start_mark), is_new=not prompt) for prompt in prompts]
 
     def _write(self, starts: Sequence[Start], sampling: Sampling, tokens: int, stop_at_end: bool) -> Iterator[tuple[int, str]]:
-        """Pieces of text with the number of their start, until all are over."""
+        """Yield pieces of text with the number of their start, until all completions end."""
         ends = self.ends if stop_at_end else set()
         decoders = {row: StreamDecoder(self.tokenizer, at_start=start.is_new) for row, start in enumerate(starts)}
         for found in islice(self.backend.generate([start.ids for start in starts], sampling), tokens):
@@ -326,16 +326,16 @@ class LoadedModel:
 
     @property
     def context(self) -> int:
-        """The most tokens that it sees at once."""
+        """Return the largest number of tokens the model attends to at once."""
         return self.weights.config.model.context or self.weights.config.data.seq_len
 
     @property
     def ends(self) -> set[int]:
-        """The ids after which a document is over: its end mark, and the start mark of the next."""
+        """Return the ids that end a document: its end token, and the start token of the next."""
         return set(ends_of(self.tokenizer))
 
     def cast(self, dtype: str) -> LoadedModel:
-        """Keep the weights as another number format from now on, to write with."""
+        """Cast the weights to another dtype, for generation from now on."""
         if dtype not in DTYPES:
             raise ConfigError(f"dtype {dtype} is not known; there are {', '.join(DTYPES)}")
         if not self.backend.cast(DTYPES[dtype]):
@@ -354,16 +354,16 @@ class LoadedModel:
         stride: int | None = None,
         seq_len: int | None = None,
     ) -> Score:
-        """Loss and bits per byte on the validation split of `data`, or of what it was trained on.
+        """Return loss and bits per byte on the validation split of `data`, or of the training data by default.
 
-        Rows are as long and as far from each other as in its training, unless `seq_len` and `stride` say otherwise; with a
-        `seq_len` alone they do not overlap.
+        Row length and stride are those of training, unless `seq_len` and `stride` override them; with a `seq_len` alone,
+        rows do not overlap.
         """
         evaluator = self._evaluator(data, stride, seq_len)
         return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
 
     def self_test(self, data: str | None = None, *, stride: int | None = None, seq_len: int | None = None) -> list[Check]:
-        """Checks that `evaluate` scores as it must: each token once, without a sight of the future, by probabilities."""
+        """Check that `evaluate` is valid: each token is scored exactly once, never sees the future, and has a probability."""
         settings = self.weights.config.model
         head_rows = settings.vocab_size or self.tokenizer.vocab_size
         evaluator, backend = self._evaluator(data, stride, seq_len), self.backend
@@ -371,7 +371,7 @@ class LoadedModel:
         return self_test(evaluator, backend.score, backend.score_rows, self.tokenizer.vocab_size, head_rows, precision)
 
     def _evaluator(self, data: str | None, stride: int | None, seq_len: int | None) -> Evaluator:
-        """What scores it on the validation split of `data`, or of what it was trained on."""
+        """Build the evaluator for the validation split of `data`, or of the training data by default."""
         config, path = self.scored_by(stride, seq_len), self.weights.path
         if data is None and not self.weights.names_data:
             raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
@@ -395,7 +395,7 @@ class LoadedModel:
         return evaluator_of(config, dataset, "val")
 
     def _open(self, path: str, tokenizer: str | None) -> Dataset:
-        """The data at a path; tokens that do not say their tokenizer are taken to be this model's."""
+        """Open the data at a path; tokens without a known tokenizer are assumed to be this model's."""
         known = self.weights.config.data
         try:
             return open_dataset(path, tokenizer, known.trust_tokens)
@@ -405,11 +405,11 @@ class LoadedModel:
             return open_dataset(path, known.tokenizer, known.trust_tokens)
 
     def scored_by(self, stride: int | None = None, seq_len: int | None = None) -> Config:
-        """The config by which `evaluate` scores; a ConfigError where the model cannot see such rows."""
+        """Return the config that `evaluate` uses; raise ConfigError if the model cannot process such rows."""
         config = self.weights.config
         if seq_len is not None:
             most = config.model.context or config.data.seq_len
-            if config.model.family not in ("gpt2", "file"):  # positions that are learnt one by one, or by a rule of one's own
+            if config.model.family not in ("gpt2", "file"):  # gpt2 and custom models may have learnt positions
                 most = max(most, LONGEST_ROW)
             if not 1 <= seq_len <= most:
                 raise ConfigError(f"rows of {seq_len:,} tokens are not from 1 to the {most:,} that {self.weights.path} can see")
@@ -422,23 +422,23 @@ class LoadedModel:
 
 
 def _agree(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether every id that two tokenizers have stands for the same bytes: another program may have added a mark for padding."""
+    """Return True if both tokenizers map every shared id to the same bytes: another program may have added a padding token."""
     ids = range(min(one.vocab_size, other.vocab_size))
     return all(one.decode_bytes([i]) == other.decode_bytes([i]) for i in ids)
 
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:
-    """Put weights on a device, ready to write and to be scored; to write only, as another `dtype`: fp32, bf16 or fp16."""
+    """Load weights on a device for generation and scoring; with a `dtype` (fp32, bf16 or fp16), for generation only."""
     backend = open_inference(settings_on(weights, device), tokenizer.vocab_size)
     backend.load_weights(weights.tensors, str(weights.path))
-    model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # or the whole file would stay in memory
+    model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # {}: else the whole file would stay in memory
     return model if dtype is None else model.cast(dtype)
 
 
 def settings_on(weights: Weights, device: str) -> Config:
-    """The settings by which weights are opened on a device."""
+    """Return the config with which weights are opened on a device."""
     layers, own = weights.config.model.layers, weights.config.model.family == "file"
-    if not own and layers > len(weights.tensors):  # settings that a stranger wrote may ask for any size
+    if not own and layers > len(weights.tensors):  # an untrusted file may request any size
         raise CheckpointError(f"{weights.path} has fewer tensors than model.layers={layers:,} needs; it is damaged")
     config = _with(weights.config, "training", device=device)
     return _with(config, "model", file=str(model_file(weights))) if own else config
@@ -449,7 +449,7 @@ def _with(config: Config, section: str, **changes: str | int | None) -> Config:
 
 
 def find_tokenizer(weights: Weights, name: str | None = None, data: str | None = None) -> Tokenizer:
-    """The tokenizer that came with a model; of one that came without, the one that is named or that of the data."""
+    """Return the tokenizer stored with a model; if there was none, the one called `name` or that of the data."""
     path, facts, section = weights.path, weights.facts, weights.config.data
     own = from_spec(facts["tokenizer"]) if facts["tokenizer"] is not None else None
     if own is not None and name is None:

@@ -1,10 +1,11 @@
-"""The frontier family: the fewest bits per byte that a few minutes of one GPU buy. docs/frontier.md has what each part bought.
+"""The frontier family: the fewest bits per byte within a few minutes on one GPU. docs/frontier.md lists the gain of each part.
 
-Three things set it apart from the golf family. Most layers see only a window of the last tokens, which costs less and loses
-nothing while a few see the whole row. Values have a second source in every second layer: a projection of the embedding, or a
-table of their own where bytes do not count. Half of a head's dimensions are not rotated, and in long layers the keys carry the
-previous token there, so that one layer can continue a sequence it has seen. Branches start at zero and gates at one: a new
-model predicts from the embedding alone. Weights are kept in float32 and used in the dtype of the residual stream.
+It differs from the golf family in three ways. Most layers attend to a sliding window only, which is cheaper and loses
+nothing as long as a few attend to the whole row. Values have a second source in every second layer: a projection of the
+embedding, or a separate table if artifact bytes do not matter. Half of a head's dimensions are not rotated, and in layers that
+attend to the whole row the keys carry the previous token there, so that one layer can continue a sequence it has seen. Branches
+start at zero and gates at one: a new model predicts from the embedding alone. Weights are kept in float32 and used in the dtype
+of the residual stream.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class Positions(NamedTuple):
 
     rows: int
     rotary: RotaryTables  # (T, 1, R / 2), or (B, T, 1, R / 2) where rows have their own positions
-    full_mask: Mask | None  # for layers that see the whole row
-    window_mask: Mask | None  # for the others
+    full_mask: Mask | None  # used by layers that attend to the whole row
+    window_mask: Mask | None  # used by layers with a sliding window
     window: int | None  # tokens that those see, where attention takes their number instead of a mask
     starts: Tensor | None  # (B, T, 1, 1): True where a document begins; need not be set for a row's first token
 
@@ -242,7 +243,7 @@ class Frontier(LanguageModel):
 
     @property
     def counts_windows(self) -> bool:
-        """Whether attention takes the window as a number and needs no mask."""
+        """Return True if attention takes the window as a number and needs no mask."""
         return self.blocks[0].attn.form.endswith("flash4")  # type: ignore[operator,union-attr]
 
     @property

@@ -136,7 +136,7 @@ class Golf(LanguageModel):
         self.rotation = Rotation(context, self.head_size, s.rope_base)
         self._initialise(s.embedding_std)
         if s.embedding_dtype == "bf16":
-            self.tok_emb.to(torch.bfloat16)  # after the random draw, which is then the same for both dtypes
+            self.tok_emb.to(torch.bfloat16)  # cast after initialisation, so that both dtypes start from the same draw
 
     @torch.no_grad()
     def _initialise(self, embedding_std: float) -> None:

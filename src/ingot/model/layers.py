@@ -210,14 +210,14 @@ FLEX_HEAD_SIZE = 16  # the smallest head that FlexAttention takes
 
 
 class Boundaries(NamedTuple):
-    """Where documents begin, for FlashAttention 4, which needs no mask of pairs."""
+    """Document boundaries for FlashAttention 4, which needs no mask over pairs of tokens."""
 
     starts: Tensor  # (N), as described in kernels/flash.py
 
 
 Mask = Tensor | BlockMask | Boundaries
-# How attention is computed: torch's kernel with key and value heads repeated or grouped, FlashAttention 4, or FlashAttention 4
-# with cuDNN's forward pass where possible.
+# Implementations of attention: torch's kernel with key and value heads repeated or grouped, FlashAttention 4, and
+# FlashAttention 4 combined with cuDNN's forward pass where possible.
 Form = Literal["repeated", "grouped", "flash4", "cudnn-flash4"]
 
 

@@ -70,10 +70,10 @@ class Facts:
     on_gpu: bool
     rate: float  # floating-point operations per second that training reaches
     seconds: float
-    tokens: int  # in the training text
+    tokens: int  # tokens of the training text
     vocab_size: int
     has_documents: bool
-    bytes: int  # in the training text
+    bytes: int  # bytes of the training text
     tokenizer: str | None = None  # the chosen tokenizer; None: the data has one
 
     @property

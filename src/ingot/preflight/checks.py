@@ -168,7 +168,7 @@ def check_vocabulary(config: Config, facts: DataFacts, findings: Findings) -> No
 
 
 def check_supply(config: Config, facts: DataFacts, plan: PlanFacts, allow_mismatch: bool, findings: Findings) -> None:
-    """Check that there are as many tokens as the run reads."""
+    """Check that the data has as many tokens as the run reads."""
     if plan.phases:
         _check_phases(config, facts, plan, allow_mismatch, findings)
     elif plan.total_tokens is not None:

@@ -1,7 +1,7 @@
-"""What lies at `data.path`: splits, buckets, files and tokens, and what is wrong with them.
+"""Inspect the data at `data.path`: splits, buckets, files and tokens, and any problems with them.
 
-A folder of buckets is looked at file by file, so that everything that is missing is told at once; any other data is opened as
-training opens it. JSON lines are not prepared by looking at them: their tokens stay unknown.
+A folder of buckets is checked file by file, so that everything missing is reported at once. Other data is opened as in training.
+JSON lines are not tokenized for the check, so their token count stays unknown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BucketFacts:
 
 @dataclass
 class DataFacts:
-    """What was found at data.path."""
+    """Facts about the data at data.path."""
 
     path: str
     format: str = ""
@@ -46,13 +46,13 @@ class DataFacts:
     has_buckets: bool = False
 
     def tokens(self, split: str = "train") -> int | None:
-        """All tokens of a split; None where they are not counted."""
+        """Return the number of tokens of a split; None if they are not counted."""
         counts = [bucket.tokens for bucket in self.splits.get(split, {}).values()]
         return None if not counts or None in counts else sum(count or 0 for count in counts)
 
 
 def look_at_data(config: Config, findings: Findings) -> DataFacts:
-    """What lies at data.path; what is wrong with it is added to the findings."""
+    """Inspect the data at data.path; problems are added to the findings."""
     data = config.data
     facts = DataFacts(data.path)
     before = len(findings)
@@ -89,7 +89,7 @@ def _open(config: Config, facts: DataFacts, findings: Findings) -> None:
     facts.dataset, facts.tokenizer = dataset, dataset.tokenizer
     facts.format = facts.format or "tokens"
     for split, record in ((name, one.record) for name, one in dataset.splits.items()):
-        if facts.has_buckets:  # they were looked at one by one
+        if facts.has_buckets:  # buckets were checked one by one
             break
         known = {one.name: (one.tokens, one.documents) for one in record.buckets} or {"all": (record.tokens, record.documents)}
         facts.splits[split] = {name: BucketFacts(len(record.shards), *counts) for name, counts in known.items()}
@@ -97,7 +97,7 @@ def _open(config: Config, facts: DataFacts, findings: Findings) -> None:
 
 
 def _code(config: Config, error: IngotError) -> str | None:
-    """What kind of finding it is that data cannot be opened; None: the tokenizer is why, which is told on its own."""
+    """Return the finding code for data that cannot be opened; None if the tokenizer is the cause, which has its own finding."""
     folder = None if config.data.path.startswith(PREFIX) else resolve(config.data.path)
     if folder is not None and not folder.exists():
         return "data.path.missing"
@@ -122,7 +122,7 @@ def _look_at_tokenizer(config: Config, facts: DataFacts, findings: Findings) -> 
 
 
 def _look_at_buckets(folder: Path, facts: DataFacts, findings: Findings) -> None:
-    """A folder with train/ and val/, each with a folder for every bucket."""
+    """Check a folder with train/ and val/, each with one folder per bucket."""
     facts.has_buckets = True
     for split in SPLITS:
         if not (folder / split).is_dir():
@@ -144,7 +144,7 @@ def _look_at_buckets(folder: Path, facts: DataFacts, findings: Findings) -> None
 
 
 def _files(bucket: Path) -> list[Path] | None:
-    """The files of a bucket that hold its text or tokens; None where the bucket is not there."""
+    """Return the text or token files of a bucket; None if the bucket does not exist."""
     if not bucket.is_dir():
         return None
     return sorted(file for file in bucket.iterdir() if file.name.endswith((".bin", ".idx", *JSON_LINES)) and file.is_file())

@@ -44,7 +44,7 @@ STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # copy of a custom model
 WANDB_ID = "wandb.json"  # id of the run at Weights & Biases
 TRACKIO_ID = "trackio.json"  # name of the run at trackio
-CLOCK_LAG_SECONDS = 0.02  # by which the modification time of a file may lag
+CLOCK_LAG_SECONDS = 0.02  # how far a file's modification time may lag
 EVENTS = "tensorboard"  # folder of TensorBoard event files
 ARTIFACTS = ("model.ingot", "model.safetensors")
 

@@ -26,12 +26,12 @@ def tasks_line(step: int, tasks: Mapping[str, Mapping[str, Any]]) -> str:
     return f"tasks {step}  {'  '.join(scores)}"
 
 
-PROGRESS_SECONDS = 30.0  # in plain logs, between lines about something slow
+PROGRESS_SECONDS = 30.0  # interval between progress lines in plain logs
 
 
 @dataclass(frozen=True)
 class BeginReport:
-    """What is about to run, and on which device."""
+    """The announcement of a run that is about to start: its device, sizes and settings."""
 
     run: str  # run folder
     device: str
@@ -81,11 +81,11 @@ class EvaluationReport:
     elapsed_seconds: float  # training time so far
     best: bool
     trained_tokens: int = 0
-    train_loss: float | None = None  # on evaluation.train_rows rows of the training split
+    train_loss: float | None = None  # loss on evaluation.train_rows rows of the training split
     other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other byte count, if there are two
     rows: int = 0  # rows that were scored
     rows_of: int = 0  # rows of the validation split
-    stride: int | None = None  # of a sliding evaluation: tokens from one row to the next
+    stride: int | None = None  # tokens from one row to the next in a sliding evaluation
     buckets: dict[str, dict[str, float]] = field(default_factory=dict)  # per bucket: val_loss, val_bpb, tokens, bytes
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # per task: items, metrics and standard errors
 

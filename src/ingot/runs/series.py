@@ -184,7 +184,7 @@ class Series:
         self.lines = self.damaged = self.offset = 0  # `offset`: bytes read
         self.best: dict[str, Any] | None = None  # step and val_bpb of the last evaluation that was the best so far
         self.scored: dict[str, Any] | None = None  # step and tasks of the last evaluation that scored tasks
-        self.accuracies: dict[str, list[list[float]]] = {}  # of each task: rows of the three axes and the accuracy
+        self.accuracies: dict[str, list[list[float]]] = {}  # per task: rows of the three axes and the accuracy
         self._inode, self._last_line = 0, b""
         self._previous = [np.nan] * 3  # step, elapsed seconds and session of the last train line
         self._tokens: Any = 0

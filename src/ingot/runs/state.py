@@ -60,10 +60,10 @@ class State:
 
 
 class Heartbeat:
-    """Writes state.json at the start, every few seconds, and when the status changes; a context around training.
+    """Writes state.json at the start, every few seconds, and when the status changes; a context manager around training.
 
     Any thread may call `update`, which waits for the disk only if it changes the status. Where locks do not reach other hosts,
-    two processes that start together both get the folder: the one that finds the other's state in place of its own stops writing.
+    two processes that start together both get the folder. The one that finds the other's state where it wrote stops writing.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Heartbeat:
         self._warn = warn
         self._warned = self._written = False
         self._stranger: State | None = None  # found in place of ours; somebody may have copied it there
-        self._other: State | None = None  # of a live process that writes here too
+        self._other: State | None = None  # state of a live process that writes here too
         self._state = State("running", *this_process(), started_at=now, updated_at=now, heartbeat_seconds=every_seconds)
         self._state = replace(self._state, **values)
         self._changing, self._writing = threading.Lock(), threading.Lock()
@@ -189,7 +189,7 @@ class TrainingResult:
     """The result of a session."""
 
     status: Status
-    final_loss: float | None  # of the last step, nats per token
+    final_loss: float | None  # loss of the last step, nats per token
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
     val_other: dict[str, float]  # val_bpb by the other byte count, if there are two
@@ -202,15 +202,15 @@ class TrainingResult:
     checkpoint_path: Path | None
     artifact_path: Path | None
     artifact_bytes: int | None
-    artifact_bpb: float | None  # of the artifact, opened by another process
+    artifact_bpb: float | None  # score of the artifact, opened by another process
     artifact_rows: int | None  # rows scored for artifact_bpb; None: all
     sample: str | None
     run_dir: Path
     stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: all steps done
     data_fingerprint: str | None = None
-    val_stride: int | None = None  # of a sliding evaluation: tokens from one row to the next; None: rows did not overlap
+    val_stride: int | None = None  # tokens from one row to the next in a sliding evaluation; None: rows did not overlap
     val_step: int | None = None  # step of the validation score; not the last step if evaluation.at_end is off
-    peak_memory_bytes: int | None = None  # of the first rank: GPU memory, or process memory without a GPU
+    peak_memory_bytes: int | None = None  # peak on the first rank: GPU memory, or process memory without a GPU
 
 
 def result_record(result: TrainingResult, session: int, export: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sends the numbers of a run to Weights & Biases, trackio and TensorBoard.
+"""Send the metrics of a run to Weights & Biases, trackio and TensorBoard.
 
 A failure there never ends training: it is reported once, and the other trackers still get their numbers.
 """
@@ -32,7 +32,7 @@ PACKAGES = {"wandb": "Weights & Biases", "trackio": "trackio"}
 
 
 class Tracker(Protocol):
-    """A destination of numbers."""
+    """A destination for metrics."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Send the values of a step; steps never decrease."""
@@ -66,7 +66,7 @@ class Tracking(Reporter):
         for name, tracker in list(self._trackers.items()) if values else []:
             try:
                 tracker.log(report.step, values)
-            except Exception as error:  # of any class
+            except Exception as error:  # trackers raise exceptions of any class
                 del self._trackers[name]
                 self._warn(f"{name} takes no more values: {_reason(error)}; training goes on")
 

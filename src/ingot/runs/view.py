@@ -34,11 +34,11 @@ COPIED = (
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run is doing: state.json, its age, and whether its process can still be running."""
+    """The status of a run: state.json, its age, and whether its process can still be running."""
 
     status: Status | Literal["crashed"]
     state: State
-    age_seconds: float  # by our clock; another host's may differ
+    age_seconds: float  # measured by our clock; another host's may differ
     here: bool  # True if its process id is one of this system
 
 

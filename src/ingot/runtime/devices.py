@@ -21,7 +21,7 @@ class Device:
 
     kind: str  # cpu, cuda or mps
     index: int  # number among the devices of its kind
-    name: str  # for logs and records
+    name: str  # shown in logs and records
     peak_flops: float | None  # dense bf16 matmul rate; None if unknown
     precisions: tuple[str, ...]  # supported ones, the preferred one first
 

@@ -333,7 +333,7 @@ def _remove_if_left(path: Path) -> None:
             os.close(descriptor)
 
 
-# Pictures of matplotlib's, which is an extra: asked for before anything is computed, written whole or not at all.
+# Plots with matplotlib, an optional dependency: required before anything is computed, and written atomically.
 
 SUFFIXES = (".png", ".svg")
 
@@ -353,7 +353,7 @@ def save_picture(figure: Any, file: Path, option: str) -> None:
     import matplotlib
 
     image, form = io.BytesIO(), file.suffix.lower()[1:]
-    # Text stays text, so that an SVG is small; its ids follow from what is drawn and it has no date.
+    # Keep text as text, so that an SVG is small. Ids depend on the content only and the date is left out: output is reproducible.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ingot"}):
         figure.savefig(image, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
     try:

@@ -1,4 +1,4 @@
-"""How much memory there is, and when a program gives back what it no longer needs."""
+"""Memory of the machine: its size, and returning what a program no longer needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST = 32 << 20  # bytes of a block that glibc lets the heap have; larger one
 
 
 def host_bytes() -> int | None:
-    """The memory of this machine, or of the container it is; None where nobody says."""
+    """Return the memory of this machine or of its container; None if unknown."""
     found = []
     with suppress(OSError, ValueError, AttributeError):
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -49,7 +49,7 @@ def keep_freed_memory() -> None:
         library.mallopt(TRIM_THRESHOLD, -1)  # never
 
 
-# Where a machine keeps what any run can make anew: prepared samples, what was found out about kernels.
+# The cache folder of a machine, for files that any run can recreate: prepared samples and results of kernel tuning.
 
 
 def cache_root() -> Path:
@@ -66,7 +66,7 @@ OF_KERNELS = ("triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl")  
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are there."""
+    """Return the versions of the installed packages among these."""
     found = {}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):

@@ -85,7 +85,7 @@ def away_from_the_users_folder() -> Iterator[None]:
 
 
 def shield_compile_workers() -> None:
-    """Give torch.compile's worker processes the import path of our own children; torch passes all of sys.path."""
+    """Give torch.compile's workers the import path of our child processes; torch would pass all of sys.path."""
     os.environ.setdefault("TORCH_CUSTOM_PYTHONPATH", os.pathsep.join(_without_users_folders()))
 
 
@@ -119,7 +119,7 @@ def is_zombie(pid: int) -> bool:
 
 
 def is_alive(pid: int, heard_ago: float) -> bool:
-    """Return whether the process heard of so many seconds ago still runs; a younger one has only got its number."""
+    """Return True if the process last seen that many seconds ago still runs; a younger one has only reused its pid."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, TypeError, OverflowError):

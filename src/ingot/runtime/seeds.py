@@ -34,7 +34,7 @@ def mix(*numbers: int) -> int:
 
 
 def scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of SplitMix64: a bijection of 64-bit numbers that leaves no pattern of its input."""
+    """Apply SplitMix64's output function: a bijection of 64-bit numbers that leaves no pattern of its input."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,7 +1,7 @@
-"""Signals before and after a run: one during start-up stops the program too, and a repeated one changes nothing.
+"""Signals before and after a run: a signal during start-up stops the program too, and a repeated one has no effect.
 
-Starting takes seconds, mostly imports. A single process has nothing to save then and ends at once. A rank remembers the signal
-until its run installs handlers, because the other ranks have to be told.
+Start-up takes seconds, mostly imports. A single process has nothing to save then and exits at once. A rank remembers the signal
+until its run installs handlers, because the other ranks must learn of it.
 """
 
 from __future__ import annotations

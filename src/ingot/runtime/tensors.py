@@ -38,7 +38,7 @@ class TensorRecord:
     """One tensor, independent of any framework; `data` is little-endian and row-major."""
 
     name: str
-    dtype: str  # as safetensors writes it: F32, BF16, I64...
+    dtype: str  # safetensors name: F32, BF16, I64...
     shape: tuple[int, ...]
     data: memoryview
 

@@ -112,7 +112,7 @@ def _failure(error: IngotError) -> Refused:
 
 
 def _check_client(request: Request, token: str | None) -> None:
-    """Refuse clients without the token and, if there is no token, foreign hosts and web pages."""
+    """Refuse clients without the token or, if no token is set, foreign hosts and web pages."""
     if token is not None and not has_token(request, token):
         raise Refused(
             "the token is missing or wrong; send the header Authorization: Bearer TOKEN", status=401, code="invalid_api_key"
@@ -252,7 +252,7 @@ def _event(record: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(record).encode() + b"\n\n"
 
 
-# How a server of ours ends: its requests wait for a model or a page, and uvicorn waits for its requests.
+# Shutdown: requests wait for a model or a page, and uvicorn waits for its requests.
 
 
 class ClosingServer(uvicorn.Server):

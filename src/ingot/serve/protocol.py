@@ -1,6 +1,6 @@
 """Requests and answers of OpenAI's /v1/completions, read and checked field by field.
 
-An unsupported field is refused by name: a client that is not told would trust a completion that it did not ask for.
+An unsupported field is refused by name: otherwise a client would trust a completion that it did not request.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class Answer:
     def word(self, token: int) -> str:
         """Return a token as text; partial characters and special tokens get a unique spelling."""
         piece = self._tokenizer.decode_bytes([token])
-        if not piece or self._tokenizer.unfinished([token]):  # with a mark for the capital that follows
+        if not piece or self._tokenizer.unfinished([token]):  # unfinished tokens mark the next letter as a capital
             return piece.decode("utf-8", "replace") + f"<|token {token}|>"
         try:
             return piece.decode()
@@ -275,7 +275,7 @@ class Places:
         self._end += len(self._decoder.push([token]))
         place = max(begin, self._end - self._length(token))
         self._echoed -= 1
-        if self._echoed == 0:  # what is written is decoded by itself
+        if self._echoed == 0:  # the completion is decoded separately from the prompt
             self._end += len(self._decoder.finish())
             self._decoder = StreamDecoder(self._tokenizer, at_start=self._is_new)
         return place

@@ -1,1 +1,1 @@
-"""The only loop, and what keeps it alive. Nothing in here knows a framework."""
+"""The training loop, with evaluation, checkpoints and stopping. Independent of any framework."""

@@ -44,13 +44,13 @@ def open_tasks(evaluation: EvaluationSection, context: int, tokenizer: Tokenizer
 
 
 class Bounds:
-    """How long an evaluation may take, and how many rows that is. Reports once what is cut."""
+    """Limits on the time and the rows of an evaluation. Reports each cut once."""
 
     def __init__(self, budget: BudgetSection, evaluation: EvaluationSection, backend: Backend, reporter: Reporter):
         self._rows_during, self._backend, self._reporter = evaluation.rows, backend, reporter
         self._limit_during: tuple[int | None] | None = None  # rows of evaluations during training, once decided
         self._budget_seconds = budget.seconds or 0.0
-        self._row_seconds: float | None = None  # of the slowest rank
+        self._row_seconds: float | None = None  # seconds per row on the slowest rank
         self._last_seconds = 0.0
         self._reported: set[str] = set()
         final_rows = evaluation.final_rows
@@ -88,7 +88,7 @@ class Bounds:
         if limit == self._rows_during:
             return during, during
         both_cut = allowed != limit and during != self._rows_during
-        return during, during if both_cut else allowed  # with both cut, one pass over the same rows serves both
+        return during, during if both_cut else allowed  # if both are cut, one pass over the same rows serves both
 
     def record_speed(self, rows: int, seconds: float) -> None:
         """Record how long this rank's rows of an evaluation took. Every rank calls it."""

@@ -24,7 +24,7 @@ K = 8.0  # default of artifact.k without a size limit
 EMBEDDING_K = 5.0
 EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for 8-bit codes
 MIN_K = 6.0  # weights beyond this many standard deviations are clipped; matrices have hardly any
-LARGEST_STEP = 1.0  # in standard deviations of a row: coarser codes keep almost nothing
+LARGEST_STEP = 1.0  # measured in standard deviations of a row: coarser codes keep almost nothing
 TRIES = 5  # attempts to approach the limit from below
 CLOSE = 0.001  # fraction of the limit that may stay unused
 # Tokens of training text: half to calibrate and half to score. A CPU gets a sixteenth of a GPU's.

@@ -1,4 +1,4 @@
-"""What the first rank writes: the claimed run folder, its heartbeat, its trackers, and checkpoints in a thread."""
+"""Outputs of the first rank: the claimed run folder, its heartbeat, its trackers, and checkpoints written in a thread."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Saver:
         self._kinds: dict[int, Kind] = {}  # kinds of the checkpoints in the folder that are known so far
         self._thread: threading.Thread | None = None
         self.error: CheckpointError | None = None
-        self.longest_seconds = 0.0  # from the request to save until the checkpoint was on the disk
+        self.longest_seconds = 0.0  # longest time from a save request until the checkpoint was on disk
 
     def save(
         self,
@@ -69,7 +69,7 @@ class Saver:
             update_progress(path, progress, kind)
         if kind is not None and kind != old_kind:
             self._kinds[step] = kind
-            with suppress(CheckpointError):  # as after a save: the log may not be writable
+            with suppress(CheckpointError):  # the log may not be writable, as after a save
                 self._done(path, kind)
 
     def lacks(self, step: int) -> bool:

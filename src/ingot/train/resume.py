@@ -1,4 +1,4 @@
-"""Where a run stands, what it may not change between its sessions, and how a session resumes from a checkpoint."""
+"""Progress of a run, the settings it must keep between sessions, and resuming a session from a checkpoint."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FIXED: dict[str, tuple[str, ...]] = {
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
-OLD_DEFAULTS: dict[str, Any] = {"groups": [], "stages": [], "overlap": 0}  # in checkpoints of versions without these settings
+OLD_DEFAULTS: dict[str, Any] = {"groups": [], "stages": [], "overlap": 0}  # values where an old checkpoint lacks these settings
 # Settings of a model that are not compared with those of training.weights: two are compared by their effect, two decide no shape.
 NOT_COMPARED = ("context", "vocab_size", "dropout", "file")
 COMPLETE = "{} is complete: raise training.max_steps or budget.seconds to train longer, or start a new run"
@@ -56,7 +56,7 @@ NOT_DECISIVE = ("training.output_dir", "training.resume", "training.max_runtime_
 
 @dataclass
 class Progress:
-    """Where a run stands. With the weights, the optimizer state and the config it decides everything that follows."""
+    """The progress of a run. With the weights, optimizer state and config it determines everything that follows."""
 
     step: int = 0
     sample: int = 0  # the next row of the data order, counted in rows of data.seq_len

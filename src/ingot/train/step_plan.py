@@ -24,7 +24,7 @@ ROUNDING = 1e-9  # because 3 * 0.1 is a little more than 0.3
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands before a step, agreed on by all ranks."""
+    """The position of a run before a step, agreed on by all ranks."""
 
     step: int = 0
     sample: int = 0

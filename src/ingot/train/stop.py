@@ -168,7 +168,7 @@ class Shutdown:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only there
-            ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # as nohup asks
+            ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # nohup sets this
             self._before = {number: replace_handler(number, self._handle) for number in SIGNALS if number not in ignored}
             if number := heard_early():
                 self.ask(number)
@@ -207,7 +207,7 @@ class Shutdown:
 
     @contextmanager
     def breaking_off(self, alone: bool) -> Iterator[None]:
-        """A block in which there is nothing to save: a signal to a single rank raises Interrupted at once."""
+        """Enter a block with nothing to save: a signal to a single rank raises Interrupted at once."""
         try:
             self._breaks_off = alone
             yield

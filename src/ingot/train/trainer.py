@@ -34,7 +34,7 @@ from ingot.train.stop import Clock, Shutdown, is_near_end, longest_but_one, sync
 ALWAYS_LOGGED_STEPS = 10  # the first steps, where things go wrong
 RATE_WINDOW = 50  # recent steps over which tokens per second are averaged
 STEP_TIME_WINDOW = 20  # recent steps used to predict whether another one fits in the budget
-PRIMING_STEPS = 2  # of a compiled model: the second step compiles what the first left
+PRIMING_STEPS = 2  # warm-up steps of a compiled model: the second compiles what the first left
 MAX_OVERFLOWS = 100  # consecutive fp16 steps without an update before the run fails
 LARGE_VOCABULARY = 8192  # ids from which the head outweighs the small models that are trained by the clock on a CPU
 
@@ -63,7 +63,7 @@ class Trainer:
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
         self._saved_at = progress.elapsed_seconds
         self._pending: tuple[Pending, StepPlan, RankBatch] | None = None
-        self._steps = 0  # of this session
+        self._steps = 0  # steps taken in this session
         self._overflows = 0
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
@@ -130,7 +130,7 @@ class Trainer:
         c, p = self.config, self.progress
         durations = deque([p.step_seconds] if p.step_seconds else [], maxlen=STEP_TIME_WINDOW)
         try:
-            if self._evaluation_is_due() and p.val_step != p.step:  # at the start, or if a stop came before it
+            if self._evaluation_is_due() and p.val_step != p.step:  # due at the start, or if a stop came before it
                 self.evaluation.evaluate(c.evaluation.rows)
                 if p.step:
                     self.update_checkpoint()

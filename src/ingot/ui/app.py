@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parent / "page"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # noqa: E501
-KEEPALIVE_SECONDS = 15.0  # after so much silence a comment is sent, which shows whether the browser is gone
+KEEPALIVE_SECONDS = 15.0  # how long a connection may be silent before a comment checks that the browser is still there
 
 
 class Playground:

@@ -24,7 +24,7 @@ from ingot.runs.series import AXES, STEP_SECONDS
 from ingot.runs.view import Run, find_runs, run_names
 from ingot.runtime.files import read_json, to_json, write_atomically
 
-CACHE_EVERY_LINES = 2000  # the cache of a growing file is written anew after so many lines
+CACHE_EVERY_LINES = 2000  # new lines of a growing file after which its cache is rewritten
 MAX_STALLS = 8
 # The columns of each bin that the page gets; "mean" unless another part is named.
 SENT = {
@@ -64,7 +64,7 @@ class WatchedRun:
         self.series = self.run.series
         self.settings: dict[str, Any] | None = None  # those that affect the result; None if unknown
         self.loaded = False  # True once everything that was there at the start has been read
-        self._failed_stamps: list[Stamp] | None = None  # of its files when they could not be read
+        self._failed_stamps: list[Stamp] | None = None  # stamps of its files when they could not be read
         self._cached_lines = 0
         self._stamps: dict[str, Stamp] = {}
         self._tried_cache = False
@@ -100,7 +100,7 @@ class WatchedRun:
 
     @property
     def is_running(self) -> bool:
-        """True if the process was alive at the last look."""
+        """True if the process was alive at the last check."""
         return self.facts.get("status") == "running"
 
     def read(self) -> bool:
@@ -172,7 +172,7 @@ class WatchedRun:
             packed = {
                 name if part == "mean" else f"{name}_{part}": _pack(parts[part][bins.names.index(name), first : bins.used])
                 for name, part in columns
-                if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # of a single line, all three are the same
+                if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # all three are equal for a single line
             }
             messages.append({"type": "bins", "id": self.id, "kind": kind, "from": first, "columns": packed})
         return messages
@@ -235,7 +235,7 @@ class Watcher:
         self.runs: dict[str, WatchedRun] = {}  # newest first
         self._folders, self._cache = list(folders), cache
         self._pages: dict[int, tuple[asyncio.AbstractEventLoop, Queue]] = {}
-        self._new_pages: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # which have been sent nothing yet
+        self._new_pages: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # pages that have been sent nothing yet
         self._lock = threading.Lock()  # guards the pages and `_ended`
         self._ended = False
         self._wake, self._closed = threading.Event(), False

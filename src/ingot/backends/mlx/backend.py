@@ -34,7 +34,7 @@ from ingot.runtime.tensors import Batch, TensorRecord
 
 # AdamW and Muon over dicts of arrays, computed as in optim/muon.py and torch; states have torch's names.
 
-OptimizerState = dict[str, Weights]  # by parameter: step, exp_avg and exp_avg_sq of AdamW, or momentum of Muon
+OptimizerState = dict[str, Weights]  # maps a parameter to its state: step, exp_avg and exp_avg_sq (AdamW), or momentum (Muon)
 
 
 def members(settings: OptimizerSection, model: MLXModel, weights: Weights) -> list[tuple[ParameterGroup, list[str]]]:
@@ -115,8 +115,8 @@ def length(matrices: mx.array) -> mx.array:
     return mx.sqrt(mx.sum(matrices * matrices, axis=(-2, -1), keepdims=True))
 
 
-MICRO_BATCH_TOKENS = 8192  # more fills the memory of a 16 GB Mac and is no faster
-CLIP_EPSILON = 1e-6  # as in torch
+MICRO_BATCH_TOKENS = 8192  # more fills the memory of a 16 GB Mac without a speedup
+CLIP_EPSILON = 1e-6  # same value as in torch
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class MLXTuned:
 
 @dataclass(frozen=True)
 class Done:
-    """A step that has ended."""
+    """A finished step."""
 
     step_result: StepResult
 
@@ -157,7 +157,7 @@ class MLXBackend(MLXInference):
         dropout = float(getattr(config.model, "dropout", 0.0))
         self._run = Pass(self._dtype, dropout=dropout, recompute=bool(recomputed_every(config, vocab_size, host_bytes())))
         self._eager = t.eager
-        self._compile = on_metal() if t.compile == "auto" else bool(t.compile)  # on a CPU every kernel is compiled by g++
+        self._compile = on_metal() if t.compile == "auto" else bool(t.compile)  # the CPU backend compiles every kernel with g++
         # One thread: dropout must not depend on the number of cores, and a compiled function stays on its first thread.
         self._threads = 1 if dropout or self._compile else threads()
         both: Callable[..., Any] = mx.value_and_grad(self._loss)

@@ -87,7 +87,7 @@ def write(
     while True:
         seen = seen[:, -model.context :]
         held = cache[0][0].shape[2] if cache else 0
-        cached = cached and held + new.shape[1] <= model.context  # after that the cache lacks tokens for good
+        cached = cached and held + new.shape[1] <= model.context  # beyond the context the cache would miss tokens
         if cached:
             run = Pass(dtype, cache=cache)
             logits = model.last_logits(weights, mx.array(new), run)
@@ -165,7 +165,7 @@ class Alone:
         return text
 
     def close(self) -> None:
-        """Do nothing: there are no other ranks."""
+        """Do nothing: MLX inference runs on a single rank."""
 
 
 class MLXInference(Alone):

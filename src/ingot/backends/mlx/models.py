@@ -26,7 +26,7 @@ DROPOUTS = 3  # dropout keys of a block: in attention, after it, and after the M
 class Pass:
     """The arguments of a forward pass besides weights and tokens."""
 
-    dtype: mx.Dtype = mx.float32  # of matmuls
+    dtype: mx.Dtype = mx.float32  # dtype of matmuls
     mask: mx.array | None = None  # (B, 1, T, T); None: causal
     dropout: float = 0.0
     keys: mx.array | None = None  # dropout keys: one for the embedding, then DROPOUTS for each block

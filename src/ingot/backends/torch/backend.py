@@ -173,7 +173,7 @@ class TorchBackend(TorchInference):
             self._set(plan.model)
             self._stages.append(self._tune(batch, kept_stages[plan.stage] if plan.stage < len(kept_stages) else {}, noted))
             if plan.seq_len == self._seq_len:
-                self._attention = self._stages[-1].attention  # for evaluation, which has rows of this length
+                self._attention = self._stages[-1].attention  # evaluation uses rows of this length
         if self.ranks.world_size > 1:
             # DDP reorders its buckets after the first step. Let it do so now: sums keep their order after a resume.
             plan, batch = stages[0]

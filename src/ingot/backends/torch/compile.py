@@ -92,7 +92,7 @@ def compiles_optimizer(t: TrainingSection, family: str, muon_beta2: float | None
 def compiled(
     model: nn.Module, nested: bool, stages: int, python_reducer: bool = False, blocks: bool = False, cuda_graphs: bool = False
 ) -> nn.Module:
-    """Compile a model, for every shape anew; `nested`: parts of it are graphs themselves; `blocks`: compile only these.
+    """Compile a model, again for every shape; `nested`: parts of it are graphs themselves; `blocks`: compile only these.
 
     `cuda_graphs`: each pass is recorded once and replayed.
     """

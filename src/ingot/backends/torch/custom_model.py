@@ -21,8 +21,8 @@ from ingot.model.registry import error_location
 from ingot.optim.groups import has_custom_optimizers, make_optimizers
 from ingot.runtime.tensors import IGNORED
 
-LEAK_TOLERANCE = 1e-4  # of the largest logit; float32 rounds a thousand times finer, and a smaller leak teaches nothing
-MEAN_TOLERANCE = 1e-3  # of the summed loss
+LEAK_TOLERANCE = 1e-4  # relative to the largest logit; float32 rounding is 1,000 times finer, and a smaller leak is harmless
+MEAN_TOLERANCE = 1e-3  # relative to the summed loss
 OPTIMIZER_STEPS = 2  # some custom optimizers have no state before their second
 SET_BY_RUN = {"params", "lr", "weight_decay", "momentum", "name"}  # entries of a parameter group that the run sets itself
 T = TypeVar("T")

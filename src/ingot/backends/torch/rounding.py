@@ -30,7 +30,7 @@ class Moments:
     """Second moments (C, C) of the inputs of every matrix of a model, summed over forward passes."""
 
     def __init__(self) -> None:
-        self.found: dict[int, Tensor] = {}  # by the id of the weight
+        self.found: dict[int, Tensor] = {}  # keyed by the id of the weight
 
     @torch.no_grad()
     def note(self, weight: Tensor, x: Tensor) -> None:

@@ -1,8 +1,8 @@
-"""What happens beside the start of a run, so that its first step comes in half the time.
+"""Start-up work that runs in parallel with the start of a run and halves the time to its first step.
 
-Three things: threads import torch's compiler and wake the GPU while the model is built (`prepare_ahead`); processes compile the
-kernels of FlashAttention 4 and quack-kernels, where the machine has not compiled them before (`Builders`); a forkserver imports
-all of it once for many runs (`preload`). Builders start before torch is imported, so this module imports it only inside
+It has three parts. Threads import torch's compiler and initialise the GPU while the model is built (`prepare_ahead`). Processes
+compile the kernels of FlashAttention 4 and quack-kernels if the machine has not compiled them before (`Builders`). A forkserver
+imports all of it once for many runs (`preload`). Builders start before torch is imported, so this module imports it only inside
 functions.
 """
 
@@ -136,13 +136,13 @@ MODEL_KEYS = {
 TRAINING_KEYS = {"precision", "compile", "kernels", "cuda_graphs"}
 GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")  # the driver's information, a folder per GPU
 NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # exist where a driver is; the second under Windows' Linux
-MIN_CORES = 4  # with fewer, builders would only take the run's own time
+MIN_CORES = 4  # below this, builders would only slow down the run itself
 BUILDER_PATIENCE_SECONDS = 30.0
-MAX_MEMORY_SHARE = 1 / 32  # of the GPU's free memory that the weights and gradients of a builder may take
+MAX_MEMORY_SHARE = 1 / 32  # maximum share of free GPU memory for a builder's weights and gradients
 
 
 class Builders:
-    """The processes that compile kernels for a run; none where it needs nothing of them."""
+    """The processes that compile kernels for a run; there are none if it needs no kernels."""
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -71,9 +71,9 @@ def tensor(source: TensorRecord) -> Tensor:
 @torch.no_grad()
 def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], State]:
     """Capture the tensors as they are now; the returned function copies them to the host, once, in any thread.
-
-    A GPU copies its memory to itself a hundred times faster than to the host, so where it has room for that the loop goes on at
-    once and the way to the host is another thread's. Elsewhere the tensors are copied to the host now.
+    A GPU copies within its memory a hundred times faster than to the host. If it has room for a copy, training continues at once
+        and another thread does the transfer to the host. Otherwise the tensors are copied to the host now.
+        once and the way to the host is another thread's. Elsewhere the tensors are copied to the host now.
     """
     named = {file: list(tensors) for file, tensors in files.items()}
     if device.type != "cuda" or not _fits_on_device(sum(t.nbytes for tensors in named.values() for _, t in tensors), device):

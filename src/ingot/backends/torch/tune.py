@@ -1,4 +1,4 @@
-"""What is measured or checked on the machine before a run: micro-batch, attention, kernels, threads, memory, the fp8 head.
+"""Measurements and checks before a run: micro-batch, attention, kernels, threads, memory, the fp8 head.
 
 Every choice is the same on all ranks: a trial counts as failed if it fails on one rank, and takes the slowest rank's time.
 Results for a shape are kept on the machine (`Choices`), because finding them takes seconds.
@@ -45,7 +45,7 @@ MaxOverRanks = Callable[[Sequence[float]], list[float]]  # each value's maximum 
 
 # Micro-batches: the fewest rows at once that are about as fast per row as the most that fit.
 
-HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU larger micro-batches only cost memory
+HOST_MICRO_BATCH_TOKENS = 16384  # larger micro-batches only cost memory on a CPU
 # Trials are not compiled, and a further micro-batch costs the launch and tail of each kernel, of which they have about twice as
 # many: 2% of their time stands for 1% of a step's (golf seq4096, compiled: 48 rows of 96 take 0.9% more, 24 2.8%).
 MAX_SLOWDOWN = 1.02
@@ -218,7 +218,7 @@ class Choices:
                 self._path.unlink(missing_ok=True)
 
 
-# Our kernels: a model uses all of them, or those that are requested, where they run here, which is tried.
+# Our kernels: a model uses all of them, or the requested ones, if a trial shows that they run on this machine.
 
 KERNELS: tuple[str, ...] = get_args(Kernel)  # docs/experiments.md says what each is worth
 PER_LAYER = ("rotary", "qkv", "mlp", "gate")  # operations of ours in every layer: launching one takes the host 0.1 to 0.2 ms
@@ -427,7 +427,7 @@ def use_form(model: nn.Module, form: Form) -> None:
     """Let the attention of a model have this form."""
     if form.endswith("flash4"):
         keep_compiled_kernels()
-    for module in model.modules() if isinstance(model, OURS) else ():  # in a custom model `form` may mean anything
+    for module in model.modules() if isinstance(model, OURS) else ():  # skips custom models, where `form` may mean anything
         if hasattr(module, "form"):
             module.form = form  # type: ignore[assignment]
 

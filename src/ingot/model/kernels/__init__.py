@@ -1,1 +1,1 @@
-"""Kernels of our own: a backend switches them on where it has seen them run, and a model is complete without them."""
+"""Our custom kernels. A backend enables them after seeing them run; every model also works without them."""

@@ -24,7 +24,7 @@ from ingot.model.kernels.matmul import matmul, matmul_dtype
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 HIDDEN_SCALE = 2.0**-3  # up to 56: after the last norm no value is above the root of the width, unless a gain makes it so
 WEIGHT_SCALE = 2.0**-5  # up to 14; below 0.0005 steps no longer shrink, and are 0.00006
-GRAD_SCALE = 2.0**-15  # for one token's unscaled loss, whose gradient is at most 1; down to 2e-9, steps below 5e-10
+GRAD_SCALE = 2.0**-15  # suits the unscaled loss of one token, whose gradient is at most 1; down to 2e-9, steps below 5e-10
 
 
 def fused_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:

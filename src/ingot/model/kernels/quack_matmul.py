@@ -17,8 +17,8 @@ from quack.epilogue.math import pack, unpack
 from quack.gemm_config import GemmConfig
 from torch import Tensor
 
-# Of 20 tilings timed alone on an H200 the best or within 3% of it, but for the logits and for the slope of a wide squared ReLU,
-# which others suit better (docs/experiments.md).
+# The best of 20 tilings timed alone on an H200, or within 3% of it. Exceptions are the logits and the slope of a wide squared
+# ReLU (docs/experiments.md).
 WIDE = GemmConfig(tile_m=128, tile_n=192, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
 NARROW = GemmConfig(tile_m=128, tile_n=128, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
 
