@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from ingot.compat.golf.mlx.main import main
+    from ingot.compat.golf.mlx_script import main
 except ModuleNotFoundError as error:
     sys.exit(f"train_gpt_mlx.py needs {error.name}; set up with `make` and use .venv/bin/python, or `pip install -e .`")
 

@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from ingot.cli.main import app
-from ingot.compat.golf.mlx.translate import VARIABLES
-from ingot.compat.golf.variables import NAMES
+from ingot.compat.golf.variables import MLX_VARIABLES, VARIABLES
 from ingot.compat.gpt_simple.config import all_keys
 from ingot.compat.gpt_simple.main import make_parser
 from ingot.compat.nanogpt.keys import PROGRAMS
@@ -180,6 +179,6 @@ def nanogpt_keys(program: str) -> tuple[Knob, ...]:
 @cache
 def golf_variables(program: str) -> tuple[Knob, ...]:
     """The variables of train_gpt.py or train_gpt_mlx.py."""
-    kinds = {"int": "integer", "float": "number", "0 or 1": "integer"}
-    table = NAMES if program == "train_gpt.py" else VARIABLES
+    kinds = {"int": "integer", "float": "number", "flag": "integer"}
+    table = VARIABLES if program == "train_gpt.py" else MLX_VARIABLES
     return tuple(Knob(name, (kinds.get(one.kind, "string"),), one.choices) for name, one in table.items())

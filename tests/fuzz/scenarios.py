@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ingot.compat.golf.main import main as golf
-from ingot.compat.golf.mlx.main import main as golf_mlx
+from ingot.compat.golf.mlx_script import main as golf_mlx
 from ingot.compat.nanogpt.bench import main as bench
 from ingot.compat.nanogpt.sample import main as sample
 from ingot.compat.nanogpt.train import main as nanogpt

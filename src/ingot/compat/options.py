@@ -16,9 +16,11 @@ from typing import Any, Literal
 from ingot.config.fields import either
 from ingot.errors import ConfigError, Rename
 
-Kind = Literal["int", "float", "bool", "str", "list"]
-KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "list": "a list"}
-TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float,), "bool": (bool,), "str": (str,), "list": (list, tuple)}
+Kind = Literal["int", "float", "bool", "flag", "str", "list"]
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "flag": "0 or 1", "str": "text", "list": "a list"}
+TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,), "float": (float,), "bool": (bool,), "flag": (bool,), "str": (str,), "list": (list, tuple),
+}  # fmt: skip
 HELP_COLUMN = 34
 LONGEST_VALUE = 80  # characters of a refused value that an error message repeats
 

@@ -21,8 +21,7 @@ import torch
 from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
 from ingot.compat.golf.main import main
-from ingot.compat.golf.mlx.translate import VARIABLES
-from ingot.compat.golf.variables import NAMES, RANKS
+from ingot.compat.golf.variables import MLX_VARIABLES, RANKS, VARIABLES
 
 ROOT = Path(__file__).parents[3]
 TOY = {
@@ -118,7 +117,7 @@ class Ran:
 
 def run_here(toys: Path, *arguments: str, main: Callable[..., int] = main, **given: str) -> Ran:
     """Run train_gpt.py, or what another `main` is, in this process and in the folder that it works in."""
-    environment = {name: value for name, value in os.environ.items() if name not in (*NAMES, *VARIABLES, *RANKS)}
+    environment = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *MLX_VARIABLES, *RANKS)}
     out, err, threads = io.StringIO(), io.StringIO(), torch.get_num_threads()
     torch.set_num_threads(1)  # toys are too small for two, which only wait for each other where a machine is busy
     try:
@@ -161,7 +160,7 @@ class Golf:
 
     def environment(self, **given: str) -> dict[str, str]:
         """What a process of its own finds in its environment."""
-        inherited = {name: value for name, value in os.environ.items() if name not in (*NAMES, *VARIABLES, *RANKS)}
+        inherited = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *MLX_VARIABLES, *RANKS)}
         return inherited | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | variables(self.toys, **given)
 
 
@@ -169,7 +168,7 @@ def bare(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """train_gpt.py of a folder, by a Python that has nothing but what a submission may need."""
     (folder.parent / "bare").mkdir(exist_ok=True)
     (folder.parent / "bare" / "sitecustomize.py").write_text(BARE)
-    inherited = {name: value for name, value in os.environ.items() if name not in NAMES}
+    inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment = inherited | environment | {"PYTHONPATH": str(folder.parent / "bare"), "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, "train_gpt.py"], cwd=folder, env=environment, capture_output=True, text=True)
 

@@ -21,7 +21,7 @@ import torch._dynamo  # torch imports it at the first step of an optimizer, whic
 
 import ingot.train.start  # noqa: F401 (every rank needs it)
 from ingot.backends.torch.state import model_records
-from ingot.compat.golf import export
+from ingot.compat.golf import files as export
 from ingot.compat.golf.bundle import bundle
 from ingot.compat.golf.main import main
 

@@ -12,7 +12,7 @@ import pytest
 from golf_toys import TOY, Golf
 
 from ingot.compat.golf.main import main
-from ingot.compat.golf.variables import NAMES, RANKS
+from ingot.compat.golf.variables import RANKS, VARIABLES
 
 LIKE_THE_TOY = '''
 """The toy's own model: é."""
@@ -108,7 +108,7 @@ def test_a_model_that_cannot_be_put_beside_the_script_is_refused_in_a_line(
 
 def test_a_submission_is_packed_of_such_runs(golf: Golf, mine: Path, tmp_path: Path) -> None:
     golf(**OWN)
-    environment = {name: value for name, value in os.environ.items() if name not in (*NAMES, *RANKS)}
+    environment = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *RANKS)}
     words = ["golf", "pack", "logs/toy", "--name", "Own", "--author", "A", "--github-id", "a", "-o", "records/own"]
     ended = subprocess.run([sys.executable, "-m", "ingot", *words], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
@@ -121,7 +121,7 @@ def test_a_submission_is_packed_of_such_runs(golf: Golf, mine: Path, tmp_path: P
         (
             {"NUM_KV_HEADS": "1"},
             2,
-            "NUM_KV_HEADS means nothing to the model of MODEL_FILE=mine.py; leave it out and set it there",
+            "NUM_KV_HEADS has no effect on the model of MODEL_FILE=mine.py; unset it and set the value in that file",
         ),
         ({"MODEL_FILE": "nowhere.py"}, 2, "MODEL_FILE=nowhere.py cannot be read: No such file or directory"),
     ],

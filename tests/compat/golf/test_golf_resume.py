@@ -44,7 +44,7 @@ def test_a_run_stopped_anywhere_goes_on_to_the_numbers_of_an_unbroken_one(
         int, re.findall(r"^note: stopped after step (\d+) and saved; the same command with RUN_ID=toy", first.out, re.M)
     )
     second = golf(**LONG)
-    assert (f"note: goes on from step {step}" in second.out.splitlines()) == (step > 0)
+    assert (f"note: resumes from step {step}" in second.out.splitlines()) == (step > 0)
     assert second.exact == whole.exact
     assert first.losses | second.losses == whole.losses and len(whole.losses) == 14
     assert whole.evaluations.items() >= second.evaluations.items()
@@ -144,7 +144,7 @@ def test_what_a_kill_left_is_no_obstacle(golf: Golf, unbroken: tuple[Path, Ran],
     for step in checkpoints(run)[1:]:
         shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")
     again = golf(**LONG)
-    assert f"note: goes on from step {checkpoints(run)[0]}" in again.out and again.exact == unbroken[1].exact
+    assert f"note: resumes from step {checkpoints(run)[0]}" in again.out and again.exact == unbroken[1].exact
 
 
 def test_a_run_folder_can_be_scored_and_exported_like_any_other(golf: Golf, finished: Ran, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_run_of_an_ingot_that_wrote_no_result_is_refused_with_what_to_do(logs:
         read_run(logs / "toy1337")
     state = logs / "toy1337" / "state.json"
     state.write_text(state.read_text().replace("completed", "failed"))
-    with pytest.raises(CheckpointError, match="is not finished: it is failed; the command it was started with goes on"):
+    with pytest.raises(CheckpointError, match="is not finished: it is failed; the command that started it resumes it"):
         read_run(logs / "toy1337")
 
 
@@ -260,7 +260,7 @@ def test_what_is_no_run_is_refused_with_a_sentence(logs: Path, tmp_path: Path) -
         (tmp_path / "notes.txt", "is not a log of train_gpt.py"),
         (logs / "elsewhere.txt", "is not a log of train_gpt.py with its run folder elsewhere beside it"),
         (logs / "toy1338" / "artifact", "is not a run folder"),
-        (logs / "toy1338", "is not a run of train_gpt.py.*; give folders of such runs"),
+        (logs / "toy1338", "is neither a run of train_gpt.py nor"),
     ):
         with pytest.raises(CheckpointError, match=said):
             read_run(path)

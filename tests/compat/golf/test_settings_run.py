@@ -17,9 +17,8 @@ from golf_toys import bare, forked
 import ingot
 from ingot.compat.golf import by_settings
 from ingot.compat.golf.by_settings import main, settings_in
-from ingot.compat.golf.finished import read_run
+from ingot.compat.golf.finished import packed_code, ran_these_sources, read_run
 from ingot.compat.golf.pack import About, pack, readme, summarise
-from ingot.compat.golf.settings_run import packed_code, ran_these_sources
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.machine import NOT_INSTALLED, made_by
@@ -185,7 +184,7 @@ def test_what_a_submission_leaves_to_its_reader_is_not_in_its_file(runs: list[Pa
     ("told", "said"),
     [
         ({"artifact_bpb": None}, "has no score of its artifact"),
-        ({"artifact_rows": 3}, "was scored by a part of the validation split"),
+        ({"artifact_rows": 3}, "was scored on a part of the validation split"),
         ({"artifact_bytes": 3}, "it is not the run's"),
         ({"checkpoint_path": None}, "has no checkpoint of its last step"),
     ],
@@ -226,7 +225,9 @@ def test_a_run_of_a_commit_with_other_sources_is_refused(tmp_path: Path) -> None
         commits.append(git("rev-parse", "HEAD"))
     for commit in commits[1:]:  # the last changes no source
         assert ran_these_sources(tmp_path, {"git_commit": commit}, sources)
-    with pytest.raises(CheckpointError, match=f"of commit {commits[0][:12]} and those of commit {commits[2][:12]} are here"):
+    with pytest.raises(
+        CheckpointError, match=f"of commit {commits[0][:12]}, which differ from those here, of commit {commits[2][:12]}"
+    ):
         ran_these_sources(tmp_path, {"git_commit": commits[0]}, sources)
     for unknown in ({}, {"git_commit": None}, {"git_commit": "1" * 40}):  # or of another repository
         assert not ran_these_sources(tmp_path, unknown, sources)

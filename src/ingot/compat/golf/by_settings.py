@@ -1,7 +1,7 @@
 """`python train_gpt.py` of a submission whose runs `ingot train` made: the frontier family, driven by environment variables.
 
-Every setting is a variable of its own name (`env model.layers=9 python train_gpt.py`), and its value is JSON or plain text. Of
-the challenge's own variables it knows those that are not of the model: where the data are, the seed, the seconds, what to score.
+Every setting is a variable of its own name (`env model.layers=9 python train_gpt.py`) whose value is JSON or plain text. Of the
+challenge's variables it has those that are not about the model: data, seed, seconds, and the file to score.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 
 from ingot.artifact.container import read_artifact
 from ingot.backends.open import open_inference
-from ingot.compat.golf.run_ids import run_folder
-from ingot.compat.golf.variables import LIMIT_BYTES
+from ingot.compat.golf.variables import CODE, LIMIT_BYTES, run_folder
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.console.entry import explained, process_start, say
@@ -37,68 +36,66 @@ from ingot.runtime.signals import listening_early
 from ingot.train.end import export_artifact
 from ingot.train.start import run
 
-NAME = "train_gpt.py"
 SCORED = "EVAL_ONLY_PATH"
-ROUND_TRIP = "final_roundtrip"  # what the score of the artifact is called
+ROUND_TRIP = "final_roundtrip"  # what the log calls the score of the artifact
 POLL_SECONDS = 0.25  # between two checks whether scoring must stop
-PLACES = {"DATA_PATH": ("data.path",), "TOKENIZER_PATH": ("data.tokenizer",)}
-VARIABLES = {**PLACES, "SEED": ("training.seed", "data.seed"), "MAX_WALLCLOCK_SECONDS": ("budget.seconds",)}
-NAMED = {name: variable for variable, names in VARIABLES.items() for name in names} | {"training.output_dir": "RUN_ID"}
+VARIABLES = {
+    "DATA_PATH": ("data.path",),
+    "TOKENIZER_PATH": ("data.tokenizer",),
+    "SEED": ("training.seed", "data.seed"),
+    "MAX_WALLCLOCK_SECONDS": ("budget.seconds",),
+}
+VARIABLE_OF = {setting: name for name, settings in VARIABLES.items() for setting in settings} | {"training.output_dir": "RUN_ID"}
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Train, or score what EVAL_ONLY_PATH names, as the environment says."""
-    with explained(NAME, _named) as outcome, listening_early():
+    """Train, or score the file of EVAL_ONLY_PATH, as the environment says."""
+    with explained(CODE, _variable) as outcome, listening_early():
         if arguments:
-            known = ", ".join([*VARIABLES, "RUN_ID", SCORED])
+            names = ", ".join([*VARIABLES, "RUN_ID", SCORED])
             raise ConfigError(
-                f"{NAME} takes no arguments; settings are variables before the command: {known}, and every setting of ingot by "
-                f"its name, as in env training.max_steps=100 python {NAME}"
+                f"{CODE} takes no arguments; settings are variables before the command: {names}, and every setting of ingot by "
+                f"its name, as in env training.max_steps=100 python {CODE}"
             )
         outcome.code = _score(os.environ) if os.environ.get(SCORED) else _train(os.environ)
     return outcome.code
 
 
 def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that an environment has, by their dotted names."""
-    found = {name: _value(text) for name, text in environment.items() if _is_setting(name)}
+    """Return the settings that an environment sets, by their dotted names."""
+    settings: dict[str, Any] = {}
+    for name, text in environment.items():
+        section, dot, _ = name.partition(".")
+        if dot and section in Config.model_fields:
+            try:
+                settings[name] = json.loads(text)
+            except ValueError:
+                settings[name] = text
     for variable, names in VARIABLES.items():
         if variable in environment:
-            found |= dict.fromkeys(names, environment[variable])
-    with suppress(KeyError, ValueError):  # what is no number is refused by its name
+            settings |= dict.fromkeys(names, environment[variable])
+    with suppress(KeyError, ValueError):  # text that is not a number is refused by load_config
         if float(environment["MAX_WALLCLOCK_SECONDS"]) <= 0:
-            found["budget.seconds"] = None
-    return found
+            settings["budget.seconds"] = None
+    return settings
 
 
-def _named(setting: str) -> str:
-    """The variable that says a setting here, unless the setting itself was given."""
-    variable = NAMED.get(setting, setting)
+def _variable(setting: str) -> str:
+    """Return the variable that sets a setting here, unless the setting itself is in the environment."""
+    variable = VARIABLE_OF.get(setting, setting)
     return setting if setting in os.environ and variable not in os.environ else variable
 
 
-def _is_setting(name: str) -> bool:
-    section, dot, _ = name.partition(".")
-    return bool(dot) and section in Config.model_fields
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def _train(environment: Mapping[str, str]) -> int:
-    """Train and tell what the artifact and this file have in bytes; 1 where that is too much."""
+    """Train and print the size of artifact and code; return 1 if they exceed the limit."""
     settings, ranks = settings_in(environment), ranks_from_environment(environment)
     if environment.get("RUN_ID"):
         settings["training.output_dir"] = str(run_folder(Path("logs"), environment["RUN_ID"], ranks.first))
     if settings.get("budget.seconds", 1) is None and settings.get("training.max_steps") is None:
         raise ConfigError("MAX_WALLCLOCK_SECONDS=0 is no cap, and nothing else ends this run; set training.max_steps too")
     resolved = load_config(python=settings, environment={})
-    check_data(resolved.config)
-    exporter = partial(export_artifact, score=score_by_this_file)
+    _check_data(resolved.config)
+    exporter = partial(export_artifact, score=_score_by_this_file)
     result = run(resolved, LineReporter(say), exporter, began=process_start())
     if result.status != "completed" or result.artifact_bytes is None or not ranks.first:
         return 0
@@ -114,41 +111,39 @@ def _train(environment: Mapping[str, str]) -> int:
 
 
 def _score(environment: Mapping[str, str]) -> int:
-    path = Path(environment[SCORED])
-    score = score_artifact(path, settings_in(environment))
+    score = score_artifact(Path(environment[SCORED]), settings_in(environment))
     say(f"{ROUND_TRIP} val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f}")
     say(f"{ROUND_TRIP}_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
     if not math.isfinite(score.loss):
-        raise RunError(f"the loss is {score.loss}: the weights hold numbers that are not finite, and this is not a score")
+        raise RunError(f"the loss is {score.loss}: the weights are not finite, so this is not a score")
     return 0
 
 
 def score_artifact(path: Path, settings: Mapping[str, Any]) -> Score:
-    """The score of a file, which says how its model is built and scored; where the data are is in the settings."""
+    """Return the score of a file, which says how its model is built and scored; the settings say where the data is."""
     artifact = read_artifact(path)
-    told = artifact.facts.get("config")
-    if not isinstance(told, dict) or not all(isinstance(section, dict) for section in told.values()):
+    tree = artifact.facts.get("config")
+    if not isinstance(tree, dict) or not all(isinstance(section, dict) for section in tree.values()):
         raise CheckpointError(f"{path} does not say how to build its model")
-    known = {f"{section}.{name}": value for section, tree in told.items() for name, value in tree.items()}
-    here = ("data.path", "data.tokenizer", "data.trust_tokens", "training.device")
-    config = load_config(python=known | {name: settings[name] for name in here if name in settings}, environment={}).config
-    check_data(config)
+    known = {f"{section}.{name}": value for section, values in tree.items() for name, value in values.items()}
+    local = ("data.path", "data.tokenizer", "data.trust_tokens", "training.device")
+    config = load_config(python=known | {name: settings[name] for name in local if name in settings}, environment={}).config
+    _check_data(config)
     dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
     backend = open_inference(config, dataset.tokenizer.vocab_size)
     backend.load_weights(artifact.tensors, str(path))
-    evaluator = evaluator_of(config, dataset, "val")
-    rows = config.evaluation.final_rows
+    evaluator, rows = evaluator_of(config, dataset, "val"), config.evaluation.final_rows
     return evaluator.score(evaluator.rows(rows if isinstance(rows, int) else None), backend.score)
 
 
-def check_data(config: Config) -> None:
+def _check_data(config: Config) -> None:
     """Refuse a folder that holds neither prepared data nor validation shards."""
     folder = user_path(config.data.path)
     if not (folder / MANIFEST).is_file() and not shard_files(folder, "val"):
         raise DataError(f"no files found for {folder / 'fineweb_val_*.bin'}; set {{0}}", Setting("data.path"))
 
 
-def score_by_this_file(
+def _score_by_this_file(
     path: Path, data: None, device: str, rows: None, progress: Any, stop: Callable[[], bool]
 ) -> dict[str, float]:
     """Return the score of an artifact that another process of this file reads: there is no `ingot eval` without Ingot."""

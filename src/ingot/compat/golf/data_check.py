@@ -1,4 +1,4 @@
-"""The data of a golf run, looked at before anything is built: files, tokenizer, and whether they belong together."""
+"""Checks of a golf run's data before anything is built: the files, the tokenizer, and that they belong together."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import MANIFEST, Dataset, Split
 from ingot.errors import ConfigError, DataError
 
-COUNTED_AT_ONCE = 1 << 22  # tokens
+COUNT_TOKENS = 1 << 22  # tokens counted at once
 
 
 @dataclass(frozen=True)
-class Found:
+class DataFacts:
     """What a script's log says of the data."""
 
-    name: str  # of its folder
-    shards: int  # to train on
-    listed: int | None  # that the manifest of the data has
-    usable: int  # tokens that are scored
+    name: str  # of the folder
+    shards: int  # train shards
+    listed: int | None  # train shards in the manifest
+    usable: int  # validation tokens that are scored
 
 
-Tell = Callable[[Mapping[str, Any], Found], list[str]]
-
-
-def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, tell: Tell) -> dict[str, Any]:
-    """Refuse data that would train or score wrongly; write by `tell` and return what was found, which the first rank counts."""
+def check_data(
+    values: Mapping[str, Any], run_log: RunLog, first: bool, lines: Callable[[Mapping[str, Any], DataFacts], list[str]]
+) -> dict[str, Any]:
+    """Refuse data that would train or score wrongly; on the first rank, log `lines` about it and return its facts."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
         for split in ("val", "train"):  # the validation split first, as the original does
@@ -56,7 +55,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, tell: Te
         return {}
     shards = len(dataset.split("train").paths)
     name = Path(os.path.abspath(path)).name  # noqa: PTH100 (a link keeps its name)
-    for line in tell(values, Found(name, shards, listed, usable)):
+    for line in lines(values, DataFacts(name, shards, listed, usable)):
         run_log.line(line)
     documents, size = _counts(dataset, val, usable)
     validation = (
@@ -68,23 +67,23 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, tell: Te
     return {"dataset": name, "train_shards": shards, "scored_tokens": usable, "validation": validation}
 
 
-def tell_data(values: Mapping[str, Any], found: Found) -> list[str]:
-    """What the log of train_gpt.py says of the data."""
+def data_lines(values: Mapping[str, Any], data: DataFacts) -> list[str]:
+    """Return the lines of train_gpt.py's log about the data."""
     lines = [
         f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}",
-        f"train_loader:dataset:{found.name} train_shards:{found.shards}",
-        f"val_loader:shards pattern={pattern(values, 'val')} tokens:{found.usable}",
+        f"train_loader:dataset:{data.name} train_shards:{data.shards}",
+        f"val_loader:shards pattern={pattern(values, 'val')} tokens:{data.usable}",
     ]
-    if found.listed is not None and found.shards < found.listed:
+    if data.listed is not None and data.shards < data.listed:
         lines.append(
-            f"note: warning: DATA_PATH={values['DATA_PATH']} has {found.shards:,} of the {found.listed:,} train shards that its "
+            f"note: warning: DATA_PATH={values['DATA_PATH']} has {data.shards:,} of the {data.listed:,} train shards that its "
             "manifest lists; the data repeats sooner"
         )
     return lines
 
 
 def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> int | None:
-    """Refuse a tokenizer that is not the data set's by its manifest, and return the train shards that it lists."""
+    """Refuse a tokenizer that the dataset's manifest does not pair with it; return the number of train shards it lists."""
     found, entry = manifest_of(dataset), listed_dataset(dataset)
     if found is None or entry is None:
         return None
@@ -107,24 +106,24 @@ def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> int | None:
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:
-    """The names of a split's files, as the original writes them; a folder that `ingot data prepare` made has shorter ones."""
+    """Return the glob of a split's files as the original writes it; folders of `ingot data prepare` have shorter names."""
     name = "" if any(Path(values["DATA_PATH"]).glob(f"{split}_*.bin")) else "fineweb_"
     return os.path.join(values["DATA_PATH"], f"{name}{split}_*.bin")  # noqa: PTH118 (the log shows what the user wrote)
 
 
 def _counts(dataset: Dataset, val: Split, usable: int) -> tuple[int, int]:
-    """The documents of the validation split, by their marks, and the bytes of the targets that are scored."""
+    """Return the number of documents in the validation split, and of bytes in the targets that are scored."""
     bos, documents, size = dataset.tokenizer.bos, 0, 0
-    for begin in range(0, val.tokens, COUNTED_AT_ONCE):
-        ids = val.read(begin, min(begin + COUNTED_AT_ONCE + 1, val.tokens)).astype(np.int32)
-        documents += int(np.count_nonzero(ids[:COUNTED_AT_ONCE] == bos))
+    for begin in range(0, val.tokens, COUNT_TOKENS):
+        ids = val.read(begin, min(begin + COUNT_TOKENS + 1, val.tokens)).astype(np.int32)
+        documents += int(np.count_nonzero(ids[:COUNT_TOKENS] == bos))
         targets = ids[1 : max(0, usable - begin) + 1]
         size += int(dataset.tokenizer.target_bytes(ids[: len(targets)], targets).sum())
     return documents, size
 
 
 def _check_listed(path: Path, tokens: int, documents: int) -> None:
-    """Hold the validation split against what the manifest of the data says of it, where there is one."""
+    """Compare the validation split with the manifest, if there is one."""
     listed = (listed_dataset(path) or {}).get("stats")
     for name, found in (("tokens_val", tokens), ("docs_val", documents)):
         if isinstance(listed, dict) and isinstance(listed.get(name), int) and listed[name] != found:

@@ -1,7 +1,7 @@
-"""The log of a golf run: the challenge's own lines, on the console and in logs/RUN_ID.txt, every value of them true.
+"""The log of a golf run: the challenge's own lines, on the console and in logs/RUN_ID.txt, with true values.
 
-Keys, order and number formats are the original's to the letter, because people's tools read them. What the original does not say
-stands in lines of its own that begin with `note:`.
+Keys, order and number formats are the original's to the letter, because people's tools read them. Lines that the original does
+not have begin with `note:`.
 """
 
 from __future__ import annotations
@@ -25,77 +25,82 @@ from ingot.runtime.files import open_to_read
 from ingot.runtime.machine import made_by
 
 RULE = "=" * 100
-KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # by our names, in the log's order
-ALWAYS_LOGGED = 10
+KERNELS = {
+    "cudnn": "cudnn",
+    "flash": "flash",
+    "efficient": "mem_efficient",
+    "math": "math",
+}  # in the order of the log
+ALWAYS_LOGGED = 10  # first steps
 
 
 class RunLog:
-    """Writes lines to the console and appends them to a file and, once there is a run folder, to one of its own there.
+    """Prints lines and appends them to the log and, once there is a run folder, to a copy of this session's lines in it.
 
-    Nothing is printed before `show` and no file made before `write`: a start that fails leaves no log.
+    Nothing is printed before `show` and no file is made before `write`: a start that fails leaves no log.
     """
 
     def __init__(self, path: Path | None):
         self._path = path  # None on ranks that do not write
         self._files: list[LineFile] = []
-        self._early: list[str] = []  # what the run folder has not yet
-        self._unseen: list[str] | None = []  # what the console has to show
-        self._copied = False
+        self._unwritten: list[str] = []  # lines that are not in the run folder yet
+        self._unshown: list[str] | None = []  # lines that are not on the console yet
+        self._has_copy = False
         self.writes = path is not None
 
     def line(self, text: str, console: bool = True) -> None:
-        """A line, on the console too unless that would be too much."""
+        """Write a line, to the console too unless it is too long for it."""
         if self._path is None:
             return
-        if console and self._unseen is not None:
-            self._unseen.append(text)
+        if console and self._unshown is not None:
+            self._unshown.append(text)
         elif console:
             print(text, flush=True)
         for file in self._files:
             file.append(text)
-        if not self._copied:
-            self._early.append(text)
+        if not self._has_copy:
+            self._unwritten.append(text)
 
     def show(self) -> None:
-        """From now on the console shows every line; the first names the file."""
-        unseen, self._unseen = self._unseen or [], None
-        for text in (str(self._path), *unseen) if self.writes else ():
+        """Print the lines so far, after the path of the log, and every line from now on."""
+        lines, self._unshown = self._unshown or [], None
+        for text in (str(self._path), *lines) if self.writes else ():
             print(text, flush=True)
 
     def write(self, folder: Path | None = None) -> None:
-        """From now on there is a file; the run folder has all that this session says, for a log may hold several runs."""
+        """Open the log and, in a run folder, the copy, and write the lines so far."""
         if self._path is None:
             return
-        early, self._early, self._copied = self._early, [], folder is not None
+        lines, self._unwritten, self._has_copy = self._unwritten, [], folder is not None
         self._files = [LineFile(path) for path in (self._path, folder / LOG if folder is not None else None) if path is not None]
-        for file in self._files if early else ():
-            file.append("\n".join(early))
+        for file in self._files if lines else ():
+            file.append("\n".join(lines))
 
     def note(self, text: str) -> None:
-        """What the original's log has no line for."""
+        """Write a line that the original's log does not have."""
         self.line(f"note: {text}")
 
     def head(self, resolved: ResolvedConfig, values: Mapping[str, Any], sources: Sequence[str], machine: Sequence[str]) -> None:
-        """What proves what ran: version, settings, the source of the model and the optimizer, Python and what it runs on."""
+        """Write what ran: version, settings, the source of the model and the optimizer, Python and the hardware."""
         head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
         head += [f"Running Python {sys.version}", *machine, RULE]
         self.line("\n".join(head), console=False)
 
 
 def torch_head(model_file: str | None) -> tuple[list[str], list[str]]:
-    """What the head of a log says of torch: the sources that compute, and what they run on."""
+    """Return the sources that compute and the versions of torch and the GPU, for the head of a log."""
     from ingot.model import golf, layers, loss
     from ingot.optim import groups, muon, schedules
     from ingot.optim import muon as orthogonal
 
     sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, orthogonal, schedules)]
     if model_file:
-        sources.append(own_source(model_file))
+        sources.append(custom_model_source(model_file))
     return sources, [f"Running PyTorch {framework_version()}", _gpu()]
 
 
-def own_source(file: str) -> str:
-    """The text of a model of one's own."""
+def custom_model_source(file: str) -> str:
+    """Return the source of a custom model."""
     try:
         with open_to_read(Path(file)) as opened:
             return opened.read().decode()
@@ -111,7 +116,7 @@ def _gpu() -> str:
 
 
 class GolfReporter(Reporter):
-    """Tells a run in the original's lines."""
+    """Writes the original's lines of a run."""
 
     def __init__(self, values: Mapping[str, Any], run_log: RunLog):
         self._v, self._run_log, self._epoch = values, run_log, 0
@@ -135,7 +140,7 @@ class GolfReporter(Reporter):
         line(f"seed:{v['SEED']}")
         self._run_log.note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
         if report.resumed_at:
-            self._run_log.note(f"goes on from step {report.resumed_at}")
+            self._run_log.note(f"resumes from step {report.resumed_at}")
             self._epoch = report.resumed_at * (v["TRAIN_BATCH_TOKENS"] + SPANS) // report.train_tokens
 
     def primed(self, step: int, steps: int) -> None:
@@ -146,10 +151,9 @@ class GolfReporter(Reporter):
         if report.epoch > self._epoch:
             self._epoch = report.epoch
             self._run_log.note(f"the training data ended in step {report.step} and is read again: pass {report.epoch + 1}")
-        self._tell(report)
+        self._step_line(report)
 
-    def _tell(self, report: StepReport, more: str = "") -> None:
-        """The line of a step, where it has one."""
+    def _step_line(self, report: StepReport, more: str = "") -> None:
         every = self._v["TRAIN_LOG_EVERY"]
         if report.step <= ALWAYS_LOGGED or (every > 0 and report.step % every == 0):
             self._run_log.line(
@@ -168,12 +172,12 @@ class GolfReporter(Reporter):
 
 
 def timing(seconds: float, step: int) -> str:
-    """The milliseconds trained, and those of an average step."""
+    """Return the training time and the average step time in milliseconds."""
     return f"train_time:{1000 * seconds:.0f}ms step_avg:{1000 * seconds / max(step, 1):.2f}ms"
 
 
 def sdp_backends(chosen: str) -> str:
-    """Which attention kernels may run: the one that was chosen for a GPU, or the two that torch has for CPUs."""
+    """Return which attention kernels may run: the one chosen for a GPU, or the two that torch has for CPUs."""
     chosen = chosen.removesuffix("-grouped")
     may_run = {KERNELS[chosen]} if chosen in KERNELS else {"flash", "math"}
     return " ".join(f"{name}={name in may_run}" for name in KERNELS.values())

@@ -1,7 +1,6 @@
 """`python train_gpt.py`: the challenge's script, driven by environment variables, on our engine.
 
-The challenge has another script, for Macs (mlx/main.py): what it does in another way it overrides of Script, and `run_script` is
-what the two share.
+The challenge has a second script, for Macs (mlx_script.py): it overrides what differs in Script.
 """
 
 from __future__ import annotations
@@ -9,117 +8,102 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ingot.backends.open import find_device, open_backend
-from ingot.compat.golf.data_check import Found, check_data, tell_data
-from ingot.compat.golf.log import GolfReporter, RunLog, own_source, torch_head
-from ingot.compat.golf.look_alikes import look_alikes
-from ingot.compat.golf.run_ids import run_folder
+from ingot.compat.golf.data_check import DataFacts, check_data, data_lines
+from ingot.compat.golf.log import GolfReporter, RunLog, custom_model_source, torch_head
 from ingot.compat.golf.translate import advice, translate, variable
-from ingot.compat.golf.variables import CARRIED, CODE, NAMES, STATE, Variable, read_variables, usage
+from ingot.compat.golf.variables import CARRIED, CODE, STATE, VARIABLES, look_alikes, read_variables, run_folder, usage
+from ingot.compat.options import Option
 from ingot.config.loading import ResolvedConfig
 from ingot.console.entry import explained, process_start, warn
-from ingot.errors import ConfigError, IngotError
+from ingot.errors import ConfigError, IngotError, Rename
 from ingot.runs.lock import LOCK, RunLock
 from ingot.runs.reporter import Reporter
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.runtime.signals import listening_early
 from ingot.runtime.tensors import TensorRecord
-from ingot.train.end import Exported
-from ingot.train.stop import Shutdown
 from ingot.train.trainer import Trainer
 
 
-class FileExporter(Protocol):
-    """Writes and scores the files of a script; `over` says afterwards by how many bytes they are too large."""
-
-    over: int
-
-    def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported: ...
-
-
 class Script:
-    """train_gpt.py: what one of the challenge's scripts has of its own. The one for Macs says what it does in another way."""
+    """train_gpt.py: what differs between the challenge's two scripts."""
 
     name = CODE
-    variables: Mapping[str, Variable] = NAMES
-    one_at_a_time = True  # in a folder, because the files of a run have fixed names
+    variables: Mapping[str, Option] = VARIABLES
+    exclusive = True  # one run at a time in a folder, because its files have fixed names
+    variable: Rename = staticmethod(variable)
+    data_lines: Callable[[Mapping[str, Any], DataFacts], list[str]] = staticmethod(data_lines)
 
     def read(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], Ranks]:
-        """The value of every variable, and which of the processes this is."""
+        """Return the value of every variable, and the rank of this process."""
         return read_variables(environment), ranks_from_environment(environment)
 
     def logs(self, values: Mapping[str, Any]) -> Path:
-        """The folder of logs and run folders."""
+        """Return the folder of logs and run folders."""
         return Path("logs")
 
     def config(self, values: Mapping[str, Any], ranks: Ranks, folder: Path) -> ResolvedConfig:
-        """The config of a run."""
+        """Return the config of a run."""
         return translate(values, ranks.world_size, find_device("auto").kind == "cuda", folder)
 
-    def variable(self, path: str) -> str:
-        """What its users know a setting as."""
-        return variable(path)
-
     def head(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """The sources that compute and what they run on, for the head of the log."""
+        """Return the sources that compute and the versions they run on, for the head of the log."""
         return torch_head(values["MODEL_FILE"])
 
-    def tell_data(self, values: Mapping[str, Any], found: Found) -> list[str]:
-        """The lines of the log on the data."""
-        return tell_data(values, found)
-
     def reporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> Reporter:
-        """What tells a run in the lines of its log."""
+        """Return what writes the lines of the log."""
         return GolfReporter(values, run_log)
 
-    def exporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> FileExporter:
-        """What writes and scores its files."""
-        from ingot.compat.golf.export import GolfExporter
+    def exporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> Any:
+        """Return what writes and scores the files; its `over` says afterwards by how many bytes they exceed the limit."""
+        from ingot.compat.golf.files import GolfExporter
 
         return GolfExporter(values, run_log, data)
 
     def weights(self, content: bytes, path: Path, values: Mapping[str, Any]) -> tuple[dict[str, TensorRecord], str]:
-        """The weights in one of its files, and what its score is called."""
-        from ingot.compat.golf.export import ROUND_TRIP
-        from ingot.compat.golf.files import is_state, read_golf
+        """Return the weights in one of its files, and what the log calls its score."""
+        from ingot.compat.golf.files import ROUND_TRIP, is_zip, read_golf
 
-        return read_golf(content, path), STATE.stem if is_state(content) else ROUND_TRIP
+        return read_golf(content, path), STATE.stem if is_zip(content) else ROUND_TRIP
 
 
 def main(arguments: Sequence[str] = (), carried: str | None = None) -> int:
-    """Run as the environment says; a user's mistake is one line and the exit code of its class.
-
-    `carried` is the text of the model of its own that a submission's file brings.
-    """
-    return started(Script(), arguments, carried)
+    """Run train_gpt.py and return its exit code; `carried` is the source of the custom model in a submission's file."""
+    return start_script(Script(), arguments, carried)
 
 
-def started(script: Script, arguments: Sequence[str], carried: str | None = None) -> int:
+def start_script(script: Script, arguments: Sequence[str], carried: str | None = None) -> int:
     """Run a script as the environment says; the only argument is --help."""
     with explained(script.name, script.variable, advice) as outcome, listening_early():
         if {"--help", "-h"} & set(arguments):
             print(usage(script.name, script.variables.values()))
         elif arguments:
-            raise ConfigError(_no_argument(script, arguments[0]))
+            word, _, value = arguments[0].lstrip("-").partition("=")
+            name = word.replace("-", "_").upper()
+            example = f"{name}={value or 'VALUE'}" if name in script.variables else "ITERATIONS=100"
+            raise ConfigError(
+                f"{script.name} takes no arguments and was given {arguments[0]}; set variables before the command, as in "
+                f"{example} python {script.name}; --help lists them"
+            )
         else:
             if carried is not None and os.environ["MODEL_FILE"] == CARRIED:
-                os.environ["MODEL_FILE"] = str(_placed(carried))
+                os.environ["MODEL_FILE"] = str(_write_carried(carried))
             outcome.code = run_script(script, os.environ)
     return outcome.code
 
 
-def _placed(model: str) -> Path:
-    """The model that a submission's file carries, beside that file; another one that is there is neither trained nor replaced."""
+def _write_carried(model: str) -> Path:
+    """Write the custom model of a submission's file beside that file; a different file of that name is never replaced."""
     code = Path(sys.argv[0])
     path = code.with_name(CARRIED)
     if path.exists():
-        if own_source(str(path)) != model:
+        if custom_model_source(str(path)) != model:
             raise ConfigError(f"{path} is not the model that {code} carries; remove it, or rename it and set MODEL_FILE to it")
         return path
     try:
@@ -129,18 +113,8 @@ def _placed(model: str) -> Path:
     return path
 
 
-def _no_argument(script: Script, word: str) -> str:
-    name, given, value = word.lstrip("-").partition("=")
-    name = name.replace("-", "_").upper()
-    example = f"{name}={value if given else 'VALUE'}" if name in script.variables else "ITERATIONS=100"
-    return (
-        f"{script.name} takes no arguments and was given {word}; settings are variables before the command, as in {example} "
-        f"python {script.name}, and --help lists them"
-    )
-
-
 def run_script(script: Script, environment: Mapping[str, str]) -> int:
-    """Train, or score what EVAL_ONLY_PATH names; 1 where the artifact is over its limit."""
+    """Train, or score the file of EVAL_ONLY_PATH; return 1 if the artifact exceeds its limit."""
     values, ranks = script.read(environment)
     for warning in look_alikes(environment, script.variables) if ranks.first else ():
         warn(f"{script.name}: warning: {warning}")
@@ -151,8 +125,8 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
     run_log = RunLog(logs / f"{run_id}.txt" if ranks.first else None)
     if ranks.first:
         run_log.head(resolved, values, *script.head(values))
-    data = check_data(values, run_log, ranks.first, script.tell_data)
-    with _logs_folder(logs, ranks.first, shared=not script.one_at_a_time or bool(values["EVAL_ONLY_PATH"])):
+    data = check_data(values, run_log, ranks.first, script.data_lines)
+    with _logs_folder(logs, ranks.first, shared=not script.exclusive or bool(values["EVAL_ONLY_PATH"])):
         run_log.show()
         try:
             if values["EVAL_ONLY_PATH"]:
@@ -165,7 +139,7 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
 
 @contextmanager
 def _logs_folder(logs: Path, first: bool, shared: bool) -> Iterator[None]:
-    """The folder of logs for this process, alone unless it is shared; one made for a start that failed is removed again."""
+    """Make the folder of logs and lock it unless it is shared; remove it again if it is new and stays empty."""
     if not first:
         yield
         return
@@ -179,7 +153,7 @@ def _logs_folder(logs: Path, first: bool, shared: bool) -> Iterator[None]:
         yield
     finally:
         if new and not [path for path in logs.iterdir() if path.name != LOCK]:
-            (logs / LOCK).unlink(missing_ok=True)  # before it is released: whoever waits for it looks whether it is still there
+            (logs / LOCK).unlink(missing_ok=True)  # before its release: whoever waits for it checks that it still exists
             with suppress(OSError):
                 logs.rmdir()
         lock.release()
@@ -189,12 +163,12 @@ def _train(script: Script, values: Mapping[str, Any], resolved: ResolvedConfig, 
     from ingot.train.start import run
     from ingot.train.stop import find_walltime
 
-    find_walltime(resolved.config.training, process_start(), warn=run_log.note)  # told here: nobody else looks before the run
+    find_walltime(resolved.config.training, process_start(), warn=run_log.note)  # for its warnings: the run itself has no log yet
     exporter = script.exporter(values, run_log, data)
     result = run(resolved, script.reporter(values, run_log, data), exporter, process_start())
     if result.status == "stopped":
         run_log.note(
-            f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={values['RUN_ID']} goes on"
+            f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={values['RUN_ID']} resumes it"
         )
     return 1 if exporter.over else 0
 
@@ -208,8 +182,7 @@ def _score(
     data: Mapping[str, Any],
 ) -> int:
     """Read a file of an earlier run and score it as the end of a run does."""
-    from ingot.compat.golf.export import score_lines
-    from ingot.compat.golf.files import read_file
+    from ingot.compat.golf.files import read_file, score_lines
     from ingot.train.resume import Progress
     from ingot.train.start import open_data
 

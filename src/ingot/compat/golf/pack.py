@@ -1,6 +1,6 @@
-"""A submission: the records folder that the challenge wants, from finished runs that differ by their seed.
+"""A submission: the records folder that the challenge asks for, made of finished runs that differ in their seed.
 
-A claim needs several seeds: the mean is the score, and p says how likely runs no better than the reference would be this good.
+A claim needs several seeds: the mean is the score, and p is the probability of such scores if the true mean were the reference.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.compat.golf import settings_run
-from ingot.compat.golf.finished import FinishedRun, read_run
-from ingot.compat.golf.variables import CODE, OF_ONE_RUN, as_text
+from ingot.compat.golf.finished import OF_ONE_RUN, FinishedRun, read_run
+from ingot.compat.golf.variables import CODE, as_text
 from ingot.errors import ConfigError
 from ingot.eval.statistics import one_sample_p
 from ingot.runtime.files import replace_folder, to_json, write_atomically, writing_output
@@ -26,7 +25,7 @@ SUBMISSION, README = "submission.json", "README.md"
 
 @dataclass(frozen=True)
 class About:
-    """What the runs do not know of themselves."""
+    """What a submission says that is not in its runs."""
 
     name: str
     author: str = ""
@@ -36,34 +35,38 @@ class About:
 
 
 def pack(paths: Sequence[Path], output: Path, about: About, force: bool = False) -> dict[str, Any]:
-    """Write the records folder of some runs and return what its submission.json says."""
+    """Write the records folder of some runs and return the content of its submission.json."""
     runs = sorted((read_run(path) for path in paths), key=lambda run: run.seed)
-    check_together(runs)
-    check_size(runs)
-    submission = summarise(runs, about)
+    _check_together(runs)
+    _check_size(max(runs, key=lambda run: run.total_bytes))
+    submission, best = summarise(runs, about), min(runs, key=lambda run: run.val_bpb)
     files: dict[str, bytes] = {f"train_seed{run.seed}.log": run.log.encode() for run in runs}
-    best = min(runs, key=lambda run: run.val_bpb)
-    files |= {artifact_name(run, best): run.artifact for run in runs}
+    files |= {_artifact_name(run, best): run.artifact for run in runs}
     files |= {CODE: best.code, SUBMISSION: (to_json(submission, indent=2) + "\n").encode()}
     files[README] = readme(runs, best, about, submission).encode()
-    _write_folder(output, files, force)
+    if output.exists() and not force:
+        raise ConfigError(f"{output} exists; choose another --output, or replace its files with --force")
+    with writing_output(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with replace_folder(output, keep_others=True) as folder:
+            for name, content in files.items():
+                write_atomically(folder / name, content)
     return submission
 
 
-def check_together(runs: Sequence[FinishedRun]) -> None:
-    """Refuse runs that are not the same but for the seed."""
-    first, of_one_run = runs[0], {*OF_ONE_RUN, *settings_run.OF_ONE_RUN}
+def _check_together(runs: Sequence[FinishedRun]) -> None:
+    """Refuse runs that differ in more than the seed."""
+    first = runs[0]
     for run in runs[1:]:
         if run.by_settings != first.by_settings:
-            theirs, ours = (first, run) if run.by_settings else (run, first)
+            script, settings = (first, run) if run.by_settings else (run, first)
             raise ConfigError(
-                f"{theirs.path} is a run of train_gpt.py and {ours.path} of ingot train; they do not belong together"
+                f"{script.path} is a run of train_gpt.py and {settings.path} of ingot train; they do not belong together"
             )
-        names = [name for name in dict.fromkeys([*first.values, *run.values]) if name not in of_one_run]
         differ = [
             f"{name} is {as_text(first.values.get(name, 'unset'))} and {as_text(run.values.get(name, 'unset'))}"
-            for name in names
-            if first.values.get(name) != run.values.get(name)
+            for name in dict.fromkeys([*first.values, *run.values])
+            if name not in OF_ONE_RUN and first.values.get(name) != run.values.get(name)
         ]
         for what, here, there in (("data is", first.data, run.data), ("ranks are", (first.ranks,), (run.ranks,))):
             differ += [f"their {what} {a} and {b}" for a, b in zip(here, there, strict=True) if a != b]
@@ -76,35 +79,32 @@ def check_together(runs: Sequence[FinishedRun]) -> None:
             raise ConfigError(f"{other.path} and {run.path} have the same seed, SEED={run.seed}; every run needs its own")
 
 
-def check_size(runs: Sequence[FinishedRun]) -> None:
-    """Refuse runs whose artifact and code pass the limit, and say what would fit."""
-    run = max(runs, key=lambda run: run.total_bytes)
-    limit = run.limit
-    if not 0 < limit < run.total_bytes:
+def _check_size(run: FinishedRun) -> None:
+    """Refuse a run whose artifact and code exceed the limit, and say what would fit."""
+    if not 0 < run.limit < run.total_bytes:
         return
-    each = len(run.artifact) / run.parameters
-    own = run.by_settings or run.values["MODEL_FILE"]  # nobody knows what a layer of one's own has
-    layers = 0 if own else run.values["NUM_LAYERS"]
-    fits = [n for n in range(1, layers) if each * _parameters(run, n) + len(run.code) <= limit]
-    would = f"about {max(limit - len(run.code), 0) / each:,.0f} of its {run.parameters:,} parameters would fit"
+    each, code = len(run.artifact) / run.parameters, len(run.code)
+    known = not run.by_settings and not run.values["MODEL_FILE"]  # the size of a custom model's layers is unknown
+    fits = [n for n in range(1, run.values["NUM_LAYERS"]) if each * _parameters(run, n) + code <= run.limit] if known else []
+    advice = f"about {max(run.limit - code, 0) / each:,.0f} of its {run.parameters:,} parameters would fit"
     if fits:
-        would = f"NUM_LAYERS={fits[-1]} would have about {each * _parameters(run, fits[-1]) + len(run.code):,.0f}"
+        advice = f"NUM_LAYERS={fits[-1]} would have about {each * _parameters(run, fits[-1]) + code:,.0f}"
     raise ConfigError(
-        f"{run.path} has {run.total_bytes:,} bytes ({len(run.artifact):,} and {len(run.code):,} of code), "
-        f"{run.total_bytes - limit:,} more than {'' if run.by_settings else 'ARTIFACT_LIMIT_BYTES='}{limit:,}; {would}"
+        f"{run.path} has {run.total_bytes:,} bytes ({len(run.artifact):,} and {code:,} of code), "
+        f"{run.total_bytes - run.limit:,} more than {'' if run.by_settings else 'ARTIFACT_LIMIT_BYTES='}{run.limit:,}; {advice}"
     )
 
 
 def _parameters(run: FinishedRun, layers: int) -> int:
-    """The parameters that the model of a run would have with fewer layers."""
+    """Return the number of parameters that the model of a run would have with fewer layers."""
     v = run.values
-    d, was = v["MODEL_DIM"], v["NUM_LAYERS"]
+    d, before = v["MODEL_DIM"], v["NUM_LAYERS"]
     block = 2 * d * d * (1 + v["MLP_MULT"]) + 2 * d * (d // v["NUM_HEADS"]) * v["NUM_KV_HEADS"] + 4 * d + v["NUM_HEADS"]
-    return int(run.parameters - (was - layers) * block - (was // 2 - layers // 2) * d)
+    return int(run.parameters - (before - layers) * block - (before // 2 - layers // 2) * d)
 
 
 def summarise(runs: Sequence[FinishedRun], about: About) -> dict[str, Any]:
-    """What submission.json says."""
+    """Return the content of submission.json."""
     scores = [run.val_bpb for run in runs]
     mean, std = statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else None
     return {
@@ -138,27 +138,41 @@ def summarise(runs: Sequence[FinishedRun], about: About) -> dict[str, Any]:
     }
 
 
-def artifact_name(run: FinishedRun, best: FinishedRun) -> str:
-    """The best run's artifact has the name that the challenge knows, the others have their seed in it."""
+def _artifact_name(run: FinishedRun, best: FinishedRun) -> str:
+    """Return the challenge's name for the best run's artifact; the others have their seed in it."""
     return run.file if run is best else run.file.replace(".", f"_seed{run.seed}.", 1)
 
 
 def readme(runs: Sequence[FinishedRun], best: FinishedRun, about: About, submission: dict[str, Any]) -> str:
-    """The page that people read first."""
+    """Return the page that people read first."""
+    heads = ("seed", "steps", "ms per step", "val_loss", "val_bpb", "artifact bytes", "with code")
+    scores = [
+        (
+            r.seed,
+            r.steps,
+            f"{r.step_ms:.2f}",
+            f"{r.val_loss:.8f}",
+            f"{r.val_bpb:.8f}",
+            f"{len(r.artifact):,}",
+            f"{r.total_bytes:,}",
+        )
+        for r in runs
+    ]
+    settings = [(name, *both) for name, both in best.changed.items()]
     parts = [
         f"# {about.name}",
         about.blurb,
         _claim(submission),
-        _scores(runs),
-        f"Scores are of the artifact: written, read again, and judged on the whole validation split. Data: {best.data[0]}, "
-        f"{best.data[1]}; {best.data[3]}. {best.parameters:,} parameters, {best.train_ms / 1000:.0f} s of training, "
-        f"{submission['hardware']}, torch {submission['torch']}, Python {submission['python']}.",
+        _table(heads, scores),
+        "Each score is of the artifact after writing it and reading it back, on the whole validation split. Data: "
+        f"{best.data[0]}, {best.data[1]}; {best.data[3]}. {best.parameters:,} parameters, {best.train_ms / 1000:.0f} s of "
+        f"training, {submission['hardware']}, torch {submission['torch']}, Python {submission['python']}.",
         "## Settings",
-        f"Those that differ from {'the defaults of ingot' if best.by_settings else 'the baseline'}; they are the defaults of "
+        f"Settings that differ from {'the defaults of ingot' if best.by_settings else 'the baseline'}; they are the defaults of "
         f"this `{CODE}`.",
-        _settings(best),
+        _table(("variable", "baseline", "here"), settings) if settings else "None.",
         "## Run it",
-        "Needs torch, numpy, sentencepiece and pydantic. The first command trains, the second scores the artifact that is here.",
+        "Needs torch, numpy, sentencepiece and pydantic. The first command trains, the second scores the artifact here.",
         _commands(best),
         "## Files",
         _files(runs, best),
@@ -170,37 +184,24 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (heads, ["---"] * len(heads), *rows))
 
 
-def _scores(runs: Sequence[FinishedRun]) -> str:
-    heads = ("seed", "steps", "ms per step", "val_loss", "val_bpb", "artifact bytes", "with code")
-    formats = ("d", "d", ".2f", ".8f", ".8f", ",", ",")
-    rows = [(r.seed, r.steps, r.step_ms, r.val_loss, r.val_bpb, len(r.artifact), r.total_bytes) for r in runs]
-    return _table(heads, [[format(value, how) for value, how in zip(row, formats, strict=True)] for row in rows])
-
-
-def _settings(run: FinishedRun) -> str:
-    rows = [(name, *both) for name, both in run.changed.items()]
-    return _table(("variable", "baseline", "here"), rows) if rows else "None."
-
-
 def _commands(run: FinishedRun) -> str:
     data, tokenizer = run.places
-    where = f"DATA_PATH=data/datasets/{shlex.quote(data)}"  # a reader has other folders than we
+    where = f"DATA_PATH=data/datasets/{shlex.quote(data)}"
     where += f" TOKENIZER_PATH=data/tokenizers/{shlex.quote(tokenizer)}" if tokenizer is not None else ""
     start = f"torchrun --standalone --nproc_per_node={run.ranks} {CODE}" if run.ranks > 1 else f"python {CODE}"
-    score = f"python {CODE}" if run.by_settings else start  # there every process would score the whole split
+    score = f"python {CODE}" if run.by_settings else start  # by settings, every process would score the whole split
     return f"```bash\n{where} SEED={run.seed} {start}\n{where} EVAL_ONLY_PATH={run.file} {score}\n```"
 
 
 def _files(runs: Sequence[FinishedRun], best: FinishedRun) -> str:
-    others = [f"`{artifact_name(run, best)}`" for run in runs if run is not best]
+    others = [f"`{_artifact_name(run, best)}`" for run in runs if run is not best]
     known = all(run.code_ran for run in runs)
     what = "everything that ran, " if known else ""
-    unknown = "" if known else ", and the runs tell neither the version nor the commit of those that ran"
+    unknown = "" if known else ", and the runs tell neither the version nor the commit of the sources that ran"
     lines = [
         f"`{CODE}`: {what}{len(best.code):,} bytes; the sources ({best.maker}) are packed inside{unknown}",
-        f"`{best.file}`: the artifact of seed {best.seed}, the best"
-        + (f"; those of the others: {', '.join(others)}" if others else ""),
-        f"`train_seed{best.seed}.log` and its like: what each run wrote",
+        f"`{best.file}`: the artifact of seed {best.seed}, the best" + (f"; the others: {', '.join(others)}" if others else ""),
+        f"`train_seed{best.seed}.log` and the others: the log of each run",
         f"`{SUBMISSION}`: the numbers for programs",
     ]
     return "\n".join(f"- {line}" for line in lines)
@@ -210,14 +211,3 @@ def _claim(s: dict[str, Any]) -> str:
     seeds = f"mean of {len(s['seeds'])} seeds, std {s['std']:.5f}" if s["std"] is not None else f"seed {s['seeds'][0]}"
     against = f"; p = {s['p']:.2g} against {s['reference']:g} (one-sided t-test)" if s["p"] is not None else ""
     return f"**val_bpb {s['val_bpb']:.5f}** ({seeds}{against}), {s['bytes_total']:,} bytes with code at most."
-
-
-def _write_folder(output: Path, files: dict[str, bytes], force: bool) -> None:
-    """Write a new folder whole or not at all; in one that is there, replace the files of the same names."""
-    if output.exists() and not force:
-        raise ConfigError(f"{output} exists; choose another --output, or replace its files with --force")
-    with writing_output(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with replace_folder(output, keep_others=True) as folder:
-            for name, content in files.items():
-                write_atomically(folder / name, content)

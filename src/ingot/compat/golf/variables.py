@@ -1,155 +1,219 @@
-"""The environment variables of train_gpt.py: their names, kinds, defaults and meaning.
+"""The environment variables of train_gpt.py and train_gpt_mlx.py: names, types, defaults, meaning and the settings they become.
 
-docs/golf.md shows this table, and the door knows no other. Defaults are the baseline's; golf/seq4096 is the recipe with others.
+docs/golf.md shows these tables. Defaults are the baseline's; golf/seq4096 is the recipe with a record's.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from ingot.compat.options import Option, closest, defaults, help_lines, table
+from ingot.compat.options import markdown as options_markdown
 from ingot.errors import ConfigError
 from ingot.model.settings import CONTROL
+from ingot.runs.state import read_state
 
-LIMIT_BYTES = 16_000_000  # of an artifact and the code that reads it
-Kind = Literal["int", "float", "0 or 1", "text", "list"]
-
-
-@dataclass(frozen=True)
-class Variable:
-    """One variable; `default` is what an unset one means."""
-
-    name: str
-    kind: Kind
-    default: Any
-    meaning: str
-    choices: tuple[str, ...] = ()
-
-    def read(self, text: str) -> Any:
-        """The value of a text, by the rules of the original: whole numbers, numbers, and 0 or 1 for what is on or off."""
-        try:
-            match self.kind:
-                case "int":
-                    return int(text)
-                case "float":
-                    if math.isnan(number := float(text)):
-                        raise ValueError
-                    return number
-                case "0 or 1":
-                    return bool(int(text))
-                case "list":
-                    return tuple(item.strip() for item in text.split(",") if item.strip())
-                case "text":
-                    if self.choices and text not in self.choices:
-                        raise ConfigError(f"{self.name}={text} is none of {', '.join(self.choices)}")
-                    return text
-        except ValueError:
-            wanted = {"int": "a whole number", "float": "a number", "0 or 1": "0 or 1"}[self.kind]
-            raise ConfigError(f"{self.name}={text} is not {wanted}") from None
-
-
-TABLE = (
-    Variable("DATA_PATH", "text", "./data/datasets/fineweb10B_sp1024", "Folder with fineweb_train_*.bin and fineweb_val_*.bin."),
-    Variable("TOKENIZER_PATH", "text", "./data/tokenizers/fineweb_1024_bpe.model", "SentencePiece model, which counts bytes."),
-    Variable("TRUST_TOKENS", "0 or 1", False, "Take tokens that TOKENIZER_PATH would not have made: random or lossy ones."),
-    Variable("RUN_ID", "text", None, "Name of the log logs/RUN_ID.txt and of the run folder logs/RUN_ID. Unset: a random one."),
-    Variable("SEED", "int", 1337, "Decides the initial weights, and nothing else."),
-    Variable("VAL_BATCH_SIZE", "int", 524_288, "Tokens of one validation pass, over all ranks and accumulation steps."),
-    Variable("VAL_LOSS_EVERY", "int", 1000, "Steps between validations, step 0 among them. 0: only at the end."),
-    Variable("TRAIN_LOG_EVERY", "int", 200, "Steps between train_loss lines; steps 1 to 10 always have one."),
-    Variable("ITERATIONS", "int", 20_000, "Most steps to take."),
-    Variable("WARMDOWN_ITERS", "int", 1200, "Length of the last linear decay, in steps of average length. 0: none."),
-    Variable("WARMUP_STEPS", "int", 20, "Steps taken and undone before the clock starts."),
-    Variable("TRAIN_BATCH_TOKENS", "int", 524_288, "Tokens of a step, over all ranks; a multiple of 8 x TRAIN_SEQ_LEN."),
-    Variable("TRAIN_SEQ_LEN", "int", 1024, "Tokens of a row, in training and validation."),
-    Variable("MAX_WALLCLOCK_SECONDS", "float", 600.0, "Seconds of training; the step in which they end is the last. 0: no cap."),
-    Variable("QK_GAIN_INIT", "float", 1.5, "Initial gain of every head's queries."),
-    Variable("VOCAB_SIZE", "int", 1024, "Rows of the embedding; the tokenizer's."),
-    Variable("NUM_LAYERS", "int", 9, "Blocks; the first half feeds the second through skips."),
-    Variable("NUM_KV_HEADS", "int", 4, "Heads of keys and values; they divide NUM_HEADS."),
-    Variable("MODEL_DIM", "int", 512, "Width of the model."),
-    Variable("NUM_HEADS", "int", 8, "Heads of queries; they divide MODEL_DIM into even parts."),
-    Variable("MLP_MULT", "int", 2, "Width inside the MLP, in MODEL_DIM."),
-    Variable("TIE_EMBEDDINGS", "0 or 1", True, "The head is the embedding."),
-    Variable("ROPE_BASE", "float", 10_000.0, "Base of the rotary positions."),
-    Variable("LOGIT_SOFTCAP", "float", 30.0, "Logits are bent into plus or minus this."),
-    Variable("EMBED_LR", "float", 0.6, "Learning rate of the embedding where it is not tied."),
-    Variable("HEAD_LR", "float", 0.008, "Learning rate of a head of its own."),
-    Variable("TIED_EMBED_LR", "float", 0.05, "Learning rate of the embedding where it is tied."),
-    Variable("TIED_EMBED_INIT_STD", "float", 0.005, "Spread of the initial embedding where it is tied."),
-    Variable("MATRIX_LR", "float", 0.04, "Learning rate of Muon."),
-    Variable("SCALAR_LR", "float", 0.04, "Learning rate of gains, scales, mixes and skips."),
-    Variable("MUON_MOMENTUM", "float", 0.95, "Momentum of Muon."),
-    Variable("MUON_BACKEND_STEPS", "int", 5, "Newton-Schulz iterations."),
-    Variable("MUON_MOMENTUM_WARMUP_START", "float", 0.85, "Momentum of the first step."),
-    Variable("MUON_MOMENTUM_WARMUP_STEPS", "int", 500, "Steps until MUON_MOMENTUM is reached. 0: it is there at once."),
-    Variable("BETA1", "float", 0.9, "Adam: decay of the mean of gradients."),
-    Variable("BETA2", "float", 0.95, "Adam: decay of the mean of squared gradients."),
-    Variable("ADAM_EPS", "float", 1e-8, "Adam: added to the root of the second moment."),
-    Variable("GRAD_CLIP_NORM", "float", 0.0, "Gradients are scaled down to this norm. 0: never."),
-    Variable("CONTROL_TENSOR_NAME_PATTERNS", "list", CONTROL, "Parts of names: Adam trains these, nothing quantises them."),
-    Variable("INT8_KEEP_FLOAT_FP32_NAME_PATTERNS", "list", None, "Parts of names of tensors kept in float32. Unset: as above."),
-    Variable("ARTIFACT_LIMIT_BYTES", "int", LIMIT_BYTES, "Largest file plus code; more is an error at the end. 0: no limit."),
-    Variable("EVAL_ONLY_PATH", "text", None, "Score this final_model.int8.ptz or final_model.pt, and do not train."),
-    Variable("MODEL_FILE", "text", None, "Python file with a class Model, trained instead of the baseline's model."),
-    Variable("EMBED_DTYPE", "text", "auto", "Number format of the embedding. auto: bf16 on GPUs.", ("auto", "bf16", "fp32")),
-    Variable("INT8_RULE", "text", "golf", "exact: no least scale, and codes by the scale that is stored.", ("golf", "exact")),
-)  # fmt: skip
-NAMES = {variable.name: variable for variable in TABLE}
-RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
-STATE, PACKED, CODE = Path("final_model.pt"), Path("final_model.int8.ptz"), "train_gpt.py"  # what a run leaves
-CARRIED = "train_gpt_model.py"  # what a submission's script calls the model of its own that it carries
+LIMIT_BYTES = 16_000_000  # the challenge's limit for an artifact and the code that reads it
+STATE, PACKED, CODE = Path("final_model.pt"), Path("final_model.int8.ptz"), "train_gpt.py"  # the files of a run
+CARRIED = "train_gpt_model.py"  # the name that a submission's script gives to the custom model it carries
 LOG = "train_gpt.log"  # the lines of one run, in its folder
-OF_ONE_RUN = ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "SEED", "EVAL_ONLY_PATH")
+MAX_RUN_ID_BYTES = 200  # a file name has at most 255 bytes, and those of a run are longer than its RUN_ID
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
+
+VARIABLES = table(
+    Option("DATA_PATH", "str", "./data/datasets/fineweb10B_sp1024",
+           "Folder with fineweb_train_*.bin and fineweb_val_*.bin.", sets="data.path"),
+    Option("TOKENIZER_PATH", "str", "./data/tokenizers/fineweb_1024_bpe.model",
+           "SentencePiece model, used to count bytes.", sets="data.tokenizer"),
+    Option("TRUST_TOKENS", "flag", False,
+           "Accept tokens that TOKENIZER_PATH would not have made, such as random ones.", sets="data.trust_tokens", added=True),
+    Option("RUN_ID", "str", None,
+           "Name of logs/RUN_ID.txt and of the run folder. Unset: random.", sets="training.output_dir", computed=True),
+    Option("SEED", "int", 1337, "Seed of the initial weights.", sets="training.seed"),
+    Option("VAL_BATCH_SIZE", "int", 524_288,
+           "Tokens per validation batch, over all ranks and accumulation steps.", sets="evaluation.micro_batch", computed=True),
+    Option("VAL_LOSS_EVERY", "int", 1000,
+           "Steps between validations, including step 0. 0: only at the end.", sets="evaluation.every", computed=True),
+    Option("TRAIN_LOG_EVERY", "int", 200,
+           "Steps between train_loss lines; steps 1 to 10 always have one.", sets="tracking.log_every", computed=True),
+    Option("ITERATIONS", "int", 20_000, "Maximum number of steps.", sets="training.max_steps"),
+    Option("WARMDOWN_ITERS", "int", 1200,
+           "Length of the final linear decay, in average steps. 0: none.", sets="optimizer.decay_steps", computed=True),
+    Option("WARMUP_STEPS", "int", 20,
+           "Steps that are taken and undone before the clock starts.", sets="training.priming_steps", computed=True),
+    Option("TRAIN_BATCH_TOKENS", "int", 524_288,
+           "Tokens per step, over all ranks; a multiple of 8 x TRAIN_SEQ_LEN.", low=1, sets="training.tokens_per_step"),
+    Option("TRAIN_SEQ_LEN", "int", 1024, "Sequence length in training and validation.", low=1, sets="data.seq_len"),
+    Option("MAX_WALLCLOCK_SECONDS", "float", 600.0,
+           "Seconds of training; the step in which they end is the last. 0: no cap.", high=math.inf),
+    Option("QK_GAIN_INIT", "float", 1.5, "Initial query gain of every head.", sets="model.qk_gain"),
+    Option("VOCAB_SIZE", "int", 1024, "Vocabulary size, which must be the tokenizer's.", sets="model.vocab_size"),
+    Option("NUM_LAYERS", "int", 9,
+           "Transformer blocks; the first half feeds the second through skip connections.", sets="model.layers"),
+    Option("NUM_KV_HEADS", "int", 4, "Key and value heads; must divide NUM_HEADS.", low=1, sets="model.kv_heads"),
+    Option("MODEL_DIM", "int", 512, "Width of the model.", sets="model.width"),
+    Option("NUM_HEADS", "int", 8, "Query heads; must divide MODEL_DIM into even parts.", low=1, sets="model.heads"),
+    Option("MLP_MULT", "int", 2, "Hidden width of the MLP, in multiples of MODEL_DIM.", sets="model.mlp_multiple"),
+    Option("TIE_EMBEDDINGS", "flag", True, "Use the embedding as the output head.", sets="model.tied"),
+    Option("ROPE_BASE", "float", 10_000.0, "Base of the rotary position embedding.", sets="model.rope_base"),
+    Option("LOGIT_SOFTCAP", "float", 30.0, "Logits are soft-capped to plus or minus this.", above=0, sets="model.softcap"),
+    Option("EMBED_LR", "float", 0.6, "Learning rate of an untied embedding."),
+    Option("HEAD_LR", "float", 0.008, "Learning rate of an untied head.", sets="optimizer.head_learning_rate"),
+    Option("TIED_EMBED_LR", "float", 0.05,
+           "Learning rate of a tied embedding.", sets="optimizer.embedding_learning_rate", computed=True),
+    Option("TIED_EMBED_INIT_STD", "float", 0.005,
+           "Standard deviation of the initial weights of a tied embedding.", sets="model.embedding_std"),
+    Option("MATRIX_LR", "float", 0.04, "Learning rate of Muon.", sets="optimizer.muon_learning_rate"),
+    Option("SCALAR_LR", "float", 0.04, "Learning rate of gains, scales, mixes and skip weights.", sets="optimizer.learning_rate"),
+    Option("MUON_MOMENTUM", "float", 0.95, "Momentum of Muon.", sets="optimizer.muon_momentum"),
+    Option("MUON_BACKEND_STEPS", "int", 5, "Newton-Schulz iterations.", sets="optimizer.muon_iterations"),
+    Option("MUON_MOMENTUM_WARMUP_START", "float", 0.85,
+           "Momentum of the first step.", sets="optimizer.muon_momentum_start", computed=True),
+    Option("MUON_MOMENTUM_WARMUP_STEPS", "int", 500,
+           "Steps until MUON_MOMENTUM is reached. 0: no warm-up.", sets="optimizer.muon_momentum_warmup_steps", computed=True),
+    Option("BETA1", "float", 0.9, "Adam's beta1.", sets="optimizer.beta1"),
+    Option("BETA2", "float", 0.95, "Adam's beta2.", sets="optimizer.beta2"),
+    Option("ADAM_EPS", "float", 1e-8, "Adam's epsilon.", sets="optimizer.epsilon"),
+    Option("GRAD_CLIP_NORM", "float", 0.0,
+           "Clip gradients to this norm. 0: no clipping.", sets="optimizer.clip_norm", computed=True),
+    Option("CONTROL_TENSOR_NAME_PATTERNS", "list", CONTROL,
+           "Parts of parameter names that Adam trains and nothing quantises.", sets="model.control", computed=True),
+    Option("INT8_KEEP_FLOAT_FP32_NAME_PATTERNS", "list", None, "Parts of names of tensors stored in float32. Unset: as above."),
+    Option("ARTIFACT_LIMIT_BYTES", "int", LIMIT_BYTES,
+           "Limit for file plus code, an error if exceeded. 0: none.", sets="budget.artifact_bytes", computed=True, added=True),
+    Option("EVAL_ONLY_PATH", "str", None, "Score this final_model.int8.ptz or final_model.pt instead of training.", added=True),
+    Option("MODEL_FILE", "str", None,
+           "Python file with a custom class Model to train.", sets="model.file", computed=True, added=True),
+    Option("EMBED_DTYPE", "str", "auto", "Dtype of the embedding. auto: bf16 on GPUs.", ("auto", "bf16", "fp32"),
+           sets="model.embedding_dtype", computed=True, added=True),
+    Option("INT8_RULE", "str", "golf",
+           "exact: no minimum scale, and codes computed with the stored scale.", ("golf", "exact"), added=True),
+)  # fmt: skip
+# A submission is a run of train_gpt.py, so no code is counted here; and a custom model is torch code.
+MLX_VARIABLES = {
+    name: option for name, option in VARIABLES.items() if name not in ("ARTIFACT_LIMIT_BYTES", "MODEL_FILE")
+} | table(
+    replace(VARIABLES["RUN_ID"], help="Name of the log, the run folder and the two files. Unset: a random name."),
+    replace(VARIABLES["VAL_LOSS_EVERY"], default=0),
+    replace(VARIABLES["TRAIN_BATCH_TOKENS"], help="Tokens per step; those that do not fill sequences in its parts are left out."),
+    replace(VARIABLES["EVAL_ONLY_PATH"], help="Score this _mlx_model.npz or _mlx_model.int8.ptz instead of training."),
+    Option("GRAD_ACCUM_STEPS", "int", 8, "Parts of a step; the last chunk of each may be shorter.", low=1),
+    Option("MLX_MAX_MICROBATCH_TOKENS", "int", 8192,
+           "Tokens per chunk of a part; at least one sequence.", low=1, sets="training.micro_batch", computed=True),
+    Option("MLX_EAGER_EVAL", "flag", True,
+           "Compute each chunk before the next; 0 needs more memory and may be faster.", sets="training.eager", computed=True),
+    Option("LOGIT_CHUNK_TOKENS", "int", 0,
+           "Tokens whose logits are in memory at once. 0: the chunk's.", sets="training.loss_chunk", computed=True),
+    Option("OUT_DIR", "str", "logs", "Folder of the log, the run folder and the two files."),
+    Option("TRAIN_MAX_SEQ_LEN", "int", None, "TRAIN_SEQ_LEN if that is unset.", low=1),
+)  # fmt: skip
+LOCAL = ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "SEED", "EVAL_ONLY_PATH")  # a submission leaves these to whoever runs it
+# Variables of scripts of the leaderboard's records: they are not misspelt, and have no effect here.
+OF_RECORDS = (
+    "EVAL_STRIDE", "EVAL_SEQ_LEN", "EVAL_BATCH_SEQS", "SLIDING_WINDOW_ENABLED", "VAL_BATCH_TOKENS", "WARMDOWN_FRAC", "MIN_LR",
+    "ENABLE_LOOPING_AT", "XSA_LAST_N", "ROPE_DIMS", "ROPE_TRAIN_SEQ_LEN", "LN_SCALE", "SKIP_GATES_ENABLED", "NUM_LOOPS",
+    "LOOP_START", "LOOP_END", "PARALLEL_START_LAYER", "EMBEDDING_DIM", "BIGRAM_VOCAB_SIZE", "BIGRAM_DIM", "SMEAR_GATE_ENABLED",
+    "GATE_WINDOW", "MLP_HIDDEN", "MUON_WD", "ADAM_WD", "EMBED_WD", "MUON_ROW_NORMALIZE", "EMA_DECAY", "EMA_ENABLED",
+    "MATRIX_BITS", "EMBED_BITS", "GPTQ_CALIBRATION_BATCHES", "GPTQ_RESERVE_SECONDS", "COMPRESSOR", "LATE_QAT_THRESHOLD",
+    "ARTIFACT_DIR", "TTT_EVAL_ONLY", "FORCE_STOP_STEP", "GRAD_ACCUM_STEPS", "MLX_MAX_MICROBATCH_TOKENS", "LOGIT_CHUNK_TOKENS",
+    "MLX_EAGER_EVAL",
+)  # fmt: skip
 
 
-def read_variables(environment: Mapping[str, str], names: Mapping[str, Variable] = NAMES) -> dict[str, Any]:
-    """The value of every variable of a script."""
-    given = {name: variable.read(environment[name]) for name, variable in names.items() if name in environment}
-    values = {**{name: variable.default for name, variable in names.items()}, **given}
+def read_variables(environment: Mapping[str, str], options: Mapping[str, Option] = VARIABLES) -> dict[str, Any]:
+    """Return the value of every variable of a script."""
+    given = {name: _parse(option, environment[name]) for name, option in options.items() if name in environment}
+    values = defaults(options) | given
     if values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] is None:
         values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] = values["CONTROL_TENSOR_NAME_PATTERNS"]
     return values
 
 
+def _parse(option: Option, text: str) -> Any:
+    """Return the value of a text by the rules of the original: int(), float(), bool(int()), and lists with commas."""
+    try:
+        match option.kind:
+            case "int":
+                value: Any = int(text)
+            case "float":
+                value = float(text)
+            case "flag":
+                value = bool(int(text))
+            case "list":
+                value = tuple(item.strip() for item in text.split(",") if item.strip())
+            case _:
+                value = text
+    except ValueError:
+        raise ConfigError(f"{option.name}={text} must be {option.allowed}") from None
+    return option.check(value)
+
+
 def as_lines(values: Mapping[str, Any]) -> list[str]:
-    """NAME=value for every variable that has one, as a shell would set it; `read_variables` gives the same values back."""
+    """Return NAME=value for every variable that has one; `read_variables` gives the same values back."""
     return [f"{name}={as_text(value)}" for name, value in values.items() if value is not None]
 
 
 def as_text(value: Any) -> str:
-    """A value as it stands in the environment."""
+    """Return a value as the environment has it."""
     return ",".join(value) if isinstance(value, tuple | list) else str(int(value) if isinstance(value, bool) else value)
 
 
 def differing(values: Mapping[str, Any]) -> dict[str, str]:
-    """What makes a run another than the baseline, as text; where it runs and its seed do not."""
+    """Return the variables that differ from the baseline, as text, without those of one run."""
     baseline = read_variables({})
-    return {name: as_text(value) for name, value in values.items() if name not in OF_ONE_RUN and value != baseline[name]}
+    return {name: as_text(value) for name, value in values.items() if name not in LOCAL and value != baseline[name]}
 
 
-def markdown(table: Iterable[Variable] = TABLE) -> str:
-    """The table as docs/golf.md shows it."""
-    rows = ["| variable | kind | default | meaning |", "|---|---|---|---|"]
-    rows += [
-        f"| `{v.name}` | {' or '.join(v.choices) or v.kind} | {_default(v).replace(',', ', ')} | {v.meaning} |" for v in table
-    ]
-    return "\n".join(rows) + "\n"
+def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = VARIABLES) -> list[str]:
+    """Return a warning for every variable that is set, has no effect, and was probably meant to have one."""
+    warnings = []
+    for name in sorted(environment.keys() - options.keys() - set(RANKS)):
+        if name in OF_RECORDS or name in VARIABLES:
+            owner = "train_gpt.py" if name in VARIABLES else "scripts of some records"
+            warnings.append(f"{name} belongs to {owner} and has no effect here")
+        elif meant := _meant(name.upper(), options):
+            warnings.append(f"{name}={environment[name]:.40} has no effect; did you mean {meant}?")
+    return warnings
 
 
-def usage(script: str = CODE, table: Iterable[Variable] = TABLE) -> str:
-    """What --help of a script prints: every variable with its default and meaning."""
+def _meant(name: str, names: Iterable[str]) -> str | None:
+    """Return the variable that a name resembles, or is a part of."""
+    is_phrase = "_" in name and len(name) > 5  # the shell itself sets `_`
+    return closest(name, names, 0.8) or next((other for other in names if is_phrase and f"_{name}_" in f"_{other}_"), None)
+
+
+def run_folder(logs: Path, run_id: str, first: bool) -> Path:
+    """Return logs/RUN_ID; on the first rank, if the run there is complete, the next free or unfinished logs/RUN_ID-2, ..."""
+    if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable() or len(os.fsencode(run_id)) > MAX_RUN_ID_BYTES:
+        raise ConfigError(
+            f"RUN_ID={run_id} names a file in {logs}/; it may not be a path, have line breaks or exceed {MAX_RUN_ID_BYTES} bytes"
+        )
+    folder, number = logs / run_id, 1
+    while first and (state := read_state(folder)) is not None and state.status == "completed":
+        number += 1
+        folder = logs / f"{run_id}-{number}"
+    return folder
+
+
+def _default(value: Any) -> str:
+    """Return a default as the environment has it; nothing where unset means something else."""
+    return "" if value is None else as_text(value)
+
+
+def markdown(options: Iterable[Option] = VARIABLES.values()) -> str:
+    """Return the table that docs/golf.md shows."""
+    return options_markdown(options, "variable", lambda value: _default(value).replace(",", ", "))
+
+
+def usage(script: str, options: Iterable[Option]) -> str:
+    """Return what --help of a script prints."""
     lines = [f"usage: [VARIABLE=value ...] python {script}"]
     if script == CODE:
         lines.append(f"       [VARIABLE=value ...] torchrun --standalone --nproc_per_node=N {script}")
     lines += ["", "Trains and scores a golf model. It takes no arguments; settings are environment variables:"]
-    lines += [f"  {v.name}={_default(v)}\n      {v.meaning} ({' or '.join(v.choices) or v.kind})" for v in table]
-    return "\n".join(lines)
-
-
-def _default(v: Variable) -> str:
-    """The default as the environment would have it; nothing where unset means something else."""
-    return as_text(v.default) if v.default is not None else ""
+    return "\n".join([*lines, *help_lines(options, "", _default)])

@@ -12,7 +12,7 @@ import pytest
 from golf_mlx import MLX, MLXGolf
 from golf_toys import Ran, manifest, run_here
 
-from ingot.compat.golf.mlx.main import main
+from ingot.compat.golf.mlx_script import main
 
 
 @pytest.fixture(scope="session")

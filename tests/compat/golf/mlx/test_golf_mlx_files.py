@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ingot.backends.open import open_backend
 from ingot.compat.golf.files import pack
 from ingot.compat.golf.importing import is_golf, read_model
-from ingot.compat.golf.mlx.files import pickled, read_mlx, turned, write_npz
+from ingot.compat.golf.mlx_script import pickled, read_mlx, swap_halves, write_npz
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError
 from ingot.model.settings import CONTROL
@@ -62,13 +62,13 @@ def test_files_of_the_original_have_the_originals_loss(request: pytest.FixtureRe
     if device == "mlx":
         request.getfixturevalue("installed")
     assert loss(original(name), device) == pytest.approx(LOSSES[name], rel=1e-5)  # its norms add 1e-6, ours 1e-7
-    unturned = {one.name: one for one in turned(original(name).values(), HEAD)}
+    unturned = {one.name: one for one in swap_halves(original(name).values(), HEAD)}
     assert abs(loss(unturned, device) - LOSSES[name]) > 0.01
 
 
 def test_weights_written_and_read_again_have_the_same_loss(tmp_path: Path) -> None:
     before = original("toy_a_mlx_model.npz")
-    weights = turned(before.values(), HEAD)
+    weights = swap_halves(before.values(), HEAD)
     size = write_npz(tmp_path / "x.npz", weights)
     after = read_mlx((tmp_path / "x.npz").read_bytes(), "x.npz", HEAD)
     assert size == (tmp_path / "x.npz").stat().st_size and loss(after, "cpu") == loss(before, "cpu")
@@ -85,7 +85,7 @@ def test_a_quantised_file_holds_what_the_originals_holds() -> None:
         arrays = {key: found.pop(key) for key in ("quantized", "scales", "passthrough")}
         return found, {key: {name: (a.dtype.str, a.shape) for name, a in part.items()} for key, part in arrays.items()}
 
-    weights = turned(original("toy_a_mlx_model.npz").values(), HEAD)
+    weights = swap_halves(original("toy_a_mlx_model.npz").values(), HEAD)
     ours, payload = pickled(weights, "int8-golf", CONTROL, CONTROL)
     theirs = zlib.decompress((GOLDEN / "toy_a_mlx_model.int8.ptz").read_bytes())
     assert described(ours) == described(theirs) and payload == 596_496
@@ -214,8 +214,8 @@ def test_a_file_of_the_script_for_gpus_is_called_that_and_not_damaged() -> None:
 
 def test_swapping_the_halves_of_heads_twice_gives_them_back() -> None:
     w = to_record("blocks.0.attn.c_q.weight", np.arange(8 * 3).reshape(8, 3), "F32")
-    (swapped,) = turned([w], 4)
+    (swapped,) = swap_halves([w], 4)
     assert to_array(swapped)[:, 0].astype(int).tolist() == [6, 9, 0, 3, 18, 21, 12, 15]
-    assert bytes(turned([swapped], 4)[0].data) == bytes(w.data)
-    (other,) = turned([to_record("blocks.0.attn.c_v.weight", np.arange(24).reshape(8, 3), "F32")], 4)
+    assert bytes(swap_halves([swapped], 4)[0].data) == bytes(w.data)
+    (other,) = swap_halves([to_record("blocks.0.attn.c_v.weight", np.arange(24).reshape(8, 3), "F32")], 4)
     assert to_array(other)[:, 0].astype(int).tolist() == list(range(0, 24, 3))

@@ -10,8 +10,7 @@ import pytest
 from golf_mlx import MLXGolf
 from golf_toys import Ran
 
-from ingot.compat.golf.mlx.log import trained_by
-from ingot.compat.golf.mlx.translate import read_mlx_variables
+from ingot.compat.golf.mlx_script import optimizer_tensors, read_mlx_variables
 
 TIMES = r"train_time:\d+ms step_avg:\d+\.\d\dms"
 LOSSES = r"val_loss:\d\.\d{4} val_bpb:\d\.\d{4}"
@@ -107,6 +106,6 @@ def test_the_shards_that_the_manifest_lists_are_told(
 
 
 def test_tensors_are_counted_by_who_trains_them() -> None:
-    assert trained_by(read_mlx_variables({"NUM_LAYERS": "2"})) == (12, 9)
-    assert trained_by(read_mlx_variables({"NUM_LAYERS": "2", "CONTROL_TENSOR_NAME_PATTERNS": "mlp.fc,q_gain"})) == (12, 9)
-    assert trained_by(read_mlx_variables({"NUM_LAYERS": "1", "CONTROL_TENSOR_NAME_PATTERNS": "attn"})) == (3, 8)
+    assert optimizer_tensors(read_mlx_variables({"NUM_LAYERS": "2"})) == (12, 9)
+    assert optimizer_tensors(read_mlx_variables({"NUM_LAYERS": "2", "CONTROL_TENSOR_NAME_PATTERNS": "mlp.fc,q_gain"})) == (12, 9)
+    assert optimizer_tensors(read_mlx_variables({"NUM_LAYERS": "1", "CONTROL_TENSOR_NAME_PATTERNS": "attn"})) == (3, 8)

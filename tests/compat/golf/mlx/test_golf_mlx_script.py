@@ -17,9 +17,8 @@ from golf_mlx import MLX, MLXGolf
 from golf_toys import ROOT, Ran, variables
 
 from ingot.compat.golf.finished import read_run
-from ingot.compat.golf.mlx.main import main
-from ingot.compat.golf.mlx.translate import OWN, VARIABLES, Cut, read_mlx_variables, translate_mlx
-from ingot.compat.golf.variables import markdown
+from ingot.compat.golf.mlx_script import Chunks, main, read_mlx_variables, translate_mlx
+from ingot.compat.golf.variables import MLX_VARIABLES, VARIABLES, markdown
 from ingot.data.loading.order import Sequential
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.devices import Device
@@ -56,7 +55,7 @@ def test_variables_of_its_own_are_settings() -> None:
 def test_tokens_are_read_chunk_by_chunk_each_with_one_more_than_it_trains_on(parts: int, most: int) -> None:
     length, batch = 20, 480
     given = {"GRAD_ACCUM_STEPS": parts, "MLX_MAX_MICROBATCH_TOKENS": most, "TRAIN_SEQ_LEN": length, "TRAIN_BATCH_TOKENS": batch}
-    cut = Cut.of(given)
+    cut = Chunks.of(given)
     starts, place = [], 0
     for _ in range(3 * parts):  # the parts of three steps
         left = batch // parts // length
@@ -66,44 +65,47 @@ def test_tokens_are_read_chunk_by_chunk_each_with_one_more_than_it_trains_on(par
             place, left = place + rows * length + 1, left - rows
     order = Sequential(10**6, length, cut.parts * cut.rows, cut.spans)
     assert order.starts(np.arange(len(starts), dtype=np.uint64)).tolist() == starts
-    assert place == 3 * cut.taken(length)
+    assert place == 3 * cut.consumed(length)
 
 
 def test_the_table_of_the_documentation_is_that_of_the_script() -> None:
-    assert markdown(OWN) in (ROOT / "docs/mlx.md").read_text()
-    assert len(VARIABLES) > 45 and not {"ARTIFACT_LIMIT_BYTES", "MODEL_FILE"} & VARIABLES.keys()
+    assert (
+        markdown([one for one in MLX_VARIABLES.values() if one is not VARIABLES.get(one.name)])
+        in (ROOT / "docs/mlx.md").read_text()
+    )
+    assert len(MLX_VARIABLES) > 45 and not {"ARTIFACT_LIMIT_BYTES", "MODEL_FILE"} & MLX_VARIABLES.keys()
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"GRAD_ACCUM_STEPS": "0"}, "GRAD_ACCUM_STEPS=0 must be positive"),
-        ({"MLX_MAX_MICROBATCH_TOKENS": "0"}, "MLX_MAX_MICROBATCH_TOKENS=0 must be positive"),
+        ({"GRAD_ACCUM_STEPS": "0"}, "GRAD_ACCUM_STEPS=0 must be a whole number >= 1"),
+        ({"MLX_MAX_MICROBATCH_TOKENS": "0"}, "MLX_MAX_MICROBATCH_TOKENS=0 must be a whole number >= 1"),
         (
             {"TRAIN_BATCH_TOKENS": "60"},
-            "TRAIN_BATCH_TOKENS=60 over GRAD_ACCUM_STEPS=2 is less than a row of TRAIN_SEQ_LEN=32; give at least 64",
+            "TRAIN_BATCH_TOKENS=60 over GRAD_ACCUM_STEPS=2 is less than one sequence of TRAIN_SEQ_LEN=32; give at least 64",
         ),
         (
             {"VAL_BATCH_SIZE": "63"},
-            "VAL_BATCH_SIZE=63 over GRAD_ACCUM_STEPS=2 is less than a row of TRAIN_SEQ_LEN=32; give at least 64",
+            "VAL_BATCH_SIZE=63 over GRAD_ACCUM_STEPS=2 is less than one sequence of TRAIN_SEQ_LEN=32; give at least 64",
         ),
         ({"VOCAB_SIZE": "300"}, "VOCAB_SIZE=300 does not match the tokenizer's vocab_size=274"),
-        ({"MLX_EAGER_EVAL": "yes"}, "MLX_EAGER_EVAL=yes is not 0 or 1"),
+        ({"MLX_EAGER_EVAL": "yes"}, "MLX_EAGER_EVAL=yes must be 0 or 1"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2: train_gpt_mlx.py runs in one process; start it without torchrun"),
         ({"RANK": "1"}, "RANK=1: train_gpt_mlx.py runs in one process; start it without torchrun"),
         ({"WORLD_SIZE": "1"}, "WORLD_SIZE=1 is set and RANK is not; unset both, or start it with torchrun"),
         ({"MODEL_FILE": "x.py"}, "MODEL_FILE=x.py is a torch model; train it with train_gpt.py"),
         ({"TOKENIZER_PATH": "x.json"}, "TOKENIZER_PATH=x.json must be a SentencePiece .model file"),
-        ({"TRAIN_SEQ_LEN": "0"}, "TRAIN_SEQ_LEN=0 must be positive"),
+        ({"TRAIN_SEQ_LEN": "0"}, "TRAIN_SEQ_LEN=0 must be a whole number >= 1"),
         ({"NUM_LAYERS": "999999999999"}, "NUM_LAYERS=999999999999: must be at most 1000"),
         ({"MODEL_DIM": "17"}, "MODEL_DIM=17 is not divisible by NUM_HEADS=2"),
         (
             {"RUN_ID": "a/b", "OUT_DIR": "out"},
-            "RUN_ID=a/b names a file in out/; it may not be a path, have line breaks or be longer than 200 bytes",
+            "RUN_ID=a/b names a file in out/; it may not be a path, have line breaks or exceed 200 bytes",
         ),
         (
             {"RUN_ID": "é" * 101},
-            f"RUN_ID={'é' * 101} names a file in logs/; it may not be a path, have line breaks or be longer than 200 bytes",
+            f"RUN_ID={'é' * 101} names a file in logs/; it may not be a path, have line breaks or exceed 200 bytes",
         ),
     ],
 )
@@ -117,16 +119,16 @@ def test_a_name_of_a_folder_that_the_disk_does_not_take_is_refused_in_a_sentence
 
 
 def test_a_mistake_in_train_max_seq_len_is_not_said_of_train_seq_len() -> None:
-    with pytest.raises(ConfigError, match=r"^TRAIN_MAX_SEQ_LEN=0 must be positive$"):
+    with pytest.raises(ConfigError, match=r"^TRAIN_MAX_SEQ_LEN=0 must be a whole number >= 1$"):
         read_mlx_variables({"TRAIN_MAX_SEQ_LEN": "0"})
-    assert read_mlx_variables({"TRAIN_MAX_SEQ_LEN": "0", "TRAIN_SEQ_LEN": "8"})["TRAIN_SEQ_LEN"] == 8
+    assert read_mlx_variables({"TRAIN_MAX_SEQ_LEN": "9", "TRAIN_SEQ_LEN": "8"})["TRAIN_SEQ_LEN"] == 8
 
 
 def test_help_lists_its_variables_whatever_else_is_asked(mlx: MLXGolf, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--help"], ["-h"], ["--help", "--iterations=5"]):
         assert main(arguments) == 0
         said = capsys.readouterr().out
-        assert said.startswith("usage: [VARIABLE=value ...] python train_gpt_mlx.py\n") and "  MLX_EAGER_EVAL=1\n" in said
+        assert said.startswith("usage: [VARIABLE=value ...] python train_gpt_mlx.py\n") and "  MLX_EAGER_EVAL=1 " in said
         assert "MODEL_FILE" not in said and "torchrun" not in said
 
 
@@ -148,7 +150,7 @@ def test_a_misspelled_variable_and_one_of_the_other_script_are_warned_about(mlx:
 
 
 def test_without_mlx_the_script_says_how_to_install_it(tmp_path: Path) -> None:
-    program = "import sys; sys.modules['mlx.core'] = None; from ingot.compat.golf.mlx.main import main; sys.exit(main())"
+    program = "import sys; sys.modules['mlx.core'] = None; from ingot.compat.golf.mlx_script import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "") and not list(tmp_path.iterdir())
     assert done.stderr == (
@@ -247,9 +249,9 @@ def test_runs_of_other_names_have_files_of_their_own(mlx: MLXGolf, whole: tuple[
 
 
 def test_a_run_of_it_is_not_packed_as_a_submission(whole: tuple[Path, Ran]) -> None:
-    with pytest.raises(CheckpointError, match=r"logs/toy is not a run of train_gpt\.py"):
+    with pytest.raises(CheckpointError, match=r"logs/toy is neither a run of train_gpt\.py"):
         read_run(whole[0] / "logs/toy")
 
 
 def test_the_variables_of_a_toy_are_the_scripts(toys: Path) -> None:
-    assert variables(toys, **MLX).keys() <= VARIABLES.keys()
+    assert variables(toys, **MLX).keys() <= MLX_VARIABLES.keys()
