@@ -1,11 +1,14 @@
-"""Answer many prompts with one or several models. Each model is opened once, one at a time; answers keep the requested order."""
+"""Answer many prompts with one or several models. Each model is opened once, one at a time; answers keep the requested order.
+
+Prompts are JSON lines: one object per line with a `prompt`. Its other fields are returned with the completion.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +18,10 @@ from ingot.errors import ConfigError, DataError, IngotError
 from ingot.inference.model import LoadedModel
 from ingot.runtime.files import is_utf8, open_to_read, readable
 
-# Prompts in JSON lines: one object per line with a `prompt`; its other fields are returned with the completion.
-
 MODEL_KEYS = ("checkpoint", "output_dir", "dtype", "tokenizer")
 GENERATION_KEYS = (
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "greedy",
-    "repetition_penalty",
-    "seed",
-    "return_full_text",
-)
+    "max_new_tokens", "temperature", "top_k", "top_p", "greedy", "repetition_penalty", "seed", "return_full_text",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,52 +37,18 @@ class ModelReference:
 class Request:
     """A requested completion."""
 
-    place: str  # file and line of the request
-    given: Mapping[str, Any]  # fields that are returned with the completion
+    line: str  # file and line number of the request
+    fields: Mapping[str, Any]  # fields of the line, returned with the completion
     model: ModelReference
     options: GenerationOptions
 
     @property
     def prompt(self) -> str:
-        return str(self.given["prompt"])
+        return str(self.fields["prompt"])
 
-    def answer(self, **found: str) -> dict[str, Any]:
-        """Return the output line: the given fields, the completion or the error, and the sampling settings."""
-        return {**self.given, **found, "generation": self.options.record()}
-
-
-def expand(path: str) -> str:
-    """Expand ~ and $VARIABLES in a path."""
-    return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
-
-
-def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a file, each with a prompt; ConfigError lists every line that has none."""
-    problems: list[str] = []
-    found = [given for place, given in _objects(path, problems) if _has_prompt(place, given, problems)]
-    if problems:
-        raise ConfigError("; ".join(problems))
-    if not found:
-        raise ConfigError(f"{path} holds no prompts; it needs an object with a prompt on each line")
-    return found
-
-
-def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | None, options: GenerationOptions) -> list[Request]:
-    """Read the requests of a file, with these defaults for fields a line omits; Problems lists everything that is wrong."""
-    problems: list[str] = []
-    requests = []
-    for place, given in _objects(path, problems):
-        wrong = len(problems)
-        _has_prompt(place, given, problems)
-        reference = _reference(place, given.get("model"), model, dtype, tokenizer, problems)
-        asked = _options(place, given.get("generation"), options, problems)
-        if reference is not None and asked is not None and len(problems) == wrong:
-            requests.append(Request(place, given, reference, asked))
-    if not requests and not problems:
-        problems.append(f"{path} holds no prompts; it needs an object with a prompt on each line")
-    if problems:
-        raise Problems(problems)
-    return requests
+    def answer(self, **result: str) -> dict[str, Any]:
+        """Return the output line: the fields of the request, the completion or the error, and the sampling settings."""
+        return {**self.fields, **result, "generation": self.options.record()}
 
 
 class Problems(ConfigError):
@@ -99,83 +59,85 @@ class Problems(ConfigError):
         super().__init__("; ".join(problems))
 
 
-def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def expand(path: str) -> str:
+    """Expand ~ and $VARIABLES in a path."""
+    return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
+
+
+def read_prompts(path: Path) -> list[dict[str, Any]]:
+    """Read the objects of a file, each with a prompt; Problems lists every line that has none."""
+    return [fields for _, fields in _read_lines(path, lambda line, fields: ())]
+
+
+def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | None, options: GenerationOptions) -> list[Request]:
+    """Read the requests of a file, with these defaults for fields a line omits; Problems lists everything that is wrong."""
+    requests: list[Request] = []
+
+    def add(line: str, fields: dict[str, Any]) -> list[str]:
+        blocks = [("model", MODEL_KEYS), ("generation", GENERATION_KEYS)]
+        problems = [problem for name, keys in blocks for problem in _block_problems(name, fields.get(name), keys)]
+        if problems:
+            return problems
+        chosen, overrides = fields.get("model") or {}, fields.get("generation") or {}
+        reference = chosen.get("checkpoint") or chosen.get("output_dir") or model
+        line_dtype, line_options = chosen.get("dtype") or dtype, merged(options, overrides)
+        if chosen.get("checkpoint") and chosen.get("output_dir"):
+            problems.append("model has a checkpoint and an output_dir; give one of them")
+        if line_dtype not in DTYPES:
+            problems.append(f"model.dtype must be one of {', '.join(DTYPES)}, not {line_dtype!r}")
+        if reference is None:
+            problems.append("no model is named; give it one, or one for all with --checkpoint or --output-dir")
+        problems += [f"generation.{problem}" for problem in line_options.problems()]
+        if not problems:
+            own = chosen.get("tokenizer") or tokenizer
+            location = ModelReference(expand(str(reference)), DTYPES[line_dtype], None if own is None else expand(own))
+            requests.append(Request(line, fields, location, line_options))
+        return problems
+
+    _read_lines(path, add)
+    return requests
+
+
+def _read_lines(path: Path, check: Callable[[str, dict[str, Any]], Sequence[str]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return (file:line, object) for each line of a file; Problems lists the defects of all lines, those of `check` included."""
     with readable(path, DataError), open_to_read(path) as file:
         lines = file.read().decode("utf-8-sig").split("\n")  # split at \n only: a prompt may contain other line separators
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    records, problems = [], []
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
             continue
-        place = f"{path}:{number}"
+        line = f"{path}:{number}"
         try:
-            value = json.loads(line)
+            fields = json.loads(text)
         except (ValueError, RecursionError) as error:
-            problems.append(f"{place}: this is not JSON ({error})")
+            problems.append(f"{line}: this is not JSON ({error})")
             continue
-        if not isinstance(value, dict):
-            problems.append(f"{place}: this is not a JSON object")
+        if not isinstance(fields, dict):
+            problems.append(f"{line}: this is not a JSON object")
             continue
-        yield place, value
+        prompt = fields.get("prompt")
+        wrong = [] if isinstance(prompt, str) and is_utf8(prompt) else ["prompt is missing or not a text in UTF-8"]
+        problems += [f"{line}: {problem}" for problem in [*wrong, *check(line, fields)]]
+        records.append((line, fields))
+    if not records and not problems:
+        problems = [f"{path} holds no prompts; it needs an object with a prompt on each line"]
+    if problems:
+        raise Problems(problems)
+    return records
 
 
-def _has_prompt(place: str, given: Mapping[str, Any], problems: list[str]) -> bool:
-    found = len(problems)
-    if not isinstance(prompt := given.get("prompt"), str):
-        problems.append(f"{place}: prompt {'must be a text' if 'prompt' in given else 'is missing'}")
-    elif not is_utf8(prompt):
-        problems.append(f"{place}: prompt holds half a surrogate pair, which is not a character")
-    return len(problems) == found
-
-
-def _reference(
-    place: str, block: object, model: str | None, dtype: str, tokenizer: str | None, problems: list[str]
-) -> ModelReference | None:
-    given = _block(place, "model", block, MODEL_KEYS, problems)
-    named = [given[name] for name in ("checkpoint", "output_dir") if given.get(name) is not None]
-    if len(named) > 1:
-        problems.append(f"{place}: model has a checkpoint and an output_dir; give one of them")
-    for name in ("checkpoint", "output_dir", "tokenizer"):
-        if given.get(name) is not None and not isinstance(given[name], str):
-            problems.append(f"{place}: model.{name} must be a path")
-    path, word = named[0] if named else model, given.get("dtype", dtype)
-    if not isinstance(word, str) or word not in DTYPES:
-        problems.append(f"{place}: model.dtype must be one of {', '.join(DTYPES)}, not {word!r}")
-        return None
-    if path is None:
-        problems.append(f"{place}: no model is named; give it one, or one for all with --checkpoint or --output-dir")
-        return None
-    return ModelReference(expand(str(path)), DTYPES[word], _expanded(given.get("tokenizer") or tokenizer))
-
-
-def _options(place: str, block: object, options: GenerationOptions, problems: list[str]) -> GenerationOptions | None:
-    given = _block(place, "generation", block, GENERATION_KEYS, problems)
-    asked = merged(options, {name: given[name] for name in GENERATION_KEYS if name in given})
-    found = asked.problems()
-    problems += [f"{place}: generation.{problem}" for problem in found]
-    return None if found else asked
-
-
-def _block(place: str, name: str, block: object, known: tuple[str, ...], problems: list[str]) -> dict[str, Any]:
-    if block is None:
-        return {}
-    if not isinstance(block, dict):
-        problems.append(f"{place}: {name} must be an object")
-        return {}
-    problems += [f"{place}: {name}.{key} is not known; there are {', '.join(known)}" for key in block if key not in known]
-    return block
-
-
-def _expanded(path: object) -> str | None:
-    return None if path is None else expand(str(path))
-
-
-Locate = Callable[[str], Path]  # resolves a model reference to its path, or raises
-Open = Callable[[Path, str | None, str], LoadedModel]  # opens a path, with a tokenizer and a dtype
-Say = Callable[[str], None]
+def _block_problems(name: str, block: object, keys: tuple[str, ...]) -> list[str]:
+    if not isinstance(block, dict | None):
+        return [f"{name} must be an object"]
+    problems = [f"{name}.{key} is unknown; choose from {', '.join(keys)}" for key in block or {} if key not in keys]
+    if name == "model":
+        problems += [f"model.{key} must be a text" for key in keys if not isinstance((block or {}).get(key), str | None)]
+    return problems
 
 
 @dataclass
 class Load:
-    """A model that is opened once, with its requests by number."""
+    """A model that is opened once, with the numbers of its requests."""
 
     path: Path
     dtype: str
@@ -184,64 +146,66 @@ class Load:
     requests: list[int] = field(default_factory=list)
 
 
-def plan_loads(requests: Sequence[Request], locate: Locate) -> list[Load]:
+def plan_loads(requests: Sequence[Request], locate: Callable[[str], Path]) -> list[Load]:
     """Group requests by the model to open: references to the same model share one load. Reads no weights."""
-    found: dict[ModelReference, Path] = {}
-    problems: dict[ModelReference, str] = {}
+    paths: dict[str, Path] = {}
+    problems: list[str] = []
+    for name in dict.fromkeys(request.model.path for request in requests):
+        try:
+            paths[name] = locate(name)
+        except IngotError as error:
+            problems.append(f"model {name}: {error}")
+    if problems:
+        raise Problems(problems)
     loads: dict[tuple[Path, str, str | None], Load] = {}
     for number, request in enumerate(requests):
-        asked = request.model
-        if asked not in found and asked not in problems:
-            try:
-                found[asked] = locate(asked.path)
-            except IngotError as error:
-                problems[asked] = f"model {asked.path}: {error}"
-        if asked in found:
-            key = (found[asked], asked.dtype, asked.tokenizer)
-            load = loads.setdefault(key, Load(*key))
-            load.requests.append(number)
-            if asked.path not in load.references:
-                load.references.append(asked.path)
-    if problems:
-        raise Problems(list(dict.fromkeys(problems.values())))
+        key = (paths[request.model.path], request.model.dtype, request.model.tokenizer)
+        load = loads.setdefault(key, Load(*key))
+        load.requests.append(number)
+        if request.model.path not in load.references:
+            load.references.append(request.model.path)
     return list(loads.values())
 
 
-def answer_all(requests: Sequence[Request], loads: Sequence[Load], open_path: Open, say: Say) -> list[dict[str, Any]]:
-    """Return the output lines in the requested order. A failed completion has an `error` in its line."""
+def answer_all(
+    requests: Sequence[Request],
+    loads: Sequence[Load],
+    open_path: Callable[[Path, str | None, str], LoadedModel],
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Return the output lines in the requested order. A failed completion has an `error` in its line.
+
+    `open_path` opens a path with a tokenizer and a dtype.
+    """
     answers: dict[int, dict[str, Any]] = {}
     for load in loads:
         say(f"opening {load.path} as {load.dtype} for {len(load.requests)} texts")
-        asked = {number: requests[number] for number in load.requests}
         try:
             model = open_path(load.path, load.tokenizer, load.dtype)
         except IngotError as error:
             say(f"{load.path} cannot be opened: {error}")
-            answers |= {number: request.answer(error=str(error)) for number, request in asked.items()}
+            answers |= {number: requests[number].answer(error=str(error)) for number in load.requests}
             continue
-        for options, numbers in _by_options(asked).items():
-            answers |= _answer(model, {number: asked[number] for number in numbers}, options, say)
+        batches: dict[GenerationOptions, dict[int, Request]] = {}  # requests share a batch if all settings but the seed are equal
+        for number in load.requests:
+            batches.setdefault(replace(requests[number].options, seed=None), {})[number] = requests[number]
+        for options, batch in batches.items():
+            answers |= _answer(model, batch, options, say)
         del model  # free the model before the next is opened, so that memory never holds two
     return [answers[number] for number in range(len(requests))]
 
 
-def _by_options(asked: dict[int, Request]) -> dict[GenerationOptions, list[int]]:
-    """Group the requests that can share a batch: all settings but the seed are equal."""
-    groups: dict[GenerationOptions, list[int]] = {}
-    for number, request in asked.items():
-        groups.setdefault(replace(request.options, seed=None), []).append(number)
-    return groups
-
-
-def _answer(model: LoadedModel, asked: dict[int, Request], options: GenerationOptions, say: Say) -> dict[int, dict[str, Any]]:
+def _answer(
+    model: LoadedModel, batch: dict[int, Request], options: GenerationOptions, say: Callable[[str], None]
+) -> dict[int, dict[str, Any]]:
     """Answer requests with equal settings; if the batch fails, try each alone, so that only the failing one has an error."""
-    seeds = [secrets.randbits(31) if one.options.seed is None else one.options.seed for one in asked.values()]
+    seeds = [secrets.randbits(31) if r.options.seed is None else r.options.seed for r in batch.values()]
     try:
-        texts = model.write_texts([request.prompt for request in asked.values()], options, seeds)
+        texts = model.write_texts([request.prompt for request in batch.values()], options, seeds)
     except IngotError as error:
-        if len(asked) > 1:
-            return {n: a for number, one in asked.items() for n, a in _answer(model, {number: one}, options, say).items()}
-        [(number, request)] = asked.items()
-        say(f"{request.place}: {error}")
+        if len(batch) > 1:
+            return {n: a for number, r in batch.items() for n, a in _answer(model, {number: r}, options, say).items()}
+        [(number, request)] = batch.items()
+        say(f"{request.line}: {error}")
         return {number: request.answer(error=str(error))}
-    return {number: request.answer(completion=text) for (number, request), text in zip(asked.items(), texts, strict=True)}
+    return {number: request.answer(completion=text) for (number, request), text in zip(batch.items(), texts, strict=True)}
