@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ingot.data.prepare.pipeline import Summary
     from ingot.data.text.text_files import Buckets
     from ingot.data.verify.audit import AuditReport
-    from ingot.data.verify.inspect import SplitInspection
+    from ingot.data.verify.contents import SplitInspection
 
 
 commands = typer.Typer(
@@ -145,8 +145,8 @@ def inspect_command(
     as_json: AsJson = False,
 ) -> None:
     """Show counts, frequent ids, document lengths and beginnings of a folder of tokens."""
-    from ingot.data.verify.inspect import PLOT, inspect
-    from ingot.data.verify.inspect import plot as draw
+    from ingot.data.verify.contents import PLOT, inspect
+    from ingot.data.verify.contents import plot as draw
     from ingot.runtime.files import check_picture
 
     if plot:
@@ -216,11 +216,18 @@ def verify_command(
     as_json: AsJson = False,
 ) -> None:
     """Read every byte of a folder of tokens and list all problems. Exit code 3: there are some."""
-    from ingot.data.verify.audit import Limits, audit
+    from ingot.data.verify.audit import audit
 
-    limits = Limits(byte_gap=byte_gap, ngram_words=ngram_words, overlap_share=overlap_share)
     with progress_bar("verifying", in_bytes=True) as progress:
-        report = audit(folder, tokenizer=tokenizer, against=against, limits=limits, progress=progress)
+        report = audit(
+            folder,
+            tokenizer=tokenizer,
+            against=against,
+            byte_gap=byte_gap,
+            ngram_words=ngram_words,
+            overlap_share=overlap_share,
+            progress=progress,
+        )
     if as_json:
         print_json({**vars(report), "ok": report.ok})
     else:

@@ -23,7 +23,7 @@ from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
 from ingot.data.text.text_files import WHAT
 from ingot.data.tokenizers import open_tokenizer
-from ingot.data.verify.audit import Limits, audit
+from ingot.data.verify.audit import audit
 from ingot.errors import ConfigError, DataError
 
 
@@ -173,7 +173,7 @@ def test_text_is_prepared_with_any_tokenizer(files, tokenizer, kind, pieces, mon
     source = jsonl(files / "in.jsonl", ["the  cat <s> sat é."] * 29 + ["the \n cat"])
     summary = prepare([source], files / "out", tokenizer, val_fraction=0)
     dataset = Dataset.open(files / "out")
-    assert audit(files / "out", limits=Limits(byte_gap=0.1)).ok
+    assert audit(files / "out", byte_gap=0.1).ok
     assert (dataset.tokenizer.kind, summary.tokenizer, summary.vocab_size) == (kind, kind, dataset.tokenizer.vocab_size)
     assert dataset.tokenizer.fingerprint() == open_tokenizer(tokenizer).fingerprint()
     assert (summary.splits["train"].bytes, summary.splits["train"].piece_bytes) == (589, pieces)

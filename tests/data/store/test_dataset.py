@@ -12,7 +12,7 @@ from toy_tokenizers import byte_level_config, llama_config, toy_hf, toy_sentence
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import Dataset, identity
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
-from ingot.data.verify.audit import Limits, audit
+from ingot.data.verify.audit import audit
 from ingot.errors import DataError
 
 TEXTS = ["To be, or not to be", "é€", "a", "the question " * 9]
@@ -146,7 +146,7 @@ def test_pieces_of_every_kind_are_counted_document_by_document(tmp_path, tokeniz
     texts = [*TEXTS, "  two  spaces  "]
     write_dataset([("train", text) for text in texts], tmp_path / "set", tokenizer, source=None, shard_tokens=shard_tokens)
     dataset = Dataset.open(tmp_path / "set")
-    assert audit(tmp_path / "set", limits=Limits(byte_gap=1)).ok  # some of them fold much of this text
+    assert audit(tmp_path / "set", byte_gap=1).ok  # some of them fold much of this text
     train, record = dataset.split("train"), dataset.manifest.splits["train"]
     documents = [tokenizer.encode_document(text).astype(np.int64) for text in texts]
     counted = sum(int(tokenizer.target_bytes([-1, *ids[:-1]], ids).sum()) for ids in documents)
@@ -196,7 +196,7 @@ def test_pieces_that_were_counted_wrong_are_noticed(tmp_path):
     with pytest.raises(DataError, match=r"was edited or damaged: its fingerprint does not match"):
         Dataset.open(tmp_path / "set")
     edit(tmp_path / "set", lambda record: record["splits"]["train"].update(piece_bytes=6))
-    (finding,) = audit(tmp_path / "set", limits=Limits(byte_gap=1)).findings
+    (finding,) = audit(tmp_path / "set", byte_gap=1).findings
     assert "the tokens stand for 7 bytes and when they were written it was 6" in finding.line
 
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from ingot.cli.data import inspect_command
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
-from ingot.data.verify import counting
-from ingot.data.verify.inspect import inspect, plot
+from ingot.data.verify import contents
+from ingot.data.verify.contents import inspect, plot
 from ingot.errors import ConfigError, DataError
 
 TRAIN = ["a", "bb bb", "the whole\nof a longer text, aaaaaa", "é"]
@@ -38,7 +38,7 @@ def command():
 
 @pytest.mark.parametrize("chunk", [1, 5, 1 << 20])
 def test_counts_are_those_of_the_text_wherever_shards_and_chunks_end(folder, monkeypatch, chunk):
-    monkeypatch.setattr(counting, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(contents, "CHUNK_TOKENS", chunk)
     train = inspect(folder).splits["train"]
     encoded = "".join(TRAIN).encode()
     assert (train.documents, train.tokens) == (4, len(encoded) + 4)

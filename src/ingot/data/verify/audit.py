@@ -6,18 +6,24 @@ and never change; a new kind of problem gets a new one.
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ingot.data.store.dataset import MANIFEST, Dataset, Split, SplitCounts, recorded_counts, split_counts
 from ingot.data.store.shards import TOKEN_BYTES, DataProblem
+from ingot.data.text.text_files import adding_up
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.by_name import HEAD, round_trips
-from ingot.data.verify.counting import CHUNK_TOKENS, Counts, Progress, Starts, count_documents, listed_documents, open_for_audit
-from ingot.data.verify.overlap import ComparedSplit, Match, find_overlap
+from ingot.data.verify.contents import CHUNK_TOKENS, OnTokens, Progress, Starts, TokenCounts, count_documents, open_for_audit
 from ingot.errors import ConfigError
 from ingot.runtime.files import file_sha256
 
@@ -33,23 +39,7 @@ OTHER = "give the tokenizer that made the tokens, or prepare the text again"
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When a difference becomes a finding."""
-
-    byte_gap: float | None = None  # between the bytes of the tokens and of the text; None: BYTE_GAP or FOLDED_GAP
-    ngram_words: int = 13  # length of the runs of words that are compared
-    overlap_share: float = 0.5  # allowed share of a document's runs of words that are in train
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.ngram_words <= MAX_RUN_WORDS:
-            raise ConfigError(f"--ngram-words {self.ngram_words} is not a run of words; give 1 to {MAX_RUN_WORDS:,}")
-        for name in ("byte_gap", "overlap_share"):
-            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} is not a share; give 0 to 1")
-
-
-@dataclass(frozen=True)
-class Comparison:
+class TrainComparison:
     """Validation compared with the train split of a folder."""
 
     against: str
@@ -70,7 +60,7 @@ class AuditReport:
     vocab_size: int | None
     fingerprint: str | None
     splits: dict[str, SplitCounts]
-    comparisons: list[Comparison]
+    comparisons: list[TrainComparison]
     findings: list[DataProblem]
     seconds: float
 
@@ -85,165 +75,160 @@ def audit(
     *,
     tokenizer: str | None = None,
     against: Path | None = None,
-    limits: Limits = Limits(),  # noqa: B008 (frozen)
+    byte_gap: float | None = None,
+    ngram_words: int = 13,
+    overlap_share: float = 0.5,
     progress: Progress | None = None,
 ) -> AuditReport:
-    """Read every byte of a folder, and compare its validation split with its train split and with that of `against`."""
+    """Read every byte of a folder, and compare its validation split with its train split and with that of `against`.
+
+    `byte_gap` is the allowed difference between the bytes of the tokens and of the text, by default BYTE_GAP or FOLDED_GAP. A
+    validation document with more than `overlap_share` of its runs of `ngram_words` words in train is a finding.
+    """
     started = time.monotonic()
+    if not 1 <= ngram_words <= MAX_RUN_WORDS:
+        raise ConfigError(f"--ngram-words {ngram_words} is not a run of words; give 1 to {MAX_RUN_WORDS:,}")
+    for option, share in (("--byte-gap", byte_gap), ("--overlap-share", overlap_share)):
+        if share is not None and not 0 <= share <= 1:
+            raise ConfigError(f"{option} {share} is not a share; give 0 to 1")
     dataset = open_for_audit(path, tokenizer)
     trains = [dataset] if "train" in dataset.splits else []
     if against is not None and against.resolve() != path.resolve():
-        trains.append(_open_other(dataset, against, tokenizer))
-    meter = _Meter(progress, dataset, trains)
+        other = open_for_audit(against, None if (against / MANIFEST).is_file() else tokenizer)
+        if "val" not in dataset.splits:
+            raise ConfigError(f"{path} has no validation split to compare with {against}")
+        if "train" not in other.splits:
+            raise ConfigError(f"--against {against} has no train split")
+        trains.append(other)
+    val_tokens = dataset.split("val").tokens
+    total = sum(split.tokens for split in dataset.splits.values())
+    total += sum(other.split("train").tokens for other in trains if other is not dataset)
+    total += sum(other.split("train").tokens + val_tokens for other in trains) if val_tokens else 0
+    add_bytes = adding_up(progress, TOKEN_BYTES * total)
+
+    def advance(tokens: int) -> None:
+        add_bytes(TOKEN_BYTES * tokens)
+
     sides, splits = {}, {}
     for name, split in dataset.splits.items():
-        sides[name], splits[name] = _audit_split(dataset, split, limits, meter)
+        sides[name], splits[name] = _audit_split(dataset, split, byte_gap, advance)
         for bucket in split.record.buckets:
             size = bucket.bytes if split.is_prepared else None
             splits[f"{name}/{bucket.name}"] = split_counts(bucket.documents, bucket.tokens, size, bucket.piece_bytes)
     comparisons, val = [], sides.get("val")
     for other in trains:
-        train = sides["train"] if other is dataset else _other_side(other, dataset.problems, meter)
+        if other is not dataset:
+            sides["train"], _ = _audit_split(other, other.splits["train"], byte_gap, advance)
+            dataset.problems.extend(other.problems)
+        train = sides["train"]
         if val and train and len(val.starts) > 1 and len(train.starts) > 1:
-            comparisons.append(_compare(dataset, val, train, limits, meter))
-    known = dataset.known_tokenizer
-    kind, size, fingerprint = known.kind if known else None, known.vocab_size if known else None, None
-    if dataset.is_prepared:
-        fingerprint = dataset.fingerprint
-    return AuditReport(path, kind, size, fingerprint, splits, comparisons, dataset.problems, time.monotonic() - started)
+            overlap = find_overlap(val, train, ngram_words, overlap_share, advance)
+            dataset.problems.extend(_overlap_problem(match, val, train, ngram_words) for match in overlap.matches)
+            similar = sum(match.kind == "runs" for match in overlap.matches)
+            copied, share = len(overlap.matches) - similar, overlap.runs_found / max(1, overlap.runs)
+            compared = (str(train.split.folder), overlap.documents, copied, similar, overlap.runs, overlap.runs_found, share)
+            comparisons.append(TrainComparison(*compared))
+    return AuditReport(
+        folder=path,
+        tokenizer=dataset.known_tokenizer.kind if dataset.known_tokenizer else None,
+        vocab_size=dataset.known_tokenizer.vocab_size if dataset.known_tokenizer else None,
+        fingerprint=dataset.fingerprint if dataset.is_prepared else None,
+        splits=splits,
+        comparisons=comparisons,
+        findings=dataset.problems,
+        seconds=time.monotonic() - started,
+    )
 
 
-class _Meter:
-    """Progress over several passes."""
+@dataclass(frozen=True)
+class ComparedSplit:
+    """A split to compare: its tokens, where its documents begin, and its tokenizer."""
 
-    def __init__(self, progress: Progress | None, dataset: Dataset, trains: list[Dataset]) -> None:
-        self._progress, self._done = progress, 0
-        val = dataset.split("val").tokens
-        again = [other.split("train").tokens for other in trains if other is not dataset]
-        compared = sum(other.split("train").tokens + 2 * val for other in trains) if val else 0
-        self._total = sum(split.tokens for split in dataset.splits.values()) + sum(again) + compared
+    split: Split
+    starts: Starts
+    tokenizer: Tokenizer
 
-    def advance(self, tokens: int) -> None:
-        """Report that more tokens were read."""
-        self._done += tokens
-        if self._progress:
-            self._progress(TOKEN_BYTES * self._done, TOKEN_BYTES * max(self._total, self._done))
+    def document(self, number: int) -> NDArray[Any]:
+        """Return the tokens of one document."""
+        return self.split.read(int(self.starts[number]), int(self.starts[number + 1]))
 
 
-def _open_other(dataset: Dataset, path: Path, tokenizer: str | None) -> Dataset:
-    other = open_for_audit(path, None if (path / MANIFEST).is_file() else tokenizer)
-    if "val" not in dataset.splits:
-        raise ConfigError(f"{dataset.folder} has no validation split to compare with {path}")
-    if "train" not in other.splits:
-        raise ConfigError(f"--against {path} has no train split")
-    dataset.problems.extend(other.problems)
-    return other
-
-
-def _audit_split(dataset: Dataset, split: Split, limits: Limits, meter: _Meter) -> tuple[ComparedSplit | None, SplitCounts]:
-    """Check a split; return it for comparison if its tokens are what they are said to be, and its counts."""
-    record, problems, tokenizer = split.record, dataset.problems, dataset.known_tokenizer
-    sound = _check_sha256(split, problems) and split.complete
-    index = _checked_index(split, problems)
-    recorded = recorded_counts(record) if split.is_prepared else None
-    if tokenizer is None:
-        return None, recorded or split_counts(None, split.tokens, None, None)
-    counts, starts = count_documents(split, tokenizer, index, meter.advance)
-    side = ComparedSplit(split, starts, tokenizer)
-    marked, same = _check_tokens(side, counts, index, problems)
-    if marked and split.complete and split.is_prepared and (index is not None or tokenizer.bos is not None):
-        _check_bytes(split, tokenizer, counts, limits.byte_gap, problems)
-    recounted = sound and split.is_prepared and record.piece_bytes not in (None, counts.piece_bytes)
-    documents, piece_bytes = len(side.starts) - 1 if marked else None, counts.piece_bytes if same else None
-    return side if same and not recounted else None, recorded or split_counts(documents, split.tokens, None, piece_bytes)
-
-
-def _check_tokens(side: ComparedSplit, counts: Counts, index: Starts | None, problems: list[DataProblem]) -> tuple[bool, bool]:
-    """Check whether ids and marks are the tokenizer's, and whether the text is too.
+def _audit_split(
+    dataset: Dataset, split: Split, byte_gap: float | None, advance: OnTokens
+) -> tuple[ComparedSplit | None, SplitCounts]:
+    """Check a split; return it for comparison if its tokens are what they are said to be, and its counts.
 
     Text by another tokenizer is not what was written, and all of it may look alike: it is neither counted nor compared.
     """
-    split, tokenizer = side.split, side.tokenizer
-    in_range = _check_range(split, tokenizer, counts, problems)
-    marked = (not split.complete or _check_marks(split, tokenizer, counts, index, problems)) and in_range
-    return marked, in_range and _check_round_trip(side, problems) and marked
-
-
-def _checked_index(split: Split, problems: list[DataProblem]) -> Starts | None:
-    """Return where documents begin by the files themselves, unless that is damaged or does not match the shards."""
+    record, problems, tokenizer = split.record, dataset.problems, dataset.known_tokenizer
+    for shard in record.shards if split.is_prepared else ():
+        file = split.folder / shard.file
+        if file in split.paths and (sha256 := file_sha256(file)) != shard.sha256:
+            problem = f"is not what was written: its sha256 is {sha256[:16]}... and not {shard.sha256[:16]}..."
+            problems.append(DataProblem("shard-sha256", str(file), problem))
+    index = None
     try:
         index = split.index()
-    except ValueError as problem:
-        problems.append(DataProblem("document-index", str(split.folder / split.record.document_index), str(problem)))
-        return None
-    if index is None or (split.is_prepared and not (split.complete and split.tokens == split.record.tokens)):
-        return None
-    return np.asarray(index).astype(np.int64)
+    except ValueError as error:
+        problems.append(DataProblem("document-index", str(split.folder / record.document_index), str(error)))
+    if split.is_prepared and not (split.complete and split.tokens == record.tokens):
+        index = None
+    recorded = recorded_counts(record) if split.is_prepared else None
+    if tokenizer is None:
+        return None, recorded or split_counts(None, split.tokens, None, None)
+    counts, starts = count_documents(split, tokenizer, index, advance)
+    side = ComparedSplit(split, starts, tokenizer)
+    fits = _check_range(side, counts, problems)
+    marked = (not split.complete or _check_marks(side, counts, index, problems)) and fits
+    if marked and split.complete and split.is_prepared and (index is not None or tokenizer.bos is not None):
+        _check_bytes(side, counts, byte_gap, problems)
+    if not (fits and _check_round_trip(side, problems) and marked):
+        return None, recorded or split_counts(None, split.tokens, None, None)
+    return side, recorded or split_counts(len(starts) - 1, split.tokens, None, counts.piece_bytes)
 
 
-def _check_sha256(split: Split, problems: list[DataProblem]) -> bool:
-    before = len(problems)
-    for shard in split.record.shards if split.is_prepared else ():
-        path = split.folder / shard.file
-        if path in split.paths and (sha256 := file_sha256(path)) != shard.sha256:
-            problem = f"is not what was written: its sha256 is {sha256[:16]}... and not {shard.sha256[:16]}..."
-            problems.append(DataProblem("shard-sha256", str(path), problem))
-    return len(problems) == before
-
-
-def _check_range(split: Split, tokenizer: Tokenizer, counts: Counts, problems: list[DataProblem]) -> bool:
+def _check_range(side: ComparedSplit, counts: TokenCounts, problems: list[DataProblem]) -> bool:
+    split, tokenizer = side.split, side.tokenizer
     outside = int(counts.ids[tokenizer.vocab_size :].sum())
-    if outside:
-        vocabulary = f"the {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,} ids"
-        problem = f"tokens outside {vocabulary} begin here: {outside:,} in {split.name}, the largest {counts.largest:,}"
-        file, place = split.place(_first_outside(split, tokenizer.vocab_size))
-        problems.append(DataProblem("token-range", file, problem, OTHER, place))
+    for begin in range(0, split.tokens, CHUNK_TOKENS) if outside else ():
+        wrong = np.flatnonzero(split.read(begin, min(begin + CHUNK_TOKENS, split.tokens)) >= tokenizer.vocab_size)
+        if len(wrong):
+            vocabulary = f"the {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,} ids"
+            problem = f"tokens outside {vocabulary} begin here: {outside:,} in {split.name}, the largest {counts.largest:,}"
+            file, place = split.place(begin + int(wrong[0]))
+            problems.append(DataProblem("token-range", file, problem, OTHER, place))
+            break
     return not outside
 
 
-def _first_outside(split: Split, vocab_size: int) -> int:
-    for begin in range(0, split.tokens, CHUNK_TOKENS):
-        wrong = np.flatnonzero(split.read(begin, min(begin + CHUNK_TOKENS, split.tokens)) >= vocab_size)
-        if len(wrong):
-            return begin + int(wrong[0])
-    raise AssertionError("counted and not found")
-
-
-def _check_marks(split: Split, tokenizer: Tokenizer, counts: Counts, index: Starts | None, problems: list[DataProblem]) -> bool:
+def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] | None, problems: list[DataProblem]) -> bool:
     """Check that every document starts with the start mark, and that nothing else has it."""
-    marks, bos, before = counts.marks, tokenizer.bos, len(problems)
+    split, bos, marks = side.split, side.tokenizer.bos, counts.marks
     if bos is None or not split.tokens or (index is not None and not split.is_prepared):  # gpt-simple's windows end with marks
         return True
-    if index is None and (not len(marks) or marks[0] != 0):
-        problem = f"{split.name} does not begin with the start mark (id {bos}), which occurs {len(marks):,} times in it"
-        file, place = split.place(0)
-        problems.append(DataProblem("document-marks", file, problem, OTHER, place))
-    starts = marks if index is None else index[:-1]
+    starts = side.starts[:-1]  # without an index these are the marks and the first token, which must be one
     unmarked, inside = np.setdiff1d(starts, marks), np.setdiff1d(marks, starts)
     if len(unmarked) or len(inside):
         counted = f"{len(unmarked):,} starts have no mark and {len(inside):,} marks are not at a start"
         problem = f"a document of {split.name} does not start at its mark (id {bos}) from here on: {counted}"
         file, place = split.place(int(min([*unmarked[:1], *inside[:1]])))
         problems.append(DataProblem("document-marks", file, problem, OTHER, place))
-    listed = listed_documents(split)
-    if listed is not None and listed != len(marks):
-        problem = f"{split.name} is listed with {listed:,} documents and has {len(marks):,} start marks (id {bos})"
-        problems.append(DataProblem("document-marks", str(split.folder), problem, OTHER))
-    return len(problems) == before
+    return not (len(unmarked) or len(inside))
 
 
-def _check_bytes(split: Split, tokenizer: Tokenizer, counts: Counts, limit: float | None, problems: list[DataProblem]) -> None:
+def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, problems: list[DataProblem]) -> None:
     """Check that the tokens stand for the recorded bytes, and that these are the bytes of the text up to the allowed gap."""
-    record, counted, file, place = split.record, counts.piece_bytes, str(split.folder / MANIFEST), f"splits.{split.name}"
+    split, record, counted, lossless = side.split, side.split.record, counts.piece_bytes, side.tokenizer.lossless
+    file, place = str(split.folder / MANIFEST), f"splits.{split.name}"
     if record.piece_bytes is not None and counted != record.piece_bytes:
         problem = f"the tokens stand for {counted:,} bytes and when they were written it was {record.piece_bytes:,}"
         problems.append(DataProblem("byte-count", file, problem, OTHER, place))
     gap = limit if limit is not None else FOLDED_GAP if counted == record.piece_bytes else BYTE_GAP
     apart = abs(counted - record.bytes) / max(record.bytes, 1)
-    if apart > gap or (tokenizer.lossless and counted != record.bytes):
-        allowed = "this tokenizer loses none" if tokenizer.lossless else f"the limit is {gap:.2%}"
+    if apart > gap or (lossless and counted != record.bytes):
+        allowed = "this tokenizer loses none" if lossless else f"the limit is {gap:.2%}"
         problem = f"the tokens stand for {counted:,} bytes and the text has {record.bytes:,}, {apart:.2%} apart ({allowed})"
-        advice = OTHER if tokenizer.lossless or counted != record.piece_bytes else FOLDS
+        advice = OTHER if lossless or counted != record.piece_bytes else FOLDS
         problems.append(DataProblem("byte-count", file, f"{problem}, and bits per byte by pieces are as wrong", advice, place))
 
 
@@ -262,26 +247,117 @@ def _check_round_trip(side: ComparedSplit, problems: list[DataProblem]) -> bool:
     return bool(result.fit)
 
 
-def _other_side(other: Dataset, problems: list[DataProblem], meter: _Meter) -> ComparedSplit | None:
-    """Return the train split of another folder if its tokens can be the tokenizer's; those of an indexed folder are."""
-    split, tokenizer = other.splits["train"], other.known_tokenizer
-    if tokenizer is None:
-        return None
-    index = _checked_index(split, [])
-    if index is not None:
-        meter.advance(split.tokens)
-        return ComparedSplit(split, index, tokenizer)
-    counts, starts = count_documents(split, tokenizer, None, meter.advance)
-    side = ComparedSplit(split, starts, tokenizer)
-    return side if _check_tokens(side, counts, None, problems)[1] else None
+# Validation documents that are in train, whole or by their runs of words. The hashes of validation are kept in memory and train
+# is read once and looked up in them, so memory grows with validation alone.
+
+Hashes = NDArray[np.uint64]
+FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication modulo 2**64 is invertible
+READ_TOKENS = 1 << 18  # tokens of a document that are read at once; a word or run across this border is not compared
+FILTER_SLOTS = 16  # filter slots per run of words of validation, so about one in sixteen other runs passes
+NOWHERE = -1
 
 
-def _compare(dataset: Dataset, val: ComparedSplit, train: ComparedSplit, limits: Limits, meter: _Meter) -> Comparison:
-    overlap = find_overlap(val, train, limits.ngram_words, limits.overlap_share, meter.advance)
-    dataset.problems.extend(_overlap_problem(match, val, train, limits.ngram_words) for match in overlap.matches)
-    similar = sum(match.kind == "runs" for match in overlap.matches)
-    copied, against = len(overlap.matches) - similar, str(train.split.folder)
-    return Comparison(against, overlap.documents, copied, similar, overlap.runs, overlap.runs_found, overlap.share)
+@dataclass(frozen=True)
+class Match:
+    """A validation document that is in train, and the train document that equals it or has most of its runs of words.
+
+    `kind`: tokens are equal; words are (all but case, white space and punctuation); or a `share` of the runs of words is.
+    """
+
+    document: int
+    train: int
+    kind: Literal["tokens", "words", "runs"]
+    share: float
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The result of a comparison; `runs` counts validation's runs of words, `runs_found` those of them that are in train."""
+
+    documents: int
+    runs: int
+    runs_found: int
+    matches: list[Match]
+
+
+def find_overlap(
+    val: ComparedSplit,
+    train: ComparedSplit,
+    run_words: int,
+    least_share: float,
+    on_tokens: OnTokens = lambda tokens: None,
+) -> Overlap:
+    """Compare validation with train. A document with more than `least_share` of its runs of words in train is a match."""
+    documents: dict[bytes, list[int]] = {}
+    runs: list[Hashes] = [np.empty(0, np.uint64)]
+    for number, (key, hashes) in enumerate(_hashed_documents(val, run_words, on_tokens)):
+        runs.append(hashes)
+        documents.setdefault(key, []).append(number)
+    known, which = np.unique(np.concatenate(runs), return_inverse=True)
+    source = np.full(len(known), NOWHERE, np.int64)  # the last train document that has each run
+    bits = (FILTER_SLOTS * len(known) + 1).bit_length()
+    may_be_known, shift = np.zeros(1 << bits, bool), np.uint64(64 - bits)  # searching every run of train would take far longer
+    may_be_known[known >> shift] = True
+    copies: dict[int, int] = {}
+    for number, (key, hashes) in enumerate(_hashed_documents(train, run_words, on_tokens)):
+        hashes = hashes[may_be_known[hashes >> shift]]
+        places = np.searchsorted(known, hashes)
+        places = np.minimum(places, len(known) - 1)
+        source[places[known[places] == hashes]] = number
+        for document in documents.get(key, ()) if key else ():
+            copies.setdefault(document, number)
+    same_ids = val.tokenizer.fingerprint() == train.tokenizer.fingerprint()
+    total, total_found, matches = 0, 0, []
+    for document, sources in enumerate(np.split(source[which], np.cumsum([len(one) for one in runs[1:]])[:-1])):
+        numbers, counts = np.unique(sources[sources != NOWHERE], return_counts=True)
+        found = int(counts.sum())
+        total, total_found, share = total + len(sources), total_found + found, found / max(1, len(sources))
+        if document in copies:
+            equal = same_ids and np.array_equal(val.document(document), train.document(copies[document]))
+            share = share if len(sources) else 1.0
+            matches.append(Match(document, copies[document], "tokens" if equal else "words", share))
+        elif share > least_share:
+            matches.append(Match(document, int(numbers[counts.argmax()]), "runs", share))
+    return Overlap(len(val.starts) - 1, total, total_found, matches)
+
+
+def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) -> Iterator[tuple[bytes, Hashes]]:
+    """Yield a key for each document, which equals that of its copies, and the hashes of its runs of words.
+
+    The key covers the words or, in a document without any, the text; b"" if it has no text.
+    """
+    for start, stop in pairwise(map(int, side.starts)):
+        parts, texts = [], []
+        for begin in range(start, stop, READ_TOKENS):
+            ids = side.split.read(begin, min(begin + READ_TOKENS, stop))
+            text = side.tokenizer.decode(ids)
+            words = text.lower().translate(_word_borders()).split()
+            parts.append(np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64))  # alike in one process only
+            texts += [] if words else [text]
+            on_tokens(len(ids))
+        hashes = np.concatenate([np.empty(0, np.uint64), *parts])
+        content = hashes.tobytes() if len(hashes) else "".join(texts).encode()
+        yield hashlib.blake2b(content, digest_size=16).digest() if content else b"", run_hashes(hashes, run_words)
+
+
+@cache
+def _word_borders() -> dict[int, str]:
+    """Return the table for `str.translate` that puts spaces for all but letters and digits, and around those from U+3000 on.
+
+    Chinese, Japanese and Korean have no spaces between words: every character counts as one.
+    """
+    codes = (code for code in range(0x10000) if code >= 0x3000 or not chr(code).isalnum())
+    return {code: f" {chr(code)} " if chr(code).isalnum() else " " for code in codes}
+
+
+def run_hashes(words: Hashes, count: int) -> Hashes:
+    """Return a polynomial hash of each run of `count` words, composed from runs half as long."""
+    if count == 1 or len(words) < count:
+        return words[: max(0, len(words) - count + 1)]
+    half = count // 2
+    parts = run_hashes(words, half)
+    pairs = parts[:-half] * np.uint64(pow(int(FACTOR), half, 1 << 64)) + parts[half:]
+    return pairs[: len(words) - count + 1] * FACTOR + words[count - 1 :] if count % 2 else pairs
 
 
 def _overlap_problem(match: Match, val: ComparedSplit, train: ComparedSplit, run_words: int) -> DataProblem:

@@ -1,0 +1,267 @@
+"""The contents of token data: open it for an audit, count its tokens, and show what a split holds.
+
+Tokens are counted in chunks of mapped shards, so memory grows only with the number of documents (8 bytes each).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.data.formats.opener import open_tokens
+from ingot.data.formats.shard_folder import paired_tokenizer
+from ingot.data.store.dataset import MANIFEST, Bucket, Dataset, Split, SplitCounts, split_counts, tokenizer_problem
+from ingot.data.store.documents import starts_at_marks
+from ingot.data.store.shards import TOKEN_BYTES, DataProblem
+from ingot.data.text.text_files import adding_up
+from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE
+from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import check_picture, reading, save_picture
+
+CHUNK_TOKENS = 1 << 20  # tokens counted at a time
+PLOT = "--plot"  # the option that names the image file
+BEGINNING_TOKENS, BEGINNING_CHARACTERS = 256, 100
+Starts = NDArray[np.int64]  # where documents begin, then the end of the last
+Progress = Callable[[int, int], None]  # bytes done, bytes in total
+OnTokens = Callable[[int], None]  # called with the number of tokens that were just read
+
+
+def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
+    """Open a folder and collect its problems; the tokenizer is None only if it cannot be read.
+
+    `tokenizer` names what made the tokens of other programs' data, and must be that of a prepared folder.
+    """
+    with reading(path):
+        if not path.is_dir():
+            Dataset.open(path)  # refuses it and says what to do
+        dataset = open_tokens(path, strict=False)
+    if dataset.format == "nanogpt":
+        made_by = "" if dataset.known_tokenizer else " --tokenizer NAME"
+        command = f"ingot data convert {shlex.quote(str(path))} --to ingot{made_by} --output DIR"
+        raise DataError(f"{path} holds tokens in the format nanogpt; make it a prepared folder with: {command}")
+    for split in dataset.splits.values():
+        split.dtype = np.dtype(np.uint32)  # equal documents of two splits must be equal arrays
+    own = dataset.known_tokenizer
+    if dataset.format == "shards":
+        with suppress(DataError, OSError):  # a damaged manifest.json may belong to something else
+            own = _try_tokenizer(dataset, paired_tokenizer(path))
+    given = _try_tokenizer(dataset, tokenizer)
+    if tokenizer is None and own is None and dataset.format != "ingot":
+        raise ConfigError(f"{path} does not name its tokenizer; give --tokenizer (gpt2, a .model, tokenizer.json)")
+    if not dataset.is_prepared:
+        dataset.known_tokenizer = given or own
+    if own is not None and given is not None and own.fingerprint() != given.fingerprint():
+        own_text, given_text = (f"{t.kind}, {t.vocab_size:,} ids, {t.fingerprint()[:12]}" for t in (own, given))
+        problem = f"its tokenizer ({own_text}) is not the one given ({given_text})"
+        advice = "leave --tokenizer out, or prepare the text again with yours"
+        dataset.problems.append(DataProblem("tokenizer-mismatch", str(path / MANIFEST), problem, advice, "tokenizer"))
+    return dataset
+
+
+def _try_tokenizer(dataset: Dataset, name: str | None) -> Tokenizer | None:
+    try:
+        return open_tokenizer(name) if name else None
+    except DataError as error:
+        dataset.problems.append(tokenizer_problem(str(name), error))
+        return None
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """The result of one pass; `ids` has a count for every id of the vocabulary, some outside it, and last all above those."""
+
+    ids: NDArray[np.int64]
+    largest: int
+    marks: NDArray[np.int64]
+    piece_bytes: int
+
+
+def count_documents(
+    split: Split | Bucket, tokenizer: Tokenizer, index: NDArray[Any] | None, on_tokens: OnTokens
+) -> tuple[TokenCounts, Starts]:
+    """Read a split once; return its counts and where documents begin: by the index or, without one, at their marks."""
+    starts = None if index is None else np.asarray(index).astype(np.int64)
+    slots = max(NARROW, tokenizer.vocab_size) + 1
+    sizes = np.zeros(slots, np.int64)
+    sizes[: tokenizer.vocab_size] = tokenizer.token_bytes()
+    special = np.append(sizes == 0, True)  # the last entry is for OUTSIDE
+    ids, largest = np.zeros(slots, np.int64), 0
+    marks, extra, previous = [np.empty(0, np.int64)], 0, OUTSIDE
+    for begin in range(0, split.tokens, CHUNK_TOKENS):
+        tokens = split.read(begin, min(begin + CHUNK_TOKENS, split.tokens))
+        largest = max(largest, int(tokens.max()))
+        part = np.minimum(tokens.astype(np.int64), slots - 1)
+        ids += np.bincount(part, minlength=slots)
+        if tokenizer.bos is not None:
+            marks.append(np.flatnonzero(part == tokenizer.bos) + begin)
+        before = np.append(previous, part[:-1])
+        if starts is not None:
+            first, last = np.searchsorted(starts, [begin, begin + len(part)])
+            before[starts[first:last] - begin] = OUTSIDE
+        places = np.flatnonzero(special[before])
+        extra += int((tokenizer.target_bytes(before[places], part[places]) - sizes[part[places]]).sum())
+        previous = int(part[-1])
+        on_tokens(len(part))
+    counts = TokenCounts(ids, largest, np.concatenate(marks), int(ids @ sizes) + extra)
+    return counts, starts_at_marks(split.tokens, counts.marks) if starts is None else starts
+
+
+@dataclass(frozen=True)
+class IdUse:
+    """An id and how often it occurs; `text` is None for ids that stand for no text."""
+
+    id: int
+    text: str | None
+    count: int
+    share: float
+
+
+@dataclass(frozen=True)
+class VocabularyUse:
+    """The share of the vocabulary that a split uses."""
+
+    size: int
+    used: int
+    never_used: int
+    most_frequent: list[IdUse]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Documents of `low` to `high` tokens, both included."""
+
+    low: int
+    high: int
+    documents: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The lengths of documents in tokens, their start mark included."""
+
+    shortest: int
+    mean: float
+    median: float
+    longest: int
+    histogram: list[Bin]
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The first words of a document."""
+
+    document: int
+    token: int
+    tokens: int
+    text: str
+
+
+@dataclass(frozen=True)
+class SplitInspection(SplitCounts):
+    """The contents of a split: counts, ids and documents."""
+
+    documents: int
+    piece_bytes: int
+    vocabulary: VocabularyUse
+    lengths: Lengths | None
+    beginnings: list[Beginning]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The contents of a folder."""
+
+    folder: Path
+    tokenizer: str
+    splits: dict[str, SplitInspection]
+
+
+def inspect(
+    path: Path,
+    split: str | None = None,
+    *,
+    tokenizer: str | None = None,
+    top: int = 10,
+    beginnings: int = 5,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Inspect one split of a folder, or all; list the `top` most frequent ids and the beginnings of some documents."""
+    dataset = open_for_audit(path, tokenizer)
+    if dataset.problems:
+        raise DataError(f"{dataset.problems[0].line} (ingot data verify {path} lists everything)")
+    if split is not None and split not in dataset.splits:
+        raise DataError(f"{path} has no split {split!r}; it has {', '.join(dataset.splits)}")
+    names = [split] if split else list(dataset.splits)
+    parts: list[Split | Bucket] = []
+    for name in names:
+        parts += [dataset.splits[name], *dataset.buckets(name).values()]
+    advance = adding_up(progress, TOKEN_BYTES * sum(part.tokens for part in parts))
+    inspected = {part.name: _inspect(dataset.tokenizer, part, top, beginnings, advance) for part in parts}
+    return Inspection(path, dataset.tokenizer.kind, inspected)
+
+
+def _inspect(tokenizer: Tokenizer, split: Split | Bucket, top: int, beginnings: int, advance: OnTokens) -> SplitInspection:
+    try:
+        index = split.index() if isinstance(split, Split) else split.document_starts()
+    except ValueError as problem:
+        message = f"{split.folder}: the document index of {split.name} {problem}; ingot data verify lists everything"
+        raise DataError(message) from None
+    counts, starts = count_documents(split, tokenizer, index, lambda tokens: advance(TOKEN_BYTES * tokens))
+    if (outside := int(counts.ids[tokenizer.vocab_size :].sum())) > 0:
+        raise DataError(
+            f"{split.folder}: {outside:,} tokens of {split.name} are outside the {tokenizer.kind} vocabulary of "
+            f"{tokenizer.vocab_size:,} ids; give the tokenizer that made them"
+        )
+
+    ids = counts.ids[: tokenizer.vocab_size]
+    used = int(np.count_nonzero(ids))
+    most_frequent = []
+    for token in np.argsort(-ids, kind="stable")[: min(top, used)].tolist():
+        text = None if tokenizer.is_special(token) else tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
+        most_frequent.append(IdUse(token, text, int(ids[token]), int(ids[token]) / split.tokens))
+
+    documents, lengths, shown = len(starts) - 1, None, []
+    if documents:
+        sizes = np.diff(starts)
+        powers = np.bincount(np.maximum(np.frexp(sizes.astype(np.float64))[1] - 1, 0))  # bins double: 1, 2 to 3, 4 to 7, ...
+        filled = np.flatnonzero(powers)
+        bins = [Bin(1 << p, (2 << p) - 1, int(powers[p])) for p in range(int(filled[0]), int(filled[-1]) + 1)]
+        lengths = Lengths(int(sizes.min()), float(sizes.mean()), float(np.median(sizes)), int(sizes.max()), bins)
+        spread = np.linspace(0, documents - 1, min(max(beginnings, 0), documents)).astype(np.int64)
+        for number in np.unique(spread).tolist():
+            begin, end = int(starts[number]), int(starts[number + 1])
+            text = tokenizer.decode(split.read(begin, min(end, begin + BEGINNING_TOKENS)))
+            shown.append(Beginning(number, begin, end - begin, " ".join(text.split())[:BEGINNING_CHARACTERS]))
+
+    size = split.bytes if split.is_prepared else None
+    vocabulary = VocabularyUse(tokenizer.vocab_size, used, tokenizer.vocab_size - used, most_frequent)
+    counted = vars(split_counts(documents, split.tokens, size, counts.piece_bytes))
+    return SplitInspection(**counted, vocabulary=vocabulary, lengths=lengths, beginnings=shown)
+
+
+def plot(inspection: Inspection, file: Path) -> None:
+    """Draw the lengths of documents into a PNG or SVG file."""
+    check_picture(file, PLOT)
+    from matplotlib.figure import Figure
+
+    drawn = {name: split.lengths for name, split in inspection.splits.items() if split.lengths}
+    figure = Figure(figsize=(8, 1 + 3 * len(drawn)), layout="constrained")
+    for number, (name, lengths) in enumerate(drawn.items()):
+        axes = figure.add_subplot(len(drawn), 1, number + 1)
+        lows = [bin.low for bin in lengths.histogram]
+        axes.bar(lows, [bin.documents for bin in lengths.histogram], width=lows, align="edge", edgecolor="white")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.axvline(lengths.median, color="black", linestyle="--", label=f"median {lengths.median:,.0f}")
+        axes.set_title(f"{inspection.folder.resolve().name}, {name}", parse_math=False)
+        axes.set(xlabel="tokens in a document", ylabel="documents")
+        axes.legend()
+    save_picture(figure, file, PLOT)
