@@ -58,33 +58,6 @@ class TaskScore:
         return record | ({"parts": {name: part.record() for name, part in self.parts.items()}} if self.parts else {})
 
 
-class NotAnItem(ValueError):
-    """A record that is not a valid item; the message says why."""
-
-
-def _text(record: Mapping[str, Any], name: str) -> str:
-    if not isinstance(text := record[name], str):
-        raise NotAnItem(f"{name} is not a text")
-    return text
-
-
-def _texts(record: Mapping[str, Any], name: str) -> list[str]:
-    texts = record[name]
-    if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) for text in texts):
-        raise NotAnItem(f"{name} is not a list of two texts or more")
-    return texts
-
-
-def _number(record: Mapping[str, Any], name: str) -> int:
-    """Return an integer field, which some datasets store as text."""
-    number = record[name]
-    if isinstance(number, float) and number.is_integer():
-        number = int(number)  # tables with missing values store floats
-    if isinstance(number, bool) or not (isinstance(number, int) or (isinstance(number, str) and number.isdecimal())):
-        raise NotAnItem(f"{name} is not the index of a choice")
-    return int(number)
-
-
 def _choices(context: str, choices: Sequence[str], gold: int) -> Item:
     return _item([(context, choice) for choice in choices], gold, tuple(map(len, choices)))
 
@@ -92,20 +65,18 @@ def _choices(context: str, choices: Sequence[str], gold: int) -> Item:
 def _item(pairs: Sequence[tuple[str, str]], gold: int = 0, lengths: tuple[int, ...] = ()) -> Item:
     """Build an item from contexts and continuations, joined by a space."""
     if not 0 <= gold < len(pairs):
-        raise NotAnItem(f"its answer is index {gold} of {len(pairs)} choices")
+        raise ValueError(f"its answer is index {gold} of {len(pairs)} choices")
     if not all(rest.strip() for _, rest in pairs):
-        raise NotAnItem("a continuation is empty")
-    for text in (text for pair in pairs for text in pair):
-        text.encode()  # half a surrogate pair has no bytes
+        raise ValueError("a continuation is empty")
     return Item(tuple((context, f" {rest}") for context, rest in pairs), gold, lengths)
 
 
 def _hellaswag(line: Mapping[str, Any]) -> Item:
     """Read a HellaSwag record as published (activity_label, ctx_a, ctx_b) or with these joined in ctx."""
-    whole = _text(line, "ctx")
+    whole = line["ctx"]
     if "activity_label" in line:
-        whole = f"{_text(line, 'activity_label')}: {_text(line, 'ctx_a')} {_text(line, 'ctx_b').capitalize()}"
-    return _choices(_cleaned(whole), [_cleaned(ending) for ending in _texts(line, "endings")], _number(line, "label"))
+        whole = f"{line['activity_label']}: {line['ctx_a']} {line['ctx_b'].capitalize()}"
+    return _choices(_cleaned(whole), [_cleaned(ending) for ending in line["endings"]], int(line["label"]))
 
 
 def _cleaned(text: str) -> str:
@@ -116,47 +87,45 @@ def _cleaned(text: str) -> str:
 def _question(line: Mapping[str, Any]) -> Item:
     """Read an ARC record as published, as on the hub, or with the question as `query`."""
     if "query" in line:
-        return _choices(f"{_text(line, 'query').rstrip()}\nAnswer:", _texts(line, "choices"), _number(line, "gold"))
+        return _choices(f"{line['query'].rstrip()}\nAnswer:", line["choices"], int(line["gold"]))
     published = isinstance(line["question"], dict)
-    question = _text(line["question"], "stem") if published else _text(line, "question")
+    question = line["question"]["stem"] if published else line["question"]
     choices = (line["question"] if published else line)["choices"]
     if not isinstance(choices, dict):
         choices = {name: [choice[name] for choice in choices] for name in ("text", "label")}
     if (answer := line["answerKey"]) not in choices["label"]:
-        raise NotAnItem("answerKey is not the label of a choice")
-    return _choices(f"Question: {question}\nAnswer:", _texts(choices, "text"), choices["label"].index(answer))
+        raise ValueError("answerKey is not the label of a choice")
+    return _choices(f"Question: {question}\nAnswer:", choices["text"], choices["label"].index(answer))
 
 
 def _piqa(line: Mapping[str, Any]) -> Item:
     if "query" in line:
         return _question(line)
-    return _choices(
-        f"Question: {_text(line, 'goal')}\nAnswer:", [_text(line, "sol1"), _text(line, "sol2")], _number(line, "label")
-    )
+    return _choices(f"Question: {line['goal']}\nAnswer:", [line["sol1"], line["sol2"]], int(line["label"]))
 
 
 def _lambada(line: Mapping[str, Any]) -> Item:
     """Read a LAMBADA record (OpenAI's version): the text, or its context and last word."""
     if "text" not in line:
-        return _item([(_text(line, "context"), _text(line, "continuation").strip())])
-    context, _, word = _text(line, "text").rstrip().rpartition(" ")
+        return _item([(line["context"], line["continuation"].strip())])
+    context, _, word = line["text"].rstrip().rpartition(" ")
     if not context.strip():
-        raise NotAnItem("the text has only one word")
+        raise ValueError("the text has only one word")
     return _item([(context, word)])
 
 
 def _winogrande(line: Mapping[str, Any]) -> Item:
     """Read a WinoGrande record: the choices fill the blank, and the scored continuation is the same for both."""
     if "context_options" in line:
-        contexts, rest, gold = _texts(line, "context_options"), _text(line, "continuation"), _number(line, "gold")
+        contexts, rest, gold = line["context_options"], line["continuation"], int(line["gold"])
     else:
-        before, _, rest = _text(line, "sentence").partition("_")
-        contexts, gold = [before + _text(line, "option1"), before + _text(line, "option2")], _number(line, "answer") - 1
+        before, _, rest = line["sentence"].partition("_")
+        contexts, gold = [before + line["option1"], before + line["option2"]], int(line["answer"]) - 1
     return _item([(context, rest.strip()) for context in contexts], gold)
 
 
 def _blimp(line: Mapping[str, Any]) -> Item:
-    return _item([("", _text(line, "sentence_good")), ("", _text(line, "sentence_bad"))])
+    return _item([("", line["sentence_good"]), ("", line["sentence_bad"])])
 
 
 def _arc(part: str) -> Task:
@@ -263,23 +232,11 @@ def _read_items(read: Callable[[int, Any], Item], where: Path | str, part: str, 
         try:
             items.append(read(number, line))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-            raise DataError(f"{where}: line {number + 1} of {part} is not an item of the task: {_reason(error)}") from None
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise DataError(f"{where}: line {number + 1} of {part} is not an item of the task: {reason}") from None
     if not items:
         raise DataError(f"{where} has no items in {part}")
     return items
-
-
-def _reason(error: Exception) -> str:
-    """Return why a record is not a valid item."""
-    if isinstance(error, NotAnItem):
-        return str(error)
-    if isinstance(error, KeyError):
-        return f"it has no {error.args[0]}"
-    if isinstance(error, json.JSONDecodeError | RecursionError):
-        return "it is not JSON"
-    if isinstance(error, UnicodeEncodeError):
-        return "it contains half a surrogate pair"
-    return "its fields are not those of the task"
 
 
 def _lines(path: Path, text: bytes) -> Iterator[str]:
