@@ -6,6 +6,7 @@ import pytest
 
 from ingot.artifact.hf_tokenizer import find_tokenizer, tokenizer_files, tokenizer_json
 from ingot.data.tokenizers import ByteTokenizer
+from ingot.data.tokenizers.hf_json import from_json
 from ingot.data.tokenizers.learn_vocabulary import learn
 from ingot.data.tokenizers.plain import CharTokenizer, NumberTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -41,6 +42,7 @@ KINDS = {
     "space in front": lambda text: SentencePieceTokenizer(learn("sentencepiece", [text], 600, {"add_dummy_prefix": True})),
     "no bytes": lambda text: SentencePieceTokenizer(learn("sentencepiece", [text], 300, {"byte_fallback": False})),
     "unigram": lambda text: SentencePieceTokenizer(learn("sentencepiece", [text], 400, {"model_type": "unigram"})),
+    "byte-level bpe": lambda text: from_json(learn("bpe", [text], 600)),
     "identity": lambda text: SentencePieceTokenizer(
         learn("sentencepiece", [text], 600, {"normalization_rule_name": "identity", "remove_extra_whitespaces": False})
     ),

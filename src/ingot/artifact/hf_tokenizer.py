@@ -78,15 +78,31 @@ class SentencePieceFile:
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
-    """Build the tokenizer.json of a tokenizer that has none; return None if the tokenizers library cannot express it."""
+    """Build a tokenizer.json that gives texts their ids in training; return None if the tokenizers library cannot express it."""
+    from tokenizers import Tokenizer as Built
+
     built: Any = None
-    if isinstance(tokenizer, ByteTokenizer):
+    if isinstance(tokenizer, HFTokenizer):
+        built = _marked(Built.from_str(tokenizer.contents.decode()), tokenizer, [])
+    elif isinstance(tokenizer, ByteTokenizer):
         built = _bytes(tokenizer)
     elif isinstance(tokenizer, CharTokenizer):
         built = _characters(tokenizer)
     elif isinstance(tokenizer, SentencePieceTokenizer):
         built = _sentencepiece(tokenizer)
     return None if built is None else str(built.to_str(pretty=True)).encode()
+
+
+def _lacks_start(tokenizer: HFTokenizer) -> bool:
+    """Return True for a tokenizer.json without a post-processor, as we learn them: documents were trained with a start token."""
+    return tokenizer.bos is not None and not json.loads(tokenizer.contents).get("post_processor")
+
+
+def marks_texts(tokenizer: Tokenizer) -> bool:
+    """Return True if the exported tokenizer puts the start token in front of a text."""
+    if isinstance(tokenizer, HFTokenizer):
+        return tokenizer.marks_texts or _lacks_start(tokenizer)
+    return not isinstance(tokenizer, GPT2Tokenizer)
 
 
 def _bytes(tokenizer: ByteTokenizer) -> Any:
@@ -174,7 +190,7 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
         vocabulary, merges = gpt2_files(tokenizer)
         files = {VOCABULARY: vocabulary, MERGES: merges, SETTINGS: json.dumps(config, indent=2).encode()}
         return files, tokenizer
-    if isinstance(tokenizer, HFTokenizer):
+    if isinstance(tokenizer, HFTokenizer) and not _lacks_start(tokenizer):
         return {THEIRS: tokenizer.contents, SETTINGS: _settings(tokenizer, tokenizer.contents, context)}, tokenizer
     files = {OURS: json.dumps(dict(spec)).encode()}
     if (contents := tokenizer_json(tokenizer)) is not None:

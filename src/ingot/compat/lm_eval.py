@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ingot.api import load
+from ingot.artifact.hf_tokenizer import marks_texts
 from ingot.backends.sampling import GenerationOptions, Sampling
 from ingot.data.store.documents import marks_of
 from ingot.errors import ConfigError
-from ingot.inference.scoring import marks_texts, score_rows, text_ids
+from ingot.inference.scoring import score_rows, text_ids
 
 try:
     from lm_eval.api.model import TemplateLM

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.artifact.hf_tokenizer import marks_texts
 from ingot.backends.base import Inference
 from ingot.backends.sampling import RowScores
 from ingot.data.store.documents import marks_of
-from ingot.data.tokenizers import GPT2Tokenizer, HFTokenizer, Tokenizer
+from ingot.data.tokenizers import Tokenizer
 from ingot.errors import ConfigError, DataError, Interrupted, RunError, Setting
 from ingot.eval.tasks import TASKS, Item, TaskScore, read_task, score_items
 
@@ -173,8 +174,3 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return ids as the exported tokenizer gives them to lm-eval: after the start token, except for GPT-2's."""
     return (tokenizer.encode_document(text) if marks_texts(tokenizer) else tokenizer.encode(text)).tolist()
-
-
-def marks_texts(tokenizer: Tokenizer) -> bool:
-    """Return True if the exported tokenizer puts the start token in front of a text."""
-    return tokenizer.marks_texts if isinstance(tokenizer, HFTokenizer) else not isinstance(tokenizer, GPT2Tokenizer)
