@@ -154,7 +154,8 @@ def test_a_space_at_the_end_of_a_context_belongs_to_the_continuation():
     assert encode_pair(gpt2, "", " runs") == ([50256], gpt2.encode(" runs").tolist())
     assert encode_pair(ByteTokenizer(), "a", "b") == ([1, 101], [102])
     own = from_json(learn("bpe", ["some text for a vocabulary"] * 5, 270), "<|endoftext|>")
-    assert encode_pair(own, "so", "me") == (own.encode_document("so").tolist(), own.encode("some").tolist()[len(own.encode("so")) :])
+    continuation = own.encode("some").tolist()[len(own.encode("so")) :]
+    assert encode_pair(own, "so", "me") == (own.encode_document("so").tolist(), continuation)
     with pytest.raises(DataError, match=r"char tokenizer"):
         encode_pair(CharTokenizer("abc"), "", "a")
 
