@@ -84,9 +84,6 @@ MODELS = (
     *(of_ingot(f"eval --artifact {path} --data data --rows 2 --device cpu", path, "data", weight=2) for path in EXPORTS),
     *(of_ingot(f"generate {path} {FEW}", path, "data", weight=2) for path in (*RUNS, *EXPORTS[:3])),
     of_ingot(f"generate runs/gpt2 --prompts-file prompts.jsonl {FEW}", "runs/gpt2", "data", "prompts.jsonl", weight=2),
-    of_ingot(
-        f"batch-generate --input requests.jsonl --checkpoint runs/gpt2 {FEW_NEW}", "runs/gpt2", "data", "requests.jsonl", weight=4
-    ),
     of_ingot("export runs/gpt2 --no-score -o new.ingot", "runs/gpt2", "data", weight=3),
     of_ingot("export runs/gpt2 --format huggingface -o new", "runs/gpt2", "data"),
     of_ingot("export runs/gpt2 --format nanogpt -o new.pt", "runs/gpt2", "data"),
@@ -119,7 +116,6 @@ DATA = (
     of_ingot(f"data convert {SHARDS} --to ingot --output new", "golf", weight=4),
     of_ingot("data train-tokenizer --input text/a.txt --kind bpe --vocab-size 300 --output new.json", "text", weight=2),
     of_ingot("data train-tokenizer --input text/a.txt --kind sentencepiece --vocab-size 300 --output new.model", "text"),
-    of_ingot("tokenize --input-dir lines/train/web --output-dir new --tokenizer byte --min-text-length 1", "lines", weight=3),
     of_ingot("golf pack golf-run/logs/toy --output new", "golf-run", weight=3),
     Scenario("prepare.py", prepare_characters, ("--input", "text/a.txt"), ("text",), weight=2),
     Scenario("prepare.py", prepare_documents, ("--input", "text/a.jsonl", "--workers", "1"), ("text",), weight=2),
