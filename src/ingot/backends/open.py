@@ -79,20 +79,9 @@ def measure_flops(device: Device) -> float:
     return measure_torch(device)
 
 
-def modules(device: str) -> tuple[str, ...]:
-    """Return the modules that a forkserver preloads for runs on a device; importing them touches no device."""
-    if device == MLX:
-        return ()  # Metal does not survive a fork
-    return ("ingot.backends.torch.backend", *([] if device == "cpu" else ["ingot.backends.torch.preloaded"]))
-
-
-def fork_can_use(device: str) -> bool:
-    """Return whether this fork of a process that has loaded the `modules` of a device can compute on it."""
-    if device in ("cpu", MLX):
-        return True
-    from ingot.backends.torch.startup import fork_can_use_gpu
-
-    return fork_can_use_gpu()
+def preloadable(device: str) -> tuple[str, ...]:
+    """Return the modules that a forkserver imports once for many runs on a device; importing them touches no device."""
+    return () if device == MLX else ("ingot.backends.torch.backend",)  # Metal does not survive a fork
 
 
 def packages(device: str) -> tuple[str, ...]:

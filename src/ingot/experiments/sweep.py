@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ingot.backends.open import fork_can_use, modules
+from ingot.backends.open import preloadable
 from ingot.config.loading import ResolvedConfig
 from ingot.config.schema import Config
 from ingot.config.text import Plain, format_value, parse_yaml
@@ -299,21 +299,12 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
 
 @cache
 def _processes(device: str) -> Any:
-    """Return how trials are started: forked from a process that has loaded the framework, unless forks cannot use the device."""
-    if sys.platform == "linux":
-        forks = multiprocessing.get_context("forkserver")
-        forks.set_forkserver_preload([*PRELOADED, *modules(device)])
-        first = forks.Process(target=_ask, args=(device,))
-        with suppress(OSError, EOFError):  # loading the framework ended the server
-            first.start()
-            first.join()
-        if first.exitcode == 0:
-            return forks
-    return multiprocessing.get_context("spawn")
-
-
-def _ask(device: str) -> None:
-    sys.exit(not fork_can_use(device))
+    """Return how trials are started: on Linux forked from a process that has imported the framework and touched no device."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([*PRELOADED, *preloadable(device)])
+    return forks
 
 
 def _train(resolved: ResolvedConfig, output: Path, send: Connection) -> None:

@@ -1,6 +1,5 @@
 """What gets ready while the model is built."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -33,18 +32,18 @@ def started(monkeypatch):
             found["waited for"] = self.name
 
     monkeypatch.setattr(threading, "Thread", Noted)
-    monkeypatch.setattr(startup, "_import_triton", lambda: True)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())
     return found
 
 
 @pytest.mark.parametrize(
     ("device", "compile_as", "there", "expected", "imports"),
     [
-        ("auto", "auto", True, {"triton", "imports", "device"}, (startup._start_compiler, startup.import_flash4)),
-        ("cuda:1", False, True, {"imports", "device"}, (startup.import_flash4,)),
+        ("auto", "auto", True, {"triton", "imports", "device"}, (True, True)),  # the compiler, FlashAttention 4
+        ("cuda:1", False, True, {"imports", "device"}, (False, True)),
         ("auto", "auto", False, set(), None),
         ("cpu", "auto", True, set(), None),
-        ("cpu", True, False, {"triton", "imports"}, (startup._start_compiler,)),
+        ("cpu", True, False, {"triton", "imports"}, (True, False)),
     ],
 )
 def test_the_compiler_and_the_gpu_get_ready_where_they_are_used(
@@ -60,7 +59,7 @@ def test_the_compiler_and_the_gpu_get_ready_where_they_are_used(
 
 
 def test_without_triton_no_thread_looks_for_it(started, monkeypatch):
-    monkeypatch.setattr(startup, "_import_triton", lambda: False)
+    monkeypatch.setitem(sys.modules, "triton", None)  # importing it fails
     startup.prepare_ahead(Config(training={"max_steps": 1, "device": "cpu", "compile": True}), Ranks())
     assert started.keys() == {"imports"}
 
@@ -125,18 +124,18 @@ def test_processes_that_compile_start_before_the_compiler_is_imported(monkeypatc
         return SimpleNamespace(maybe_warm_pool=lambda: done.append("processes"))
 
     monkeypatch.setattr(startup, "import_module", imported)
-    startup._start_compiler()
+    startup._import_ahead(compiler=True, flash4=False)
     assert done == ["torch._inductor.async_compile", "processes", "torch._inductor.compile_fx"]
     assert callable(import_module(done[0]).maybe_warm_pool)
 
 
-@pytest.mark.parametrize("prepare", [startup.hash_triton, startup._start_compiler])
-def test_an_import_that_the_end_of_the_program_stops_prints_nothing(monkeypatch, prepare):
+def test_an_import_that_the_end_of_the_program_stops_prints_nothing(monkeypatch):
     def stopped(name):
         raise RuntimeError("can't register atexit after shutdown")
 
     monkeypatch.setattr(startup, "import_module", stopped)
-    prepare()
+    startup.hash_triton()
+    startup._import_ahead(compiler=True, flash4=True)
 
 
 def test_the_compiler_finds_the_hash_of_triton_that_was_made_ahead():
@@ -164,67 +163,3 @@ def test_what_triton_needs_of_the_driver_is_made_ahead(monkeypatch):
 def test_a_device_that_is_not_there_is_told_by_those_who_need_it():
     startup._wake_device("cpu")
     startup._wake_device("no such device")
-
-
-@pytest.fixture
-def nvidia_smi(monkeypatch, tmp_path):
-    """Gives what makes a program of that name, which prints something and ends with a code."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    def make(prints, code=0):
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{prints}'\nexit {code}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
-
-    return make
-
-
-def test_which_gpu_there_is_is_asked_of_another_program(nvidia_smi):
-    assert startup.compute_capability() is None  # it is not installed
-    nvidia_smi("9.0\n10.0")
-    assert startup.compute_capability() == "90"
-    nvidia_smi("", code=0)
-    assert startup.compute_capability() is None
-    nvidia_smi("NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.", code=9)
-    assert startup.compute_capability() is None
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_what_forks_need_is_imported_where_a_gpu_is(monkeypatch, nvidia_smi, there):
-    called = []
-    for name in ("hash_triton", "import_compiler", "import_flash4"):
-        monkeypatch.setattr(startup, name, lambda name=name: called.append(name))
-    nvidia_smi("9.0" if there else "")
-    startup.preload()
-    assert called == (["hash_triton", "import_compiler", "import_flash4"] if there else [])
-
-
-def test_packages_that_ask_for_the_gpu_find_an_answer_for_as_long_as_they_are_imported(monkeypatch, nvidia_smi):
-    def answers():
-        return [os.environ.get(name) for name in ("QUACK_ARCH", "PYTORCH_NVML_BASED_CUDA_CHECK")]
-
-    asked = []
-    for name in ("hash_triton", "import_compiler"):
-        monkeypatch.setattr(startup, name, lambda: None)
-    monkeypatch.setattr(startup, "import_flash4", lambda: asked.append(answers()))
-    monkeypatch.setenv("QUACK_ARCH", "100")
-    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
-    nvidia_smi("9.0")
-    startup.preload()
-    assert asked == [["90", "1"]] and answers() == ["100", None]
-
-
-def test_what_is_imported_for_forks_keeps_them_fit_for_the_device(nvidia_smi):
-    nvidia_smi("9.0")
-    code = """
-import os, sys, threading, torch
-asks, checks = torch.cuda.is_available, []
-torch.cuda.is_available = lambda: checks.append(os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")) or asks()
-from ingot.backends.torch import preloaded
-assert "torch._inductor.compile_fx" in sys.modules
-assert set(checks) <= {"1"}, checks  # else it asks the driver
-assert threading.active_count() == 1
-if child := os.fork():
-    sys.exit(os.waitpid(child, 0)[1] != 0)
-os._exit(torch.cuda._is_in_bad_fork())
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 from ingot.backends.torch import tune as attention
 from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
-from ingot.backends.torch.startup import import_flash4
+from ingot.backends.torch.startup import _import_ahead
 from ingot.backends.torch.tune import (
     Call,
     Operand,
@@ -318,7 +318,7 @@ def test_the_package_is_imported_ahead_and_keeps_what_it_compiles(tmp_path, monk
         monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.delitem(sys.modules, module)
     library.cache_clear()
-    import_flash4()
+    _import_ahead(compiler=False, flash4=True)
     assert ("flash_attn.cute.interface" in sys.modules) == imported
     assert not imported or sys.modules["flash_attn.cute.interface"].kept == "1"
     library.cache_clear()

@@ -1,9 +1,8 @@
 """Start-up work that runs in parallel with the start of a run and halves the time to its first step.
 
-It has three parts. Threads import torch's compiler and initialise the GPU while the model is built (`prepare_ahead`). Processes
-compile the kernels of FlashAttention 4 and quack-kernels if the machine has not compiled them before (`Builders`). A forkserver
-imports all of it once for many runs (`preload`). Builders start before torch is imported, so this module imports it only inside
-functions.
+It has two parts. Threads import torch's compiler and initialise the GPU while the model is built (`prepare_ahead`). Processes
+compile the kernels of FlashAttention 4 and quack-kernels if the machine has not compiled them before (`Builders`). Builders start
+before torch is imported, so this module imports it only inside functions.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
     Returns a function that waits for the imports, to be called before anything that could start one of them too. Only one thread
     may import: modules of the compiler import each other in cycles, and so do Triton's. Of two threads that enter a cycle at
     different modules, each holds the one that the other waits for, and Python hands one of them a half-initialised module.
+    Errors are suppressed: whoever needs the package or the device later meets the same one and reports it.
     """
     import torch
 
@@ -44,15 +44,17 @@ def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
     name = config.training.device
     on_cuda = (name == "auto" or name.startswith("cuda")) and torch.cuda.is_available()
     compiling = compiles(config.training, config.model.family, on_cuda)
-    imports = [_start_compiler] if compiling else []
-    if on_cuda and config.training.precision != "fp32":
-        imports.append(import_flash4)
-    has_triton = (compiling or on_cuda) and _import_triton()  # a tenth of a second, and threads need it
+    has_triton = False
+    if compiling or on_cuda:
+        with suppress(Exception):
+            import_module("triton")  # a tenth of a second, and threads need it
+            has_triton = True
     if compiling and has_triton:
         threading.Thread(target=hash_triton, args=(), name="triton", daemon=True).start()
     if on_cuda:
         _start("device", _wake_device, name if ":" in name else f"cuda:{ranks.local_rank}")
-    return _start("imports", _call_all, *imports).join if imports else lambda: None
+    flash4 = on_cuda and config.training.precision != "fp32"
+    return _start("imports", _import_ahead, compiling, flash4).join if compiling or flash4 else lambda: None
 
 
 def _start(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
@@ -61,23 +63,6 @@ def _start(name: str, target: Callable[..., None], *args: Any) -> threading.Thre
     thread.start()
     atexit.register(thread.join, EXIT_PATIENCE_SECONDS)
     return thread
-
-
-def _call_all(*functions: Callable[[], None]) -> None:
-    for function in functions:
-        function()
-
-
-# Errors below are suppressed: whoever needs the package or the device later meets the same one and reports it.
-
-
-def _import_triton() -> bool:
-    """Import Triton and return whether it is there."""
-    try:
-        import_module("triton")
-    except Exception:
-        return False
-    return True
 
 
 def hash_triton() -> None:
@@ -89,21 +74,14 @@ def hash_triton() -> None:
         import_module("triton.runtime.cache").triton_key()
 
 
-def _start_compiler() -> None:
-    """Import the compiler, but first start its worker processes: until they are ready, it compiles kernels itself."""
-    with suppress(Exception):
-        import_module("torch._inductor.async_compile").maybe_warm_pool()
-    import_compiler()
-
-
-def import_compiler() -> None:
-    with suppress(Exception):
-        import_module("torch._inductor.compile_fx")
-
-
-def import_flash4() -> None:
-    """Import FlashAttention 4 and quack-kernels, which comes with it, where they are installed; that takes seconds."""
-    if has_flash4():
+def _import_ahead(compiler: bool, flash4: bool) -> None:
+    """Import the compiler, and FlashAttention 4 with quack-kernels, which comes with it, where they are installed."""
+    if compiler:  # until its worker processes are ready, the compiler compiles kernels itself: start them first
+        with suppress(Exception):
+            import_module("torch._inductor.async_compile").maybe_warm_pool()
+        with suppress(Exception):
+            import_module("torch._inductor.compile_fx")
+    if flash4 and has_flash4():
         keep_compiled_kernels()
         with suppress(Exception):
             import_module("ingot.model.kernels.flash").library()
@@ -146,12 +124,17 @@ class Builders:
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         self._processes: list[subprocess.Popen[bytes]] = []
-        if _may_help(config, ranks) and not (note := cache_root() / "built" / _digest(config)).exists():
-            self._note = note
-            with suppress(OSError):  # too many processes, or no place for the cache
-                note.parent.mkdir(parents=True, exist_ok=True)
-                keep_compiled_kernels()
-                self._processes += (_start_builder(build, config, vocab_size) for build in BUILDS)
+        if not _may_help(config, ranks) or (note := cache_root() / "built" / _digest(config)).exists():
+            return
+        self._note = note
+        code = "from ingot.backends.torch.startup import main; main(*sys.argv[1:])"
+        with suppress(OSError):  # too many processes, or no place for the cache
+            note.parent.mkdir(parents=True, exist_ok=True)
+            keep_compiled_kernels()
+            for build in BUILDS:
+                command = python_command(code, build, config.model_dump_json(), str(vocab_size))
+                quiet = subprocess.DEVNULL
+                self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet))
 
     def wait(self) -> None:
         """Wait until they have ended: the compiled kernels are then on disk, and the device is the run's alone."""
@@ -181,25 +164,13 @@ def _may_help(config: Config, ranks: Ranks) -> bool:
 
 
 def _digest(config: Config) -> str:
-    """Return a hash of what decides which kernels a run needs."""
+    """Return a hash of what decides which kernels a run needs: settings, versions, and the GPU models that the driver lists."""
     sections = ((config.model, MODEL_KEYS), (config.training, TRAINING_KEYS))
     settings = [section.model_dump(mode="json", include=names) for section, names in sections]
-    facts = [*settings, config.data.document_mask, _gpu_models(), made_by(), installed(("torch", *OF_KERNELS))]
+    lines = [line for file in GPU_FOLDERS.glob("*/information") for line in file.read_text().splitlines()]
+    gpus = sorted({line.partition(":")[2].strip() for line in lines if line.startswith("Model:")})
+    facts = [*settings, config.data.document_mask, gpus, made_by(), installed(("torch", *OF_KERNELS))]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _gpu_models() -> list[str]:
-    """Return the GPU models that the driver lists."""
-    with suppress(OSError, ValueError):
-        lines = [line for file in GPU_FOLDERS.glob("*/information") for line in file.read_text().splitlines()]
-        return sorted({line.partition(":")[2].strip() for line in lines if line.startswith("Model:")})
-    return []
-
-
-def _start_builder(build: str, config: Config, vocab_size: int) -> subprocess.Popen[bytes]:
-    code = "from ingot.backends.torch.startup import main; main(*sys.argv[1:])"
-    command = python_command(code, build, config.model_dump_json(), str(vocab_size))
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def main(build: str, settings: str, vocab_size: str) -> None:
@@ -229,54 +200,3 @@ def compile_kernels(build: str, config: Config, vocab_size: int) -> None:
     model = TorchInference.of(config, vocab_size)
     if model.trainable_within(MAX_MEMORY_SHARE):
         model.run_row(attention, kernels, config.data.seq_len, config.data.document_mask)
-
-
-# Imports for a forkserver, whose forks are runs (preloaded.py).
-
-
-def preload() -> None:
-    """Import what a run on an NVIDIA GPU needs besides torch, without touching the GPU: a fork could not use it then."""
-    if (capability := compute_capability()) is not None:
-        hash_triton()
-        with _gpu_answers(capability):
-            import_compiler()
-            import_flash4()
-
-
-def compute_capability() -> str | None:
-    """Return that of the first GPU, such as "90" for an H200; None without a GPU or nvidia-smi."""
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return lines[0].replace(".", "") if lines else None
-
-
-def fork_can_use_gpu() -> bool:
-    """Return whether this fork of a process that has preloaded can use the GPU; True also where there is none."""
-    import torch
-
-    if torch.version.cuda is None or compute_capability() is None:
-        return True
-    return not torch.cuda._is_in_bad_fork() and torch.cuda.is_available()
-
-
-@contextmanager
-def _gpu_answers(capability: str) -> Iterator[None]:
-    """Answer packages that ask about the GPU while they are imported, by environment variables instead of the driver.
-
-    quack-kernels asks for the capability; torch's compiler and apache-tvm-ffi ask whether there is a GPU, which torch can learn
-    from NVML, as `nvidia-smi` does.
-    """
-    answers = {"QUACK_ARCH": capability, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    before = {name: os.environ.get(name) for name in answers}
-    os.environ.update(answers)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
