@@ -5,7 +5,7 @@ import sys
 import speed_candidates
 from step_profile import TOY, open_engine
 
-from ingot.backends.torch.tune import NAMES
+from ingot.backends.torch.tune import KERNELS
 
 
 def run(monkeypatch, capsys, *arguments):
@@ -18,7 +18,7 @@ def test_a_toy_is_timed_with_and_without_each_kernel(monkeypatch, capsys):
     also = "training.loss_chunk=64 + attention=default-grouped"
     said = run(monkeypatch, capsys, "--toy", "--rounds", "1", "--steps", "1", "--also", also)
     rows = [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("| ")]
-    here = [name for name in NAMES if name not in ("gate", "stream")]  # llama's, and of families whose stream is float32
+    here = [name for name in KERNELS if name not in ("gate", "stream")]  # llama's, and of families whose stream is float32
     assert rows == ["variant", "none", *here, " + ".join(here), also] and "FAILED" not in said
 
 

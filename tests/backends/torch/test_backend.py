@@ -107,9 +107,7 @@ def test_heads_are_grouped_while_a_kernel_that_takes_them_so_is_used():
         assert all(part.form == "grouped" for part in parts)
     take(backend, 1)
     assert all(part.form == "repeated" for part in parts)
-    assert backend._fastest_attention(rows_of(0), []).removesuffix("-grouped") in ("cudnn", "flash", "efficient"), (
-        "none was timed"
-    )
+    assert backend._fastest_attention(rows_of(0), []).removesuffix("-grouped") in ("cudnn", "flash", "efficient")
 
 
 def test_a_run_goes_on_where_the_attention_that_it_kept_is_not_installed(monkeypatch):
@@ -504,7 +502,7 @@ def test_where_it_does_not_run_others_are_tried(tried):
     ],
 )
 def test_rows_without_windows_and_runs_without_the_package_are_tried_as_ever(tried, lack):
-    assert tried(**{"model": WINDOWED, **lack})[1] >= {"default", "default-grouped"}
+    assert "default" in tried(**{"model": WINDOWED, **lack})[1]
 
 
 def test_rows_of_documents_are_not_told_by_their_windows_alone(monkeypatch):

@@ -88,4 +88,4 @@ def test_flash_attention_is_tried_for_documents_of_our_models_where_it_is_instal
     monkeypatch.setattr(attention, "has_flash4", lambda: True)
     assert backend._fastest_attention(batch_of(MANY)) in ("default", "flash4")
     assert tried == ["default", "flash4"] * 3
-    assert attention.candidates(torch.nn.Linear(2, VOCABULARY), {}, True, list) == []
+    assert attention.candidates(torch.nn.Linear(2, VOCABULARY), False, True, list) == []

@@ -36,7 +36,7 @@ from ingot.backends.torch.compile import (
 from ingot.backends.torch.custom_model import check_custom_model
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference
-from ingot.backends.torch.precision import FLASH4, GROUPED, LossScale, make_kernel_choice_deterministic
+from ingot.backends.torch.precision import FLASH4, LossScale, make_kernel_choice_deterministic
 from ingot.backends.torch.startup import Builders, prepare_ahead
 from ingot.backends.torch.state import (
     DeviceResult,
@@ -49,31 +49,28 @@ from ingot.backends.torch.state import (
 )
 from ingot.backends.torch.tune import (
     HOST_MICRO_BATCH_TOKENS,
-    Calls,
+    SHORT_STEP_TOKENS,
     Choices,
     Tuned,
+    attention_alone,
     attention_form,
     candidates,
     device_bytes,
-    enough,
     fastest_attention,
-    is_short,
     largest_micro_batch,
-    out_of_memory,
-    recorded_attention,
     refuse_too_large,
     refuse_unless_fp8_runs,
-    replayed,
+    runs,
     settle_kernels,
     settle_threads,
     smallest_micro_batch,
     use_fp8_head,
     without_masks,
-    works,
 )
 from ingot.config.schema import Config
 from ingot.config.size import recomputed_every
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, RunError, Setting
+from ingot.model.registry import OURS
 from ingot.model.settings import FileSettings
 from ingot.optim.groups import has_custom_optimizers, make_optimizers
 from ingot.runtime.machine import keep_freed_memory
@@ -110,7 +107,9 @@ class TorchBackend(TorchInference):
         self._builders = builders
         model = build_model(config, vocab_size).to(torch_device(device))
         if t.fp8_head:
-            use_fp8_head(model, config.data.seq_len, t, device, precision)
+            nvidia = device.kind == "cuda" and torch.version.hip is None
+            capability = torch.cuda.get_device_capability(device.index) if nvidia else None
+            use_fp8_head(model, config.data.seq_len, t, precision, capability)
         super().__init__(model, vocab_size, device, precision, self._group)
         closing = contextlib.ExitStack()
         closing.callback(torch.set_num_threads, torch.get_num_threads())  # the process's own number, which a run may change
@@ -118,7 +117,7 @@ class TorchBackend(TorchInference):
         closing.callback(self._builders.stop)
         self.close = closing.close
         self._deterministic, self._takes_kernels = t.deterministic, device.kind == "cuda" and precision == "bf16"
-        self._seed, self._clip_norm = t.seed, config.optimizer.clip_norm
+        self._seed, self._clip_norm, self._dropout = t.seed, config.optimizer.clip_norm, getattr(config.model, "dropout", 0.0)
         self._micro_batch_setting, self._threads_setting, self._seq_len = t.micro_batch, t.threads, config.data.seq_len
         self._stages: list[Tuned] = []  # the choices for each stage
         self._kernels_setting, self._kernels = t.kernels, list[str]()
@@ -152,23 +151,30 @@ class TorchBackend(TorchInference):
             kept = json.loads(self.broadcast(json.dumps(self._choices.recall() if self.ranks.first else {})))
             # Known to run on this machine. In deterministic mode a second run repeats all that the first did, trials too.
             noted = bool(kept) and self.ranks.world_size == 1 and not self._deterministic
-        kept_stages = kept.get("stages", [kept])
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        self._stages = []
+        first, batch = stages[0]
+        row = batch[:1]
+        self._set(first.model)
         if self.device.kind == "cpu":
-            self._settle_threads(*stages[0], kept)
-        row = stages[0][1][:1]
-        launch_bound = not self._cuda_graphs and is_short(stages[0][1], self.maximum)
-        previous = kept.get("kernels", []) if kept else None
-        self._set(stages[0][0].model)
+            part = batch[: max(1, HOST_MICRO_BATCH_TOKENS // first.seq_len)]
+            measures = not self._deterministic
+            threads = settle_threads(self._threads_setting, kept, measures, lambda: self._try(part), self.maximum)
+            self.device = replace(self.device, name=cpu_name(threads))
         trial = None if kept else next(iter(self._without_masks(row)), None)
         if getattr(self.model, "fp8_head", False):
             refuse_unless_fp8_runs(lambda: self._try(row, attention=trial), self.maximum)
-        attempt = None if noted else lambda attention: self._try(row, attention=attention or trial)
         self._kernels = settle_kernels(
-            self.model, self._kernels_setting, previous, self._takes_kernels, launch_bound, attempt, self.maximum
+            self.model,
+            self._kernels_setting,
+            previous=kept.get("kernels", []) if kept else None,
+            supported=self._takes_kernels,
+            launch_bound=not self._cuda_graphs and self._is_short(batch),
+            attempt=None if noted else lambda attention: self._try(row, attention=attention or trial),
+            maximum=self.maximum,
         )
         self._builders.wait()
+        kept_stages = kept.get("stages", [kept])
+        self._stages = []
         for plan, batch in stages:
             self._set(plan.model)
             self._stages.append(self._tune(batch, kept_stages[plan.stage] if plan.stage < len(kept_stages) else {}, noted))
@@ -185,23 +191,19 @@ class TorchBackend(TorchInference):
         if not kept and self.ranks.first:
             self._choices.keep(self.tuned())
 
-    def _settle_threads(self, plan: StepPlan, batch: Batch, kept: Mapping[str, Any]) -> None:
-        self._set(plan.model)
-        part = batch[: max(1, HOST_MICRO_BATCH_TOKENS // plan.seq_len)]
-        threads = settle_threads(self._threads_setting, kept, not self._deterministic, lambda: self._try(part), self.maximum)
-        self.device = replace(self.device, name=cpu_name(threads))
-
     def _tune(self, batch: Batch, kept: Mapping[str, Any], noted: bool) -> Tuned:
+        """Choose the micro-batch and attention of a stage."""
         rows, _, seq_len = batch.shape
+        on_cuda, auto = self.device.kind == "cuda", self._micro_batch_setting == "auto"
         if not (noted or self._runs(batch[:1], str(kept.get("attention", "default")))):
             kept = {}  # its package is missing, or the dtype is another: measured again
-        most = rows if self.device.kind == "cuda" else max(1, HOST_MICRO_BATCH_TOKENS // seq_len)
-        wanted = kept.get("micro_batch", most) if self._micro_batch_setting == "auto" else self._micro_batch_setting
+        most = rows if on_cuda else max(1, HOST_MICRO_BATCH_TOKENS // seq_len)
+        wanted = kept.get("micro_batch", most) if auto else self._micro_batch_setting
         micro_batch = int(self.maximum([min(int(wanted), rows)])[0])  # the same on all ranks, kept with the run
         attention = str(kept.get("attention", "default"))
-        if self.device.kind == "cuda" and not kept:
+        if on_cuda and not kept:
             names = self._without_masks(batch)
-            if self._micro_batch_setting == "auto":
+            if auto:
                 micro_batch = self._smallest_micro_batch(batch, micro_batch, next(iter(names), None))
             attention = self._fastest_attention(batch[:micro_batch], names)
             if not self._runs(batch[:1], attention):  # timed calls have no windows, nor one gradient for three matmuls
@@ -210,7 +212,11 @@ class TorchBackend(TorchInference):
 
     def _runs(self, batch: Batch, attention: str) -> bool:
         """Return whether a whole pass with this attention kernel runs on every rank."""
-        return attention == "default" or not self.maximum([not works(lambda: self._try(batch, attention=attention))])[0]
+        return attention == "default" or runs(lambda: self._try(batch, attention=attention), self.maximum)
+
+    def _is_short(self, batch: Batch) -> bool:
+        """Return whether a step of such a batch on each rank ends before the host has launched the next one's kernels."""
+        return self.maximum([batch[:, 0].size])[0] <= SHORT_STEP_TOKENS  # shares of a step may differ by a row
 
     def _without_masks(self, batch: Batch) -> list[str]:
         """Return the kernels that take the window as a number and run; otherwise a trial compiles FlexAttention."""
@@ -230,25 +236,24 @@ class TorchBackend(TorchInference):
         return size
 
     def _fastest_attention(self, batch: Batch, names: Sequence[str] = ()) -> str:
-        calls, documents = Calls(), batch.shape[1] == 3  # documents cost by their lengths: whole passes are timed
-        if not (documents or names):
-            with recorded_attention(self.model) as recorded:  # before keys and values are repeated, which is timed too
-                self._try(batch[:1], attention=f"default{GROUPED}")
-            calls = enough(recorded, len(batch))
-        runs: dict[str, Callable[[], None]] = {}
-        records = self._cuda_graphs or not is_short(batch, self.maximum)  # launches that a pass waits for are timed
+        """Return the fastest attention kernel, timed alone in models of ours without windows, documents or dropout."""
+        rows, planes, seq_len = batch.shape  # documents cost by their lengths
+        alone = isinstance(self.model, OURS) and planes == 2 and not (names or self._dropout)
+        records = self._cuda_graphs or not self._is_short(batch)  # launches that a pass waits for are timed
+        repeats: dict[str, Callable[[], None]] = {}
 
         def attempt(name: str, times: int) -> None:
-            if not calls:  # attention that is not torch's, or has dropout: whole passes are timed
+            if not alone:
                 return self._try(batch, times, name)
             with self._computing(name):
-                if name not in runs:
-                    runs[name] = replayed(calls, len(batch), self._device, attention_form(name), records)
+                if name not in repeats:
+                    form = attention_form(name)
+                    repeats[name] = attention_alone(self.model, rows, seq_len, self.precision, self._device, form, records)
                 for _ in range(times):
-                    runs[name]()
+                    repeats[name]()
             return self.wait()
 
-        names = names or candidates(self.model, calls, documents, self.maximum)
+        names = names or candidates(self.model, alone, planes == 3, self.maximum)
         return fastest_attention(names, attempt, self._deterministic, self.maximum)
 
     def tuned(self) -> dict[str, Any]:
@@ -299,7 +304,13 @@ class TorchBackend(TorchInference):
             loss = self._accumulate(batch, targets, tuned)
         except torch.OutOfMemoryError:
             self._choices.forget()
-            raise out_of_memory(plan.step + 1, tuned.micro_batch, self._cuda_graphs) from None
+            raise RunError(
+                f"the GPU's memory is full at step {plan.step + 1} with micro-batches of {tuned.micro_batch} rows",
+                Setting("training.micro_batch"),
+                Setting("training.gradient_checkpointing", "true"),
+                Setting("training.cuda_graphs", "false"),
+                advice="lower {0} or set {1}" + (" or {2}" if self._cuda_graphs else "") + ", and start again",
+            ) from None
         # 3. The norm of the gradients, which are clipped to it.
         grads = [p.grad for p in self._names if p.grad is not None]
         self._scale.unscale(grads)

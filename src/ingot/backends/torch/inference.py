@@ -19,7 +19,7 @@ from ingot.backends.torch.generate import continue_prompts, score_rows
 from ingot.backends.torch.precision import DTYPES, arithmetic
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import WeightAverage, check_fits, load_model, model_records
-from ingot.backends.torch.tune import attention_form, has_kernel, score_in_parts, use_form, use_kernels
+from ingot.backends.torch.tune import attention_form, has_kernel, use_form, use_kernels
 from ingot.config.schema import Config
 from ingot.errors import DataError
 from ingot.model.layers import Form, extended_context
@@ -98,8 +98,17 @@ class TorchInference:
         return cls(model.eval(), vocab_size, device, precision, Collectives(Ranks(), device))
 
     def score(self, batch: Batch) -> float:
-        """Return the summed loss of the targets that count; the model runs even where none does, as those of other ranks do."""
-        return score_in_parts(self._score, batch)
+        """Return the summed loss of the targets that count; the model runs even where none does, as those of other ranks do.
+
+        A batch is halved where the GPU's memory, tried with a step's rows, does not hold it all.
+        """
+        try:
+            return self._score(batch)
+        except torch.OutOfMemoryError:
+            if len(batch) == 1:
+                raise
+        half = len(batch) // 2  # outside of the except block, where the error no longer holds what was computed
+        return self.score(batch[:half]) + self.score(batch[half:])
 
     @torch.no_grad()
     def _score(self, batch: Batch) -> float:

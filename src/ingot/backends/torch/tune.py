@@ -1,4 +1,4 @@
-"""Measurements and checks before a run: micro-batch, attention, kernels, threads, memory, the fp8 head.
+"""Measurements and checks before a run: micro-batch, kernels, attention, threads, memory, the fp8 head.
 
 Every choice is the same on all ranks: a trial counts as failed if it fails on one rank, and takes the slowest rank's time.
 Results for a shape are kept on the machine (`Choices`), because finding them takes seconds.
@@ -6,7 +6,6 @@ Results for a shape are kept on the machine (`Choices`), because finding them ta
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import hashlib
 import json
@@ -14,25 +13,24 @@ import math
 import os
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from ingot.backends.torch.precision import ATTENTION, CUDNN_FLASH4, FLASH4, GROUPED
+from ingot.backends.torch.precision import ATTENTION, CUDNN_FLASH4, DTYPES, FLASH4, GROUPED
 from ingot.config.schema import Config, DataSection, Kernel, TrainingSection
 from ingot.config.size import FLOAT, model_size, state_bytes, step_bytes
-from ingot.errors import ConfigError, RunError, Setting
+from ingot.errors import ConfigError, Setting
 from ingot.model import kernels
+from ingot.model.gpt2 import GPT2
 from ingot.model.kernels.flash import packed_flash_attention
-from ingot.model.layers import Form, causal_attention, repeat_kv, uses_flash
+from ingot.model.layers import Form, causal_attention, uses_flash
 from ingot.model.registry import OURS
 from ingot.model.settings import FileSettings, ModelSettings
 from ingot.runtime.devices import Device
@@ -42,6 +40,30 @@ from ingot.runtime.processes import cpu_count
 from ingot.runtime.tensors import Batch
 
 MaxOverRanks = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
+
+
+def failure_of(attempt: Callable[[], None]) -> str | None:
+    """Return the first line of the error that a call raises: a compiler, a driver or a missing package may raise anything."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of attention kernels that do not take a shape or dtype
+            attempt()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+def runs(attempt: Callable[[], None], maximum: MaxOverRanks) -> bool:
+    """Return whether a call succeeds on every rank. An error of the pass itself is raised again by the first step."""
+    return not maximum([failure_of(attempt) is not None])[0]
+
+
+def seconds_of(attempt: Callable[[], None]) -> float:
+    """Return the seconds that a call takes."""
+    began = time.perf_counter()
+    attempt()
+    return time.perf_counter() - began
+
 
 # Micro-batches: the fewest rows at once that are about as fast per row as the most that fit.
 
@@ -82,17 +104,6 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxO
         size = (size + 1) // 2
 
 
-def out_of_memory(step: int, micro_batch: int, cuda_graphs: bool) -> RunError:
-    """Return the error that ends a run whose step does not fit into memory after all."""
-    return RunError(
-        f"the GPU's memory is full at step {step} with micro-batches of {micro_batch} rows",
-        Setting("training.micro_batch"),
-        Setting("training.gradient_checkpointing", "true"),
-        Setting("training.cuda_graphs", "false"),
-        advice="lower {0}, or set {1} or {2}, and start again" if cuda_graphs else "lower {0} or set {1}, and start again",
-    )
-
-
 def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maximum: MaxOverRanks) -> int:
     """Return the smallest of the halves, quarters and so on of `largest` rows that is about as fast per row as the fastest.
 
@@ -104,54 +115,20 @@ def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maxi
     least = math.inf
     while True:
         times = max(1, largest // (2 * size))
-        per_row = maximum([_least_seconds(partial(attempt, size), times, size != largest)])[0] / (size * times)
+        seconds = math.inf  # if memory runs out, as beside another program that takes some meanwhile
+        try:
+            if size != largest:
+                attempt(size, 1)  # loads kernels, allocates memory
+            seconds = min(seconds_of(partial(attempt, size, times)) for _ in range(2))
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        per_row = maximum([seconds])[0] / (size * times)
         if per_row > MAX_SLOWDOWN * least:
             return chosen
         chosen, least = size, min(least, per_row)
         if size % 2:  # halves of unequal sizes would be two graphs
             return chosen
         size //= 2
-
-
-def _least_seconds(attempt: Callable[[int], None], times: int, warm_up: bool) -> float:
-    """Return the better of two timings; infinite if memory runs out, as beside another program that takes some meanwhile."""
-    try:
-        if warm_up:
-            attempt(1)  # loads kernels, allocates memory
-        return min(seconds_of(partial(attempt, times)) for _ in range(2))
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        return math.inf
-
-
-def seconds_of(attempt: Callable[[], None]) -> float:
-    """Return the seconds that a call takes."""
-    began = time.perf_counter()
-    attempt()
-    return time.perf_counter() - began
-
-
-def works(attempt: Callable[[], None]) -> bool:
-    """Return whether a kernel takes this shape and dtype: one of torch's that does not warns and raises a RuntimeError.
-
-    One of another package may raise anything. An error of the pass itself is raised again by the first step.
-    """
-    with contextlib.suppress(Exception), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        attempt()
-        return True
-    return False
-
-
-def score_in_parts(score: Callable[[Batch], float], batch: Batch) -> float:
-    """Return the summed score of a batch, halving it where the GPU's memory, tried with a step's rows, does not hold it all."""
-    try:
-        return score(batch)
-    except torch.OutOfMemoryError:
-        if len(batch) == 1:
-            raise
-    half = len(batch) // 2  # outside of the except block, where the error no longer holds what was computed
-    return score_in_parts(score, batch[:half]) + score_in_parts(score, batch[half:])
 
 
 # Choices for a shape on this machine, kept for later runs.
@@ -168,8 +145,7 @@ class Choices:
     """The file with the choices for one shape; none without a GPU, as a CPU's choices follow from the settings."""
 
     def __init__(self, model: ModelSettings, data: DataSection, training: TrainingSection, device: Device, world_size: int):
-        self._device = device
-        self._path = None
+        self._device, self._path = device, None
         if device.kind == "cuda":
             facts = {
                 "model": model.model_dump(mode="json"),
@@ -191,12 +167,11 @@ class Choices:
 
     def recall(self) -> dict[str, Any]:
         """Return the choices that `keep` was given; empty where there are none or less memory is free."""
-        if self._path is None:
-            return {}
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            note = read_json(self._path)
-            if note["free"] * FREE_SHARE <= self._available_bytes():
-                return dict(note["choices"])
+        if self._path is not None:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                note = read_json(self._path)
+                if note["free"] * FREE_SHARE <= self._available_bytes():
+                    return dict(note["choices"])
         return {}
 
     def keep(self, choices: dict[str, Any]) -> None:
@@ -239,11 +214,6 @@ def tag_compiler_cache() -> None:
         settings.cache_key_tag = "ingot " + hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:16]
 
 
-def is_short(batch: Batch, maximum: MaxOverRanks) -> bool:
-    """Return whether a step of such a batch on each rank ends before the host has launched the next one's kernels."""
-    return maximum([batch[:, 0].size])[0] <= SHORT_STEP_TOKENS  # shares of a step may differ by a row
-
-
 def kernels_to_try(requested: Requested, launch_bound: bool) -> list[str]:
     """Return the kernels that a run tries where its model has them; `launch_bound`: its steps wait for the host's launches."""
     fast = [name for name in KERNELS if not (launch_bound and name in PER_LAYER)]
@@ -266,16 +236,12 @@ def settle_kernels(
     to run. `supported`: the device and dtype are those the kernels are made for. A kernel requested by name that does not run is
     an error.
     """
-    names = [name for name in kernels_to_try(requested, launch_bound) if supported and has_kernel(model, name)]
-    if previous is not None:
-        names = [name for name in names if name in previous]
-    if attempt is None:
-        use_kernels(model, names)
-        return names
     chosen: list[str] = []
-    for name in names:
+    for name in kernels_to_try(requested, launch_bound):
+        if not (supported and has_kernel(model, name)) or (previous is not None and name not in previous):
+            continue
         use_kernels(model, [*chosen, name])
-        failure = failure_of(partial(attempt, FLASH4 if name in WITH_FLASH4 else None))
+        failure = failure_of(partial(attempt, FLASH4 if name in WITH_FLASH4 else None)) if attempt is not None else None
         if not maximum([failure is not None])[0]:
             chosen.append(name)
         elif requested != "auto":
@@ -298,122 +264,9 @@ def use_kernels(model: nn.Module, names: Collection[str]) -> None:
                 setattr(module, f"fused_{name}", name in names)
 
 
-def failure_of(attempt: Callable[[], None]) -> str | None:
-    """Return the first line of the error that a call raises: a compiler, a driver or a missing package may raise anything."""
-    try:
-        attempt()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    return None
+# Attention kernels.
 
-
-# Attention kernels, timed by the calls of the model alone.
-
-
-class Operand(NamedTuple):
-    """Queries, keys or values: their sizes after the batch dimension, the order of dimensions in memory, their dtype."""
-
-    sizes: tuple[int, ...]
-    order: tuple[int, ...]
-    dtype: torch.dtype
-
-
-class Call(NamedTuple):
-    """A call of attention: its operands, and whether one matmul packed them, whose gradient is made of theirs."""
-
-    query: Operand
-    key: Operand
-    value: Operand
-    packed: bool
-
-
-Calls = Counter[Call]
-ENOUGH_SCORES = 2**32  # scores of all calls together, 5 ms of an H200 with their gradients: more tell kernels apart no better
-
-
-@contextmanager
-def recorded_attention(model: nn.Module) -> Iterator[Calls]:
-    """Count a model's calls of causal attention; others have masks or dropout, which leave no choice or do not train fast.
-
-    None are counted for a custom model with fewer key heads than query heads: only whole passes show which kernels take them.
-    """
-    calls: Calls = Counter()
-    ours, countable = isinstance(model, OURS), True
-    plain = F.scaled_dot_product_attention
-
-    def recorded(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        nonlocal countable
-        countable = countable and (ours or key.size(1) == query.size(1))
-        grouped = kwargs.pop("enable_gqa", False)
-        if kwargs == {"is_causal": True, "dropout_p": 0.0} and not args and query.size(-2) == key.size(-2):
-            packed = (
-                query.dim() == 4
-                and query.shape == key.shape == value.shape
-                and len({x.untyped_storage().data_ptr() for x in (query, key, value)}) == 1
-            )
-            calls[Call(_operand(query), _operand(key), _operand(value), packed)] += 1
-        if grouped:  # without a kernel that takes fewer heads torch would hold the scores of all pairs
-            key, value = repeat_kv(key, query.size(1)), repeat_kv(value, query.size(1))
-        return plain(query, key, value, *args, **kwargs)
-
-    F.scaled_dot_product_attention = recorded
-    try:
-        yield calls
-    finally:
-        F.scaled_dot_product_attention = plain
-        if not countable:
-            calls.clear()
-
-
-def enough(calls: Calls, rows: int) -> Calls:
-    """Return as many of the calls as timing them for `rows` rows takes, in the same proportion, each at least once."""
-    scores = sum(rows * math.prod(call.query.sizes[:2]) * call.key.sizes[1] * times for call, times in calls.items())
-    return Counter({call: max(1, round(times * min(1.0, ENOUGH_SCORES / scores))) for call, times in calls.items()})
-
-
-def candidates(model: nn.Module, calls: Calls, documents: bool, maximum: MaxOverRanks) -> list[str]:
-    """Return the attention kernels to time; rows of documents are FlexAttention's or FlashAttention 4's."""
-    flash4 = _flash4_everywhere(model, maximum)
-    if documents:
-        return ["default", FLASH4] if flash4 else []
-    fewer = any(call.key.sizes[0] != call.query.sizes[0] for call in calls)
-    torch_kernels = [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer)]
-    fused = any(getattr(module, "fused_qkv", False) for module in model.modules())  # one operation, by FlashAttention alone
-    return [*torch_kernels, FLASH4, *([] if fewer or fused else [CUDNN_FLASH4])] if calls and flash4 else torch_kernels
-
-
-def without_masks(model: nn.Module, batch: Batch, maximum: MaxOverRanks) -> list[str]:
-    """Return the kernels that take the window as a number; for others it is a mask, for which FlexAttention is compiled."""
-    windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
-    if not windowed or model.window >= batch.shape[2] or batch.shape[1] == 3:  # type: ignore[operator]
-        return []
-    grouped = model.kv_heads * model.head_size != model.embedding.weight.size(1)  # type: ignore[operator,union-attr]
-    return [FLASH4, *([] if grouped else [CUDNN_FLASH4])] if _flash4_everywhere(model, maximum) else []
-
-
-def _flash4_everywhere(model: nn.Module, maximum: MaxOverRanks) -> bool:
-    """Return whether the model is one of ours and every rank has FlashAttention 4: all of them try the same kernels."""
-    return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
-
-
-def fastest_attention(
-    names: Sequence[str], attempt: Callable[[str, int], None], deterministic: bool, maximum: MaxOverRanks
-) -> str:
-    """Return the attention kernel whose passes, run by `attempt(name, times)`, take the least time.
-
-    In deterministic mode, the first kernel that runs: times differ from run to run.
-    """
-    running = []
-    for name in names:
-        if not maximum([not works(partial(attempt, name, 1))])[0]:
-            if deterministic:
-                return name
-            running.append(name)
-    if len(running) < 2:
-        return running[0] if running else "default"
-    # In turns: what slows the device down for a while, such as having waited for a compiler, then affects no kernel alone.
-    turns = [[maximum([seconds_of(partial(attempt, name, 3))])[0] for name in running] for _ in range(2)]
-    return min(zip(map(min, *turns), running, strict=True))[1]
+ENOUGH_SCORES = 2**32  # scores of all timed calls, 5 ms of an H200 with their gradients: more tell kernels apart no better
 
 
 def attention_form(name: str) -> Form:
@@ -432,61 +285,91 @@ def use_form(model: nn.Module, form: Form) -> None:
             module.form = form  # type: ignore[assignment]
 
 
-def replay(calls: Calls, rows: int, device: torch.device, form: Form = "repeated") -> None:
-    """Make the calls for `rows` rows, each with its backward pass and as often as it was counted."""
-    for call, times in calls.items():
-        run = (_packed_pass if call.packed else _pass)(call, rows, device, form)
+def query_heads(model: Any) -> int:
+    """Return the number of query heads of a model of ours."""
+    return int(model.embedding_weight.size(1)) // int(model.head_size)
+
+
+def candidates(model: Any, alone: bool, documents: bool, maximum: MaxOverRanks) -> list[str]:
+    """Return the attention kernels to time; rows of documents are FlexAttention's or FlashAttention 4's.
+
+    `alone`: attention is causal and without dropout, so FlashAttention 4 takes it too.
+    """
+    flash4 = _flash4_everywhere(model, maximum)
+    if documents:
+        return ["default", FLASH4] if flash4 else []
+    fewer = isinstance(model, OURS) and model.kv_heads != query_heads(model)
+    torch_kernels = [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer)]
+    fused = any(getattr(module, "fused_qkv", False) for module in model.modules())  # one operation, by FlashAttention alone
+    return [*torch_kernels, FLASH4, *([] if fewer or fused else [CUDNN_FLASH4])] if alone and flash4 else torch_kernels
+
+
+def without_masks(model: Any, batch: Batch, maximum: MaxOverRanks) -> list[str]:
+    """Return the kernels that take the window as a number; for others it is a mask, for which FlexAttention is compiled."""
+    windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
+    if not windowed or model.window >= batch.shape[2] or batch.shape[1] == 3 or not _flash4_everywhere(model, maximum):
+        return []
+    return [FLASH4, *([CUDNN_FLASH4] if model.kv_heads == query_heads(model) else [])]
+
+
+def _flash4_everywhere(model: nn.Module, maximum: MaxOverRanks) -> bool:
+    """Return whether the model is one of ours and every rank has FlashAttention 4: all of them try the same kernels."""
+    return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
+
+
+def fastest_attention(
+    names: Sequence[str], attempt: Callable[[str, int], None], deterministic: bool, maximum: MaxOverRanks
+) -> str:
+    """Return the attention kernel whose passes, run by `attempt(name, times)`, take the least time.
+
+    In deterministic mode, the first kernel that runs: times differ from run to run.
+    """
+    running = []
+    for name in names:
+        if runs(partial(attempt, name, 1), maximum):
+            if deterministic:
+                return name
+            running.append(name)
+    if len(running) < 2:
+        return running[0] if running else "default"
+    # In turns: what slows the device down for a while, such as having waited for a compiler, then affects no kernel alone.
+    turns = [[maximum([seconds_of(partial(attempt, name, 3))])[0] for name in running] for _ in range(2)]
+    return min(zip(map(min, *turns), running, strict=True))[1]
+
+
+def attention_alone(
+    model: Any, rows: int, length: int, precision: str, device: torch.device, form: Form, records: bool
+) -> Callable[[], None]:
+    """Return what repeats the attention of all layers of a model of ours, forward and backward, on random numbers.
+
+    The gpt2 family makes queries, keys and values by one matmul: packing their gradients is part of a kernel's cost.
+    `records`: as a CUDA graph if possible, without launch times.
+    """
+    heads, size = query_heads(model), model.head_size
+    packed = isinstance(model, GPT2)
+    make = partial(torch.randn, dtype=DTYPES[precision], device=device, requires_grad=True)
+    shapes = [(3, heads, size)] if packed else [(heads, size), (model.kv_heads, size), (model.kv_heads, size)]
+    inputs = [make((rows, length, *shape)) for shape in shapes]
+    times = max(1, min(len(model.blocks), ENOUGH_SCORES // (rows * heads * length**2)))
+
+    def passes() -> None:
         for _ in range(times):
-            run()
+            if packed and uses_flash(form, None):
+                y = packed_flash_attention(inputs[0], cudnn=form != "flash4")
+            else:
+                q, k, v = (x.transpose(1, 2) for x in (inputs[0].unbind(2) if packed else inputs))
+                y = causal_attention(q, k, v, form=form)
+            torch.autograd.grad(y, inputs, y.detach())
 
-
-def _pass(call: Call, rows: int, device: torch.device, form: Form) -> Callable[[], None]:
-    q, k, v = (_random(operand, rows, device) for operand in (call.query, call.key, call.value))
-
-    def forward_and_backward() -> None:
-        y = causal_attention(q, k, v, form=form)
-        torch.autograd.grad(y, (q, k, v), y.detach())
-
-    return forward_and_backward
-
-
-def _packed_pass(call: Call, rows: int, device: torch.device, form: Form) -> Callable[[], None]:
-    """Return a pass of attention as the gpt2 family calls it: packing three gradients is part of a kernel's cost."""
-    heads, length, size = call.query.sizes
-    qkv = torch.randn(rows, length, 3, heads, size, dtype=call.query.dtype, device=device, requires_grad=True)
-
-    def forward_and_backward() -> None:
-        if uses_flash(form, None):
-            y = packed_flash_attention(qkv, cudnn=form != "flash4")
-        else:
-            q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
-            y = causal_attention(q, k, v, form=form)
-        torch.autograd.grad(y, qkv, y.detach())
-
-    return forward_and_backward
-
-
-def replayed(calls: Calls, rows: int, device: torch.device, form: Form, records: bool) -> Callable[[], None]:
-    """Make the calls once and return what repeats them; `records`: as a CUDA graph if possible, without launch times."""
-    run = partial(replay, calls, rows, device, form)
-    run()
+    passes()
     with suppress(Exception):
         if records:
             graph = torch.cuda.CUDAGraph()
             # A recording that fails leaves its stream the current one.
             with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                run()
+                passes()
             return graph.replay
-    return run
-
-
-def _operand(x: Tensor) -> Operand:
-    return Operand(tuple(x.shape[1:]), tuple(sorted(range(x.dim()), key=x.stride, reverse=True)), x.dtype)
-
-
-def _random(operand: Operand, rows: int, device: torch.device) -> Tensor:
-    empty = torch.empty_permuted((rows, *operand.sizes), operand.order, dtype=operand.dtype, device=device)
-    return empty.normal_().requires_grad_()
+    return passes
 
 
 # Threads of a CPU. Another number sums in another order, so a run keeps the one it began with.
@@ -502,7 +385,7 @@ def settle_threads(
     threads = torch.get_num_threads()  # also for runs whose checkpoints do not say
     if requested != "auto":
         threads = requested
-    elif int(kept.get("threads", threads)) <= cpu_count() and kept:
+    elif kept and int(kept.get("threads", threads)) <= cpu_count():
         threads = int(kept.get("threads", threads))
     elif measures and THREADS_VARIABLE not in os.environ:
         threads = fastest_threads(attempt, maximum)
@@ -561,38 +444,27 @@ FP8_CAPABILITY = (8, 9)  # the lowest compute capability with fp8 matmuls
 FP8_HEAD = Setting("training.fp8_head", "true")
 
 
-def use_fp8_head(model: nn.Module, seq_len: int, training: TrainingSection, device: Device, precision: str) -> None:
-    """Let the head of a model use fp8 matmuls while training, or refuse."""
-    nvidia = device.kind == "cuda" and torch.version.hip is None
-    capability = torch.cuda.get_device_capability(device.index) if nvidia else None
-    refuse_fp8_head(model, seq_len, training, precision, capability)
-    model.fp8_head = True  # type: ignore[assignment]
-
-
-def refuse_fp8_head(
+def use_fp8_head(
     model: nn.Module, seq_len: int, training: TrainingSection, precision: str, capability: tuple[int, int] | None
 ) -> None:
-    """Refuse an fp8 head where it is not possible; `capability` is that of an NVIDIA GPU."""
+    """Let the head of a model use fp8 matmuls while training, or refuse; `capability` is that of an NVIDIA GPU."""
     if not hasattr(model, "fp8_head"):
         raise ConfigError("{0} needs a model of ours; a custom model computes its loss itself", FP8_HEAD)
     if capability is None or capability < FP8_CAPABILITY:
-        has = "is none" if capability is None else f"has {capability[0]}.{capability[1]}"
-        raise ConfigError(f"{{0}} needs an NVIDIA GPU of compute capability 8.9 or more and this {has}; leave it out", FP8_HEAD)
+        raise ConfigError("{0} needs an NVIDIA GPU of compute capability 8.9 or more; leave it out", FP8_HEAD)
     if precision != "bf16":
         raise ConfigError("{0} needs {1}", FP8_HEAD, Setting("training.precision", "bf16"))
     if (chunk := training.loss_chunk) is not None:
         raise ConfigError("{0} cannot be combined with {1}; keep one", FP8_HEAD, Setting("training.loss_chunk", chunk))
     vocabulary, width = model.head.shape  # type: ignore[misc, union-attr]
-    lengths = {seq_len, *(stage.seq_len for stage in training.stages if stage.seq_len)}
-    sizes = [("model.vocab_size", vocabulary), ("model.width", width), *(("data.seq_len", length) for length in sorted(lengths))]
+    lengths = sorted({seq_len, *(stage.seq_len for stage in training.stages if stage.seq_len)})
+    sizes = [("model.vocab_size", vocabulary), ("model.width", width), *(("data.seq_len", length) for length in lengths)]
     for name, size in sizes:
         if size % FP8_ALIGNMENT:
-            raise ConfigError(
-                f"{{0}} needs multiples of {FP8_ALIGNMENT} and {{1}}; "
-                f"the next is {FP8_ALIGNMENT * math.ceil(size / FP8_ALIGNMENT)}",
-                FP8_HEAD,
-                Setting(name, size),
-            )
+            above = FP8_ALIGNMENT * math.ceil(size / FP8_ALIGNMENT)
+            setting = Setting(name, size)
+            raise ConfigError(f"{{0}} needs multiples of {FP8_ALIGNMENT} and {{1}}; the next is {above}", FP8_HEAD, setting)
+    model.fp8_head = True  # type: ignore[assignment]
 
 
 def refuse_unless_fp8_runs(attempt: Callable[[], None], maximum: MaxOverRanks) -> None:
