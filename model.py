@@ -1,7 +1,7 @@
 """nanoGPT's model.py, for what imports it: `from model import GPT, GPTConfig`, and the parts of a GPT."""
 
 try:
-    from ingot.compat.nanogpt.model import GPT, MLP, Block, CausalSelfAttention, GPTConfig
+    from ingot.compat.nanogpt.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
     from ingot.model.layers import LayerNorm
 except ModuleNotFoundError as missing:
     raise ImportError(

@@ -26,8 +26,9 @@ from ingot.backends.open import find_device
 from ingot.compat.nanogpt.keys import read_arguments
 from ingot.compat.nanogpt.prepare import shakespeare_char
 from ingot.compat.nanogpt.train import main as train
-from ingot.compat.nanogpt.translate import fresh_args, learning_rate, settle, translate, vocabulary
+from ingot.compat.nanogpt.translate import fresh_settings, settle, translate, vocabulary
 from ingot.model.gpt2 import GPT2
+from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.view import Run
 
 README = {
@@ -51,8 +52,12 @@ def bare_loop(folder: Path, vocab_size: int) -> Callable[[int], float]:
         data = np.memmap(folder / "train.bin", dtype=np.uint16, mode="r")
         return random_rows(data, size, rows)
 
-    config = translate(v, fresh_args(v, vocab_size)).config
-    return timed_loop(model, optimizer, batch, lambda it: learning_rate(config, it), v["grad_clip"])
+    config = translate(v, fresh_settings(v, vocab_size)).config
+
+    def rate(iteration: int) -> float:
+        return config.optimizer.learning_rate * learning_rate_scale(config, iteration, seconds=0.0)
+
+    return timed_loop(model, optimizer, batch, rate, v["grad_clip"])
 
 
 def timed_loop(
@@ -128,7 +133,8 @@ def main() -> None:
                 Path("data/words").symlink_to(data)
             elif shakespeare_char(Path("data/words"), ["--bundled"]):
                 raise SystemExit("the data could not be prepared")
-            bare = bare_loop(Path("data/words"), vocabulary(Path("data/words")) or 50304)
+            ids = vocabulary({"dataset": "words", "tokenizer": None, "trust_tokens": False})
+            bare = bare_loop(Path("data/words"), ids or 50304)
             bare(20), ours(20, Path("warm-up"))
             turns = [(bare(given.iterations), ours(given.iterations, Path(f"block-{i}"))) for i in range(given.blocks)]
     tell(turns, given.iterations, "train.py")

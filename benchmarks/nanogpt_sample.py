@@ -26,7 +26,7 @@ from torch import Tensor
 from ingot.backends.open import find_device
 from ingot.backends.sampling import Sampling
 from ingot.backends.torch.generate import write_texts
-from ingot.compat.nanogpt.model import GPT, GPTConfig
+from ingot.compat.nanogpt.gpt import GPT, GPTConfig
 
 TEMPERATURE, TOP_K, START = 0.8, 200, 198  # sample.py's defaults; a newline in GPT-2's ids
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

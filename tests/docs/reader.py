@@ -123,7 +123,7 @@ def make_folder(folder: Path, run: Ran) -> None:
     (folder / "src/ingot/data/samples/shakespeare.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
     (folder / "mine.py").write_text(python_block("your-own-model.md", "class Model"))
     (folder / "edited.py").write_text(
-        "from ingot.compat.nanogpt.model import GPT, GPTConfig\n\n\n" + python_block("nanogpt.md", "class Model")
+        "from ingot.compat.nanogpt.gpt import GPT, GPTConfig\n\n\n" + python_block("nanogpt.md", "class Model")
     )
     (folder / "beginning.txt").write_text("ROMEO.")
     (folder / "run.yaml").write_text("base: demo\n")

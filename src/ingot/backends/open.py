@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ingot.backends.base import Backend, Group, Inference
 from ingot.config.schema import Config
-from ingot.errors import ConfigError, Setting
+from ingot.errors import ConfigError, IngotError, PeerLost, Setting
 from ingot.runtime.devices import Device
 from ingot.runtime.machine import OF_KERNELS
 from ingot.runtime.ranks import Ranks
@@ -55,6 +57,23 @@ def open_group(device: Device, ranks: Ranks) -> Group:
     from ingot.backends.torch.collectives import Collectives
 
     return Collectives(ranks, device)
+
+
+def on_first_rank(device: Device, ranks: Ranks, decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return on every rank what `decide` returned on the first one, as JSON values; if it fails there, every rank fails."""
+    group = open_group(device, ranks)
+    if ranks.first:
+        try:
+            decided = decide()
+        except IngotError as error:
+            group.broadcast(json.dumps({"exit_code": error.exit_code}))
+            raise
+        group.broadcast(json.dumps({"decided": decided}))
+        return decided
+    message = json.loads(group.broadcast(""))
+    if "exit_code" in message:
+        raise PeerLost(message["exit_code"])
+    return dict(message["decided"])
 
 
 def find_device(name: str, local_rank: int = 0) -> Device:

@@ -70,8 +70,7 @@ def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[st
         if is_golf(path):
             return import_golf(path, tokenizer, warn)
     if is_ckpt(path):
-        from ingot.compat.nanogpt.checkpoint import read_ckpt
-        from ingot.compat.nanogpt.start import ckpt_tokenizer
+        from ingot.compat.nanogpt.checkpoint import ckpt_tokenizer, read_ckpt
 
         ckpt = read_ckpt(path)
         return list(ckpt.weights.values()), ckpt.settings, ckpt_tokenizer(ckpt, lambda line: None, tokenizer), ckpt.scoring

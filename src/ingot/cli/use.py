@@ -35,7 +35,7 @@ Dtype = Annotated[str | None, typer.Option("--dtype", metavar="NAME", help="The 
 def open_any(path: Path, device: str, tokenizer: str | None, dtype: str | None, which: str = "latest") -> LoadedModel:
     """Open a model of ours, one of gpt-simple's, or nanoGPT's ckpt.pt."""
     if is_ckpt(path):
-        from ingot.compat.nanogpt.start import open_ckpt
+        from ingot.compat.nanogpt.checkpoint import open_ckpt
 
         model = open_ckpt(path, device, warn, tokenizer)
         return model if dtype is None else model.cast(dtype)

@@ -11,7 +11,7 @@ import ingot
 from ingot.compat.nanogpt.train import is_edited, main
 
 ROOT = Path(__file__).parents[3]
-EDITED = "from ingot.compat.nanogpt.model import GPT as Base\n\n\nclass GPT(Base):\n    pass\n"
+EDITED = "from ingot.compat.nanogpt.gpt import GPT as Base\n\n\nclass GPT(Base):\n    pass\n"
 # A model of one's own with the constructor and the forward of nanoGPT's, which flattens the targets by `view`.
 VIEWING = """
 from dataclasses import dataclass

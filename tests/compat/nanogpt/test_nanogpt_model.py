@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ingot.compat.nanogpt.model import GPT, MLP, Block, CausalSelfAttention, GPTConfig
+from ingot.compat.nanogpt.gpt import GPT, MLP, Block, CausalSelfAttention, GPTConfig
 from ingot.errors import ConfigError
 
 torch.set_num_threads(1)

@@ -117,15 +117,12 @@ def test_without_a_network_the_text_in_the_package_does(tmp_path):
     assert (ids(tmp_path / "owt" / "train.bin") == END).sum() == 41
 
 
-def test_a_download_that_fails_says_what_else_to_do_and_leaves_nothing(tmp_path, monkeypatch, capfd):
+def test_a_download_that_fails_says_what_else_to_do(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(prepare, "TINY_SHAKESPEARE", "http://127.0.0.1:9/input.txt")
     assert shakespeare_char(tmp_path, []) == 3
     told = capfd.readouterr().err
     assert "--input FILE" in told and "--bundled" in told and len(told.splitlines()) == 1
-    assert not any(tmp_path.iterdir())
-    assert shakespeare_char(tmp_path / "new", []) == 3 and not (tmp_path / "new").exists()
-    assert shakespeare_char(tmp_path, ["--bundled"]) == 0 and (tmp_path / "train.bin").exists()
-    assert shakespeare_char(tmp_path, []) == 3 and (tmp_path / ".download.lock").exists()  # others may wait for it
+    assert {path.name for path in tmp_path.iterdir()} <= {".download.lock"}
 
 
 def test_without_the_hub_the_options_that_help_are_named(tmp_path, monkeypatch, capfd):
@@ -156,13 +153,12 @@ def test_a_download_of_something_else_is_refused(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("write", "arguments", "code", "says"),
     [
-        (shakespeare_char, ["--input", "nowhere.txt"], 3, "cannot read nowhere.txt"),
+        (shakespeare_char, ["--input", "nowhere.txt"], 3, "nowhere.txt cannot be read"),
         (shakespeare_char, ["--input", "empty.txt"], 3, "too short"),
         (shakespeare_char, ["--input", "latin1.txt"], 3, "not UTF-8"),
         (shakespeare_char, ["--input", "empty.txt", "--bundled"], 2, "not both"),
         (openwebtext, ["--input", "nowhere.jsonl"], 3, "no input at nowhere.jsonl"),
         (openwebtext, ["--input", "one.jsonl"], 3, "fewer than two"),
-        (openwebtext, ["--input", "one.jsonl", "--workers", "0"], 2, "at least one"),
         (shakespeare, ["--input", "text.txt", "--output", "char"], 3, "belongs to character data"),
         (openwebtext, ["--input", "one.jsonl", "--output", "char"], 3, "belongs to character data"),
         (shakespeare_char, ["--input", "text.txt", "--output", "text.txt/x"], 3, "cannot write"),

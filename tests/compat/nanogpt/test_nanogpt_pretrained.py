@@ -9,7 +9,7 @@ import torch
 from ingot.artifact.huggingface import write_model
 from ingot.backends.torch.state import model_records
 from ingot.compat.nanogpt.checkpoint import SIZES, pretrained_folder
-from ingot.compat.nanogpt.model import GPT, GPTConfig
+from ingot.compat.nanogpt.gpt import GPT, GPTConfig
 from ingot.errors import CheckpointError, ConfigError, DataError
 
 transformers = pytest.importorskip("transformers")

@@ -122,7 +122,6 @@ def test_a_text_ends_behind_the_stop(foreign, sample):
 def test_an_empty_start_is_a_beginning(foreign, sample):
     found = sample("--start=", "--num_samples=1")
     assert len(found.texts[0]) == 40
-    assert "start is empty: completions begin like a document, or with a newline" in found.err
 
 
 def test_settings_for_gpus_change_nothing_on_a_cpu(foreign, sample):
@@ -130,7 +129,7 @@ def test_settings_for_gpus_change_nothing_on_a_cpu(foreign, sample):
     for argument, said in {
         "--dtype=bfloat16": "dtype=bfloat16 is for GPUs; computing in float32\n",
         "--dtype=float16": "dtype=float16 is for GPUs; computing in float32\n",
-        "--compile=True": "compile=True has no effect here: on a GPU, steps are recorded as CUDA graphs instead\n",
+        "--compile=True": "",
         "--dtype=float32": "",
     }.items():
         found = sample(argument)
@@ -182,7 +181,7 @@ def test_a_dataset_with_more_characters_than_the_model_is_refused(foreign, sampl
     settings = {"layers": 1, "heads": 1, "width": 4, "context": 8, "bias": False, "vocab_size": 5, "gelu": "erf"}
     model = dict(build({"family": "gpt2", **settings}).state_dict())
     foreign.save(work / "out/ckpt.pt", model=model, model_args=small, optimizer=None)
-    assert "the char tokenizer has 12 tokens and the model of out/ckpt.pt only 5" in sample(code=3).err
+    assert "12 tokens and the model of out/ckpt.pt only 5" in sample(code=3).err
 
 
 def test_what_train_py_leaves_is_read_as_ckpt_run_folder_checkpoint_or_artifact(trained, sample, work):

@@ -8,24 +8,40 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
+from ingot.api import load
+from ingot.artifact.hf_tokenizer import find_tokenizer
 from ingot.artifact.huggingface import CONFIG, cached_model, fetch_model, read_model
-from ingot.backends.torch.state import adamw_memory, adamw_state, check_fits, load_saved, shared_tensor, state_records
+from ingot.backends.torch.state import (
+    DamagedFile,
+    adamw_memory,
+    adamw_state,
+    check_fits,
+    load_saved,
+    shared_tensor,
+    state_records,
+)
+from ingot.compat.nanogpt import is_ckpt
 from ingot.compat.nanogpt.keys import PRECISIONS, TRAIN, nanogpt_keys
-from ingot.compat.nanogpt.translate import args_of
+from ingot.compat.nanogpt.translate import MODEL_ARGS
 from ingot.compat.options import copied
-from ingot.config.schema import Config
-from ingot.errors import CheckpointError, ConfigError
-from ingot.inference.model import Weights, as_checkpoint, scoring_of
+from ingot.config.schema import GPT2_VOCAB_SIZE, Config
+from ingot.data.formats.nanogpt_folder import META, char_tokenizer
+from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
+from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.inference.model import LoadedModel, Weights, as_checkpoint, foreign_weights, open_model, scoring_of
 from ingot.model.gpt2 import GPT2
-from ingot.runs.checkpoints import Checkpoint
+from ingot.model.settings import GPT2Settings
+from ingot.runs.checkpoints import Checkpoint, newest_valid
+from ingot.runs.folder import INDEX
 from ingot.runtime.files import replace_file, user_path
 from ingot.runtime.tensors import TensorRecord
 
@@ -33,6 +49,7 @@ CKPT = "ckpt.pt"
 OURS = "ingot"  # our key, which nanoGPT does not have
 HEAD, EMBEDDING, POSITIONS = "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"
 NO_LOSS_YET = 1e9  # nanoGPT's initial best_val_loss
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,7 @@ class Ckpt:
     path: Path
     weights: dict[str, TensorRecord]
     optimizer: dict[str, TensorRecord]  # AdamW state by `parameter/key`
-    settings: dict[str, Any]  # the `model` section
+    settings: dict[str, Any]  # the section `model`
     iter_num: int
     best_val_loss: float | None
     config: dict[str, Any]  # nanoGPT's keys when it was written
@@ -52,20 +69,19 @@ class Ckpt:
     missing: tuple[str, ...]
 
 
-def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], best_val_loss: float | None = None) -> None:
+def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     """Write our checkpoint as a ckpt.pt, atomically; `config` are nanoGPT's 33 keys.
 
-    Without a best_val_loss, the loss of the last evaluation is written.
+    Its best_val_loss is that of the last evaluation, as in nanoGPT: a file is written if that was the best, or with
+    always_save_checkpoint, which overwrites the best loss too.
     """
     progress = checkpoint.progress
-    section = progress["config"]["model"]
-    if section["family"] != "gpt2":
-        raise ConfigError(f"nanoGPT's {CKPT} cannot hold {section['family']} models; export it with --format ingot")
-    settings = {**section, **sizes(checkpoint.weights)}
-    weights = {
-        name: shared_tensor(record) for name, record in _in_order(checkpoint.weights, settings, str(checkpoint.path)).items()
-    }
-    loss = best_val_loss if best_val_loss is not None else progress.get("val_loss")
+    if progress["config"]["model"]["family"] != "gpt2":
+        raise ConfigError(f"nanoGPT's {CKPT} holds models of the gpt2 family only; export this one with --format ingot")
+    settings = {**progress["config"]["model"], **sizes(checkpoint.weights)}
+    records = _in_order(checkpoint.weights, settings, str(checkpoint.path))
+    weights = {name: shared_tensor(record) for name, record in records.items()}
+    loss = progress.get("val_loss")
     folder = path.parent.resolve()
     inside = checkpoint.path.resolve().is_relative_to(folder)
     contents = {
@@ -78,7 +94,7 @@ def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], be
             betas=(config["beta1"], config["beta2"]),
             fused="cuda" in str(config.get("device")) or None,
         ),
-        "model_args": asdict(args_of(settings)),
+        "model_args": {theirs: settings[ours] for theirs, ours in MODEL_ARGS.items()},
         "iter_num": checkpoint.step,
         "best_val_loss": torch.tensor(NO_LOSS_YET if loss is None else loss),
         "config": dict(config),
@@ -100,86 +116,87 @@ def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any], be
 def read_ckpt(path: Path) -> Ckpt:
     """Read a ckpt.pt that nanoGPT or we wrote; CheckpointError says what is wrong with it."""
     contents = load_saved(path)
-    if not isinstance(contents, dict):
-        raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it holds no dictionary")
-    model, args = contents.get("model"), contents.get("model_args")
-    if not isinstance(model, dict) or not isinstance(args, dict):
+    if not isinstance(contents, dict) or not all(isinstance(contents.get(key), dict) for key in ("model", "model_args")):
         raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it has no model and model_args")
-    ours = contents[OURS] if isinstance(contents.get(OURS), dict) else {}
-    weights = _weights(model, path)
-    settings = _settings(args, weights, ours, path)
+    ours, config = (contents[key] if isinstance(contents.get(key), dict) else {} for key in (OURS, "config"))
+    weights = {
+        name: weight
+        for name, weight in state_records(contents["model"], path).items()
+        if not name.endswith((".attn.bias", ".attn.masked_bias"))  # the causal mask in older files
+    }
+    head = weights.pop(HEAD, None)
+    if any(name not in weights or len(weights[name].shape) != 2 for name in (EMBEDDING, POSITIONS)):
+        raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is not one of nanoGPT's models")
+    embedding = weights[EMBEDDING]
+    if head is not None and not (
+        head.shape == embedding.shape and torch.allclose(shared_tensor(head), shared_tensor(embedding), 0, 0, equal_nan=True)
+    ):
+        raise CheckpointError(f"{path} has an untied output head; nanoGPT's models tie it to the token embedding")
+    settings = _settings(contents["model_args"], weights, ours, path)
     weights = _in_order(weights, settings, str(path))
-    config = contents["config"] if isinstance(contents.get("config"), dict) else {}
     iter_num, loss = contents.get("iter_num"), contents.get("best_val_loss")
     if type(iter_num) is not int or iter_num < 0:
         raise CheckpointError(f"{path}: iter_num is {iter_num!r:.60}, but must be a number of iterations")
-    best = float(loss) if isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1) else None
+    best = float(loss) if isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1) else math.inf
     memory, problem = adamw_memory(contents.get("optimizer"), _orders(weights), weights)
     missing = [f"the optimizer state ({problem})"] if problem else []
     missing += ["the order of the data", "the random numbers"]
     if config.get("dtype") == "float16":
         missing.append("the scale of the gradients")
+    checkpoint = (path.parent / str(ours.get("checkpoint") or path)).resolve()
+    named = checkpoint.is_dir() and path.parent.resolve() in checkpoint.parents
     return Ckpt(
         path=path,
         weights=weights,
         optimizer=memory,
         settings=settings,
         iter_num=iter_num,
-        best_val_loss=best if best is not None and math.isfinite(best) and best < NO_LOSS_YET else None,
+        best_val_loss=best if math.isfinite(best) and best < NO_LOSS_YET else None,
         config={str(key): value for key, value in config.items() if isinstance(value, int | float | str | None)},
         tokenizer=ours["tokenizer"] if isinstance(ours.get("tokenizer"), dict) else None,
         scoring=ours["scoring"] if isinstance(ours.get("scoring"), dict) else {},
-        checkpoint=_named_checkpoint(path, ours.get("checkpoint")),
+        checkpoint=checkpoint if named else None,
         missing=tuple(missing),
     )
 
 
-def _weights(model: Mapping[Any, Any], path: Path) -> dict[str, TensorRecord]:
-    """Return the tensors of a state dict without prefixes, masks and the head, which must be tied to the embedding."""
-    weights = {
-        name: record
-        for name, record in state_records(model, path).items()
-        if not name.endswith((".attn.bias", ".attn.masked_bias"))  # the causal mask in older files
-    }
-    head = weights.pop(HEAD, None)
-    if any(name not in weights or len(weights[name].shape) != 2 for name in (EMBEDDING, POSITIONS)):
-        raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is not one of nanoGPT's models")
-    if head is not None and not (head.shape == weights[EMBEDDING].shape and _equal(head, weights[EMBEDDING])):
-        raise CheckpointError(f"{path} has an untied output head; nanoGPT's models tie it to the token embedding")
-    return weights
-
-
-def _equal(first: TensorRecord, second: TensorRecord) -> bool:
-    a, b = shared_tensor(first), shared_tensor(second)
-    return bool(((a == b) | (a.isnan() & b.isnan())).all())
-
-
 def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Return the `model` section of model_args, checked against the tensors before a model is built."""
-    settings: dict[str, Any] = {"family": "gpt2", **sizes(weights)}
-    for name, value in (("layers", args.get("n_layer")), ("heads", args.get("n_head"))):
-        if type(value) is not int or value < 1:
-            raise CheckpointError(f"{path}: n_{name.removesuffix('s')} is {value!r:.60}, but must be 1 or more")
-        settings[name] = value
-    theirs = {"width": "n_embd", "context": "block_size", "vocab_size": "vocab_size", "bias": "bias"}
-    for ours_name, key in theirs.items():
-        if args.get(key) not in (None, settings[ours_name]):
-            raise CheckpointError(f"{path}: {key} is {args[key]!r:.60}, but its tensors say {settings[ours_name]}")
-    dropout = args.get("dropout", 0.0)
-    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise CheckpointError(f"{path}: dropout is {dropout!r:.60}, but must be >= 0 and < 1")
-    if settings["layers"] > len(weights) or settings["width"] % settings["heads"]:
-        raise CheckpointError(f"{path}: n_layer or n_head does not fit its tensors; the file is damaged")
-    # nanoGPT's models use the erf GELU; runs of ours that began with GPT-2 weights use the tanh form.
-    settings |= {"dropout": float(dropout), "gelu": "tanh" if ours.get("gelu") == "tanh" else "erf"}
+    """Return the section `model` of model_args, checked against the tensors before a model is built."""
+    settings: dict[str, Any] = {
+        "family": "gpt2",
+        "layers": args.get("n_layer"),
+        "heads": args.get("n_head"),
+        **sizes(weights),
+        "dropout": args.get("dropout", 0.0),
+        # nanoGPT's models use the erf GELU; runs of ours that began with GPT-2 weights use the tanh form.
+        "gelu": "tanh" if ours.get("gelu") == "tanh" else "erf",
+    }
+    for theirs, name in MODEL_ARGS.items():
+        if args.get(theirs) not in (None, settings[name]):
+            raise CheckpointError(f"{path}: {theirs} is {args[theirs]!r:.60}, but its tensors say {settings[name]}")
+    try:
+        GPT2Settings(**settings)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key = next((theirs for theirs, name in MODEL_ARGS.items() if name in wrong["loc"]), "model_args")
+        raise CheckpointError(f"{path}: {key}={args.get(key)!r:.60}: {wrong['msg']}") from None
     return settings
+
+
+def meta_model(settings: Mapping[str, Any]) -> GPT2:
+    """Return the model of a section `model` without its weights, to count parameters and to check tensors."""
+    with torch.device("meta"):
+        return GPT2(**{name: value for name, value in settings.items() if name != "family"})
+
+
+def flops_per_token(settings: Mapping[str, Any], parameters: int) -> int:
+    """Return nanoGPT's training FLOPs per token: six per parameter, without the position embedding, plus attention."""
+    return 6 * parameters + 12 * int(settings["layers"]) * int(settings["width"]) * int(settings["context"])
 
 
 def _in_order(weights: Mapping[str, TensorRecord], settings: Mapping[str, Any], where: str) -> dict[str, TensorRecord]:
     """Return the tensors in the order of the model's parameters, which is the optimizer's; each must exist and fit."""
-    with torch.device("meta"):
-        model = GPT2(**{name: value for name, value in settings.items() if name != "family"})
-    return {record.name: record for _, record in check_fits(model, weights, where)}
+    return {weight.name: weight for _, weight in check_fits(meta_model(settings), weights, where)}
 
 
 def sizes(weights: Mapping[str, TensorRecord]) -> dict[str, Any]:
@@ -195,12 +212,70 @@ def _orders(weights: Mapping[str, Any]) -> Iterable[list[list[str]]]:
     yield [matrices, sorted(weights.keys() - set(matrices))]
 
 
-def _named_checkpoint(path: Path, name: Any) -> Path | None:
-    """Return our checkpoint that a ckpt.pt names, if it lies in the same folder."""
-    if not isinstance(name, str):
-        return None
-    folder = (path.parent / name).resolve()
-    return folder if folder.is_relative_to(path.parent.resolve()) and folder.is_dir() else None
+def split_by_decay(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split parameters into those with weight decay and those without, in the order of nanoGPT's optimizer state."""
+    decay = {name: p for name, p in parameters.items() if len(p.shape) >= 2}
+    return decay, {name: p for name, p in parameters.items() if name not in decay}
+
+
+# Models to sample from
+
+
+def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) -> LoadedModel:
+    """Open what init_from and out_dir name: a ckpt.pt or its folder, a run folder, a checkpoint, an artifact, or GPT-2."""
+    if init_from != "resume":
+        say(f"loading weights from pretrained gpt: {init_from}")
+        records, settings = read_pretrained(init_from)
+        folder = pretrained_folder(init_from)
+        tokenizer = find_tokenizer(folder, settings["vocab_size"])
+        return open_model(foreign_weights(folder, records.values(), settings, tokenizer), tokenizer, device)
+    if is_ckpt(out_dir):
+        return open_ckpt(out_dir, device, say)
+    if (out_dir / CKPT).is_file():
+        try:
+            return open_ckpt(out_dir / CKPT, device, say)
+        except DamagedFile as error:
+            if (newest := newest_valid(out_dir / "checkpoints", warn, read_only=True)) is None:
+                raise
+            warn(f"{error}; {newest.path} is used instead")
+            return load(newest.path, device=device)
+    if not out_dir.is_file() and not (out_dir / "checkpoints").is_dir() and not (out_dir / INDEX).is_file():
+        raise CheckpointError(f"there is no {out_dir / CKPT}; train first, or name its folder with --out_dir")
+    return load(out_dir, device=device)
+
+
+def open_ckpt(path: Path, device: str, say: Say, tokenizer: str | None = None) -> LoadedModel:
+    """Open the model of a ckpt.pt, with its own tokenizer or the named one."""
+    ckpt = read_ckpt(path)
+    opened = ckpt_tokenizer(ckpt, say, tokenizer)
+    return open_model(foreign_weights(path, ckpt.weights.values(), ckpt.settings, opened, scoring=ckpt.scoring), opened, device)
+
+
+def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
+    """Return a ckpt.pt's tokenizer: the named one, its own, its dataset's, or GPT-2's if the vocabulary is large enough."""
+    rows = ckpt.settings["vocab_size"]
+    meta = Path("data") / str(ckpt.config.get("dataset", "")) / META
+    tokenizer: Tokenizer | None
+    if name is not None:
+        tokenizer = open_tokenizer(name)
+    elif ckpt.tokenizer is not None:
+        tokenizer = from_spec(ckpt.tokenizer)
+    elif meta.is_file():
+        say(f"Loading meta from {meta}...")
+        tokenizer = char_tokenizer(meta)
+        if tokenizer is None:
+            raise DataError(f"{meta} does not list single characters in order, so text cannot be decoded with it")
+    elif rows >= GPT2_VOCAB_SIZE:
+        say("No meta.pkl found, assuming GPT-2 encodings...")
+        tokenizer = GPT2Tokenizer()
+    else:
+        raise DataError(
+            f"{ckpt.path} has a vocabulary of {rows:,}, smaller than GPT-2's, and its characters are not in {meta}; "
+            "prepare its dataset again, and run in the folder that contains data/"
+        )
+    if tokenizer.vocab_size > rows:
+        raise DataError(f"the tokenizer has {tokenizer.vocab_size:,} tokens and the model of {ckpt.path} only {rows:,}")
+    return tokenizer
 
 
 # `ingot export --format nanogpt`
@@ -261,9 +336,3 @@ def pretrained_folder(name: str) -> Path:
     raise ConfigError(
         f"unknown weights {name!r}; give {', '.join(SIZES)}, or a folder with GPT-2 weights (or resume, and in train.py scratch)"
     )
-
-
-def split_by_decay(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split parameters into those with weight decay and those without, in the order of nanoGPT's optimizer state."""
-    decay = {name: p for name, p in parameters.items() if len(p.shape) >= 2}
-    return decay, {name: p for name, p in parameters.items() if name not in decay}

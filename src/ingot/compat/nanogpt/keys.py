@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ast
 import runpy
-import shlex
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from ingot.runtime.ranks import ranks_from_environment
 from ingot.runtime.signals import listening_early
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # nanoGPT's dtypes, and training.precision
-HELP = ("--help", "-h")
 MISSPELT = 0.8  # similarity to a key from which a preset's unknown name is refused as misspelt
 
 _DEVICE = Option(
@@ -143,11 +140,11 @@ key_name = names_of_settings(
 
 
 @dataclass(frozen=True)
-class Given:
+class Arguments:
     """The value of every key, and the keys that a preset or the command line set."""
 
     values: dict[str, Any]
-    given: frozenset[str] = frozenset()
+    set_keys: frozenset[str] = frozenset()
 
 
 def nanogpt_keys(keys: Mapping[str, Option]) -> list[str]:
@@ -155,63 +152,55 @@ def nanogpt_keys(keys: Mapping[str, Option]) -> list[str]:
     return [name for name, key in keys.items() if not key.added]
 
 
-def enter(program: str, body: Callable[[Given], None], arguments: Sequence[str] | None = None) -> int:
+def enter(program: str, body: Callable[[Arguments], None], words: Sequence[str] | None = None) -> int:
     """Read a program's arguments and call `body` with them; return the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if words is None else words)
     with explained(program, key_name) as outcome, listening_early(program == "train.py"):
-        if any(word in HELP for word in words):
-            say(help_text(program))
+        if "--help" in words or "-h" in words:
+            about, keys = PROGRAMS[program]
+            say(f"usage: python {program} [PRESET.py ...] [--key=value ...]\n\n{about}\n")
+            say("Presets and keys are read from left to right; later ones win. The keys and their defaults:\n")
+            say("\n".join(help_lines(keys.values())))
         else:
-            first = ranks_from_environment().first
-            body(read_arguments(program, words, say if first else lambda line: None))
+            body(read_arguments(program, words, say if ranks_from_environment().first else lambda line: None))
     return outcome.code
 
 
-def help_text(program: str) -> str:
-    """Return what `--help` prints: every key with its default, meaning and allowed values."""
-    about, keys = PROGRAMS[program]
-    usage = f"usage: python {program} [PRESET.py ...] [--key=value ...]"
-    order = "Presets and keys are read from left to right; later ones win. The keys and their defaults:"
-    return "\n".join([usage, "", about, "", order, "", *help_lines(keys.values())])
-
-
-def read_arguments(program: str, arguments: Sequence[str], say: Callable[[str], None] = print) -> Given:
+def read_arguments(program: str, words: Sequence[str], say: Callable[[str], None] = print) -> Arguments:
     """Return the values that a command line sets; `say` prints each override, as nanoGPT does."""
     keys = PROGRAMS[program][1]
-    values, given = defaults(keys), set[str]()
-    for argument, following in zip_longest(arguments, arguments[1:]):
-        if not argument.startswith("-") and ("=" not in argument or (argument.endswith(".py") and Path(argument).is_file())):
-            overrides = _run_preset(Path(argument), keys, values, say)
+    values, set_keys = defaults(keys), set[str]()
+    for word in words:
+        if not word.startswith("-") and ("=" not in word or (word.endswith(".py") and Path(word).is_file())):
+            overrides = _run_preset(Path(word), keys, values, say)
         else:
-            name, value = _read_flag(argument, following, keys)
+            name, value = _read_flag(word, keys)
             say(f"Overriding: {name} = {value}")
             overrides = {name: value}
         values |= overrides
-        given |= overrides.keys()
-    return Given(values, frozenset(given))
+        set_keys |= overrides.keys()
+    return Arguments(values, frozenset(set_keys))
 
 
 def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
     """Run a preset and return the keys it sets. It sees every key's value so far, and `time`, which nanoGPT's presets use."""
+    if not path.exists():
+        raise ConfigError(f"there is no preset {path}; presets are files such as config/train_gpt2.py, keys are --key=value")
     with readable(path, ConfigError):
-        if not path.exists():
-            raise ConfigError(f"there is no preset {path}; presets are files such as config/train_gpt2.py, keys are --key=value")
         text = path.read_bytes().decode("utf-8-sig")
-    say(f"Overriding config with {path}:")
-    say(text)
+    say(f"Overriding config with {path}:\n{text}")
     before = {**defaults(ALL_KEYS), **values, "time": time}
     try:
         after = runpy.run_path(str(path), before)
-        tree = ast.parse(text)
     except IngotError:
         raise
     except Exception as error:  # whatever the user's own code raises
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        place = f"{path}, line {line}" if line else str(path)
+        place = f"{path}, line {lines[-1]}" if lines else str(path)  # a SyntaxError names its line itself
         raise ConfigError(f"{place}: the preset failed with {type(error).__name__}: {error}") from None
-    # A key counts as given even if the preset sets it to the value it already has.
-    assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    # A key counts as set even if the preset gives it the value it already has.
+    nodes = ast.walk(ast.parse(text))
+    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for name in assigned - ALL_KEYS.keys():
         scalar = isinstance(after.get(name), int | float | str) and not name.startswith("_")
         if scalar and (near := closest(name, keys, MISSPELT)) is not None:
@@ -223,23 +212,17 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
     }
 
 
-def _read_flag(argument: str, following: str | None, keys: Mapping[str, Option]) -> tuple[str, Any]:
-    flag, equals, text = argument.partition("=")
+def _read_flag(word: str, keys: Mapping[str, Option]) -> tuple[str, Any]:
+    flag, equals, text = word.partition("=")
     name = flag.removeprefix("--")
     if not flag.startswith("--"):
-        raise ConfigError(f"{argument}: keys begin with two dashes: --{argument.lstrip('-')}")
+        raise ConfigError(f"{word}: keys begin with two dashes: --{word.lstrip('-')}")
     if name not in keys:
-        key = closest(name.replace("-", "_").lower(), keys)
-        raise ConfigError(f"unknown key {name} in {argument}; {f'did you mean {key}?' if key else '--help lists the keys'}")
+        near = closest(name.replace("-", "_").lower(), keys)
+        raise ConfigError(f"unknown key {name} in {word}; {f'did you mean {near}?' if near else '--help lists the keys'}")
     if not equals:
-        key_given = following is None or following.startswith("-") or "=" in following or following.endswith(".py")
-        example = keys[name].default if keys[name].default is not None else "VALUE"
-        raise ConfigError(f"{argument} has no value; write --{name}={example if key_given else shlex.quote(str(following))}")
-    return name, _parse(keys[name], text)
-
-
-def _parse(key: Option, text: str) -> Any:
-    """Return the value of a command-line text: a Python literal if it is one; true and false work like True and False."""
+        raise ConfigError(f"{word} has no value; write {word}=VALUE")
+    key = keys[name]
     try:
         value = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -248,4 +231,4 @@ def _parse(key: Option, text: str) -> Any:
         value = text  # --out_dir=123
     elif key.kind != "str" and text.lower() in ("true", "false"):
         value = text.lower() == "true"
-    return key.check(value, "command line")
+    return name, key.check(value, "command line")

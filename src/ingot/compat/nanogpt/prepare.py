@@ -10,45 +10,49 @@ import hashlib
 import json
 import lzma
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from ingot.compat.nanogpt.keys import key_name
 from ingot.console.entry import explained, say
 from ingot.console.output import Parser
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import readable
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from argparse import Namespace
 
     from ingot.data.tokenizers import Tokenizer
 
 PROGRAM = "prepare.py"
 TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-MADE = ("input.txt", "train.bin", "val.bin", "meta.pkl")
 OPENWEBTEXT = "hf:Skylion007/openwebtext"
 TRAIN_FRACTION = 0.9  # share of Shakespeare's characters used for training; the rest is for validation
 VAL_FRACTION, VAL_SEED = 0.0005, 2357  # OpenWebText's validation split, as nanoGPT draws it
 SMALL_BYTES = 1 << 23  # a smaller input is encoded faster than worker processes start
 
 
-def shakespeare_char(folder: Path, arguments: Sequence[str]) -> int:
+def shakespeare_char(folder: Path, words: Sequence[str]) -> int:
     """Prepare Shakespeare by characters; return the exit code."""
-    about = "Shakespeare, or another text, by characters: the first nine tenths are train.bin, the rest val.bin."
-    return _prepare_text(folder, arguments, about, _write_characters)
+    parser = _parser(
+        "Shakespeare, or another text, by characters: the first nine tenths are train.bin, the rest val.bin.", folder
+    )
+    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
+    return _run(parser, words, _write_characters)
 
 
-def shakespeare(folder: Path, arguments: Sequence[str]) -> int:
+def shakespeare(folder: Path, words: Sequence[str]) -> int:
     """Prepare Shakespeare with GPT-2's tokens; return the exit code."""
-    about = "Shakespeare, or another text, with GPT-2's tokens: the first nine tenths are train.bin, the rest val.bin."
-    return _prepare_text(folder, arguments, about, _write_gpt2)
+    parser = _parser(
+        "Shakespeare, or another text, with GPT-2's tokens: the first nine tenths are train.bin, the rest val.bin.", folder
+    )
+    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
+    return _run(parser, words, _write_gpt2)
 
 
-def openwebtext(folder: Path, arguments: Sequence[str]) -> int:
+def openwebtext(folder: Path, words: Sequence[str]) -> int:
     """Prepare OpenWebText or other documents with GPT-2's tokens and <|endoftext|> after each; return the exit code."""
     parser = _parser(
         "OpenWebText, or other documents, with GPT-2's tokens, shuffled; one in two thousand is in val.bin. "
@@ -59,14 +63,7 @@ def openwebtext(folder: Path, arguments: Sequence[str]) -> int:
     add("--input", nargs="+", type=Path, metavar="PATH", help=f"files or folders of documents instead of {OPENWEBTEXT}")
     add("--text-field", default="text", metavar="NAME", help="field of JSON lines, or column, with the text (text)")
     add("--workers", type=int, metavar="N", help="encoding processes (one per CPU)")
-    with explained(PROGRAM, key_name) as outcome:
-        given = parser.parse_args(list(arguments))
-        if given.input and given.bundled:
-            raise ConfigError("give either --input or --bundled, not both")
-        if given.workers is not None and given.workers < 1:
-            raise ConfigError(f"--workers {given.workers}: at least one process is needed")
-        _write_documents(given.output, given.input, given.text_field, given.bundled, given.workers)
-    return outcome.code
+    return _run(parser, words, _write_documents)
 
 
 def _parser(about: str, folder: Path) -> Parser:
@@ -76,47 +73,45 @@ def _parser(about: str, folder: Path) -> Parser:
     return parser
 
 
-def _prepare_text(folder: Path, arguments: Sequence[str], about: str, write: Callable[[Path, str], None]) -> int:
-    parser = _parser(about, folder)
-    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
+def _run(parser: Parser, words: Sequence[str], write: Callable[[Namespace], None]) -> int:
+    from ingot.data.store.staging import alone_in, writing
+    from ingot.runtime.files import sweep_temporaries
+
     with explained(PROGRAM, key_name) as outcome:
-        given = parser.parse_args(list(arguments))
-        if given.input and given.bundled:
+        options = parser.parse_args(list(words))
+        if options.input and options.bundled:
             raise ConfigError("give either --input or --bundled, not both")
-        with _alone_in(given.output):
-            text = "".join(_bundled()) if given.bundled else _read(given.input or _tiny_shakespeare(given.output))
-            if len(text) < 2:
-                raise DataError("the text is too short to be split; give a longer one")
-            say(f"length of dataset in characters: {len(text):,}")
-            write(given.output, text)
+        with alone_in(options.output, say):
+            with writing(options.output):
+                sweep_temporaries(options.output)  # left by a killed preparation
+            write(options)
     return outcome.code
 
 
-def _write_characters(folder: Path, text: str) -> None:
+def _write_characters(options: Namespace) -> None:
     from ingot.data.formats.nanogpt_folder import META, meta_bytes
     from ingot.data.tokenizers import CharTokenizer
 
+    text = _text(options)
     tokenizer = CharTokenizer(text)
     say(f"all the unique characters: {tokenizer.characters}")
     say(f"vocab size: {tokenizer.vocab_size:,}")
-    _place(folder, tokenizer, text, {META: meta_bytes(tokenizer)})
+    _write_splits(options.output, tokenizer, text, {META: meta_bytes(tokenizer)})
 
 
-def _write_gpt2(folder: Path, text: str) -> None:
+def _write_gpt2(options: Namespace) -> None:
     from ingot.data.tokenizers import open_tokenizer
 
-    _refuse_characters(folder)
-    _place(folder, open_tokenizer("gpt2"), text, {})
+    _refuse_characters(options.output)
+    _write_splits(options.output, open_tokenizer("gpt2"), _text(options), {})
 
 
 def _refuse_characters(folder: Path) -> None:
-    from ingot.data.formats.nanogpt_folder import META
-
-    if (folder / META).exists():
-        raise DataError(f"{folder / META} belongs to character data; give another --output or delete it")
+    if (folder / "meta.pkl").exists():
+        raise DataError(f"{folder / 'meta.pkl'} belongs to character data; give another --output or delete it")
 
 
-def _place(folder: Path, tokenizer: Tokenizer, text: str, others: dict[str, bytes]) -> None:
+def _write_splits(folder: Path, tokenizer: Tokenizer, text: str, others: dict[str, bytes]) -> None:
     """Write the two splits of a text and other files beside them."""
     from ingot.data.store.staging import writing
     from ingot.runtime.files import write_atomically
@@ -130,14 +125,21 @@ def _place(folder: Path, tokenizer: Tokenizer, text: str, others: dict[str, byte
             say(f"{name.removesuffix('.bin')} has {len(content) // 2:,} tokens")
 
 
-def _read(path: Path) -> str:
-    try:
-        text = path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")  # universal newlines, like open() in text mode
+def _text(options: Namespace) -> str:
+    """Return the text to prepare: the bundled one, a given file, or tiny Shakespeare, downloaded if it is missing."""
+    if options.bundled:
+        text = "".join(_bundled())
+    else:
+        path = options.input or options.output / "input.txt"
+        if not path.exists() and options.input is None:
+            _download(path)
+        with readable(path, DataError):
+            text = path.read_bytes().decode()
+        text = text.replace("\r\n", "\n").replace("\r", "\n")  # universal newlines, like open() in text mode
+    if len(text) < 2:
+        raise DataError("the text is too short to be split; give a longer one")
+    say(f"length of dataset in characters: {len(text):,}")
+    return text
 
 
 def _bundled() -> Iterator[str]:
@@ -150,123 +152,65 @@ def _bundled() -> Iterator[str]:
     return (str(json.loads(line)["text"]) for line in lzma.decompress(packed).splitlines())
 
 
-def _tiny_shakespeare(folder: Path) -> Path:
-    """Return input.txt, downloaded if it is missing."""
+def _download(path: Path) -> None:
     from urllib.request import urlopen
 
     from ingot.data.store.staging import writing
     from ingot.runtime.files import write_atomically
 
-    path = folder / "input.txt"
-    if path.exists():
-        return path
+    advice = "give a text file with --input FILE, or use the one that comes with ingot: --bundled"
     try:
         with urlopen(TINY_SHAKESPEARE, timeout=30) as answer:
             content = answer.read()
     except (OSError, ValueError) as error:
-        reason = " ".join(str(getattr(error, "reason", error)).split())
-        raise DataError(
-            f"cannot download {TINY_SHAKESPEARE} ({reason}); give a text file with --input FILE, or use the one that comes "
-            "with ingot: --bundled"
-        ) from None
+        raise DataError(f"cannot download {TINY_SHAKESPEARE} ({error}); {advice}") from None
     if hashlib.sha256(content).hexdigest() != TINY_SHA256:
-        raise DataError(
-            f"the file at {TINY_SHAKESPEARE} is not tiny Shakespeare; try again, or give a text file with --input FILE"
-        )
+        raise DataError(f"the file at {TINY_SHAKESPEARE} is not tiny Shakespeare; {advice}")
     with writing(path):
         write_atomically(path, content)
-    return path
 
 
-def _write_documents(folder: Path, inputs: list[Path] | None, text_field: str, bundled: bool, workers: int | None) -> None:
+def _write_documents(options: Namespace) -> None:
     """Encode documents in input order, then copy them in shuffled order: two passes, for inputs larger than memory."""
     import numpy as np
 
     from ingot.console.progress import progress_bar
+    from ingot.data.prepare.blocks import EveryText, text_blocks
+    from ingot.data.prepare.workers import local_engine
     from ingot.data.store.staging import writing
     from ingot.data.text.text_files import adding_up, file_bytes, find_files, read_documents
-    from ingot.runtime.files import temporary_beside
+    from ingot.data.tokenizers import open_tokenizer
+    from ingot.runtime.files import replace_file, temporary_beside
+    from ingot.runtime.processes import cpu_count
 
+    folder, workers = options.output, options.workers or cpu_count()
+    _refuse_characters(folder)
     try:
-        files = [] if bundled else find_files(inputs or [Path(OPENWEBTEXT)])[0]
+        files = [] if options.bundled else find_files(options.input or [Path(OPENWEBTEXT)])[0]
     except DataError as error:
-        raise (error if inputs else DataError(f"{error}; give --input PATH or --bundled")) from None
-    if not bundled and not files:
-        raise DataError("no documents in the given folders; give files of text, JSON lines or parquet")
-    total, scratch = sum(map(file_bytes, files)), temporary_beside(folder / "tokens")
-    with _alone_in(folder):
-        _refuse_characters(folder)
+        raise (error if options.input else DataError(f"{error}; give --input PATH or --bundled")) from None
+    tokenizer, total = open_tokenizer("gpt2"), sum(map(file_bytes, files))
+    scratch, end, lengths = temporary_beside(folder / "tokens"), np.array([tokenizer.bos], "<u2"), [np.empty(0, np.int64)]
+    try:
         with progress_bar("encoding", in_bytes=True) as show, writing(scratch), scratch.open("xb") as file:
-            texts = _bundled() if bundled else read_documents(files, text_field, adding_up(show, total))
-            counts = _encode(texts, file, 1 if total < SMALL_BYTES else workers)
+            texts = _bundled() if options.bundled else read_documents(files, options.text_field, adding_up(show, total))
+            with local_engine(tokenizer, 1 if total < SMALL_BYTES else workers) as engine:
+                for encoded in engine(map(EveryText, text_blocks(texts))):
+                    # nanoGPT puts <|endoftext|> after a document, not before it.
+                    file.write(np.concatenate([encoded.ids[1:].astype("<u2"), end]).tobytes())
+                    lengths.append(encoded.tokens)
+        counts = np.concatenate(lengths)
         if len(counts) < 2:
             raise DataError("there are fewer than two documents, and val.bin needs one of them; give more")
         order = np.random.default_rng(VAL_SEED).permutation(len(counts))
         held_out = math.ceil(VAL_FRACTION * len(counts))
+        tokens, starts = np.memmap(scratch, "<u2", mode="r"), np.cumsum(counts) - counts
         for name, documents in (("train.bin", order[held_out:]), ("val.bin", order[:held_out])):
-            with writing(folder / name):
-                tokens = _copy(scratch, counts, documents, folder / name)
-            say(f"{name.removesuffix('.bin')} has {tokens:,} tokens in {len(documents):,} documents")
-
-
-def _encode(texts: Iterable[str], file: BinaryIO, workers: int | None) -> NDArray[np.int64]:
-    """Write the tokens of every document with <|endoftext|> after it, and return their counts."""
-    import numpy as np
-
-    from ingot.data.prepare.blocks import EveryText, text_blocks
-    from ingot.data.prepare.workers import local_engine
-    from ingot.data.tokenizers import open_tokenizer
-    from ingot.runtime.processes import cpu_count
-
-    tokenizer = open_tokenizer("gpt2")
-    end = np.array([tokenizer.bos], "<u2")
-    counts: list[NDArray[np.int64]] = []
-    with local_engine(tokenizer, workers or cpu_count()) as engine:
-        for encoded in engine(map(EveryText, text_blocks(texts))):
-            file.write(
-                np.concatenate([encoded.ids[1:].astype("<u2"), end]).tobytes()
-            )  # nanoGPT puts <|endoftext|> after a document, not before it
-            counts.append(encoded.tokens)
-    return np.concatenate([np.empty(0, np.int64), *counts])
-
-
-def _copy(scratch: Path, counts: NDArray[np.int64], documents: NDArray[np.int64], path: Path) -> int:
-    """Write documents in the given order and return the number of tokens."""
-    import numpy as np
-
-    from ingot.console.progress import progress_bar
-    from ingot.runtime.files import replace_file
-
-    tokens = np.memmap(scratch, "<u2", mode="r")
-    starts = np.cumsum(counts) - counts
-    with progress_bar(f"writing {path.name}") as show, replace_file(path) as file:
-        for done, document in enumerate(documents.tolist()):
-            file.write(tokens[starts[document] : starts[document] + counts[document]].tobytes())
-            if done % 10_000 == 0:
-                show(done, len(documents))
-    return int(counts[documents].sum())
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Lock a folder against other preparations, and remove temporary files before and after.
-
-    A preparation that fails before it has written anything leaves no folder behind.
-    """
-    from ingot.data.store.staging import LOCK, alone_in, writing
-    from ingot.runtime.files import sweep_temporaries
-
-    new = not folder.exists()
-    with alone_in(folder, say):
-        with writing(folder):
-            sweep_temporaries(folder)
-        try:
-            yield
-        finally:
-            with writing(folder):
-                sweep_temporaries(folder)
-            if not any((folder / name).exists() for name in MADE):
-                with suppress(OSError):
-                    (folder / LOCK).unlink()
-                    if new:
-                        folder.rmdir()
+            with writing(folder / name), progress_bar(f"writing {name}") as show, replace_file(folder / name) as file:
+                for done, document in enumerate(documents.tolist()):
+                    file.write(tokens[starts[document] : starts[document] + counts[document]].tobytes())
+                    if done % 10_000 == 0:
+                        show(done, len(documents))
+            say(f"{name.removesuffix('.bin')} has {counts[documents].sum():,} tokens in {len(documents):,} documents")
+    finally:
+        scratch.unlink(missing_ok=True)

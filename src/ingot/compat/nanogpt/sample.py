@@ -5,75 +5,58 @@ Each prompt is printed with its completion, followed by a line of dashes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ingot.compat.nanogpt.keys import PRECISIONS, Given, enter
+from ingot.compat.nanogpt.keys import PRECISIONS, Arguments, enter
 from ingot.console.entry import say, warn
 from ingot.console.output import for_reader
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import readable
 
 if TYPE_CHECKING:
-    from ingot.backends.torch.inference import TorchInference
     from ingot.data.tokenizers import Tokenizer
 
 DASHES = "-" * 15
 FILE = "FILE:"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run sample.py; return the exit code."""
-    return enter("sample.py", sample, arguments)
+    return enter("sample.py", sample, words)
 
 
-def sample(given: Given) -> None:
+def sample(arguments: Arguments) -> None:
     """Generate text as the keys say."""
+    from ingot.backends.sampling import Sampling
+    from ingot.backends.torch.generate import write_texts
     from ingot.backends.torch.inference import TorchInference
-    from ingot.compat.nanogpt.start import open_named
-    from ingot.compat.nanogpt.translate import torch_device_named
+    from ingot.compat.nanogpt.checkpoint import open_named
+    from ingot.compat.nanogpt.translate import device_named
+    from ingot.console.progress import progress_bar
 
-    values = given.values
-    if values["stop"] == "":
+    values = arguments.values
+    stop, prompt = values["stop"], values["start"]
+    if stop == "":
         raise ConfigError("stop is empty, which every text contains; leave it out or give the text after which to stop")
-    prompt = read_prompt(values["start"])
-    device = torch_device_named(values["device"], "sample.py")
-    if device.kind == "cuda":
-        precision = device.precision(PRECISIONS[values["dtype"]] if values["dtype"] else "auto")
-    else:
-        precision = "fp32"
-        if values["dtype"] not in (None, "float32"):
-            warn(f"dtype={values['dtype']} is for GPUs; computing in float32")
+    if prompt.startswith(FILE):
+        path = Path(prompt.removeprefix(FILE))
+        with readable(path, DataError):
+            prompt = path.read_text(encoding="utf-8-sig")  # some editors put a byte order mark first
+    device = device_named(values["device"], "sample.py")
     loaded = open_named(values["init_from"], Path(values["out_dir"]), str(device), say, warn)
-    backend = loaded.backend
+    backend, tokenizer = loaded.backend, loaded.tokenizer
     assert isinstance(backend, TorchInference)
     counted = (p for name, p in backend.model.named_parameters() if name != "transformer.wpe.weight")  # nanoGPT leaves wpe out
     say(f"number of parameters: {sum(p.numel() for p in counted) / 1e6:.2f}M")
-    if values["compile"]:
-        warn("compile=True has no effect here: on a GPU, steps are recorded as CUDA graphs instead")
-    if not prompt:
-        warn("start is empty: completions begin like a document, or with a newline if the tokenizer marks no beginning")
-    backend.cast(precision)
-    for text in _completions(backend, loaded.tokenizer, prompt, values):
-        print(for_reader(text))
-        say(DASHES)
-
-
-def _completions(backend: TorchInference, tokenizer: Tokenizer, prompt: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """Return num_samples texts, each the prompt and a completion."""
-    from ingot.backends.sampling import Sampling
-    from ingot.backends.torch.generate import write_texts
-    from ingot.console.progress import progress_bar
-
-    stop = values["stop"]
-    sampling = Sampling(values["temperature"], values["top_k"] or 0, values["top_p"], values["seed"])
+    if device.kind == "cuda":
+        backend.cast(device.precision(PRECISIONS[values["dtype"]] if values["dtype"] else "auto"))
+    elif values["dtype"] not in (None, "float32"):
+        warn(f"dtype={values['dtype']} is for GPUs; computing in float32")
 
     def decode(ids: list[int]) -> str:
         return decode_ids(tokenizer, ids, at_start=not prompt)
-
-    def cut(text: str) -> str:
-        return text if stop is None or stop not in text else text[: text.index(stop) + len(stop)]
 
     with progress_bar("generating") as progress:
         completions = list(
@@ -82,7 +65,7 @@ def _completions(backend: TorchInference, tokenizer: Tokenizer, prompt: str, val
                 encode_prompt(tokenizer, prompt),
                 values["num_samples"],
                 values["max_new_tokens"],
-                sampling,
+                Sampling(values["temperature"], values["top_k"] or 0, values["top_p"], values["seed"]),
                 None if stop is None else lambda ids: stop in decode(ids),
                 progress,
                 vocab_size=tokenizer.vocab_size,
@@ -90,16 +73,12 @@ def _completions(backend: TorchInference, tokenizer: Tokenizer, prompt: str, val
                 record=True,
             )
         )
-    return (prompt + cut(decode(ids)) for ids in completions)
-
-
-def read_prompt(start: str) -> str:
-    """Return the prompt, read from a file if `start` names one."""
-    if not start.startswith(FILE):
-        return start
-    path = Path(start.removeprefix(FILE))
-    with readable(path, DataError):
-        return path.read_text(encoding="utf-8-sig")  # some editors put a byte order mark first
+    for ids in completions:
+        text = decode(ids)
+        if stop is not None and stop in text:
+            text = text[: text.index(stop) + len(stop)]
+        print(for_reader(prompt + text))
+        say(DASHES)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:

@@ -6,18 +6,17 @@ The folder `out_dir` is one of our run folders with nanoGPT's ckpt.pt in it, so 
 from __future__ import annotations
 
 import ast
-import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.compat.nanogpt.keys import Given, enter, key_name
-from ingot.compat.nanogpt.translate import ModelArgs, check_data, learning_rate, record, settle, settle_tokenizer, translate
+from ingot.compat.nanogpt.keys import Arguments, enter, key_name
+from ingot.compat.nanogpt.translate import check_data, record, settle, settle_tokenizer, translate
 from ingot.console.entry import process_start, say, warn
-from ingot.errors import CheckpointError, IngotError, PeerLost
+from ingot.errors import CheckpointError
+from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
 from ingot.runs.folder import INDEX, Kind, saved_steps
 from ingot.runs.reporter import BeginReport, EvaluationReport, Reporter, StepReport
@@ -26,22 +25,25 @@ from ingot.runtime.ranks import Ranks, ranks_from_environment
 
 if TYPE_CHECKING:
     from ingot.backends.base import Inference
-    from ingot.config.loading import ResolvedConfig
     from ingot.config.schema import Config
 
 MFU_WARMUP_ITERATIONS = 5  # slow first iterations, which nanoGPT leaves out of the MFU
 MFU_DECAY = 0.9  # decay of the running mean of the MFU per logged iteration
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run train.py; return the exit code."""
-    return enter("train.py", train, arguments)
+    return enter("train.py", train, words)
 
 
-def train(given: Given) -> None:
+def train(arguments: Arguments) -> None:
     """Train, resume or evaluate, as the keys say."""
-    from ingot.backends.open import find_device
+    from ingot.backends.open import find_device, on_first_rank
+    from ingot.compat.nanogpt.checkpoint import CKPT, flops_per_token, meta_model, write_ckpt
+    from ingot.compat.nanogpt.initial import check_folder, find_start, settle_folder
+    from ingot.preflight.validate import check_before_training
     from ingot.runs.tracking import check_installed
+    from ingot.train.start import run
 
     ranks = ranks_from_environment()
     model_file = Path(sys.argv[0]).with_name("model.py")
@@ -51,7 +53,7 @@ def train(given: Given) -> None:
             f"train.py: warning: {model_file} has code of its own, which train.py does not run: it trains Ingot's GPT-2. Train a "
             f"class Model there with: ingot train --recipe shakespeare-char --model.file {model_file} (see docs/nanogpt.md)"
         )
-    values = settle(given, ranks.world_size, warn_once)
+    values = settle(arguments, ranks.world_size, warn_once)
     check_data(values)
     settle_tokenizer(values, warn_once)
     if values["eval_only"]:
@@ -61,11 +63,46 @@ def train(given: Given) -> None:
     if values["wandb_log"]:
         check_installed("wandb_log=True")
     device = find_device(values["device"], ranks.local_rank)
-    args, resolved, elapsed = _agreed_start(values, ranks, device)
-    values["block_size"] = args.block_size
-    if ranks.first:
-        _print_model(args, values)
-    _run(values, resolved, args, ranks, device, elapsed)
+
+    def prepare() -> dict[str, Any]:
+        check_folder(Path(values["out_dir"]))
+        start = find_start(values, say, warn)
+        resolved, elapsed = settle_folder(values, start, say, warn)
+        check_before_training(resolved.config, ranks.world_size, warn, name=key_name)
+        return {"settings": start.settings, "elapsed_seconds": elapsed}
+
+    start = on_first_rank(device, ranks, prepare)
+    settings, resolved = start["settings"], translate(values, start["settings"])
+    values["block_size"] = settings["context"]
+    if not ranks.first:
+        run(resolved, began=process_start())
+        return
+    model = meta_model(settings)
+    matrices = [p.numel() for p in model.parameters() if p.dim() >= 2]
+    vectors = [p.numel() for p in model.parameters() if p.dim() < 2]
+    parameters = sum(matrices) + sum(vectors) - settings["context"] * settings["width"]  # nanoGPT leaves out the positions
+    say(f"tokens per iteration will be: {resolved.config.training.tokens_per_step:,}")
+    say(f"number of parameters: {parameters / 1e6:.2f}M")
+    say(f"num decayed parameter tensors: {len(matrices)}, with {sum(matrices):,} parameters")
+    say(f"num non-decayed parameter tensors: {len(vectors)}, with {sum(vectors):,} parameters")
+    if values["compile"]:
+        say("the first iteration compiles the model and takes about a minute")
+    flops, peak = flops_per_token(settings, parameters), peak_flops(values["mfu_peak"], device)
+    mfu = RunningMfu(flops * resolved.config.training.tokens_per_step, peak * ranks.world_size)
+    path = Path(values["out_dir"]) / CKPT
+
+    def write(checkpoint: Checkpoint) -> None:
+        write_ckpt(path, checkpoint, record(values))
+
+    reporter = NanoGPTReporter(values, resolved.config, mfu, write, start["elapsed_seconds"], unwritten_checkpoint(path))
+    run(resolved, reporter, began=process_start())
+    if reporter.failure is not None:
+        raise reporter.failure
+    if not path.exists() and (newest := unwritten_checkpoint(path)) is not None:
+        warn(
+            f"there is no {path}: always_save_checkpoint=False, and no evaluation was the best so far; the weights are in "
+            f"{newest}; write a ckpt.pt of them with: ingot export {newest} --format nanogpt --output {path}"
+        )
 
 
 def is_edited(model_file: Path) -> bool:
@@ -80,97 +117,24 @@ def is_edited(model_file: Path) -> bool:
 def evaluate(values: dict[str, Any]) -> None:
     """Print the losses of the model that init_from names; nothing is written."""
     from ingot.backends.open import open_backend, open_inference
-    from ingot.compat.nanogpt.start import check_dataset, find_start
-    from ingot.data.loading.data_path import open_dataset
+    from ingot.compat.nanogpt.initial import find_start, open_fitting
     from ingot.eval.evaluator import Evaluator
 
-    if values["wandb_log"]:
-        warn("eval_only=True: nothing is sent to Weights & Biases")
     start = find_start(values, lambda line: None, warn)
-    values["block_size"] = start.args.block_size
-    _print_tokens(values)
-    config = translate(values, start.args, start.gelu).config
-    dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
-    check_dataset(dataset, values, start.args, warn)
+    config = translate(values, start.settings).config
+    say(f"tokens per iteration will be: {config.training.tokens_per_step:,}")
+    dataset = open_fitting(config, values)
     model: Inference
     if start.weights is None:  # random weights, as training would begin with
-        model = open_backend(config, start.args.vocab_size, Ranks())
+        model = open_backend(config, start.settings["vocab_size"], Ranks())
     else:
-        model = open_inference(config, start.args.vocab_size)
+        model = open_inference(config, start.settings["vocab_size"])
         model.load_weights(start.weights, "the checkpoint")
     losses = []
     for split in ("train", "val"):
         evaluator = Evaluator.of(config, dataset.split(split), dataset.tokenizer)
         losses.append(evaluator.score(evaluator.rows(config.evaluation.rows), model.score).loss)
     say(evaluation_line(start.iteration, *losses))
-
-
-def _agreed_start(values: Mapping[str, Any], ranks: Ranks, device: Device) -> tuple[ModelArgs, ResolvedConfig, float]:
-    """Find what the run starts from and prepare its folder, on the first rank, and broadcast it to the others."""
-    from ingot.backends.open import open_group
-    from ingot.compat.nanogpt.start import check_folder, find_start, settle_folder
-    from ingot.preflight.validate import check_before_training
-
-    group = open_group(device, ranks)
-    if ranks.first:
-        try:
-            check_folder(Path(values["out_dir"]))
-            start = find_start(values, say, warn)
-            resolved, elapsed = settle_folder(values, start, say, warn)
-            check_before_training(resolved.config, ranks.world_size, warn, name=key_name)
-        except IngotError as error:
-            group.broadcast(json.dumps({"exit_code": error.exit_code}))
-            raise
-        group.broadcast(json.dumps({"args": asdict(start.args), "gelu": start.gelu}))
-        return start.args, resolved, elapsed
-    message = json.loads(group.broadcast(""))
-    if "exit_code" in message:
-        raise PeerLost(message["exit_code"])
-    args = ModelArgs(**message["args"])
-    return args, translate(values, args, message["gelu"]), 0.0
-
-
-def _print_tokens(values: Mapping[str, Any]) -> None:
-    tokens = values["gradient_accumulation_steps"] * values["batch_size"] * values["block_size"]
-    say(f"tokens per iteration will be: {tokens:,}")
-
-
-def _print_model(args: ModelArgs, values: Mapping[str, Any]) -> None:
-    _print_tokens(values)
-    say(f"number of parameters: {args.parameters / 1e6:.2f}M")
-    for words, (tensors, parameters) in (("decayed", args.decayed), ("non-decayed", args.not_decayed)):
-        say(f"num {words} parameter tensors: {tensors}, with {parameters:,} parameters")
-    if values["compile"]:
-        say("the first iteration compiles the model and takes about a minute")
-
-
-def _run(
-    values: Mapping[str, Any], resolved: ResolvedConfig, args: ModelArgs, ranks: Ranks, device: Device, elapsed: float
-) -> None:
-    from ingot.compat.nanogpt.checkpoint import CKPT, write_ckpt
-    from ingot.train.start import run
-
-    if not ranks.first:
-        run(resolved, began=process_start())
-        return
-    peak = find_peak(values["mfu_peak"], device)
-    say(str(peak))
-    flops = args.flops_per_token * resolved.config.training.tokens_per_step
-    mfu = RunningMfu(flops, peak.flops * ranks.world_size)
-    path = Path(values["out_dir"]) / CKPT
-
-    def write(checkpoint: Checkpoint) -> None:
-        write_ckpt(path, checkpoint, record(values), best_val_loss(checkpoint.progress))
-
-    reporter = NanoGPTReporter(values, resolved.config, mfu, write, elapsed, unwritten_checkpoint(path))
-    run(resolved, reporter, began=process_start())
-    if reporter.failure is not None:
-        raise reporter.failure
-    if not path.exists() and (newest := unwritten_checkpoint(path)) is not None:
-        warn(
-            f"there is no {path}: always_save_checkpoint=False, and no evaluation was the best so far; the weights are in "
-            f"{newest}; write a ckpt.pt of them with: ingot export {newest} --format nanogpt --output {path}"
-        )
 
 
 def unwritten_checkpoint(ckpt: Path) -> Path | None:
@@ -180,12 +144,6 @@ def unwritten_checkpoint(ckpt: Path) -> Path | None:
         return None
     written = ckpt.stat().st_mtime_ns if ckpt.exists() else 0
     return newest if written < (newest / INDEX).stat().st_mtime_ns else None
-
-
-def best_val_loss(progress: Mapping[str, Any]) -> float | None:
-    """Return the lowest val loss so far, scaled from the last one: both were measured on the same rows."""
-    loss, bpb, best_bpb = progress["val_loss"], progress["val_bpb"], progress["best_bpb"]
-    return float(loss * best_bpb / bpb) if loss and bpb and best_bpb else None
 
 
 class NanoGPTReporter(Reporter):
@@ -239,7 +197,7 @@ class NanoGPTReporter(Reporter):
             "iter": report.step,
             "train/loss": _train_loss(report),
             "val/loss": report.val_loss,
-            "lr": learning_rate(self._config, report.step),
+            "lr": self._config.optimizer.learning_rate * learning_rate_scale(self._config, report.step, seconds=0.0),
             "mfu": 100 * self._mfu.value,
         }
 
@@ -285,26 +243,18 @@ def evaluation_line(iteration: int, train_loss: float, val_loss: float) -> str:
     return f"step {iteration}: train loss {train_loss:.4f}, val loss {val_loss:.4f}"
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The peak FLOP/s of one device, and where the number comes from."""
-
-    flops: float
-    source: str
-
-    def __str__(self) -> str:
-        return f"mfu is relative to {self.flops / 1e12:.4g} TFLOP/s, {self.source}"
-
-
-def find_peak(given: float | None, device: Device) -> Peak:
-    """Return a device's peak FLOP/s: as given, by its data sheet, or measured. nanoGPT uses an A100's 312e12 on every device."""
+def peak_flops(mfu_peak: float | None, device: Device) -> float:
+    """Return and print a device's peak FLOP/s, which nanoGPT takes for an A100's: as set, by its data sheet, or measured."""
     from ingot.backends.open import measure_flops
 
-    if given:
-        return Peak(given, "as mfu_peak says")
-    if device.peak_flops:
-        return Peak(device.peak_flops, f"the bf16 rate in the data sheet of {device.name}")
-    return Peak(measure_flops(device), f"measured with large matrices on {device.name}")
+    if mfu_peak:
+        flops, source = mfu_peak, "as mfu_peak says"
+    elif device.peak_flops:
+        flops, source = device.peak_flops, f"the bf16 rate in the data sheet of {device.name}"
+    else:
+        flops, source = measure_flops(device), f"measured with large matrices on {device.name}"
+    say(f"mfu is relative to {flops / 1e12:.4g} TFLOP/s, {source}")
+    return flops
 
 
 class RunningMfu:

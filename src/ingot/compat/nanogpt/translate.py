@@ -7,96 +7,61 @@ which is after N steps of our loop. gradient_accumulation_steps counts the micro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ingot.backends.open import find_device
-from ingot.compat.nanogpt.keys import PRECISIONS, TRAIN, Given, key_name, nanogpt_keys
+from ingot.compat.nanogpt.keys import PRECISIONS, TRAIN, Arguments, nanogpt_keys
 from ingot.compat.options import copied
 from ingot.config.loading import ResolvedConfig, load_config
-from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, Config
+from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE
 from ingot.errors import ConfigError, DataError
-from ingot.optim.schedules import learning_rate_scale
 from ingot.runtime.devices import Device
 from ingot.runtime.files import user_path
 
 SEED = 1337
+# nanoGPT's model_args, in its order, and our names in the section `model`.
+MODEL_ARGS = {
+    "n_layer": "layers", "n_head": "heads", "n_embd": "width", "block_size": "context", "bias": "bias",
+    "vocab_size": "vocab_size", "dropout": "dropout",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ModelArgs:
-    """nanoGPT's model_args, in its order: everything its model is built from."""
-
-    n_layer: int
-    n_head: int
-    n_embd: int
-    block_size: int
-    bias: bool
-    vocab_size: int
-    dropout: float
-
-    @property
-    def decayed(self) -> tuple[int, int]:
-        """The number of tensors and parameters with weight decay: the matrices."""
-        matrices = 12 * self.n_layer * self.n_embd**2
-        return 4 * self.n_layer + 2, (self.vocab_size + self.block_size) * self.n_embd + matrices
-
-    @property
-    def not_decayed(self) -> tuple[int, int]:
-        """The number of tensors and parameters without weight decay: norm gains and biases."""
-        norms = 2 * self.n_layer + 1
-        biases = (norms + 4 * self.n_layer, (norms + 9 * self.n_layer) * self.n_embd) if self.bias else (0, 0)
-        return norms + biases[0], norms * self.n_embd + biases[1]
-
-    @property
-    def parameters(self) -> int:
-        """The parameter count that nanoGPT reports: all but the position embedding."""
-        return self.decayed[1] + self.not_decayed[1] - self.block_size * self.n_embd
-
-    @property
-    def flops_per_token(self) -> int:
-        """Training FLOPs per token: six per parameter, plus attention."""
-        return 6 * self.parameters + 12 * self.n_layer * self.n_embd * self.block_size
-
-
-def args_of(settings: Mapping[str, Any]) -> ModelArgs:
-    """Return the model_args of a `model` section."""
-    return ModelArgs(
-        n_layer=settings["layers"],
-        n_head=settings["heads"],
-        n_embd=settings["width"],
-        block_size=settings["context"],
-        bias=settings["bias"],
-        vocab_size=settings["vocab_size"],
-        dropout=settings["dropout"],
-    )
-
-
-def settle(given: Given, world_size: int = 1, warn: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def settle(arguments: Arguments, world_size: int = 1, warn: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Return the value of every key, checked, with the defaults that depend on the device filled in.
 
-    block_size stays None if it was not given and the model is loaded: the loaded model's block_size applies.
+    block_size becomes None if it was not set and the model is loaded: the loaded model's block_size applies.
     """
-    v = dict(given.values)
-    _check(v, world_size)
-    v["out_dir"] = str(user_path(str(v["out_dir"]))) if v["out_dir"] else ""
-    if str(v["device"]).startswith("cuda") and world_size > 1:
+    v = dict(arguments.values)
+    if not v["out_dir"]:
+        raise ConfigError("out_dir is empty; give a folder, such as . for this one")
+    if v["n_embd"] % v["n_head"]:
+        raise ConfigError(f"n_embd={v['n_embd']} is not divisible by n_head={v['n_head']}")
+    if v["decay_lr"] and v["min_lr"] > v["learning_rate"]:
+        raise ConfigError(
+            f"min_lr={v['min_lr']} is above learning_rate={v['learning_rate']}, so the learning rate would rise instead of "
+            "decaying; lower min_lr, usually to a tenth of learning_rate, or set decay_lr=False"
+        )
+    accumulation = v["gradient_accumulation_steps"]
+    if accumulation % world_size:
+        raise ConfigError(
+            f"gradient_accumulation_steps={accumulation} cannot be shared by {world_size} ranks; set it to a multiple of "
+            f"{world_size}, such as {-(-accumulation // world_size) * world_size}"
+        )
+    v["out_dir"] = str(user_path(v["out_dir"]))
+    if v["device"].startswith("cuda") and world_size > 1:
         v["device"] = "cuda"  # each rank picks its own GPU
-    device = device_named(str(v["device"]))
-    on_gpu = device.kind == "cuda"
+    device = device_named(v["device"])
+    if v["dtype"] == "float16" and device.kind != "cuda":
+        warn("dtype=float16 needs a GPU; computing in float32")
+        v["dtype"] = "float32"
     if v["dtype"] is None:
         best = device.precision("auto")
         v["dtype"] = next(name for name, precision in PRECISIONS.items() if precision == best)
-    elif v["dtype"] == "float16" and not on_gpu:
-        warn("dtype=float16 needs a GPU; computing in float32")
-        v["dtype"] = "float32"
-    if "compile" not in given.given:
-        v["compile"] = on_gpu
-    if "block_size" not in given.given and v["init_from"] != "scratch":
+    if "compile" not in arguments.set_keys:
+        v["compile"] = device.kind == "cuda"
+    if "block_size" not in arguments.set_keys and v["init_from"] != "scratch":
         v["block_size"] = None
-    if v["backend"] == "gloo" and on_gpu and world_size > 1:
-        warn("backend=gloo: GPUs exchange gradients over nccl, and ranks their messages over gloo")
     return v
 
 
@@ -113,7 +78,7 @@ def data_path(values: Mapping[str, Any]) -> Path:
 def check_data(values: Mapping[str, Any]) -> None:
     """Raise DataError if the dataset does not exist, with the command that prepares it."""
     folder = data_path(values)
-    if not folder.is_dir() or not any((folder / name).is_file() for name in ("train.bin", "dataset.json")):
+    if not any((folder / name).is_file() for name in ("train.bin", "dataset.json")):
         script = folder / "prepare.py"
         advice = f"prepare it with: python {script}" if script.is_file() else "the folder needs train.bin and val.bin"
         raise DataError(f"dataset={values['dataset']} has no data in {folder}; {advice}")
@@ -129,45 +94,29 @@ def settle_tokenizer(values: dict[str, Any], warn: Callable[[str], None]) -> Non
         values["tokenizer"] = "number"
 
 
-def vocabulary(folder: Path, tokenizer: str | None = None, trust_tokens: bool = False) -> int | None:
-    """Return the vocabulary size of a data folder, nanoGPT's or ours; None for GPT-2's tokens."""
+def vocabulary(values: Mapping[str, Any]) -> int | None:
+    """Return the vocabulary size of the dataset; None for GPT-2's tokens."""
     from ingot.data.loading.data_path import open_dataset
 
-    opened = open_dataset(str(folder), tokenizer, trust_tokens).tokenizer
-    return None if opened.kind == "gpt2" else opened.vocab_size
+    tokenizer = open_dataset(str(data_path(values)), values["tokenizer"], values["trust_tokens"]).tokenizer
+    return None if tokenizer.kind == "gpt2" else tokenizer.vocab_size
 
 
-def fresh_args(values: Mapping[str, Any], vocab_size: int | None) -> ModelArgs:
-    """Return the model_args that the keys describe."""
-    names = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
-    return ModelArgs(**{name: values[name] for name in names}, vocab_size=vocab_size or GPT2_PADDED_VOCAB_SIZE)
+def fresh_settings(values: Mapping[str, Any], vocab_size: int | None) -> dict[str, Any]:
+    """Return the section `model` that the keys describe."""
+    args = {**values, "vocab_size": vocab_size or GPT2_PADDED_VOCAB_SIZE}
+    return {"family": "gpt2", **{ours: args[theirs] for theirs, ours in MODEL_ARGS.items()}, "gelu": "erf"}
 
 
-def translate(values: Mapping[str, Any], args: ModelArgs, gelu: str = "erf") -> ResolvedConfig:
-    """Return the config of a run with these keys and this model; errors use the names of the keys."""
-    v = {**values, **asdict(args)}
-    settings = {path: v[name] for name, path in copied(TRAIN).items()} | _computed(v, args, gelu)
-    try:
-        return load_config(python=settings, environment={})
-    except ConfigError as error:
-        raise ConfigError(error.render(key_name)) from None
-
-
-def learning_rate(config: Config, iteration: int) -> float:
-    """Return the learning rate of an iteration."""
-    return config.optimizer.learning_rate * learning_rate_scale(config, iteration, seconds=0.0)
-
-
-def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any]:
-    """Return the settings that depend on several keys or that nanoGPT fixes."""
+def translate(values: Mapping[str, Any], model: Mapping[str, Any]) -> ResolvedConfig:
+    """Return the config of a run with these keys and this section `model`."""
+    v = {**values, "block_size": model["context"]}
     rows = v["gradient_accumulation_steps"] * v["batch_size"]
+    evaluated = v["eval_iters"] * v["batch_size"]
     # If the decay ends with the warmup, the cosine part is empty and the rest of the run uses min_lr.
     decay_end = max(v["lr_decay_iters"], v["warmup_iters"] + 1)
-    return {
-        "model.family": "gpt2",
-        "model.context": args.block_size,
-        "model.vocab_size": args.vocab_size,
-        "model.gelu": gelu,
+    settings = {path: v[name] for name, path in copied(TRAIN).items()} | {
+        **{f"model.{name}": value for name, value in model.items()},
         "data.path": str(data_path(v)),
         "data.sampling": "random",
         "data.seed": SEED,
@@ -186,46 +135,19 @@ def _computed(v: Mapping[str, Any], args: ModelArgs, gelu: str) -> dict[str, Any
         "evaluation.at_start": True,
         "evaluation.at_end": False,
         "evaluation.final_rows": None,
-        "evaluation.rows": v["eval_iters"] * v["batch_size"],
-        "evaluation.train_rows": v["eval_iters"] * v["batch_size"],
+        "evaluation.rows": evaluated,
+        "evaluation.train_rows": evaluated,
         "evaluation.micro_batch": v["batch_size"],
         "artifact.write": False,
         "tracking.wandb_project": v["wandb_project"] if v["wandb_log"] else None,
     }
+    return load_config(python=settings, environment={})
 
 
-def _check(v: Mapping[str, Any], world_size: int) -> None:
-    """Raise ConfigError for keys that do not fit together."""
-    if not v["out_dir"]:
-        raise ConfigError("out_dir is empty; give a folder, such as . for this one")
-    if v["n_embd"] % v["n_head"]:
-        raise ConfigError(f"n_embd={v['n_embd']} is not divisible by n_head={v['n_head']}")
-    if v["decay_lr"] and v["min_lr"] > v["learning_rate"]:
-        raise ConfigError(
-            f"min_lr={v['min_lr']} is above learning_rate={v['learning_rate']}, so the learning rate would rise instead of "
-            "decaying; lower min_lr, usually to a tenth of learning_rate, or set decay_lr=False"
-        )
-    if v["gradient_accumulation_steps"] % world_size:
-        below = v["gradient_accumulation_steps"] // world_size * world_size
-        nearest = f"{below} or {below + world_size}" if below else f"{world_size}"
-        raise ConfigError(
-            f"gradient_accumulation_steps={v['gradient_accumulation_steps']} cannot be shared by {world_size} ranks; "
-            f"set it to {nearest}, or use another number of ranks"
-        )
-
-
-def torch_device_named(name: str, who: str) -> Device:
-    """Return the torch device that a key names."""
-    if name == "mlx":
-        raise ConfigError(f"device=mlx is for train.py only; {who} needs a torch device: use cpu, or mps on a Mac")
-    return device_named(name)
-
-
-def device_named(name: str) -> Device:
-    """Return the device that a key names, or raise ConfigError if this machine does not have it."""
+def device_named(name: str, torch_only: str = "") -> Device:
+    """Return the device that a key names; `torch_only` names a program that does not run on mlx."""
+    if name == "mlx" and torch_only:
+        raise ConfigError(f"device=mlx is for train.py only; {torch_only} needs a torch device: use cpu, or mps on a Mac")
     if name.startswith("cuda") and find_device("auto").kind != "cuda":
         raise ConfigError(f"device={name}, but this machine has no CUDA GPU; add --device=cpu, or --device=mps on a Mac")
-    try:
-        return find_device(name)
-    except ConfigError as error:
-        raise ConfigError(error.render(key_name)) from None
+    return find_device(name)

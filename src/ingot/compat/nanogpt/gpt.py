@@ -7,7 +7,7 @@ a module, so that a state dict has the same keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ingot.backends.sampling import Sampling
 from ingot.backends.torch.generate import generate
 from ingot.backends.torch.state import load_model
-from ingot.compat.nanogpt.checkpoint import read_pretrained, split_by_decay
-from ingot.compat.nanogpt.translate import args_of
+from ingot.compat.nanogpt.checkpoint import flops_per_token, read_pretrained, split_by_decay
+from ingot.compat.nanogpt.translate import MODEL_ARGS
 from ingot.errors import ConfigError
 from ingot.model import gpt2
 from ingot.model.cross_entropy import IGNORED
@@ -129,8 +129,8 @@ class GPT(GPT2):
             raise ConfigError(f"from_pretrained cannot override {unknown[0]}; only dropout")
         print(f"loading weights from pretrained gpt: {model_type}")
         records, settings = read_pretrained(model_type)
-        args = args_of(settings | dict(override_args or {}))
-        model = cls(GPTConfig(**asdict(args)), settings["gelu"])
+        args = {theirs: settings[ours] for theirs, ours in MODEL_ARGS.items()} | dict(override_args or {})
+        model = cls(GPTConfig(**args), settings["gelu"])
         load_model(model, records, model_type)
         return model
 
@@ -163,7 +163,8 @@ class GPT(GPT2):
         `peak` defaults to the GPU's own FLOP/s or, if that is unknown, to an A100's, as in nanoGPT.
         """
         c = self.config
-        per_token = 6 * self.get_num_params() + 12 * c.n_layer * c.n_embd * c.block_size
         device = self.transformer.wte.weight.device
         own_peak = data_sheet_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        return per_token * c.block_size * fwdbwd_per_iter / dt / (peak or own_peak or A100_FLOPS)
+        settings = {"layers": c.n_layer, "width": c.n_embd, "context": c.block_size}
+        per_row = flops_per_token(settings, self.get_num_params()) * c.block_size
+        return per_row * fwdbwd_per_iter / dt / (peak or own_peak or A100_FLOPS)
