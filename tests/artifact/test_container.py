@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import re
@@ -188,3 +189,20 @@ def test_a_file_without_tensors_is_a_file(tmp_path):
 def test_headers_of_payloads_begin_as_the_checksum_needs_it():
     head = bytes(pack_tensors([], {"sha256": "0" * 64})[0])
     assert head[35:99] == b"0" * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "sha256"),
+    [
+        ("none-lzma", "8b8d4481aaa66c1f"),
+        ("none-rans", "8b8d4481aaa66c1f"),
+        ("int8-none", "0895c00540870f83"),
+        ("int8-zlib", "0895c00540870f83"),
+        ("int8-rans", "0895c00540870f83"),
+        ("int8-golf-lzma", "f3448df6bd7d6dc5"),
+    ],
+)
+def test_artifacts_of_version_1_keep_opening_with_the_same_weights(name, sha256):
+    tensors = read_artifact(Path(__file__).parents[1] / f"golden/artifacts/{name}.ingot").tensors
+    contents = b"".join(name.encode() + bytes(tensor.data) for name, tensor in sorted(tensors.items()))
+    assert hashlib.sha256(contents).hexdigest().startswith(sha256)

@@ -7,6 +7,7 @@ import torch
 from ingot.artifact.container import read_artifact, write_artifact
 from ingot.backends.base import Rounding
 from ingot.backends.open import open_backend, open_inference
+from ingot.backends.torch import rounding
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError
@@ -124,6 +125,21 @@ def test_gptq_changes_the_products_far_less_than_rounding_to_the_nearest_for_the
     found, same = changed(layer, moments)
     assert found < 0.25 * nearest
     assert same == pytest.approx(size, rel=0.03)
+
+
+def test_gptq_carries_errors_beyond_the_first_block_of_columns(monkeypatch):
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(300, 64, bias=False), torch.randn(4096, 40) @ torch.randn(40, 300) + 0.1 * torch.randn(4096, 300)
+    model = torch.nn.Sequential(linear)
+    moments, before = Moments(), linear.weight.detach().clone()
+    moments.watch(model, lambda: model(x))
+    rounded = []
+    for columns in (128, 512):  # three blocks, and all columns in one
+        monkeypatch.setattr(rounding, "BLOCK_COLUMNS", columns)
+        linear.weight.data.copy_(before)
+        TorchRounder(model, moments.found).round(COARSE, COARSE)
+        rounded.append(linear.weight.detach().clone())
+    assert (rounded[0] != rounded[1]).float().mean() < 0.01  # sums of floats in another order
 
 
 def test_rows_of_one_value_and_of_zeros_keep_it():
