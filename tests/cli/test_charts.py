@@ -43,10 +43,6 @@ def test_one_point_and_a_level_curve_are_drawn():
         assert "a" in "".join(panel_lines(Panel("loss", "steps", [Line("x", points)]), width=60)[1:13])
 
 
-def test_where_braille_cannot_be_shown_every_character_is_ascii():
-    assert "\n".join(panel_lines(Panel("loss", "steps", [falling()]), width=60, braille=False)).isascii()
-
-
 def test_colours_change_nothing_but_colours():
     panel = Panel("loss", "steps", [falling(), falling("second", by=2.0)])
     coloured = "\n".join(panel_lines(panel, width=60, colours=True))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.cli import main
-from ingot.cli.options import settings_help
+from ingot.cli.arguments import settings_help
 from ingot.config.loading import load_config
 from ingot.console.output import split_overrides
 from ingot.errors import ConfigError, DataError

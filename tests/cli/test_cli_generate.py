@@ -56,9 +56,9 @@ def test_a_file_of_prompts_may_begin_with_a_mark_and_have_any_character_in_its_t
 
 def test_prompts_of_a_file_come_back_in_order_with_their_texts(lines, reference, tmp_path):
     file = written(tmp_path / "p.jsonl", {"prompt": "abc", "id": 1}, {"prompt": ""}, {"prompt": "some words of "})
-    found = lines("generate", "--output-dir", reference, "--prompts-file", file, *GREEDY)
+    found = lines("generate", reference, "--prompts-file", file, *GREEDY)
     assert [(one["prompt"], one.get("id")) for one in found] == [("abc", 1), ("", None), ("some words of ", None)]
-    options = GenerationOptions(8, greedy=True, start_mark=False)
+    options = GenerationOptions(8, greedy=True)
     assert [one["completion"] for one in found] == api.load(reference, device="cpu").generate_batch(
         [one["prompt"] for one in found], options
     )
@@ -69,74 +69,57 @@ def test_prompts_of_a_file_come_back_in_order_with_their_texts(lines, reference,
         "top_p": None,
         "do_sample": False,
         "repetition_penalty": 1.0,
-        "seed": None,
+        "seed": 1337,
     }
 
 
-def test_a_checkpoint_is_named_by_its_folder_and_a_run_by_its_own(lines, reference):
+def test_a_checkpoint_is_named_by_its_folder_and_a_run_by_its_own(call, reference):
     newest = max((reference / "checkpoints").iterdir())
-    [one] = lines("generate", "--checkpoint", newest, "--prompt", "abc", *GREEDY)
-    [other] = lines("generate", "--output-dir", reference, "--prompt", "abc", *GREEDY)
-    assert one == other and set(one) == {"prompt", "completion", "generation"}
+    one, other = (call("generate", path, "--prompt", "abc", *GREEDY) for path in (newest, reference))
+    assert one == other and one[0] == 0 and one[1].startswith("abc")
 
 
 def test_the_full_text_and_a_file_of_output(call, lines, reference, tmp_path):
-    [one] = lines("generate", "--output-dir", reference, "--prompt", "abc", *GREEDY)
-    code, out, err = call(
-        "generate",
-        "--output-dir",
-        reference,
-        "--prompt",
-        "abc",
-        *GREEDY,
-        "--return-full-text",
-        "--output",
-        tmp_path / "a/b.jsonl",
-    )
+    [one] = lines("generate", reference, "--input", written(tmp_path / "p.jsonl", {"prompt": "abc"}), *GREEDY)
+    words = ("--return-full-text", "--stop-at-end", "--output", tmp_path / "a/b.jsonl")
+    code, out, err = call("generate", reference, "--prompt", "abc", *GREEDY, *words)
     assert (code, out) == (0, "") and "b.jsonl: 1 texts" in err
     assert json.loads((tmp_path / "a/b.jsonl").read_text())["completion"] == "abc" + one["completion"]
 
 
-def test_a_stream_tells_the_pieces_before_the_whole(lines, reference):
-    *pieces, whole = lines("generate", "--output-dir", reference, "--prompt", "abc", *GREEDY, "--stream")
+def test_a_stream_tells_the_pieces_before_the_whole(lines, reference, tmp_path):
+    file = written(tmp_path / "p.jsonl", {"prompt": "abc"})
+    *pieces, whole = lines("generate", reference, "--input", file, *GREEDY, "--stream")
     assert len(pieces) > 1 and {piece["index"] for piece in pieces} == {0}
     assert "".join(piece["piece"] for piece in pieces) == whole["completion"]
 
 
 @pytest.mark.parametrize("words", [("--temperature", 0), ("--top-k", 0), ("--prompt", "")], ids=str)
-def test_temperature_0_top_k_0_and_an_empty_prompt_write(lines, reference, words):
-    [one] = lines("generate", "--output-dir", reference, "--prompt", "abc", "--max-new-tokens", 4, "--device", "cpu", *words)
-    assert isinstance(one["completion"], str)
+def test_temperature_0_top_k_0_and_an_empty_prompt_write(call, reference, words):
+    assert call("generate", reference, "--prompt", "abc", "--tokens", 4, "--device", "cpu", *words)[0] == 0
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "give PATH, --checkpoint DIR or --output-dir RUN"),
-        (["--checkpoint", "a", "--output-dir", "b", "--prompt", "c"], "give --checkpoint DIR or --output-dir RUN; one of them"),
-        (["--output-dir", "b"], "give --prompt TEXT or --prompts-file FILE; one of them"),
-        (["--output-dir", "b", "--prompt", "c", "--prompts-file", "d"], "give --prompt TEXT or --prompts-file FILE"),
-        (["--output-dir", "b", "--prompt", "c", "--dtype", "int8"], "--dtype int8 is unknown; choose one of fp32,"),
-        (
-            ["--output-dir", "b", "--prompt", "c", "--tokens", "0"],
-            "--max-new-tokens must be a whole number from 1 to 100,000,000",
-        ),
-        (["--output-dir", "b", "--prompt", "c", "--repetition-penalty", "0"], "--repetition-penalty must be a number above 0"),
+        ([], "Missing argument 'PATH'"),
+        (["b", "--prompt", "c", "--input", "d"], "give --prompt TEXT or --prompts-file FILE"),
+        (["RUN", "--prompt", "c", "--dtype", "int8"], "int8"),
         (["b", "--prompt", "c", "--top-p", "0"], "--top-p must be a number above 0 and at most 1, not 0.0"),
         (["b", "--prompt", "c", "--temperature", "inf"], "--temperature must be a number of 0 or more, not inf"),
         (["b", "--prompt", "c", "--repetition-penalty", "nan"], "--repetition-penalty must be a number above 0, not nan"),
     ],
     ids=str,
 )
-def test_a_mistake_is_one_line_and_exit_code_2(call, words, said):
-    code, out, err = call("generate", *words)
+def test_a_mistake_is_one_line_and_exit_code_2(call, reference, words, said):
+    code, out, err = call("generate", *(reference if word == "RUN" else word for word in words))
     assert (code, out) == (2, "")
     assert said in err and len(err.splitlines()) == 1
 
 
 def test_a_prompts_file_with_bad_lines_names_all_of_them(call, reference, tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\nnot json\n[1]\n{"text": "a"}\n{"prompt": 5}\n{"prompt": "\\ud800"}\n')
-    code, _, err = call("generate", "--output-dir", reference, "--prompts-file", tmp_path / "p.jsonl")
+    code, _, err = call("generate", reference, "--prompts-file", tmp_path / "p.jsonl")
     assert code == 2
     for part in (":2: this is not JSON", ":3: this is not a JSON object", ":4: prompt", ":5: prompt", ":6: prompt"):
         assert part in err
@@ -144,13 +127,13 @@ def test_a_prompts_file_with_bad_lines_names_all_of_them(call, reference, tmp_pa
 
 @pytest.mark.parametrize("option", ["--input", "--prompts-file", "--prompt-file"])
 def test_a_file_of_prompts_that_is_not_there_is_missing_data(call, reference, option):
-    code, out, err = call("generate", "--output-dir", reference, option, "/nowhere/p.jsonl")
+    code, out, err = call("generate", reference, option, "/nowhere/p.jsonl")
     assert (code, out) == (3, "") and "/nowhere/p.jsonl cannot be read: No such file" in err and err.count("\n") == 1
 
 
 def test_a_field_that_cannot_be_utf_8_comes_back_in_a_file_as_it_was(call, reference, tmp_path):
     file = written(tmp_path / "p.jsonl", {"prompt": "abc", "id": "\ud800"})
-    code, _, err = call("generate", "--output-dir", reference, "--input", file, *GREEDY, "--output", tmp_path / "t.jsonl")
+    code, _, err = call("generate", reference, "--input", file, *GREEDY, "--output", tmp_path / "t.jsonl")
     assert code == 0, err
     assert json.loads((tmp_path / "t.jsonl").read_bytes())["id"] == "\ud800"
 

@@ -19,7 +19,7 @@ from ingot.data.text.text_files import find_files, read_documents
         (["trian"], "unknown command 'trian'; did you mean 'ingot train'?"),
         (["zzz"], "unknown command 'zzz'; ingot --help lists all commands"),
         (["data", "prepar"], "unknown command 'prepar' of ingot data; did you mean 'ingot data prepare'?"),
-        (["golf", "zzz"], "unknown command 'zzz' of ingot golf; choose one of pack"),
+        (["golf", "zzz"], "unknown command 'zzz' of ingot golf; ingot golf --help lists all commands"),
         (["train", "demo"], "demo is not a run folder; did you mean the recipe --recipe demo, or the file --config demo?"),
         (["train", "--lr", "3e-4"], "unknown option --lr; did you mean --optimizer.learning_rate?"),
         (["train", "--max-steps=10"], "unknown option --max-steps; did you mean --training.max_steps?"),

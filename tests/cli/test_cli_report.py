@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ingot.cli import inspect
+from ingot.cli import runs as command
 from ingot.cli.main import app
 from ingot.console.progress import draw_lines
 from ingot.errors import CheckpointError, ConfigError
@@ -116,8 +116,8 @@ def test_watching_shows_status_curves_and_the_time_of_a_step(call, runs):
 
 
 def test_watching_has_colours_on_a_terminal_unless_they_are_not_wanted(call, runs, monkeypatch):
-    monkeypatch.setattr(inspect, "is_terminal", lambda stream: True)
-    monkeypatch.setattr(inspect, "draw_lines", lambda lines, drawn: print("\n".join(lines)))
+    monkeypatch.setattr(command, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(command, "draw_lines", lambda lines, drawn: print("\n".join(lines)))
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[36m" in call("status", "--watch", runs[0]).stdout
     monkeypatch.setenv("NO_COLOR", "1")

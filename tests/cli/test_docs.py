@@ -20,7 +20,7 @@ import typer
 
 import ingot
 from ingot.cli import main
-from ingot.cli.options import given_settings
+from ingot.cli.arguments import given_settings
 from ingot.compat.gpt_simple.config import all_keys
 from ingot.config.fields import sections, setting_at
 from ingot.config.loading import list_recipes, load_config
@@ -64,7 +64,10 @@ def words_of(command: str) -> tuple[dict[str, str], list[str]]:
 @cache
 def ingot_command() -> Any:
     """`ingot` with all its verbs, which takes 0.1 s to make."""
-    return typer.main.get_command(main.app)
+    command = typer.main.get_command(main.app)
+    for name in main.COMMANDS:
+        command.get_command(None, name)  # loads it
+    return command
 
 
 def verb_of(words: list[str]) -> tuple[Any, list[str]]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from ingot.cli.main import app
+from ingot.cli.main import COMMANDS, load
 from ingot.compat.golf.variables import MLX_VARIABLES, VARIABLES
 from ingot.compat.gpt_simple.config import all_keys
 from ingot.compat.gpt_simple.main import make_parser
@@ -110,7 +110,10 @@ def ingot_settings() -> tuple[Knob, ...]:
 @cache
 def ingot_flags() -> dict[tuple[str, ...], tuple[Knob, ...]]:
     """The options of every verb of `ingot`, by the words that call it."""
-    return dict(_verbs((), app))
+    verbs = typer.Typer()
+    for name, verb in ((name, load(name)) for name in COMMANDS):
+        verbs.add_typer(verb, name=name) if isinstance(verb, typer.Typer) else verbs.command(name)(verb)
+    return dict(_verbs((), verbs))
 
 
 def _verbs(words: tuple[str, ...], verbs: typer.Typer) -> Iterator[tuple[tuple[str, ...], tuple[Knob, ...]]]:

@@ -14,7 +14,7 @@ from small_model import write_small_model
 from typer.testing import CliRunner
 from web import Site
 
-from ingot.cli import use as verb
+from ingot.cli import use
 from ingot.cli.main import app
 from ingot.errors import ConfigError
 
@@ -277,11 +277,13 @@ def test_an_address_that_others_reach_needs_a_token_and_one_that_is_taken_is_tol
     pytest.importorskip("fastapi", reason="the extra serve is not installed")
     monkeypatch.delenv("INGOT_SERVE_TOKEN", raising=False)
     assert "can be reached from other machines; give a --token" in str(call(file[0], "--host", "0.0.0.0"))
-    with verb.listen("127.0.0.1", 0) as taken:  # by another of these, whose model is still being loaded
+    from ingot.serve.app import listen
+
+    with listen("127.0.0.1", 0) as taken:  # by another of these, whose model is still being loaded
         assert "cannot listen at" in str(call(file[0], "--port", taken.getsockname()[1]))
 
 
 def test_a_name_that_is_not_utf_8_becomes_one_that_can_be_sent(tmp_path):
     odd = os.fsdecode(b"a\xff")
-    assert verb._served_name(tmp_path / odd, None) == verb._served_name(tmp_path, odd) == "a\\udcff"
-    assert verb._served_name(tmp_path / "run" / "checkpoints" / "step-1", None) == "run"
+    assert use._served_name(tmp_path / odd, None) == use._served_name(tmp_path, odd) == "a\\udcff"
+    assert use._served_name(tmp_path / "run" / "checkpoints" / "step-1", None) == "run"

@@ -37,8 +37,8 @@ def numbers(packed):
 @pytest.fixture
 def opened(tmp_path):
     """A function that serves folders; the servers end with the test."""
-    from ingot.ui.app import make_app
     from ingot.ui.watcher import Watcher
+    from ingot.ui.web import make_app
 
     found = []
 
@@ -340,7 +340,7 @@ def test_the_server_ends_while_pages_are_open(opened, folder):
 
 
 def test_the_page_asks_nothing_of_anybody_else():
-    from ingot.ui.app import MEDIA_TYPES, PAGE, POLICY
+    from ingot.ui.web import MEDIA_TYPES, PAGE, POLICY
 
     files = [path for path in PAGE.iterdir() if path.suffix in MEDIA_TYPES and not path.name.startswith("uPlot")]
     assert {"index.html", "page.js", "charts.js", "style.css"} <= {path.name for path in files}
@@ -351,7 +351,7 @@ def test_the_page_asks_nothing_of_anybody_else():
 
 
 def test_every_file_that_the_page_names_is_there():
-    from ingot.ui.app import PAGE
+    from ingot.ui.web import PAGE
 
     named = re.findall(r'(?:src|href)="/page/([^"]+)"', (PAGE / "index.html").read_text())
     named += [
@@ -372,7 +372,7 @@ def test_without_the_extra_it_says_which_to_install(monkeypatch, folder):
 
 
 def test_the_page_is_served_without_torch():
-    program = "import sys, ingot.ui.app; sys.exit('torch' in sys.modules)"
+    program = "import sys, ingot.ui.web; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Option
 
-from ingot.cli.options import AsJson
+from ingot.cli.arguments import AsJson
 from ingot.compat.golf import PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
 from ingot.console.output import print_columns, print_json
 from ingot.console.progress import progress_bar
@@ -20,9 +21,6 @@ from ingot.errors import ConfigError, DataError, shown
 
 if TYPE_CHECKING:
     from ingot.data.prepare.pipeline import Summary
-    from ingot.data.text.text_files import Buckets
-    from ingot.data.verify.audit import AuditReport
-    from ingot.data.verify.contents import SplitInspection
 
 
 commands = typer.Typer(
@@ -40,30 +38,29 @@ def convert_command(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or file of tokens, ours or another program's.")],
     to: Annotated[
         TokenFormat,
-        typer.Option(
+        Option(
             help="ingot: the format that training reads. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: .bin and .idx "
             "files in buckets. shards: files with a header, for golf, modded-nanogpt and llm.c."
         ),
     ],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
+    output: Annotated[Path, Option(metavar="DIR", help="The folder to write.")],
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The tokenizer of the source, where the source does not name it: gpt2, or a file."),
+        Option(metavar="NAME", help="The tokenizer of the source, where the source does not name it: gpt2, or a file."),
     ] = None,
     from_format: Annotated[
-        TokenFormat | None, typer.Option("--from", help="The format of the source, where it cannot be detected.")
+        TokenFormat | None, Option("--from", help="The format of the source, where it cannot be detected.")
     ] = None,
     mark: Annotated[
-        int | None, typer.Option(metavar="ID", help="The id between documents, where the tokenizer does not define it.")
+        int | None, Option(metavar="ID", help="The id between documents, where the tokenizer does not define it.")
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Shards: prefix of the files (fineweb). gpt-simple: the bucket (main)."),
+        str | None, Option(metavar="NAME", help="Shards: prefix of the files (fineweb). gpt-simple: the bucket (main).")
     ] = None,
-    shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per file; nanogpt has one file.")] = SHARD_TOKENS,
-    max_length: Annotated[int, typer.Option(metavar="N", help="gpt-simple: tokens per window.")] = 3072,
-    overlap: Annotated[int, typer.Option(metavar="N", help="gpt-simple: tokens shared by neighbouring windows.")] = 256,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output if it is token data.")] = False,
+    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file; nanogpt has one file.")] = SHARD_TOKENS,
+    max_length: Annotated[int, Option(metavar="N", help="gpt-simple: tokens per window.")] = 3072,
+    overlap: Annotated[int, Option(metavar="N", help="gpt-simple: tokens shared by neighbouring windows.")] = 256,
+    force: Annotated[bool, Option("--force", help="Replace the output if it is token data.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Convert token data from one format to another."""
@@ -88,10 +85,7 @@ def convert_command(
         return
     kind = f", {summary.tokenizer} tokenizer" if summary.tokenizer else ""
     print(f"{output}: {summary.format}{kind}, {summary.seconds:.1f} s")
-    print(f"{'split':<6}{'documents':>12}{'tokens':>18}{'bytes':>18}")
-    for split, counts in summary.splits.items():
-        size = "-" if counts.bytes is None else f"{counts.bytes:,}"
-        print(f"{split:<6}{counts.documents:>12,}{counts.tokens:>18,}{size:>18}")
+    print_splits(summary.splits)
     if summary.format == "ingot":
         print(f"train on it with: ingot train --recipe demo --data.path {shlex.quote(str(output))}")
 
@@ -99,23 +93,23 @@ def convert_command(
 @commands.command("download")
 def download_command(
     variant: Annotated[
-        str, typer.Option(metavar="NAME", help="byte260, or sp followed by a vocabulary size; the repository must have it.")
+        str, Option(metavar="NAME", help="byte260, or sp followed by a vocabulary size; the repository must have it.")
     ] = "sp1024",
     train_shards: Annotated[
-        int | None, typer.Option(metavar="N", help="Download the first N train shards. Default: 80, or all if there are fewer.")
+        int | None, Option(metavar="N", help="Download the first N train shards. Default: 80, or all if there are fewer.")
     ] = None,
     output: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder to fill with datasets/, tokenizers/ and manifest.json.")
+        Path, Option(metavar="DIR", help="The folder to fill with datasets/, tokenizers/ and manifest.json.")
     ] = Path("data"),
     repo: Annotated[
-        str, typer.Option(metavar="ID", envvar=REPO_VARIABLE, help="The dataset repository on the Hugging Face hub.")
+        str, Option(metavar="ID", envvar=REPO_VARIABLE, help="The dataset repository on the Hugging Face hub.")
     ] = REPO,
     prefix: Annotated[
-        str, typer.Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="The folder of the repository that contains manifest.json.")
+        str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="The folder of the repository that contains manifest.json.")
     ] = PREFIX,
-    revision: Annotated[str | None, typer.Option(metavar="REV", help="A branch, tag or commit of the repository.")] = None,
-    with_docs: Annotated[bool, typer.Option("--with-docs", help="Also download the text of the shards.")] = False,
-    skip_manifest: Annotated[bool, typer.Option("--skip-manifest", help="Use the manifest.json already in the folder.")] = False,
+    revision: Annotated[str | None, Option(metavar="REV", help="A branch, tag or commit of the repository.")] = None,
+    with_docs: Annotated[bool, Option("--with-docs", help="Also download the text of the shards.")] = False,
+    skip_manifest: Annotated[bool, Option("--skip-manifest", help="Use the manifest.json already in the folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Download published shards and their tokenizer: the whole validation split and some train shards."""
@@ -137,11 +131,11 @@ def download_command(
 @commands.command("inspect")
 def inspect_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
-    split: Annotated[Literal["train", "val"] | None, typer.Option(help="Inspect only this split.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="The tokenizer of bare shards.")] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=0, help="How many of the most frequent ids to list.")] = 10,
-    documents: Annotated[int, typer.Option(metavar="N", help="How many documents to show the beginning of.")] = 5,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw document lengths as .png or .svg.")] = None,
+    split: Annotated[Literal["train", "val"] | None, Option(help="Inspect only this split.")] = None,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer of bare shards.")] = None,
+    top: Annotated[int, Option(metavar="N", min=0, help="How many of the most frequent ids to list.")] = 10,
+    documents: Annotated[int, Option(metavar="N", help="How many documents to show the beginning of.")] = 5,
+    plot: Annotated[Path | None, Option(metavar="FILE", help="Draw document lengths as .png or .svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show counts, frequent ids, document lengths and beginnings of a folder of tokens."""
@@ -159,55 +153,47 @@ def inspect_command(
         print_json(inspection)
         return
     print(f"{folder}: {inspection.tokenizer} tokenizer")
-    for name, split_inspection in inspection.splits.items():
+    for name, split_counts in inspection.splits.items():
         print()
-        _print_split(name, split_inspection)
-
-
-def _print_split(name: str, split: SplitInspection) -> None:
-    rows = [(name, ""), ("documents", f"{split.documents:,}"), ("tokens", f"{split.tokens:,}")]
-    if split.bytes is not None:
-        rows.append(("bytes of text", f"{split.bytes:,}"))
-    if split.bytes != split.piece_bytes:
-        rows.append(("piece bytes", f"{split.piece_bytes:,}"))
-    if split.bytes_per_token is not None:
-        rows.append(("bytes per token", f"{split.bytes_per_token:.4f}"))
-    vocabulary = split.vocabulary
-    rows.append(("vocabulary", f"{vocabulary.size:,} ids, {vocabulary.used:,} used, {vocabulary.never_used:,} never"))
-    print_columns(rows)
-    print("most frequent ids")
-    for use in vocabulary.most_frequent:
-        text = "(special)" if use.text is None else f"'{shown(use.text, kept='')}'"
-        print(f"{use.id:>8}  {text:<16}{use.count:>16,}{use.share:>8.2%}")
-    if lengths := split.lengths:
-        middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
-        print(f"tokens in a document: {lengths.shortest:,} to {lengths.longest:,}, {middle}")
-        most = max(bin.documents for bin in lengths.histogram)
-        for bin in lengths.histogram:
-            bar = "#" * -(-BAR_CHARACTERS * bin.documents // most)
-            print(f"{bin.low:>12,} to {bin.high:<12,}{bin.documents:>12,} {bar}".rstrip())
-    for beginning in split.beginnings:
-        print(f"document {beginning.document:,}, {beginning.tokens:,} tokens: {shown(beginning.text, kept='')}")
+        rows = [(name, ""), ("documents", f"{split_counts.documents:,}"), ("tokens", f"{split_counts.tokens:,}")]
+        rows += [("bytes of text", f"{split_counts.bytes:,}")] if split_counts.bytes is not None else []
+        rows += [("piece bytes", f"{split_counts.piece_bytes:,}")] if split_counts.bytes != split_counts.piece_bytes else []
+        ratio = split_counts.bytes_per_token
+        rows += [("bytes per token", f"{ratio:.4f}")] if ratio is not None else []
+        vocabulary = split_counts.vocabulary
+        rows.append(("vocabulary", f"{vocabulary.size:,} ids, {vocabulary.used:,} used, {vocabulary.never_used:,} never"))
+        print_columns(rows)
+        print("most frequent ids")
+        for use in vocabulary.most_frequent:
+            text = "(special)" if use.text is None else f"'{shown(use.text, kept='')}'"
+            print(f"{use.id:>8}  {text:<16}{use.count:>16,}{use.share:>8.2%}")
+        if lengths := split_counts.lengths:
+            middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
+            print(f"tokens in a document: {lengths.shortest:,} to {lengths.longest:,}, {middle}")
+            most = max(bin.documents for bin in lengths.histogram)
+            for bin in lengths.histogram:
+                bar = "#" * -(-BAR_CHARACTERS * bin.documents // most)
+                print(f"{bin.low:>12,} to {bin.high:<12,}{bin.documents:>12,} {bar}".rstrip())
+        for beginning in split_counts.beginnings:
+            print(f"document {beginning.document:,}, {beginning.tokens:,} tokens: {shown(beginning.text, kept='')}")
 
 
 @commands.command("verify")
 def verify_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
     against: Annotated[
-        Path | None,
-        typer.Option(metavar="TRAIN", help="Also look for validation documents in the train split of this folder."),
+        Path | None, Option(metavar="TRAIN", help="Also look for validation documents in the train split of this folder.")
     ] = None,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The tokenizer: needed for bare shards, compared with that of a prepared folder."),
+        str | None, Option(metavar="NAME", help="The tokenizer: needed for bare shards, compared with that of a prepared folder.")
     ] = None,
-    ngram_words: Annotated[int, typer.Option(metavar="N", help="Length of the word n-grams looked up in train.")] = 13,
+    ngram_words: Annotated[int, Option(metavar="N", help="Length of the word n-grams looked up in train.")] = 13,
     overlap_share: Annotated[
-        float, typer.Option(metavar="PART", help="Report documents with more than this part of their n-grams in train.")
+        float, Option(metavar="PART", help="Report documents with more than this part of their n-grams in train.")
     ] = 0.5,
     byte_gap: Annotated[
         float | None,
-        typer.Option(
+        Option(
             metavar="PART",
             help="How much the bytes of the tokens and of the text may differ. Default: 0.005, or 0.05 where preparing with this "
             "tokenizer counted the same.",
@@ -230,13 +216,7 @@ def verify_command(
         )
     if as_json:
         print_json({**vars(report), "ok": report.ok})
-    else:
-        _print_report(report, ngram_words)
-    if not report.ok:
-        raise typer.Exit(DataError.exit_code)
-
-
-def _print_report(report: AuditReport, ngram_words: int) -> None:
+        raise typer.Exit(0 if report.ok else DataError.exit_code)
     number = len(report.findings)
     state = "whole" if report.ok else f"{number:,} finding{'s' * (number > 1)}"
     kind = f"; {report.tokenizer} tokenizer, {report.vocab_size:,} ids" if report.tokenizer else ""
@@ -256,24 +236,25 @@ def _print_report(report: AuditReport, ngram_words: int) -> None:
     for code, count in counts.items():
         if count > MAX_LISTED_FINDINGS:
             print(f"{code}: {count - MAX_LISTED_FINDINGS:,} more; --json lists them all")
+    if not report.ok:
+        raise typer.Exit(DataError.exit_code)
 
 
 def print_splits(splits: Mapping[str, Any]) -> bool:
     """Print the counts of every split; return True if piece bytes, which differ from the bytes of the text, were printed."""
-    with_pieces = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
-    rows = [["split", "documents", "tokens", "bytes", "bytes/token", "piece bytes"]]
-    for name, split in splits.items():
-        ratio = "-" if split.bytes_per_token is None else f"{split.bytes_per_token:.4f}"
-        counts = [_number(value) for value in (split.documents, split.tokens, split.bytes)]
-        rows.append([name, *counts, ratio, _number(split.piece_bytes)])
+    with_pieces = any(getattr(split, "piece_bytes", None) not in (None, split.bytes) for split in splits.values())
+    names = ("documents", "tokens", "bytes", "bytes_per_token", *(["piece_bytes"] if with_pieces else []))
+    forms = {"bytes_per_token": ".4f"}
+    rows = [["split", "documents", "tokens", "bytes", "bytes/token", *(["piece bytes"] if with_pieces else [])]]
+    for split_name, split in splits.items():
+        values = [(getattr(split, name, None), forms.get(name, ",")) for name in names]
+        rows.append([split_name, *("-" if value is None else format(value, form) for value, form in values)])
     width = max(6, *(len(row[0]) + 1 for row in rows))
-    for name, documents, tokens, size, ratio, pieces in rows:
-        print(f"{name:<{width}}{documents:>12}{tokens:>18}{size:>18}{ratio:>14}{pieces if with_pieces else '':>18}".rstrip())
+    for split_name, *cells in rows:
+        print(
+            f"{split_name:<{width}}" + "".join(cell.rjust(size) for cell, size in zip(cells, (12, 18, 18, 14, 18), strict=False))
+        )
     return with_pieces
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
 
 
 TOKENIZER = (
@@ -289,13 +270,8 @@ Inputs = Annotated[
         "hf:ORG/NAME.",
     ),
 ]
-MoreInputs = Annotated[list[Path] | None, typer.Option("--input", metavar="PATH", help="The same as PATH; may be repeated.")]
-Engine = Annotated[Literal["local", "ray"], typer.Option(help="local: processes on this machine. ray: a Ray cluster.")]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(metavar="ADDRESS", help="Ray cluster; auto: the one on this machine. Default: start one."),
-]
-TextField = Annotated[str, typer.Option(metavar="NAME", help="The field or column with the text.")]
+MoreInputs = Annotated[list[Path] | None, Option("--input", metavar="PATH", help="The same as PATH; may be repeated.")]
+TextField = Annotated[str, Option(metavar="NAME", help="The field or column with the text.")]
 LARGE_VOCABULARY = 8192  # a step of the demo takes seconds on a CPU with more ids than this: 3 s on two cores with 50,257
 GPT2_TOKENS = 100_000_000  # the recipe gpt2 with its 124M parameters memorises less text than this
 
@@ -304,42 +280,47 @@ GPT2_TOKENS = 100_000_000  # the recipe gpt2 with its 124M parameters memorises 
 def prepare_command(
     files: Inputs = None,
     more: MoreInputs = None,
-    tokenizer: Annotated[str, typer.Option(metavar="NAME", help=TOKENIZER)] = "byte",
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="The folder to write. Default: data/NAME.")] = None,
+    tokenizer: Annotated[str, Option(metavar="NAME", help=TOKENIZER)] = "byte",
+    output: Annotated[Path | None, Option(metavar="DIR", help="The folder to write. Default: data/NAME.")] = None,
     val_inputs: Annotated[
-        list[Path] | None, typer.Option("--val-input", metavar="PATH", help="Validation text; may be repeated.")
+        list[Path] | None, Option("--val-input", metavar="PATH", help="Validation text; may be repeated.")
     ] = None,
-    val_documents: Annotated[int | None, typer.Option(metavar="N", help="Use the first N documents for validation.")] = None,
+    val_documents: Annotated[int | None, Option(metavar="N", help="Use the first N documents for validation.")] = None,
     val_fraction: Annotated[
         float | None,
-        typer.Option(
+        Option(
             metavar="PART",
             help="Use this part for validation (default 0.1): the end of each document if there are up to 20, else evenly "
             "spread whole documents.",
         ),
     ] = None,
     buckets: Annotated[
-        bool, typer.Option("--buckets", help="The input is a folder with train/NAME/ and val/NAME/; each NAME becomes a bucket.")
+        bool, Option("--buckets", help="The input is a folder with train/NAME/ and val/NAME/; each NAME becomes a bucket.")
     ] = False,
     bos: Annotated[
         str | None,
-        typer.Option(metavar="TOKEN", help="Token that starts a document, if tokenizer.json does not define it; empty: none."),
+        Option(metavar="TOKEN", help="Token that starts a document, if tokenizer.json does not define it; empty: none."),
     ] = None,
     text_field: TextField = "text",
-    shard_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens per file.")] = SHARD_TOKENS,
+    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file.")] = SHARD_TOKENS,
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Processes that tokenize. Default: one per CPU. The output is the same."),
+        int | None, Option(metavar="N", help="Processes that tokenize. Default: one per CPU. The output is the same.")
     ] = None,
-    engine: Engine = "local",
-    ray_address: RayAddress = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output if it is a dataset.")] = False,
+    engine: Annotated[Literal["local", "ray"], Option(help="local: processes on this machine. ray: a Ray cluster.")] = "local",
+    ray_address: Annotated[
+        str | None, Option(metavar="ADDRESS", help="Ray cluster; auto: the one on this machine. Default: start one.")
+    ] = None,
+    force: Annotated[bool, Option("--force", help="Replace the output if it is a dataset.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tokenize text into a folder that training reads. After an interruption the same command resumes."""
     from ingot.data.prepare.pipeline import prepare
+    from ingot.data.text.text_files import find_buckets, is_text
 
     inputs = _inputs(more, files)
+    folders = find_buckets(inputs[0], is_text) if buckets else None
+    if folders is not None and (len(inputs) > 1 or not folders):
+        raise DataError(f"--buckets needs one PATH with text files in train/NAME/ and val/NAME/; {inputs[0]} has none")
     with progress_bar("preparing", in_bytes=True) as progress:
         summary = prepare(
             inputs,
@@ -349,7 +330,7 @@ def prepare_command(
             val_fraction=val_fraction,
             val_inputs=val_inputs or None,
             val_documents=val_documents,
-            buckets=_buckets(inputs) if buckets else None,
+            buckets=folders,
             text_field=text_field,
             shard_tokens=shard_tokens,
             overwrite=force,
@@ -360,21 +341,7 @@ def prepare_command(
         )
     if as_json:
         print_json(summary)
-    else:
-        _print_summary(summary)
-
-
-def _buckets(inputs: list[Path]) -> Buckets:
-    from ingot.data.text.text_files import find_buckets, is_text
-
-    if len(inputs) != 1:
-        raise ConfigError("--buckets takes one PATH, a folder with train/NAME/ and val/NAME/")
-    if not (folders := find_buckets(inputs[0], is_text)):
-        raise DataError(f"{inputs[0]} has no text files in train/NAME/ and val/NAME/, which --buckets needs")
-    return folders
-
-
-def _print_summary(summary: Summary) -> None:
+        return
     print(f"{summary.folder}: {summary.tokenizer} tokenizer, {summary.vocab_size:,} ids, {summary.seconds:.1f} s")
     if print_splits(summary.splits):
         print("bytes counts the text, piece bytes what its tokens decode to: this tokenizer changes text, most often white space")
@@ -406,17 +373,16 @@ def train_tokenizer_command(
     more: MoreInputs = None,
     kind: Annotated[
         Literal["sentencepiece", "bpe"],
-        typer.Option(help="sentencepiece: BPE that folds white space, as in golf. bpe: byte-level BPE, as in GPT-2."),
+        Option(help="sentencepiece: BPE that folds white space, as in golf. bpe: byte-level BPE, as in GPT-2."),
     ],
-    vocab_size: Annotated[int, typer.Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.")],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
-    documents: Annotated[int | None, typer.Option(metavar="N", help="Train on the first N documents only.")] = None,
+    vocab_size: Annotated[int, Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.")],
+    output: Annotated[Path, Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
+    documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.")] = None,
     mark_capitals: Annotated[
-        bool,
-        typer.Option("--mark-capitals", help="sentencepiece: learn lower-case pieces only, and mark capitals with symbols."),
+        bool, Option("--mark-capitals", help="sentencepiece: learn lower-case pieces only, and mark capitals with symbols.")
     ] = False,
     text_field: TextField = "text",
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a tokenizer on text."""

@@ -1,4 +1,7 @@
-"""`ingot export`: write a trained model as one file and measure the size and score of that file; `ingot golf pack`."""
+"""`ingot export` writes a trained model as one file and measures it; `ingot import` reads other programs' weights.
+
+Also `ingot golf pack`, which makes a submission of finished golf runs.
+"""
 
 from __future__ import annotations
 
@@ -11,66 +14,63 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Option
 
-from ingot.cli.options import AsJson, DeviceName, ModelPath
+from ingot.cli.arguments import AsJson, DeviceName, ModelPath
+from ingot.compat.nanogpt import is_ckpt
 from ingot.console.entry import warn
 from ingot.console.output import check_target, print_columns, print_json
 from ingot.console.progress import progress_bar
 from ingot.errors import CheckpointError, ConfigError, IngotError, RunError, shown
-from ingot.runtime.files import write_atomically, writing_output
+from ingot.runtime.files import user_path, write_atomically, writing_output
 
 if TYPE_CHECKING:
     from ingot.config.schema import ArtifactSection
+    from ingot.data.tokenizers import Tokenizer
     from ingot.inference.model import Weights
     from ingot.runtime.tensors import TensorRecord
 
 BY_RUN = "Default: as in the run's config."
-# How weights may be stored, from the least lossy to the most.
+# How weights may be stored, from the least lossy to the most. The quantisers std and gptq need text, and are only advised.
 WAYS = (("none", "fp32"), ("none", "fp16"), ("none", "bf16"), ("int8", "fp32"), ("int8-golf", "fp32"))
 
 
 def export(
     path: ModelPath,
     which: Annotated[
-        str, typer.Option("--which", "--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder to export.")
+        str, Option("--which", "--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder to export.")
     ] = "latest",
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE|DIR",
-            help="Where to write. Default: artifact/ in the run folder, as model.ingot or FORMAT/.",
-        ),
+        Option("--output", "-o", metavar="FILE|DIR", help="Default: artifact/ in the run folder, as model.ingot or FORMAT/."),
     ] = None,
     layout: Annotated[
         Literal["ingot", "huggingface", "gguf", "nanogpt", "gpt-simple"],
-        typer.Option(
+        Option(
             "--format",
             help="ingot: one file. huggingface: a folder for transformers (gpt2 and llama families). gguf: a folder for "
             "llama.cpp and ollama (gpt2 and llama). nanogpt: ckpt.pt (gpt2). gpt-simple: a checkpoint folder (llama).",
         ),
     ] = "ingot",
     quantiser: Annotated[
-        str | None, typer.Option(metavar="none|int8|int8-golf|std|gptq", help=f"How weights are quantised. {BY_RUN}")
+        str | None, Option(metavar="none|int8|int8-golf|std|gptq", help=f"How weights are quantised. {BY_RUN}")
     ] = None,
-    codec: Annotated[str | None, typer.Option(metavar="none|zlib|lzma|rans", help=f"Compression. {BY_RUN}")] = None,
+    codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression. {BY_RUN}")] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(metavar="fp32|bf16|fp16|q8_0", help=f"The dtype of unquantised weights; q8_0: gguf only. {BY_RUN}"),
+        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"The dtype of unquantised weights; q8_0: gguf only. {BY_RUN}")
     ] = None,
     tokenizer: Annotated[
-        bool | None, typer.Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer in the file. {BY_RUN}")
+        bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer in the file. {BY_RUN}")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="BYTES", help="Largest size allowed. Default: budget.artifact_bytes.", min=1)
+        int | None, Option(metavar="BYTES", help="Largest size allowed. Default: budget.artifact_bytes.", min=1)
     ] = None,
-    score: Annotated[bool, typer.Option("--score/--no-score", help="Read the file back in a new process and score it.")] = True,
+    score: Annotated[bool, Option("--score/--no-score", help="Read the file back in a new process and score it.")] = True,
     data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Prepared folder to score the file on. Default: the data of the run.")
+        str | None, Option(metavar="DIR", help="Prepared folder to score the file on. Default: the data of the run.")
     ] = None,
     device: DeviceName = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Replace existing files; other files in a folder stay.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace existing files; other files in a folder stay.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model as one file, check its size and score it. --format writes other programs' formats."""
@@ -114,60 +114,37 @@ def _export_file(
 ) -> dict[str, Any]:
     from ingot.artifact.codecs import check_codec
     from ingot.artifact.container import artifact_name, write_artifact
+    from ingot.artifact.quantise import BY_MODEL
 
     check_codec(section.codec)
     target = _target(source, output, artifact_name(section.codec), force)
-    _copy_model_file(source, target)
-    codes = _codes(source, facts, section, limit, device)
+    if source.config.model.family == "file":  # the Python file of a custom model belongs beside its artifact
+        from ingot.inference.model import model_file
+
+        file = model_file(source)
+        copy = target.parent / file.name
+        in_run_folder = target.parent.name == "artifact" and file.parent == target.resolve().parent.parent
+        if not in_run_folder and copy.exists() and copy.read_bytes() != file.read_bytes():
+            raise ConfigError(f"{copy} is not the model's file, which belongs beside its artifact; choose another --output")
+        if not in_run_folder:
+            write_atomically(copy, file.read_bytes())
+    codes: dict[str, list[TensorRecord]] = {}
+    if section.quantiser in BY_MODEL:  # calibrated on the text of the run
+        from ingot.data.loading.data_path import open_dataset
+        from ingot.inference.model import settings_on
+        from ingot.train.fit_artifact import find_codes
+
+        config = settings_on(source, device).model_copy(update={"artifact": section})
+        dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
+        codes = find_codes(config, list(source.tensors.values()), facts, dataset, limit, partial(typer.echo, err=True))
     with progress_bar("compressing", in_bytes=True) as progress, writing_output(target):
         report = write_artifact(
             target, list(source.tensors.values()), facts, section.quantiser, section.codec, section.dtype, progress, codes
         )
-    record = {
-        "artifact": str(target),
-        "checkpoint": str(source.path),
-        "bytes": report.bytes,
-        "payload_bytes": report.payload_bytes,
-        "parameters": report.parameters,
-        "quantiser": section.quantiser,
-        "codec": section.codec,
-        "limit": limit,
-    }
-    if limit is not None and report.bytes > limit:
-        record |= _alternatives(source, facts, section, report.bytes, limit, device)
-    return record
-
-
-def _codes(
-    source: Weights, facts: Mapping[str, Any], section: ArtifactSection, limit: int | None, device: str
-) -> dict[str, list[TensorRecord]]:
-    """Return the large weights as the quantisers std and gptq store them, calibrated on the text of the run."""
-    from ingot.artifact.quantise import BY_MODEL
-
-    if section.quantiser not in BY_MODEL:
-        return {}
-    from ingot.data.loading.data_path import open_dataset
-    from ingot.inference.model import settings_on
-    from ingot.train.fit_artifact import find_codes
-
-    config = settings_on(source, device).model_copy(update={"artifact": section})
-    dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
-    return find_codes(config, list(source.tensors.values()), facts, dataset, limit, partial(typer.echo, err=True))
-
-
-def _copy_model_file(source: Weights, target: Path) -> None:
-    """Copy the Python file of a custom model beside its artifact."""
-    if source.config.model.family != "file":
-        return
-    from ingot.inference.model import model_file
-
-    file = model_file(source)
-    copy = target.parent / file.name
-    if target.parent.name == "artifact" and file.parent == target.resolve().parent.parent:
-        return  # the artifact stays in the run folder, which has the file
-    if copy.exists() and copy.read_bytes() != file.read_bytes():
-        raise ConfigError(f"{copy} is not the model's file, which belongs beside its artifact; choose another --output")
-    write_atomically(copy, file.read_bytes())
+    sizes = {name: getattr(report, name) for name in ("bytes", "payload_bytes", "parameters")}
+    how = {"quantiser": section.quantiser, "codec": section.codec, "limit": limit}
+    record = {"artifact": str(target), "checkpoint": str(source.path), **sizes, **how}
+    return record | (_alternatives(source, facts, limit) if limit is not None and report.bytes > limit else {})
 
 
 def _has_validation_text(source: Weights) -> bool:
@@ -181,13 +158,10 @@ def _has_validation_text(source: Weights) -> bool:
         return True
 
 
-def _alternatives(
-    source: Weights, facts: Mapping[str, Any], section: ArtifactSection, size: int, limit: int, device: str
-) -> dict[str, Any]:
+def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict[str, Any]:
     """Try ways to store the model; return the least lossy one that fits the limit, or else the smallest."""
     from ingot.artifact.codecs import CODECS
     from ingot.artifact.container import artifact_sizes
-    from ingot.artifact.quantise import BY_MODEL
 
     tried: list[tuple[int, str]] = []
     for quantiser, dtype in WAYS:
@@ -196,32 +170,14 @@ def _alternatives(
         options = f"--quantiser {quantiser}" + (f" --dtype {dtype}" if quantiser == "none" else "")
         with progress_bar(f"trying {quantiser} {dtype}", in_bytes=True) as progress:
             try:
-                for codec, tried_size in artifact_sizes(source.tensors.values(), facts, quantiser, codecs, dtype, progress):
-                    tried.append((tried_size, f"{options} --codec {codec}"))
-                    if tried_size <= limit:
-                        return {"would_fit": {"options": tried[-1][1], "bytes": tried_size}}
+                for codec, size in artifact_sizes(source.tensors.values(), facts, quantiser, codecs, dtype, progress):
+                    tried.append((size, f"{options} --codec {codec}"))
+                    if size <= limit:
+                        return {"would_fit": {"options": tried[-1][1], "bytes": size}}
             except CheckpointError:  # fp16 cannot hold every weight
                 continue
-    if section.quantiser in BY_MODEL:
-        tried.append((size, f"--quantiser {section.quantiser} --codec {section.codec}"))
-    not_tried_because = ""
-    # The quantiser std comes close to the size of gptq in a fraction of its time; which codec is smaller depends on the model.
-    for codec in ("rans", "lzma"):
-        if (section.quantiser, section.codec) == ("std", codec) or min(tried)[0] <= limit:
-            continue
-        options = f"--quantiser std --codec {codec}"
-        typer.echo(f"trying {options}", err=True)
-        try:
-            codes = _codes(source, facts, section.model_copy(update={"quantiser": "std", "codec": codec}), limit, device)
-            sizes = artifact_sizes(source.tensors.values(), facts, "std", [codec], section.dtype, codes=codes)
-            tried.append((next(iter(sizes))[1], options))
-        except IngotError as error:  # the text of the run may be on another machine
-            not_tried_because = str(error)
-    smallest_size, options = min(tried)
-    smallest = {"options": options, "bytes": smallest_size}
-    if smallest_size <= limit:
-        return {"would_fit": smallest}
-    return {"would_fit": None, "smallest": smallest, "std_untried": not_tried_because or None}
+    size, options = min(tried)
+    return {"would_fit": None, "smallest": {"options": options, "bytes": size}}
 
 
 def _export_layout(
@@ -298,9 +254,9 @@ def _scores(source: Weights, artifact: Path, data: str | None, device: str) -> d
 def _report(record: dict[str, Any], as_json: bool) -> None:
     """Print the result; a file over the limit is an error, raised after that."""
     limit, size = record["limit"], record["bytes"]
-    fits = limit is None or size <= limit
+    within = limit is None or size <= limit
     if as_json:
-        print_json({**record, "fits": fits})
+        print_json({**record, "fits": within})
     else:
         rows = [("artifact", record["artifact"]), ("made from", record["checkpoint"])]
         rows.append(("bytes", f"{size:,}" if limit is None else f"{size:,} of {limit:,}"))
@@ -312,23 +268,88 @@ def _report(record: dict[str, Any], as_json: bool) -> None:
             rows.append(("val_bpb", f"{record['val_bpb']:.4f}, read back from the file"))
             rows.append(("before", f"{record['checkpoint_val_bpb']:.4f} ({round(change, 4) + 0.0:+.4f})"))
         print_columns(rows)
-    if not fits:
+    if not within:
         over = f"{record['artifact']} has {size:,} bytes, {size - limit:,} more than the limit of {limit:,}"
-        raise RunError(f"{over}; {_advice(record)}")
+        if fits := record.get("would_fit"):
+            advice = f"{fits['options']} fits with {fits['bytes']:,} bytes"
+        elif smallest := record.get("smallest"):
+            tried = f"the smallest tried is {smallest['options']} with {smallest['bytes']:,} bytes"
+            advice = f"{tried}; --quantiser std and gptq are smaller, or train a smaller model"
+        else:
+            advice = "--format ingot is smaller"
+        raise RunError(f"{over}; {advice}")
 
 
-def _advice(record: dict[str, Any]) -> str:
-    if "would_fit" not in record:
-        return "--format ingot is smaller"
-    if fits := record["would_fit"]:
-        return f"{fits['options']} fits with {fits['bytes']:,} bytes"
-    smallest = f"the smallest is {record['smallest']['options']} with {record['smallest']['bytes']:,} bytes"
-    if reason := record["std_untried"]:
-        return f"nothing that was tried fits: {smallest}; --quantiser std and gptq may fit and were not tried: {reason}"
-    return f"nothing fits: {smallest}; train a smaller model"
+def import_weights(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH|NAME",
+            help="A folder with config.json, nanoGPT's ckpt.pt, golf's final_model, a run or checkpoint of gpt-simple, or a name "
+            "on the Hugging Face hub.",
+        ),
+    ],
+    output: Annotated[Path, Option("--output", "-o", metavar="FILE|DIR", help="The file to write, or a folder for it.")],
+    tokenizer: Annotated[
+        str | None, Option(metavar="NAME", help="Default: the model's own, or GPT-2's. Golf's files do not name theirs.")
+    ] = None,
+    force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Import weights of Hugging Face's GPT-2 and Llama, nanoGPT, golf or gpt-simple. Every other command reads the result."""
+    from ingot.artifact.container import artifact_name, write_artifact
+    from ingot.inference.model import foreign_weights
+
+    target = output / artifact_name("none") if output.is_dir() else output
+    check_target(target, False, force)
+    records, settings, model_tokenizer, scoring = _read(name, tokenizer)
+    weights = foreign_weights(Path(name), records, settings, model_tokenizer, tokenizer, scoring)
+    with writing_output(target):
+        report = write_artifact(target, weights.tensors.values(), {**weights.facts, "imported_from": name}, "none", "none")
+    if as_json:
+        facts = {"artifact": str(target), "bytes": report.bytes, "parameters": report.parameters}
+        print_json({**facts, "tokenizer": model_tokenizer.kind, "model": settings})
+        return
+    shape = ", ".join(f"{key} {settings[key]}" for key in ("layers", "heads", "width", "context", "vocab_size"))
+    print_columns(
+        [
+            ("artifact", str(target)),
+            ("bytes", f"{report.bytes:,}"),
+            ("parameters", f"{report.parameters:,}"),
+            ("model", f"{settings['family']}: {shape}"),
+            ("tokenizer", model_tokenizer.kind),
+        ]
+    )
 
 
-# ingot golf pack
+def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
+    """Return the weights, the settings of their model, their tokenizer, and how they were scored where that is known."""
+    path = user_path(name)
+    if path.is_file():
+        from ingot.compat.golf.importing import import_golf, is_golf
+
+        if is_golf(path):
+            return import_golf(path, tokenizer, warn)
+    if is_ckpt(path):
+        from ingot.compat.nanogpt.checkpoint import ckpt_tokenizer, read_ckpt
+
+        ckpt = read_ckpt(path)
+        return list(ckpt.weights.values()), ckpt.settings, ckpt_tokenizer(ckpt, lambda line: None, tokenizer), ckpt.scoring
+    from ingot.artifact.gpt_simple import is_checkpoint, saved_checkpoints
+
+    if is_checkpoint(path) or saved_checkpoints(path):
+        from ingot.inference.model import find_tokenizer as find_own
+        from ingot.inference.model import open_weights
+
+        weights = open_weights(path)
+        return list(weights.tensors.values()), weights.config.model.model_dump(), find_own(weights, tokenizer), {}
+    from ingot.artifact.hf_tokenizer import find_tokenizer
+    from ingot.artifact.huggingface import fetch_model, read_model, read_scoring
+
+    folder = path if path.exists() else fetch_model(name)
+    records, settings = read_model(folder)
+    return records, settings, find_tokenizer(folder, settings["vocab_size"], tokenizer), read_scoring(folder)
+
 
 golf_commands = typer.Typer(
     no_args_is_help=True,
@@ -347,16 +368,16 @@ def _group() -> None:
 def golf_pack(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, logs/RUN_ID, or logs, logs/RUN_ID.txt.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="The folder to write. Default: records/DATE_NAME.")
+        Path | None, Option("--output", "-o", metavar="DIR", help="The folder to write. Default: records/DATE_NAME.")
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the submission. Default: that of RUN.")] = None,
-    author: Annotated[str, typer.Option(metavar="TEXT", help="Who submits it.")] = "",
-    github_id: Annotated[str, typer.Option(metavar="NAME", help="GitHub account that submits it.")] = "",
-    blurb: Annotated[str, typer.Option(metavar="TEXT", help="What is new in it, in a sentence or two.")] = "",
+    name: Annotated[str | None, Option(metavar="TEXT", help="Title of the submission. Default: that of RUN.")] = None,
+    author: Annotated[str, Option(metavar="TEXT", help="Who submits it.")] = "",
+    github_id: Annotated[str, Option(metavar="NAME", help="GitHub account that submits it.")] = "",
+    blurb: Annotated[str, Option(metavar="TEXT", help="What is new in it, in a sentence or two.")] = "",
     reference: Annotated[
-        float, typer.Option(metavar="BPB", help="The score to beat; the p-value is computed against it.", min=0)
+        float, Option(metavar="BPB", help="The score to beat; the p-value is computed against it.", min=0)
     ] = 1.2244,
-    force: Annotated[bool, typer.Option("--force", help="Replace files of an existing submission; others stay.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace files of an existing submission; others stay.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a records folder from finished runs of several seeds. It has README.md, submission.json, logs, code and artifacts."""

@@ -1,58 +1,55 @@
 """The `ingot` command: its table of commands, and how it ends.
 
-Files of commands import nothing heavy at their top, so `ingot --help` answers in a fraction of a second and without torch.
+A command's module is imported when the command is used, and none imports anything heavy at its top: `ingot --help` answers in a
+fraction of a second and without torch.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from pathlib import Path
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
-from ingot.cli import data, export, inspect, settings, train, use
-from ingot.cli.import_weights import import_weights
-from ingot.cli.options import SettingsCommand
+from ingot.cli.arguments import SettingsCommand, TwoSides
 from ingot.console.entry import explained, stop_exit_code
 from ingot.console.output import json_printed, print_json
 from ingot.errors import ConfigError
 from ingot.runtime.machine import made_by
 from ingot.runtime.signals import listening_early
 
-GROUPS: dict[str, dict[str, Callable[..., Any] | typer.Typer]] = {
+# The module in ingot.cli and the function of each command, or its typer app of subcommands.
+GROUPS = {
     "Train and use a model": {
-        "train": train.train,
-        "sweep": train.sweep,
-        "validate": train.validate,
-        "eval": use.evaluate,
-        "generate": use.generate,
-        "serve": use.serve,
-        "export": export.export,
-        "import": import_weights,
+        "train": "train.train",
+        "sweep": "train.sweep",
+        "validate": "train.validate",
+        "eval": "use.evaluate",
+        "generate": "use.generate",
+        "serve": "use.serve",
+        "export": "export.export",
+        "import": "export.import_weights",
     },
     "Inspect runs": {
-        "status": inspect.status,
-        "stop": inspect.stop,
-        "ui": inspect.ui,
-        "plot": inspect.plot,
-        "report": inspect.report,
-        "compare": inspect.compare,
+        "status": "runs.status",
+        "stop": "runs.stop",
+        "ui": "runs.ui",
+        "plot": "runs.plot",
+        "report": "report.report",
+        "compare": "runs.compare",
     },
-    "Prepare text": {"data": data.commands},
-    "Compete": {"golf": export.golf_commands},
-    "Settings": {"recipes": settings.recipe_commands, "config": settings.config_commands, "init": settings.init},
+    "Prepare text": {"data": "data.commands"},
+    "Compete": {"golf": "export.golf_commands"},
+    "Settings": {"recipes": "recipes.recipe_commands", "config": "recipes.config_commands", "init": "recipes.init"},
 }
-CLASSES: dict[str, type[TyperCommand]] = {
-    **dict.fromkeys(("train", "sweep", "validate", "init"), SettingsCommand),
-    "compare": inspect.TwoSides,
-}
-COMMANDS = [name for commands in GROUPS.values() for name in commands]
+COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}
+WITH_SETTINGS = ("train", "sweep", "validate", "init")
 WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # errors about training.device name --device there
 COMMAND_BY_FOREIGN_NAME = {
     **dict.fromkeys(("sample", "predict"), "generate"),
@@ -68,29 +65,44 @@ COMMAND_BY_FOREIGN_NAME = {
 UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever this version of typer keeps click
 
 
+def load(name: str) -> Any:
+    """Return the function of a command, or the typer app of a group of commands."""
+    module, _, attribute = COMMANDS[name].partition(".")
+    return getattr(import_module(f"ingot.cli.{module}"), attribute)
+
+
 class CommandGroup(TyperGroup):
-    """The top-level command, whose help lists the commands in groups."""
+    """The top-level command: loads the commands of the table when they are used, and lists them in groups."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS, *(name for name in self.commands if name not in COMMANDS)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            command = load(cmd_name)
+            if not isinstance(command, typer.Typer):
+                single = typer.Typer(add_completion=False, rich_markup_mode=None)
+                kind = SettingsCommand if cmd_name in WITH_SETTINGS else TwoSides if cmd_name == "compare" else None
+                single.command(cmd_name, cls=kind, context_settings=CONTEXT)(command)
+                command = single
+            self.commands[cmd_name] = typer.main.get_command(command)
+        return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for heading, names in GROUPS.items():
             with formatter.section(heading):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(100)) for name in names])
+                formatter.write_dl([(name, self.get_command(ctx, name).get_short_help_str(100)) for name in names])
 
 
+CONTEXT = {"max_content_width": 110, "help_option_names": ["--help", "-h"]}
 app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"max_content_width": 110, "help_option_names": ["--help", "-h"]},
+    context_settings=CONTEXT,
     epilog="Start with `ingot train --recipe demo`. Each command explains itself with --help.",
 )
-for _commands in GROUPS.values():
-    for _name, _command in _commands.items():
-        if isinstance(_command, typer.Typer):
-            app.add_typer(_command, name=_name)
-        else:
-            app.command(_name, cls=CLASSES.get(_name))(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -111,7 +123,10 @@ def ingot(
 def run(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     args = list(sys.argv[1:] if args is None else args)
-    setting_name = _option_name if args[:1] and args[0] in WITH_DEVICE_OPTION else str
+
+    def setting_name(setting: str) -> str:
+        return "--device" if setting == "training.device" and args[0] in WITH_DEVICE_OPTION else setting
+
     json_printed.set(False)
     ending = explained("ingot", setting_name, interrupted="error: interrupted", every_rank=True, stopped=stop_exit_code(args))
     with ending as outcome, listening_early(args[:1] == ["train"]):
@@ -128,12 +143,6 @@ def call(args: list[str]) -> int:
     """Run a command and return its exit code."""
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
-    options = {word for word in args[1:] if word.startswith("-")}
-    if args[:1] == ["status"] and options <= {"--watch", "--json"}:
-        # Typer loads pydantic to parse arguments: 0.3 of 0.5 seconds of a command that scripts call often.
-        folders = [Path(word) for word in args[1:] if word not in options]
-        inspect.status(folders, "--watch" in options, "--json" in options)
-        return 0
     command = typer.main.get_command(app)
     if "_INGOT_COMPLETE" in os.environ:
         command(prog_name="ingot")
@@ -150,28 +159,17 @@ def call(args: list[str]) -> int:
         if message.startswith("Usage:"):  # a bare `ingot` gets the whole help
             print(message, file=sys.stderr)
             return int(error.exit_code)
-        if message.startswith("No such command") and args[0] not in COMMANDS:
-            message = _unknown_command(args[0])
-        elif message.startswith("No such command"):
-            message = _unknown_subcommand(error.ctx, message.split("'")[1])
+        if message.startswith("No such command"):
+            message = _unknown_command(error.ctx, message.split("'")[1])
         mistake = ConfigError(message)
         mistake.exit_code = error.exit_code
         raise mistake from None
 
 
-def _option_name(setting: str) -> str:
-    return "--device" if setting == "training.device" else setting
-
-
-def _unknown_command(word: str) -> str:
-    """Return the error message for an unknown command."""
-    close = COMMAND_BY_FOREIGN_NAME.get(word) or next(iter(get_close_matches(word, COMMANDS, n=1)), None)
-    return f"unknown command {word!r}; " + (f"did you mean 'ingot {close}'?" if close else "ingot --help lists all commands")
-
-
-def _unknown_subcommand(group: Any, word: str) -> str:
-    """Return the error message for an unknown command of a group such as `ingot data`."""
-    names = group.command.list_commands(group)
-    close = next(iter(get_close_matches(word, names, n=1)), None)
-    hint = f"did you mean '{group.command_path} {close}'?" if close else f"choose one of {', '.join(names)}"
-    return f"unknown command {word!r} of {group.command_path}; {hint}"
+def _unknown_command(group: Any, word: str) -> str:
+    """Return the error message for an unknown command, or one of a group such as `ingot data`."""
+    path, names = group.command_path, group.command.list_commands(group)
+    close = COMMAND_BY_FOREIGN_NAME.get(word) if path == "ingot" else None
+    close = close or next(iter(get_close_matches(word, names, n=1)), None)
+    hint = f"did you mean '{path} {close}'?" if close else f"{path} --help lists all commands"
+    return f"unknown command {word!r}{'' if path == 'ingot' else f' of {path}'}; {hint}"

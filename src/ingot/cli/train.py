@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
-from ingot.cli.options import (
+from ingot.cli.arguments import (
     AsJson,
     ConfigFile,
     RecipeName,
@@ -24,13 +25,12 @@ from ingot.cli.options import (
     resolve_config,
 )
 from ingot.console.entry import STARTED_AT, process_start, warn
-from ingot.console.output import columns, for_reader, print_columns, print_json
-from ingot.console.progress import draw_lines, duration, is_terminal
+from ingot.console.output import for_reader, print_columns, print_json
+from ingot.console.progress import duration, work_line
 from ingot.errors import Change, ConfigError, RunError
 
 if TYPE_CHECKING:
     from ingot.config.loading import ResolvedConfig
-    from ingot.config.schema import Config
     from ingot.experiments.sweep import ArmSummary, Trial
     from ingot.runs.state import TrainingResult
 
@@ -40,21 +40,18 @@ def train(
     config: ConfigFile = None,
     recipe: RecipeName = None,
     nproc_per_node: Annotated[
-        int | None,
-        typer.Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine and train with all."),
+        int | None, Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine and train with all.")
     ] = None,
-    nnodes: Annotated[int, typer.Option("--nnodes", metavar="N", help="Number of machines that train together.")] = 1,
-    node_rank: Annotated[int, typer.Option("--node-rank", metavar="K", help="Number of this machine, counted from 0.")] = 0,
-    master_addr: Annotated[str, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
-    master_port: Annotated[int | None, typer.Option("--master-port", metavar="PORT", help="A free port on machine 0.")] = None,
+    nnodes: Annotated[int, Option("--nnodes", metavar="N", help="Number of machines that train together.")] = 1,
+    node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Number of this machine, counted from 0.")] = 0,
+    master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
+    master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="A free port on machine 0.")] = None,
     stop_exit_code: StopExitCode = 0,
     resume: Annotated[
-        Path | None,
-        typer.Option("--resume", metavar="RUN", help="Resume this run with all its settings, as `ingot train RUN` does."),
+        Path | None, Option("--resume", metavar="RUN", help="Resume this run with all its settings, as `ingot train RUN` does.")
     ] = None,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Start from scratch: delete the earlier run in training.output_dir, and nothing else."),
+        bool, Option("--force", help="Start from scratch: delete the earlier run in training.output_dir, and nothing else.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -64,8 +61,14 @@ def train(
     ranks = ranks_from_environment()
     launching = nproc_per_node is not None and "RANK" not in os.environ
     world_size = (nproc_per_node or 1) * nnodes if launching else ranks.world_size
-    settings = given_settings(ctx, skip=int(first_word(ctx) is not None))
-    if (run_folder := _folder_to_resume(ctx, resume)) is not None:
+    word = first_word(ctx)
+    settings = given_settings(ctx, skip=int(word is not None))
+    if word is not None and resume is not None:
+        raise ConfigError(f"--resume {resume} and {word} both name a run; keep one")
+    if word is not None and not Path(word).is_dir():
+        raise ConfigError(f"{word} is not a run folder; did you mean the recipe --recipe {word}, or the file --config {word}?")
+    run_folder = Path(word) if word is not None else resume
+    if run_folder is not None:
         if config is not None or recipe is not None:
             option = "--config" if config is not None else "--recipe"
             raise ConfigError(f"{run_folder} is resumed with its own settings; leave {option} out")
@@ -78,8 +81,15 @@ def train(
         resolved = resolve_auto(Sources("auto", config, settings), world_size, warn, fresh=force)
     else:
         resolved = resolve_config(recipe, config, settings, world_size, warn if ranks.first and not launching else None)
-    if not force and _report_complete(resolved.config, ranks.first, as_json):
-        return 0
+    limit = resolved.config.budget.artifact_bytes
+    if not force:
+        from ingot.train.resume import COMPLETE, completed_result
+
+        if (result := completed_result(resolved.config)) is not None:
+            if ranks.first:
+                warn(f"{COMPLETE.format(result.run_dir)} with --force")
+                print_json(result) if as_json else _print_result(result, limit)
+            return 0
     if nproc_per_node is not None and launching:
         from ingot.console.launch import launch
         from ingot.preflight.validate import check_before_training
@@ -92,14 +102,7 @@ def train(
         )
     if nnodes > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
-    result = _train_as_rank(resolved, world_size, force)
-    if ranks.first:
-        print_json(result) if as_json else _print_result(result, resolved.config.budget.artifact_bytes)
-        return stop_exit_code if result.status == "stopped" else 0
-    return 0
 
-
-def _train_as_rank(resolved: ResolvedConfig, world_size: int, force: bool) -> TrainingResult:
     from ingot.console.progress import make_reporter
 
     with make_reporter() as reporter:
@@ -110,17 +113,11 @@ def _train_as_rank(resolved: ResolvedConfig, world_size: int, force: bool) -> Tr
         dataset = None
         if STARTED_AT not in os.environ:  # otherwise the launcher of the ranks has checked it
             dataset = check_before_training(resolved.config, world_size, reporter.message, fresh=force)
-        return run(resolved, reporter, began=process_start(), force=force, dataset=dataset)
-
-
-def _folder_to_resume(ctx: typer.Context, option: Path | None) -> Path | None:
-    """Return the run folder that --resume or the first argument names."""
-    word = first_word(ctx)
-    if word is not None and option is not None:
-        raise ConfigError(f"--resume {option} and {word} both name a run; keep one")
-    if word is not None and not Path(word).is_dir():
-        raise ConfigError(f"{word} is not a run folder; did you mean the recipe --recipe {word}, or the file --config {word}?")
-    return Path(word) if word is not None else option
+        result = run(resolved, reporter, began=process_start(), force=force, dataset=dataset)
+    if not ranks.first:
+        return 0
+    print_json(result) if as_json else _print_result(result, limit)
+    return stop_exit_code if result.status == "stopped" else 0
 
 
 def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[str], None]) -> ResolvedConfig:
@@ -141,17 +138,6 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
         if changes := "; ".join(Change(name, before[name], now[name]).render() for name in sorted(changed)):
             report(f"{run.config_path} has changed since the newest checkpoint: {changes}")
     return replace(resolved, files=()) if run_folder.wrote_config() else resolved
-
-
-def _report_complete(config: Config, first_rank: bool, as_json: bool) -> bool:
-    """Return True for a run that is already complete with these settings, after the first rank has printed its result."""
-    from ingot.train.resume import COMPLETE, completed_result
-
-    result = completed_result(config)
-    if result is not None and first_rank:
-        warn(f"{COMPLETE.format(result.run_dir)} with --force")
-        print_json(result) if as_json else _print_result(result, config.budget.artifact_bytes)
-    return result is not None
 
 
 def _print_result(result: TrainingResult, limit: int | None) -> None:
@@ -192,17 +178,14 @@ def sweep(
     recipe: RecipeName = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(
-            "--vary", metavar="SETTING=VALUE,VALUE", help="A setting and its values. Several --vary give every combination."
-        ),
+        Option("--vary", metavar="SETTING=VALUE,VALUE", help="A setting and its values. Several --vary give every combination."),
     ] = None,
     arms: Annotated[
-        Path | None, typer.Option("--arms", metavar="FILE", help="YAML file with the name of each arm and its settings.")
+        Path | None, Option("--arms", metavar="FILE", help="YAML file with the name of each arm and its settings.")
     ] = None,
-    seeds: Annotated[str, typer.Option("--seeds", metavar="N,N", help="Train every arm with each of these seeds.")] = "1,2,3",
+    seeds: Annotated[str, Option("--seeds", metavar="N,N", help="Train every arm with each of these seeds.")] = "1,2,3",
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="DIR", help="Write the runs to DIR/ARM/seed-N. A sweep that is there is resumed."),
+        Path, Option("--output", "-o", metavar="DIR", help="Write the runs to DIR/ARM/seed-N. A sweep that is there is resumed.")
     ] = Path("runs/sweep"),
     score: ScoreOption = "val_bpb",
     stop_exit_code: StopExitCode = 0,
@@ -217,13 +200,30 @@ def sweep(
 
     def resolve(settings: Mapping[str, Any]) -> ResolvedConfig:
         resolved = load_config(recipe, config, given, sweep=settings)
-        defaults = _sweep_defaults(resolved, score)
+        chosen, origins, defaults = resolved.config, resolved.origins, dict[str, Any]()
+        if chosen.evaluation.final_rows == "auto" and origins["evaluation.final_rows"] not in ("command line", "sweep"):
+            defaults["evaluation.final_rows"] = None  # otherwise a slow arm would be scored on a part of the text
+        if origins["artifact.write"] == "default" and chosen.budget.artifact_bytes is None and score != "artifact_bpb":
+            defaults["artifact.write"] = False  # it takes seconds, and this sweep compares another score
         return load_config(recipe, config, given, sweep={**defaults, **settings}) if defaults else resolved
 
     trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve, score)
-    progress = _SweepProgress(trials, score, in_place=is_terminal(sys.stdout) and not as_json)
+    began: dict[Path, float] = {}
     try:
-        errors = run_trials(trials, progress.tick, progress.end_trial)
+        with work_line("sweep", "runs") as (say, show):
+
+            def tick(trial: Trial) -> None:
+                began.setdefault(trial.folder, time.monotonic())
+                if show is not None:
+                    show("sweep", trials.index(trial), len(trials), f"{trial.arm}, seed {trial.seed}")
+
+            def end_trial(trial: Trial, error: str | None) -> None:
+                last = summarise([trial], score)[0].trials[0]
+                outcome = error or (f"{score} {last.score:.4f}" if last.score is not None else last.status)
+                number, seconds = trials.index(trial) + 1, time.monotonic() - began[trial.folder]
+                say(f"{number}/{len(trials)}  {trial.arm}  seed {trial.seed}  {outcome}  ({seconds:.1f} s)")
+
+            errors = run_trials(trials, tick, end_trial)
     except KeyboardInterrupt:
         warn("the current run has saved and stopped; the same command resumes the sweep")
         raise
@@ -231,7 +231,7 @@ def sweep(
     if as_json:
         print_json({"output": str(output), "score": score, "arms": [asdict(arm) for arm in summary]})
     else:
-        progress.end(summary)
+        print_columns(table(summary))
     if errors:
         folder, error = next(iter(errors.items()))
         raise RunError(f"{len(errors)} of {len(trials)} runs failed, {folder} because {error}; the same command tries them again")
@@ -239,53 +239,6 @@ def sweep(
     if incomplete:
         warn(f"{incomplete} of {len(trials)} runs are not complete; the same command resumes them")
     return stop_exit_code if incomplete else 0
-
-
-def _sweep_defaults(resolved: ResolvedConfig, score: str) -> dict[str, Any]:
-    """Return the settings that a sweep changes in an arm that does not set them."""
-    config, origins, defaults = resolved.config, resolved.origins, dict[str, Any]()
-    given = origins["evaluation.final_rows"] in ("command line", "sweep")
-    if config.evaluation.final_rows == "auto" and not given:
-        defaults["evaluation.final_rows"] = None  # otherwise a slow arm would be scored on a part of the text
-    if origins["artifact.write"] == "default" and config.budget.artifact_bytes is None and score != "artifact_bpb":
-        defaults["artifact.write"] = False  # it takes seconds, and this sweep compares another score
-    return defaults
-
-
-class _SweepProgress:
-    """The progress of a sweep: a table redrawn in place on a terminal; elsewhere a line per run, and the table at the end."""
-
-    def __init__(self, trials: Sequence[Trial], score: Any, in_place: bool) -> None:
-        self._trials, self._score, self._in_place = trials, score, in_place
-        self._drawn_lines = 0
-        self._current: Trial | None = None
-        self._began = 0.0
-
-    def tick(self, trial: Trial) -> None:
-        """Redraw the table while a trial runs."""
-        if trial is not self._current:
-            self._current, self._began = trial, time.monotonic()
-        if self._in_place:
-            from ingot.experiments.sweep import summarise
-
-            self._drawn_lines = draw_lines(columns(table(summarise(self._trials, self._score))), self._drawn_lines)
-
-    def end_trial(self, trial: Trial, error: str | None) -> None:
-        """Print a line for a trial that has ended."""
-        if self._in_place:
-            return
-        from ingot.experiments.sweep import summarise
-
-        number, seconds = self._trials.index(trial) + 1, time.monotonic() - self._began
-        summary = summarise([trial], self._score)[0].trials[0]
-        outcome = error or (f"{self._score} {summary.score:.4f}" if summary.score is not None else summary.status)
-        warn(f"{number}/{len(self._trials)}  {trial.arm}  seed {trial.seed}  {outcome}  ({seconds:.1f} s)")
-
-    def end(self, arms: Sequence[ArmSummary]) -> None:
-        """Print the whole table, even where it is higher than the terminal."""
-        if self._in_place:
-            draw_lines([], self._drawn_lines)
-        print("\n".join(columns(table(arms))))
 
 
 def table(arms: Sequence[ArmSummary]) -> list[Sequence[str]]:
@@ -310,11 +263,9 @@ def validate(
     ctx: typer.Context,
     config: ConfigFile = None,
     recipe: RecipeName = None,
-    world_size: Annotated[int, typer.Option("--world-size", metavar="N", help="Number of ranks that will train together.")] = 1,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 for warnings too.")] = False,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Also take one training step on this machine; nothing is kept of it.")
-    ] = False,
+    world_size: Annotated[int, Option("--world-size", metavar="N", help="Number of ranks that will train together.")] = 1,
+    strict: Annotated[bool, Option("--strict", help="Exit with code 1 for warnings too.")] = False,
+    probe: Annotated[bool, Option("--probe", help="Also take one training step on this machine; nothing is kept of it.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Check the settings, data, plan and folder of a run. Exit code 0: nothing or notes, 2: warnings, 1: it cannot start."""

@@ -8,19 +8,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ingot.backends.sampling import GenerationOptions
-from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.errors import ConfigError, DataError
 from ingot.inference.batch import Problems, expand, read_prompts, read_requests
 from ingot.runtime.files import is_utf8, readable, write_atomically, writing_output
 
 Say = Callable[[str], None]
-# The defaults of gpt-simple's commands; there a prompt does not begin with the start mark of a document.
-DEFAULTS = GenerationOptions(max_new_tokens=100, temperature=0.8, top_k=50, top_p=0.95, start_mark=False)
-DTYPE = "bf16"
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str | None:
@@ -31,15 +27,11 @@ def read_prompt(prompt: str | None, file: Path | None) -> str | None:
         if prompt is not None and not is_utf8(prompt):
             raise DataError("--prompt is not UTF-8 text; give it as UTF-8")
         return prompt
-    with readable(file or Path("stdin"), DataError):
-        text = (_stdin() if file is None else file.read_bytes()).decode("utf-8-sig")  # no line end is translated
-    return text.removesuffix("\n").removesuffix("\r")
-
-
-def _stdin() -> bytes:
-    if sys.stdin is None:
+    if file is None and sys.stdin is None:
         raise ConfigError("--prompt - reads stdin, which is closed; give the text itself")
-    return sys.stdin.buffer.read()
+    with readable(file or Path("stdin"), DataError):
+        text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode("utf-8-sig")  # line ends stay as they are
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def prompts_of(prompt: str | None, prompts_file: Path | None) -> list[dict[str, Any]]:
@@ -83,19 +75,18 @@ def generate_requests(
 ) -> None:
     """Answer a file of requests, or with `dry_run` only report the plan; all problems are reported before a model is opened."""
     from ingot.inference.batch import answer_all, plan_loads
+    from ingot.inference.model import locate_weights
 
     try:
         requests = read_requests(file, model, dtype, tokenizer, options)
-        loads = plan_loads(requests, _locate)
+        loads = plan_loads(requests, lambda path: locate_weights(Path(path)))
     except Problems as error:
         for problem in error.problems:
             say(problem)
         raise ConfigError(f"{file}: {len(error.problems)} problems, listed above; nothing was opened") from None
     if as_json and dry_run:
-        plan = [
-            {"model": str(load.path), "dtype": load.dtype, "named": load.references, "texts": len(load.requests)}
-            for load in loads
-        ]
+        names = [{"model": str(load.path), "dtype": load.dtype, "named": load.references} for load in loads]
+        plan = [{**model, "texts": len(load.requests)} for model, load in zip(names, loads, strict=True)]
         print_line({"requests": len(requests), "models": plan})
     for load in loads:
         named = "" if load.references == [str(load.path)] else f", named {', '.join(load.references)}"
@@ -112,9 +103,7 @@ def generate_requests(
 
 
 def model_path(checkpoint: str | None, output_dir: str | None) -> str | None:
-    """Return the model that --checkpoint or --output-dir names."""
-    if checkpoint is not None and output_dir is not None:
-        raise ConfigError("give --checkpoint DIR or --output-dir RUN; one of them")
+    """Return the model that --checkpoint or --output-dir names; a parser has refused both together."""
     path = checkpoint if checkpoint is not None else output_dir
     return None if path is None else expand(path)
 
@@ -137,19 +126,3 @@ def print_line(record: Mapping[str, Any]) -> None:
     """Print a JSON line and flush it."""
     sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
     sys.stdout.flush()
-
-
-def _locate(path: str) -> Path:
-    """Return the path of a model; a gpt-simple checkpoint that was written beside one of ours stands for ours."""
-    from ingot.artifact.gpt_simple import is_checkpoint, read_saved
-    from ingot.inference.model import locate_weights
-    from ingot.runs.checkpoints import open_index
-    from ingot.runs.folder import saved_steps
-
-    located = locate_weights(Path(path))
-    with suppress(CheckpointError):
-        saved = read_saved(located) if is_checkpoint(located) else None
-        ours = saved_steps(located.parent).get(saved.step) if saved is not None else None
-        if saved is not None and ours is not None and open_index(ours).progress["tokens"] == saved.state.get("tokens_trained"):
-            return ours
-    return located

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ingot.backends.sampling import Sampling
-from ingot.errors import IngotError
+from ingot.errors import ConfigError, IngotError
 from ingot.inference.engine import Chunk, Closed, Completion, Engine
 from ingot.inference.model import LoadedModel
 from ingot.serve.protocol import Answer, Asked, Refused, read_request
@@ -124,7 +124,7 @@ def _check_client(request: Request, token: str | None) -> None:
 def check_local(request: Request) -> None:
     """Refuse foreign Host headers (DNS rebinding) and requests from foreign web pages."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
-    if not _is_own_name(host):
+    if not is_own_name(host):
         raise Refused(f"the host {host!r:.100} is not this machine; ask for http://127.0.0.1", status=421)
     if origin is not None and origin != f"http://{host}":
         raise Refused(f"web pages of {origin:.100} may not ask this server", status=403)
@@ -136,7 +136,7 @@ def has_token(request: Request, token: str) -> bool:
     return hmac.compare_digest(given.encode("latin-1"), token.encode())
 
 
-def _is_own_name(host: str) -> bool:
+def is_own_name(host: str) -> bool:
     """Return True if a Host header names this machine, with or without a port."""
     name, _, port = host.rpartition(":")
     name = (name if port.isdigit() else host).lower().removesuffix(".")
@@ -253,6 +253,19 @@ def _event(record: dict[str, Any]) -> bytes:
 
 
 # Shutdown: requests wait for a model or a page, and uvicorn waits for its requests.
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open a socket that listens at an address."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen()  # another process could bind to the port until one of them listens
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port") from None
+    return listening
 
 
 class ClosingServer(uvicorn.Server):

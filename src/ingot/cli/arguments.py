@@ -1,7 +1,7 @@
 """Options that several commands share, and settings as options.
 
 Any `--section.key value` that a command does not declare is a setting of the config. A command accepts settings when it is
-registered with `cls=SettingsCommand`; it reads them with `given_settings(ctx)`.
+listed in main.WITH_SETTINGS; it reads them with `given_settings(ctx)`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Option
 from typer.core import TyperCommand
 
 from ingot.console.output import split_overrides
@@ -27,26 +28,21 @@ def _recipe_names(incomplete: str) -> list[str]:
     return [recipe.name for recipe in list_recipes() if recipe.name.startswith(incomplete)]
 
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read settings from this YAML file.")]
+ConfigFile = Annotated[Path | None, Option("--config", metavar="FILE", help="Read settings from this YAML file.")]
 RecipeName = Annotated[
     str | None,
-    typer.Option(
-        "--recipe", metavar="NAME", help="Start from this recipe; `ingot recipes` lists them.", autocompletion=_recipe_names
-    ),
+    Option("--recipe", metavar="NAME", help="Start from this recipe; `ingot recipes` lists them.", autocompletion=_recipe_names),
 ]
-OutputFile = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file instead of printing.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+OutputFile = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file instead of printing.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 StopExitCode = Annotated[
-    int,
-    typer.Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code of a run that was stopped before its end."),
+    int, Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code of a run that was stopped before its end.")
 ]
-ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], typer.Option("--score", help="The score to compare.")]
+ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], Option("--score", help="The score to compare.")]
 _model_path = typer.Argument(metavar="PATH", help="A run folder, a checkpoint or an artifact.")
 ModelPath = Annotated[Path, _model_path]
 OptionalModelPath = Annotated[Path | None, _model_path]
-DeviceName = Annotated[str, typer.Option("--device", metavar="NAME", help="One of auto, cpu, cuda, cuda:N, mps and mlx.")]
+DeviceName = Annotated[str, Option("--device", metavar="NAME", help="One of auto, cpu, cuda, cuda:N, mps and mlx.")]
 
 # Option names of other programs, with the setting each one means here.
 SETTING_BY_FOREIGN_NAME = {
@@ -86,9 +82,22 @@ class SettingsCommand(TyperCommand):
 
 
 def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
-    """Return the settings among the arguments of a command, ignoring the first `skip` arguments."""
-    _refuse_foreign_words(ctx.args[skip:])
-    return split_overrides(ctx.args[skip:], [name for option in ctx.command.params for name in option.opts])
+    """Return the settings among the arguments of a command, after the first `skip`; words of other programs are refused."""
+    from ingot.config.fields import known
+
+    args = ctx.args[skip:]
+    if args and not args[0].startswith("-"):
+        option = "--recipe" if args[0] in _recipe_names("") else "--config" if args[0].endswith((".yaml", ".yml")) else None
+        if option is not None:
+            raise ConfigError(f"unexpected {args[0]!r} on the command line; did you mean {option} {args[0]}?")
+    for word in args:
+        option = word.partition("=")[0]
+        name = option.removeprefix("--").replace("-", "_")
+        by_last_part = [path for path in known() if path.rpartition(".")[2] == name]
+        meant = SETTING_BY_FOREIGN_NAME.get(name) or (by_last_part[0] if len(by_last_part) == 1 else None)
+        if word.startswith("--") and meant is not None:
+            raise ConfigError(f"unknown option {option}; did you mean --{meant}?")
+    return split_overrides(args, [name for option in ctx.command.params for name in option.opts])
 
 
 def first_word(ctx: typer.Context) -> str | None:
@@ -96,22 +105,14 @@ def first_word(ctx: typer.Context) -> str | None:
     return ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
 
 
-def _refuse_foreign_words(args: list[str]) -> None:
-    """Refuse words that people bring from other programs, and name the ones meant here."""
-    from ingot.config.fields import known
+class TwoSides(TyperCommand):
+    """A command whose arguments are two groups with `--` between them; options may come before the first or after the last."""
 
-    if args and not args[0].startswith("-"):
-        option = "--recipe" if args[0] in _recipe_names("") else "--config" if args[0].endswith((".yaml", ".yml")) else None
-        if option is not None:
-            raise ConfigError(f"unexpected {args[0]!r} on the command line; did you mean {option} {args[0]}?")
-    for word in args:
-        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        if not word.startswith("--") or "." in name:
-            continue
-        by_last_part = [path for path in known() if path.rpartition(".")[2] == name]
-        meant = SETTING_BY_FOREIGN_NAME.get(name) or (by_last_part[0] if len(by_last_part) == 1 else None)
-        if meant is not None:
-            raise ConfigError(f"unknown option {word.partition('=')[0]}; did you mean --{meant}?")
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first, rest = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+        end = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+        ctx.meta["second side"] = rest[:end]
+        return super().parse_args(ctx, [*first, *rest[end:]])
 
 
 def settings_help() -> str:

@@ -1,4 +1,4 @@
-"""Commands about settings: recipes, config and init."""
+"""Commands about settings: `ingot recipes`, `ingot config` and `ingot init`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.options import AsJson, ConfigFile, OutputFile, RecipeName, SettingsCommand, given_settings, resolve_config
+from ingot.cli.arguments import AsJson, ConfigFile, OutputFile, RecipeName, SettingsCommand, given_settings, resolve_config
 from ingot.console.entry import warn
 from ingot.console.output import print_columns, print_json, write_file
 
@@ -42,8 +42,7 @@ def show_config(
         return
     rows: list[tuple[str, ...]] = []
     for path, value, origin in leaves:
-        if (path[0],) not in rows:
-            rows.append((path[0],))
+        rows += [(path[0],)] if (path[0],) not in rows else []
         rows.append(("  " + ".".join(path[1:]), format_value(value), origin))
     print_columns(rows)
 
@@ -61,10 +60,7 @@ def print_docs(output: OutputFile = None) -> None:
     """Print docs/configuration.md, generated from the schema."""
     from ingot.config.render import markdown
 
-    if output is None:
-        print(markdown(), end="")
-    else:
-        write_file(output, markdown(), force=True)
+    print(markdown(), end="") if output is None else write_file(output, markdown(), force=True)
 
 
 @recipe_commands.callback()

@@ -1,0 +1,310 @@
+"""Commands that inspect runs by their folders: status, stop, plot, compare and ui.
+
+None of them takes a lock or waits for a run, and `ingot status` of one run loads neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from typer import Option
+
+from ingot.cli.arguments import AsJson, DeviceName, ScoreOption
+from ingot.console.charts import figure, panel_lines, run_panels
+from ingot.console.output import columns, for_reader, print_columns, print_json, visible
+from ingot.console.progress import draw_lines, duration, is_terminal
+from ingot.errors import CheckpointError, ConfigError, IngotError, RunError
+from ingot.runs.view import RUNS, Run, run_names, runs_below
+
+if TYPE_CHECKING:
+    from ingot.experiments.compare import Side
+    from ingot.runs.series import Timing
+
+WATCH_SECONDS = 1.0
+MAX_CPU_SHARE = 0.02  # share of one core: watching a run must not slow it down
+MAX_WAIT_SECONDS = 30.0
+MAX_WATCHED_STALLS = 3
+RunsOrFolders = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[RUN]...", help="Run folders, or folders of runs. Default: runs/.", show_default=False),
+]
+
+
+def status(
+    runs: RunsOrFolders = None,
+    watch: Annotated[bool, Option("--watch", help="Keep showing the runs, with their curves, until all have ended.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show how runs are doing. One run: step, loss, throughput and remaining budget. Several: a table with their best scores."""
+    opened = [] if runs else runs_below(RUNS)
+    for path in runs or ():
+        try:
+            opened.append(Run.open(path))
+        except CheckpointError as error:
+            try:
+                opened += runs_below(path)
+            except CheckpointError:
+                raise error from None
+    if watch:
+        _watch(opened, as_json)
+    elif as_json:
+        print_json(_status_records(opened))
+    else:
+        print("\n".join(_status_lines(_status_records(opened))))
+
+
+def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the record of each run; several runs are compared by their best scores."""
+    records = [run.record() for run in runs]
+    if len(records) == 1:
+        return records
+    for record, run in zip(records, runs, strict=True):
+        best: dict[str, Any] = {}
+        with suppress(IngotError):  # a damaged file of one run must not hide the others
+            best = run.series.read().best or {}
+        record |= {"best_val_bpb": best.get("val_bpb"), "best_step": best.get("step"), "data": _data_path(run), "best": False}
+    scored = [record for record in records if record["best_val_bpb"] is not None]
+    for data in {record["data"] for record in scored}:  # bits per byte of different texts do not compare
+        same_data = [record for record in scored if record["data"] == data]
+        min(same_data, key=lambda record: record["best_val_bpb"])["best"] = True
+    return records
+
+
+@cache
+def _data_path(run: Run) -> str | None:
+    try:
+        return run.config.data.path
+    except IngotError:  # the settings of another version
+        return None
+
+
+def _status_lines(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Format one run as a list of facts, several as a table."""
+    facts = [_status_facts(record) for record in records]
+    if len(facts) == 1:
+        return columns([(name, value) for name, value in facts[0].items() if value])
+    names = [name for name in facts[0] if name not in ("checkpoint", "process", "error")]
+    return columns([names, *([row[name] or "-" for name in names] for row in facts)])
+
+
+def _status_facts(record: dict[str, Any]) -> dict[str, str]:
+    def number(name: str, form: str, unit: str = "") -> str:
+        return format(record[name], form) + unit if record.get(name) is not None else ""
+
+    def seconds(name: str, unit: str) -> str:
+        return f"{duration(record[name])} {unit}" if record[name] is not None else ""
+
+    left = (number("steps_left", ",", " steps"), seconds("budget_seconds_left", "of training"))
+    return {
+        "run": record["run"],
+        "status": record["status"] + (f" ({record['stop_reason']})" if record["stop_reason"] else ""),
+        "step": number("step", ","),
+        "left": " or ".join(filter(None, left)),
+        "loss": number("loss", ".4f"),
+        "val_bpb": number("val_bpb", ".4f"),
+        "best": number("best_val_bpb", ".4f", " <- best" if record.get("best") else ""),
+        "tokens/s": number("tokens_per_second", ",.0f"),
+        "checkpoint": record["checkpoint"] or "",
+        "last heard": seconds("last_heard_seconds", "ago"),
+        "process": f"{record['pid']} on {record['host']}" if record["pid"] is not None else "",
+        "error": record["error"] or "",
+        "data": record.get("data") or "",
+    }
+
+
+def _watch(runs: Sequence[Run], as_json: bool) -> None:
+    """Show runs until none is running or Ctrl-C: redrawn in place on a terminal, elsewhere printed when they have changed."""
+    drawn, previous = 0, None
+    in_place = is_terminal(sys.stdout) and not as_json
+    try:
+        while True:
+            began = time.process_time() if previous else math.inf  # the first look reads all there is
+            records = _status_records(runs)
+            running = any(record["status"] == "running" for record in records)
+            facts = [{name: value for name, value in record.items() if name != "last_heard_seconds"} for record in records]
+            if in_place:
+                drawn = draw_lines(screen(runs, records), drawn)
+            elif facts != previous and as_json:
+                print_json(records)
+            elif facts != previous:
+                print("\n".join(_status_lines(records) if running else screen(runs, records)))
+            sys.stdout.flush()
+            previous = facts
+            if not running:
+                return
+            time.sleep(max(WATCH_SECONDS, min(MAX_WAIT_SECONDS, (time.process_time() - began) / MAX_CPU_SHARE)))
+    except KeyboardInterrupt:
+        return  # the usual way to end it; the last screen stays
+
+
+def screen(runs: Sequence[Run], records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the lines of `ingot status --watch`: status, curves, and the time of a step."""
+    series = {name: run.series.read() for name, run in zip(run_names([run.path for run in runs]), runs, strict=True)}
+    width, height = shutil.get_terminal_size()
+    lines = [*_status_lines(records), ""]
+    panels = run_panels({name: run_series.curves() for name, run_series in series.items()}, "steps")
+    panel_height = max(4, (height - len(lines) - len(runs) - 2) // max(1, len(panels)) - 4 - len(runs))
+    for panel in panels:
+        lines += [*panel_lines(panel, width, min(12, panel_height), shows_colours()), ""]
+    for name, run_series in series.items():
+        timing = run_series.timing()
+        if timing.percentiles:
+            times = ", ".join(f"{share} {seconds:.4f} s" for share, seconds in timing.percentiles.items())
+            lines.append(f"{name}: a step takes {times}; stalls: {stalls(timing, MAX_WATCHED_STALLS)}")
+    return lines
+
+
+def stalls(timing: Timing, limit: int) -> str:
+    """Describe the longest stalls of a run, at most `limit`."""
+    longest = [f"{stall.seconds:.1f} s before step {stall.step:,}" for stall in timing.stalls[:limit]]
+    more = len(timing.stalls) - len(longest)
+    return ", ".join(longest) + (f" and {more} more" if more > 0 else "") or "none"
+
+
+def shows_colours() -> bool:
+    """Return True where stdout is a terminal and colours are wanted."""
+    return is_terminal(sys.stdout) and "NO_COLOR" not in os.environ
+
+
+def stop(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)],
+    force: Annotated[bool, Option("--force", help="Also send SIGTERM to its process, which has to be on this host.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a run to save and stop, from any host that sees its folder. `ingot train RUN` resumes it."""
+    seen = Run.open(run, begun=False).stop()
+    state = seen.state if seen is not None else None
+    if force and (seen is None or state is None):
+        raise RunError(f"{run} was asked to stop; it is still starting, so the process to signal is not known yet")
+    if force and seen is not None and state is not None:
+        if not seen.here:
+            raise RunError(f"{run} was asked to stop; its process {state.pid} is on {state.host}: use --force there")
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(state.pid, signal.SIGTERM)
+    if as_json:
+        facts = {name: getattr(state, name, None) for name in ("host", "pid", "step")}
+        print_json({"run": str(run), **facts, "step": facts["step"] or 0, "signalled": force})
+    elif state is None:
+        print(f"{run} is starting; it was asked to stop before its first step")
+    else:
+        signalled = f", and SIGTERM was sent to process {state.pid}" if force else ""
+        watching = f"watch it stop: ingot status {shlex.quote(str(run))} --watch"
+        print(f"{run} was asked at step {state.step} to save and stop{signalled}; {watching}")
+
+
+def ui(
+    runs: RunsOrFolders = None,
+    port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 takes any free port.", min=0, max=65535)] = 8080,
+    device: DeviceName = "cpu",
+    allow_custom_models: Annotated[
+        bool, Option("--allow-custom-models", help="Let the page open models that run a Python file (model.file).")
+    ] = False,
+) -> None:
+    """Show runs live in a browser, with curves, settings, samples and a prompt. Needs the extra `ui`."""
+    try:
+        from ingot.serve.app import listen, serve_until_stopped
+        from ingot.ui.web import make_app
+    except ImportError:
+        raise ConfigError("ingot ui needs the packages fastapi and uvicorn", advice="pip install 'ingot-lm[ui]'") from None
+    from ingot.runtime.machine import cache_root
+    from ingot.ui.watcher import Watcher
+
+    for path in runs or ():
+        if not path.is_dir():
+            raise CheckpointError(f"there is no folder {path}; name run folders, or a folder of runs")
+    folders = runs or [RUNS]
+    listening = listen("127.0.0.1", port)
+    token = secrets.token_hex(8)
+    app = make_app(Watcher(folders, cache_root() / "ui"), token, device, allow_custom_models)
+    print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C ends it")
+    print(f"to stop a run or open a model from the page, give it this token: {token}", flush=True)
+    serve_until_stopped(app, listening)
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to draw together.")],
+    output: Annotated[
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write a picture, .png or .svg, instead of text.")
+    ] = None,
+    axis: Annotated[Literal["steps", "tokens", "seconds"], Option("--x", help="The horizontal axis.")] = "steps",
+    sample: Annotated[bool, Option("--sample", help="Show the first run's last sample beside its curves.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Draw loss, bits per byte and task accuracies of runs, in the terminal or as a picture."""
+    from ingot.runtime.files import check_picture, save_picture
+
+    if output is not None:
+        check_picture(output, "--output")
+    opened = [Run.open(path) for path in runs]
+    curves = {name: run.series.read().curves(axis) for name, run in zip(run_names(runs), opened, strict=True)}
+    if empty := [name for name, curve in curves.items() if not curve.loss and not curve.val_bpb]:
+        raise CheckpointError(f"{empty[0]} has no step to draw yet; leave it out or wait for its first")
+    samples = opened[0].samples() if sample else {}
+    if sample and not samples:
+        raise CheckpointError(f"{runs[0]} has no samples; leave --sample out, or train with --evaluation.sample_tokens 400")
+    text = opened[0].sample(max(samples)).strip() if sample else ""
+    panels = run_panels(curves, axis)
+    if output is not None:
+        save_picture(figure(panels, visible(text)), output, "--output")
+    if as_json:
+        points = {name: {"loss": curve.loss, "val_bpb": curve.val_bpb, "tasks": curve.tasks} for name, curve in curves.items()}
+        print_json({"x": axis, "runs": points, "picture": output})
+    elif output is not None:
+        print(output)
+    else:
+        width = shutil.get_terminal_size().columns
+        blocks = ["\n".join(panel_lines(panel, width, colours=shows_colours())) for panel in panels]
+        print("\n\n".join([*blocks, *([for_reader(text)] if text else [])]))
+
+
+def compare(
+    ctx: typer.Context,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of one arm, two dashes, and those of another.")
+    ],
+    score: ScoreOption = "val_bpb",
+    as_json: AsJson = False,
+) -> None:
+    """Compare the scores of two arms of finished runs. Prints mean, standard deviation, Welch's p and the seeds still needed."""
+    from ingot.experiments.compare import compare as compare_runs
+    from ingot.experiments.compare import verdict
+
+    if not ctx.meta["second side"]:
+        raise ConfigError("there is only one group of runs; put two dashes between the two arms: ingot compare a b -- c d")
+    comparison = compare_runs(runs, [Path(word) for word in ctx.meta["second side"]], score)
+    a, b = comparison.a, comparison.b
+    if as_json:
+
+        def record(side: Side) -> dict[str, Any]:
+            of_runs = [{"run": str(run.path), "seed": run.seeds[0], score: run.score} for run in side.runs]
+            return {"runs": of_runs, "n": len(of_runs), "mean": side.mean, "std": side.std}
+
+        test = {"t": comparison.test.t, "degrees_of_freedom": comparison.test.freedom, "p": comparison.test.p}
+        facts = {name: getattr(comparison, name) for name in ("differing", "notes")}
+        difference = {"difference": comparison.difference, **test, "more_seeds": comparison.more}
+        print_json({"score": score, "a": record(a), "b": record(b), **difference, **facts})
+        return
+    rows: list[Sequence[str]] = [("", "n", score, "std", "runs")]
+    for name, side in (("A", a), ("B", b)):
+        paths = " ".join(str(run.path) for run in side.runs)
+        rows.append((name, str(len(side.runs)), f"{side.mean:.5f}", f"{side.std:.5f}", paths))
+    print_columns(rows)
+    share = f" ({100 * comparison.difference / a.mean:+.2f}%)" if a.mean else ""
+    print(f"\nB - A  {comparison.difference:+.5f}{share}, {verdict(comparison)}")
+    for name, values in comparison.differing.items():
+        print(f"differ in {name}: {values[0]} and {values[1]}")
+    for note in comparison.notes:
+        print(f"note: {note}")
