@@ -26,7 +26,7 @@ from typing import Any
 
 from recipe_runs import Case, add_options, finished, learn_tokenizer, prepare, run_all, say, step_records
 
-from ingot.compat.golf.finished import packed_code
+from ingot.compat.golf.pack import packed_code
 from ingot.config.loading import load_config
 from ingot.eval.statistics import one_sample_p
 

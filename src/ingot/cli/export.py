@@ -381,11 +381,12 @@ def golf_pack(
     as_json: AsJson = False,
 ) -> None:
     """Write a records folder from finished runs of several seeds. It has README.md, submission.json, logs, code and artifacts."""
-    from ingot.compat.golf.pack import About, pack
+    from ingot.compat.golf.pack import pack
 
     title = name or re.sub(r"\.txt$", "", runs[0].resolve().name)
     folder = output or Path("records") / f"{datetime.now(UTC):%Y-%m-%d}_{re.sub(r'[^A-Za-z0-9]+', '_', title).strip('_')}"
-    submission = pack(runs, folder, About(title, author, github_id, blurb, reference), force)
+    about = {"name": title, "author": author, "github_id": github_id, "blurb": blurb}
+    submission = pack(runs, folder, **about, reference=reference, force=force)
     if not author:
         print("the submission names no author; give --author and --github-id", file=sys.stderr)
     if as_json:

@@ -1,69 +1,56 @@
 """Golf's documents as shards of any number of tokenizers: a folder for each, and the manifest that lists them.
 
-The documents are docs_selected.jsonl, from the hub or decoded from shards of GPT-2 tokens. The file beside it says how many there
-are and their sha256. The first documents are validation, so their order is part of the data. The manifest is written again after
-each dataset and lists only complete ones. The same command continues an export that was killed, and keeps datasets that are done.
+The documents are docs_selected.jsonl, from the hub. The file beside it says how many there are and their sha256. The first
+documents are validation, so their order is part of the data. The manifest is written again after each dataset and lists only
+complete ones. The same command continues an export that was killed, and keeps datasets that are done.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from ingot.compat.golf import DOCS, DOCS_SOURCE, PREFIX, PREFIX_VARIABLE, PREVIOUS, REPO, REPO_VARIABLE
-from ingot.compat.golf.download import place, read_source
-from ingot.compat.golf.tokenizer_specs import TIKTOKEN, VERSION, Built, Spec, build, load_specs
+from ingot.compat.golf.download import place
+from ingot.compat.golf.tokenizer_specs import VERSION, Built, Spec, build, load_specs
 from ingot.console.entry import explained
 from ingot.console.output import Parser, print_json
 from ingot.console.progress import work_line
 from ingot.data import SHARD_TOKENS
-from ingot.data.formats.opener import open_tokens
 from ingot.data.formats.shard_folder import MANIFEST, parse_manifest
 from ingot.data.hub import Hub
 from ingot.data.prepare.blocks import EveryText, first_documents, text_blocks
 from ingot.data.prepare.pipeline import RuledBlocks, fill_folder, ruled
 from ingot.data.prepare.workers import local_engine, workers_for
 from ingot.data.store.dataset import Dataset, Manifest
-from ingot.data.store.documents import Document, Marks
-from ingot.data.store.shards import MAX_TOKENS, TOKEN_BYTES
+from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import alone_in, check_output, staged, writing
 from ingot.data.store.writer import Point, is_sound
-from ingot.data.text.records import TEXT_FIELD, read_lines
 from ingot.data.text.text_files import adding_up
-from ingot.data.tokenizers import GPT2Tokenizer
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import file_sha256, reading, replace_file, sweep_temporaries, write_atomically
+from ingot.runtime.files import file_sha256, reading, write_atomically
 from ingot.runtime.machine import made_by
 
 VAL_DOCUMENTS = 50_000
-BATCH, DECODE_BATCH = 1024, 512  # documents that are encoded, or decoded from GPT-2 tokens, at once
+BATCH = 1024  # documents that are encoded at once
 REPORT_DOCUMENTS = 100_000
 EXPORTED_SPECS = "tokenizer_config.export.json"
-HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape that is half of a surrogate pair
 THREADS, BATCH_SIZE = "MATCHED_FINEWEB_TOKENIZER_THREADS", "MATCHED_FINEWEB_SP_BATCH_SIZE"
-TIKTOKEN_THREADS, DECODE_BATCH_SIZE = "MATCHED_FINEWEB_TIKTOKEN_THREADS", "MATCHED_FINEWEB_GPT2_DECODE_BATCH_SIZE"
 VARIABLES = f"""variables:
   {REPO_VARIABLE}, {PREFIX_VARIABLE}
                         the repository and the folder in it, unless options give them
   {THREADS}
                         processes that encode (one per processor)
-  {TIKTOKEN_THREADS}
-                        the same for tokenizers of the kind tiktoken
   {BATCH_SIZE}
                         documents encoded at once ({BATCH})
-  {DECODE_BATCH_SIZE}
-                        documents of GPT-2 shards decoded at once ({DECODE_BATCH}); if it is set and the repository has no
-                        documents, those of OUTPUT/datasets/fineweb{VERSION}_gpt2 are used
 """
 Notify = Callable[[str], None]
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, and how much there is
@@ -76,13 +63,13 @@ class Docs:
     path: Path
     documents: int
     sha256: str
-    sidecar: dict[str, Any] | None = None
-    repo: str | None = None
-    root: str | None = None
+    sidecar: dict[str, Any]
+    repo: str | None
+    root: str | None
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportSummary:
     """The outcome of an export; `kept` are the datasets that were complete before."""
 
     folder: str
@@ -100,14 +87,11 @@ def export(
     *,
     val_documents: int | None = None,
     chunk_tokens: int = SHARD_TOKENS,
-    gpt2_shards: Path | None = None,
     workers: int | None = None,
-    tiktoken_workers: int | None = None,
     batch: int | None = None,
-    decode_batch: int | None = None,
     notify: Notify = lambda line: None,
     progress: Progress = lambda what, done, total: None,
-) -> Exported:
+) -> ExportSummary:
     """Fill a folder with the documents, tokenizers and shards of golf's layout.
 
     `workers` processes encode, one per processor by default. Neither their number nor the batches change the output.
@@ -125,233 +109,92 @@ def export(
             warnings.append(line.removeprefix("warning: "))
         notify(line)
 
-    with alone_in(output, report) as alone:
-        for folder in (output / "tokenizers", output / "datasets"):
-            if folder.exists() and not folder.is_dir():
-                raise ConfigError(f"{folder} is a file where a folder belongs; remove it or choose another output")
+    with alone_in(output, report):
         for spec in specs:
             check_output(output / "datasets" / spec.dataset, overwrite=True)
-        if alone:
-            sweep_temporaries(output)
-        docs = _find_docs(output, hub, root, gpt2_shards, decode_batch, report, progress)
-        val_documents = _val_documents(docs, val_documents)
-        tokenizers = [build(spec, _reading(docs, f"reading for {spec.name}", progress), report) for spec in specs]
+        docs = _find_docs(output, hub, root, report, progress)
+        held_out: int = next(n for n in (val_documents, docs.sidecar.get("docs_val"), VAL_DOCUMENTS) if n is not None)
+        if held_out > docs.documents:
+            raise ConfigError(
+                f"validation needs {held_out:,} documents and {docs.path} has {docs.documents:,}; give fewer with --num-val-docs"
+            )
+        tokenizers = [build(spec, read_docs(docs.path, f"reading for {spec.title}", progress), report) for spec in specs]
         _write_json(output / EXPORTED_SPECS, {"tokenizers": [spec.given for spec in specs]})
         _keep_previous(output, specs, report)
-        listing = _listing(output, docs, val_documents, chunk_tokens, specs)
+        listing = _listing(output, docs, held_out, chunk_tokens, specs)
         for built in tokenizers:
-            processes = (tiktoken_workers if built.spec.kind == TIKTOKEN else None) or workers
-            _write_tokenizer(built, output, report, replace=False)
             manifest, is_new = _export_dataset(
-                built, docs, val_documents, chunk_tokens, processes, batch or BATCH, output, report, progress
+                built, docs, held_out, chunk_tokens, workers, batch or BATCH, output, report, progress
             )
             kept += [] if is_new else [built.spec.dataset]
-            _write_tokenizer(built, output, report, replace=True)
+            for name, content in built.files.items():
+                path = output / "tokenizers" / name
+                with writing(path):
+                    path.parent.mkdir(exist_ok=True)
+                    write_atomically(path, content)
             listing["tokenizers"].append(_relative(built.entry, output))
             listing["datasets"].append(_dataset_entry(built, manifest))
             _write_json(output / MANIFEST, listing)
-    return Exported(str(output), listing, kept, warnings, round(time.monotonic() - started, 3))
+    return ExportSummary(str(output), listing, kept, warnings, round(time.monotonic() - started, 3))
 
 
-# The documents.
-
-
-def read_docs(path: Path, skip: int = 0, advance: Callable[[int], None] = lambda size: None) -> Iterator[str]:
-    """Yield the documents after the first `skip`; half a surrogate pair, which is not a character, becomes a question mark."""
-
-    def lines(file: BinaryIO) -> Iterator[bytes]:
-        left = skip
-        for line in file:
+def read_docs(path: Path, what: str, progress: Progress = lambda what, done, total: None) -> Iterator[str]:
+    """Yield the documents; half a surrogate pair, which is not a character, becomes a question mark."""
+    advance = adding_up(partial(progress, what), path.stat().st_size)
+    with reading(path), path.open("rb") as file:
+        for number, line in enumerate(file, 1):
             advance(len(line))
-            if left and not _is_blank(line):
-                left -= 1
-                yield b"\n"  # the reader counts lines
-            else:
-                yield _without_halves(line) if HALF_PAIR.search(line) else line
-
-    try:
-        with reading(path), path.open("rb") as file:
-            yield from read_lines(cast(BinaryIO, lines(file)), path, "text")
-    except DataError as error:
-        raise DataError(error.what if TEXT_FIELD in error.settings else str(error)) from None  # an export has no such option
+            if line.isspace():
+                continue
+            try:
+                text = json.loads(line)["text"].encode(errors="replace").decode()
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                raise DataError(f"{path}:{number} is not a JSON object with a text in its field 'text'") from None
+            yield text
 
 
-def _is_blank(line: bytes) -> bool:
-    return line.isspace() or (line[:1] != b"{" and line.decode(errors="replace").isspace())
-
-
-def _without_halves(line: bytes) -> bytes:
-    try:
-        return json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace") + b"\n"
-    except (ValueError, RecursionError):
-        return line  # the reader reports what is wrong with it
-
-
-def _reading(docs: Docs, what: str, progress: Progress, skip: int = 0) -> Iterator[str]:
-    return read_docs(docs.path, skip, adding_up(partial(progress, what), docs.path.stat().st_size))
-
-
-def _find_docs(
-    output: Path, hub: Hub, root: str, shards: Path | None, batch: int | None, notify: Notify, progress: Progress
-) -> Docs:
-    """Return the documents of the given shards, else of the repository, else of GPT-2 shards in the output if a batch is set."""
-    if shards is None:
-        if (docs := _fetch_docs(output, hub, root, notify, progress)) is not None:
-            return docs
-        shards = output / "datasets" / f"fineweb{VERSION}_gpt2"
-        if batch is None or not shards.is_dir():
-            raise DataError(
-                f"dataset repository {hub.repo} has no {f'{root}/{DOCS}' if root else DOCS}, the documents to export; check "
-                "--repo-id and --remote-root, or decode GPT-2 tokens with --from-gpt2-shards"
-            )
-        notify(f"{hub.repo} has no documents; using those of {shards}")
-    return _docs_from_shards(shards, output, batch or DECODE_BATCH, notify, progress)
-
-
-def _fetch_docs(output: Path, hub: Hub, root: str, notify: Notify, progress: Progress) -> Docs | None:
-    """Return the documents of a repository, fetched if they are not here; None if it has none. Offline, use what is here."""
-    path, start = output / DOCS, f"{root}/" if root else ""
+def _find_docs(output: Path, hub: Hub, root: str, notify: Notify, progress: Progress) -> Docs:
+    """Return the documents of the repository, fetched if they are not here; offline, those that are here."""
+    path, beside, start, sha256 = output / DOCS, output / DOCS_SOURCE, f"{root}/" if root else "", None
     if hub.offline:
         if not path.is_file():
             raise DataError(f"HF_HUB_OFFLINE is set and there is no {path}; unset it to download the documents")
         notify(f"HF_HUB_OFFLINE is set; using {path} as it is")
-        docs = _checked(output)
-        return _checked(output, hub.repo, root, docs.sha256) if _came_from(output, hub.repo, docs.sha256) else docs
-    try:
+    else:
         listing = hub.listing()
-    except DataError as error:
-        raise DataError(f"{error}; HF_HUB_OFFLINE=1 uses {path} as it is") if path.is_file() else error from None
-    info = listing.files.get(start + DOCS)
-    if info is None:
-        return None
-    if not path.is_file():
-        blob = hub.fetch(start + DOCS, listing.commit, info, adding_up(partial(progress, f"downloading {DOCS}"), info.size or 0))
-        with writing(path):
-            place(blob, path)
-    elif not (path.stat().st_size == info.size and _came_from(output, hub.repo, info.sha256)) and info.problem(path):
-        raise DataError(
-            f"{path} is not that of {hub.repo} and is not replaced; remove it, choose another output, or set HF_HUB_OFFLINE=1 to "
-            "use it"
-        )
-    with writing(output / DOCS_SOURCE):
+        info = listing.files.get(start + DOCS)
+        if info is None:
+            raise DataError(f"dataset repository {hub.repo} has no {start}{DOCS}; check --repo-id and --remote-root")
+        sha256 = info.sha256
+        if not path.is_file():
+            advance = adding_up(partial(progress, f"downloading {DOCS}"), info.size or 0)
+            place(hub.fetch(start + DOCS, listing.commit, info, advance), path)
+        elif info.problem(path):
+            raise DataError(
+                f"{path} is not that of {hub.repo} and is not replaced; remove it, choose another output, or set "
+                "HF_HUB_OFFLINE=1 to use it"
+            )
         if start + DOCS_SOURCE in listing.files:
-            place(hub.fetch(start + DOCS_SOURCE, listing.commit, listing.files[start + DOCS_SOURCE]), output / DOCS_SOURCE)
+            place(hub.fetch(start + DOCS_SOURCE, listing.commit, listing.files[start + DOCS_SOURCE]), beside)
         else:
-            (output / DOCS_SOURCE).unlink(missing_ok=True)  # it describes other documents
-    return _checked(output, hub.repo, root, info.sha256)
-
-
-def _came_from(output: Path, repo: str, sha256: str | None) -> bool:
-    """Return True if the documents in a folder are known to be a repository's: by a download or an export into it."""
-    source = read_source(output)
-    if source is not None and source.repo == repo and DOCS in source.files:
-        return source.files[DOCS].sha256 == sha256
-    try:
-        meta = json.loads((output / MANIFEST).read_bytes())["docs_meta"]
-        return bool(meta["remote_repo_id"] == repo and meta["docs_sha256"] == sha256)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
-
-
-def _sidecar(output: Path) -> dict[str, Any] | None:
-    path = output / DOCS_SOURCE
-    if not path.exists():
-        return None
-    with reading(path):
-        return parse_manifest(path.read_bytes(), str(path))
-
-
-def _checked(output: Path, repo: str | None = None, root: str | None = None, sha256: str | None = None) -> Docs:
-    """Return the documents in a folder if they are what the file beside them says."""
-    path, sidecar = output / DOCS, _sidecar(output)
+            beside.unlink(missing_ok=True)  # it describes other documents
+    sidecar = parse_manifest(beside.read_bytes(), str(beside)) if beside.is_file() else {}
     sha256 = sha256 or file_sha256(path)
-    expected = (sidecar or {}).get("docs_sha256")
-    if expected is not None and expected != sha256:
+    if sidecar.get("docs_sha256", sha256) != sha256:
         raise DataError(
-            f"{path} has the sha256 {sha256[:12]} and {DOCS_SOURCE} says {str(expected)[:12]}: one is damaged or describes "
-            "other documents; remove both and run the same command, or ask their owner"
+            f"{path} has the sha256 {sha256[:12]} and {DOCS_SOURCE} says {str(sidecar['docs_sha256'])[:12]}: one is damaged or "
+            "describes other documents; remove both and run the same command, or ask their owner"
         )
     for key in ("num_docs", "docs_val"):
-        count = (sidecar or {}).get(key)
-        if count is not None and (type(count) is not int or count < 0):
-            raise DataError(f"{output / DOCS_SOURCE} says {key}={count!r}, which is not a number of documents")
-    documents = (sidecar or {}).get("num_docs")
+        if (count := sidecar.get(key)) is not None and (type(count) is not int or count < 0):
+            raise DataError(f"{beside} says {key}={count!r}, which is not a number of documents")
+    documents = sidecar.get("num_docs")
     if documents is None:
         with reading(path), path.open("rb") as file:
-            documents = sum(not _is_blank(line) for line in file)
+            documents = sum(not line.isspace() for line in file)
     if not documents:
         raise DataError(f"{path} holds no documents; it needs a JSON object with a field 'text' in every line")
-    return Docs(path, documents, sha256, sidecar, repo, root)
-
-
-def _docs_from_shards(folder: Path, output: Path, batch: int, notify: Notify, progress: Progress) -> Docs:
-    """Decode GPT-2 tokens, validation first; documents that were decoded from the same tokens before are used again."""
-    path, source = output / DOCS, open_tokens(folder)
-    if source.known_tokenizer is not None and source.known_tokenizer.kind != "gpt2":
-        raise DataError(f"{folder} holds tokens of a {source.known_tokenizer.kind} tokenizer; only GPT-2's can be decoded here")
-    origin = {"path": str(folder.resolve()), "tokens": source.tokens}
-    if path.exists():
-        if (_sidecar(output) or {}).get("gpt2_shards") != origin:
-            raise DataError(
-                f"{path} exists and was not made of the tokens in {folder}; leave --from-gpt2-shards out, remove it, or choose "
-                "another output"
-            )
-        return _checked(output)
-    notify(f"decoding {source.about} of {folder} into {path}")
-    with writing(path), replace_file(path) as file:
-        facts = _decode(source, file, batch, notify, progress)
-        sidecar = {**facts, "shuffle_seed": None, "snapshot_kind": "docs_cache_from_gpt2_shards", "gpt2_shards": origin}
-        write_atomically(output / DOCS_SOURCE, json.dumps(sidecar, indent=2) + "\n")
-    return _checked(output, sha256=facts["docs_sha256"])
-
-
-def _decode(source: Dataset, file: BinaryIO, batch: int, notify: Notify, progress: Progress) -> dict[str, Any]:
-    """Write the documents of a source as lines and return what the sidecar says of them."""
-    tokenizer, digest = GPT2Tokenizer(), hashlib.sha256()
-    pieces = [tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size)]
-    counts, total = {"val": 0, "train": 0}, sum(source.tokens.values())
-    done = size = broken = 0
-    for split in [split for split in counts if split in source.tokens]:
-        documents = _marked_documents(source, split, tokenizer.bos)
-        while group := [[token for part in document for token in part.tolist()] for document in islice(documents, batch)]:
-            if (largest := max(map(max, filter(None, group)), default=0)) >= len(pieces):
-                raise DataError(
-                    f"{source.folder} holds token {largest:,}, which GPT-2 does not have; give shards of GPT-2 tokens"
-                )
-            contents = [b"".join(pieces[token] for token in tokens) for tokens in group]
-            texts = [content.decode(errors="replace") for content in contents]
-            broken += sum(text.encode() != content for text, content in zip(texts, contents, strict=True))
-            lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts).encode()
-            file.write(lines)
-            digest.update(lines)
-            counts[split], size, done = counts[split] + len(group), size + len(lines), done + sum(map(len, group))
-            progress("decoding GPT-2 shards", TOKEN_BYTES * done, TOKEN_BYTES * total)
-    if broken:
-        notify(f"warning: {broken:,} documents of {source.folder} begin or end inside a character, which became U+FFFD")
-    facts = {"num_docs": sum(counts.values()), "docs_val": counts["val"]}
-    return {**facts, "docs_sha256": digest.hexdigest(), "docs_bytes": size}
-
-
-def _marked_documents(source: Dataset, split: str, mark: int | None) -> Iterator[Document]:
-    documents = source.documents(split, Marks(mark, mark))
-    first = next(documents, [])
-    if sum(map(len, first)) == source.tokens[split]:
-        raise DataError(f"no document of {source.folder} begins with GPT-2's mark {mark}; give shards of GPT-2 tokens")
-    return chain([first], documents)
-
-
-def _val_documents(docs: Docs, requested: int | None) -> int:
-    sidecar = (docs.sidecar or {}).get("docs_val")
-    count: int = next(count for count in (requested, sidecar, VAL_DOCUMENTS) if count is not None)
-    if count > docs.documents:
-        raise ConfigError(
-            f"validation needs {count:,} documents and {docs.path} has {docs.documents:,}; give fewer with --num-val-docs"
-        )
-    return count
-
-
-# A dataset: shards of both splits, made in a hidden folder that takes the place of the old one. Beside golf's own files lie
-# dataset.json and an index of documents, so that every other command of ours reads the same folder.
+    return Docs(path, documents, sha256, sidecar, *((None, None) if hub.offline else (hub.repo, root)))
 
 
 def _export_dataset(
@@ -365,7 +208,10 @@ def _export_dataset(
     notify: Notify,
     progress: Progress,
 ) -> tuple[Manifest, bool]:
-    """Write the folder of one tokenizer's shards; return its manifest, and whether it was written now."""
+    """Write the folder of one tokenizer's shards; return its manifest, and whether it was written now.
+
+    Beside golf's own files lie dataset.json and an index of documents, so that every other command of ours reads the same folder.
+    """
     name, target = built.spec.dataset, output / "datasets" / built.spec.dataset
     work = {
         "made_by": made_by(),
@@ -388,8 +234,8 @@ def _export_dataset(
         """Yield the documents after those that were written before; those without text are documents too."""
         if begin.documents:
             notify(f"{target}: continuing after document {begin.documents:,}")
-        texts = text_blocks(_reading(docs, f"exporting {name}", progress, begin.documents), documents=batch)
-        return ruled(first_documents(val_documents), map(EveryText, texts))
+        texts = islice(read_docs(docs.path, f"exporting {name}", progress), begin.documents, None)
+        return ruled(first_documents(val_documents), map(EveryText, text_blocks(texts, documents=batch)))
 
     def report(written: range) -> None:
         if written.stop // REPORT_DOCUMENTS > written.start // REPORT_DOCUMENTS:
@@ -409,38 +255,24 @@ def _export_dataset(
     return manifest, True
 
 
-def _write_tokenizer(built: Built, output: Path, notify: Notify, replace: bool) -> None:
-    """Write a tokenizer's files; those of an older dataset are replaced only together with it."""
-    for name, content in built.files.items():
-        path = output / "tokenizers" / name
-        with writing(path):
-            path.parent.mkdir(exist_ok=True)
-            exists = path.exists()
-            if not exists or (replace and path.read_bytes() != content):
-                write_atomically(path, content)
-                if exists:
-                    notify(f"{path} was another tokenizer and is replaced by that of this export")
-
-
 def _listing(output: Path, docs: Docs, val_documents: int, chunk: int, specs: Sequence[Spec]) -> dict[str, Any]:
     """Return the manifest without datasets."""
-    sidecar = docs.sidecar
     meta = {
         "remote_repo_id": docs.repo,
         "remote_root": docs.root,
         "num_docs": docs.documents,
         "docs_sha256": docs.sha256,
-        "source_manifest": None if sidecar is None else DOCS_SOURCE,
+        "source_manifest": DOCS_SOURCE if docs.sidecar else None,
     }
     return {
         "version": VERSION,
         "num_docs": docs.documents,
         "num_val_docs": val_documents,
-        "shuffle_seed": (sidecar or {}).get("shuffle_seed"),
+        "shuffle_seed": docs.sidecar.get("shuffle_seed"),
         "shard_size": chunk,
         "append_eos": False,
         "docs_jsonl": DOCS,
-        "docs_meta": meta if sidecar is None else {**meta, "source_sidecar": _relative(sidecar, output)},
+        "docs_meta": meta | ({"source_sidecar": _relative(docs.sidecar, output)} if docs.sidecar else {}),
         "tokenizer_specs": [_relative(spec.given, output) for spec in specs],
         "tokenizers": [],
         "datasets": [],
@@ -453,8 +285,8 @@ def _dataset_entry(built: Built, manifest: Manifest) -> dict[str, Any]:
     counts["total"] = [sum(column) for column in zip(*counts.values(), strict=True)]
     return {
         "name": built.spec.dataset,
-        "tokenizer_name": built.spec.name,
-        "tokenizer_kind": built.spec.kind,
+        "tokenizer_name": built.spec.title,
+        "tokenizer_kind": built.spec.tokenizer_kind,
         "path": path,
         "train_glob": f"{path}/fineweb_train_*.bin",
         "val_glob": f"{path}/fineweb_val_*.bin",
@@ -470,13 +302,12 @@ def _dataset_entry(built: Built, manifest: Manifest) -> dict[str, Any]:
 def _keep_previous(output: Path, specs: Sequence[Spec], notify: Notify) -> None:
     """Keep a manifest that lists datasets which this export does not make, under another name."""
     path = output / MANIFEST
+    if not path.is_file():
+        return
     with writing(path):
-        content = path.read_bytes() if path.is_file() else b"{}"
-        try:
-            listed = {entry["name"] for entry in json.loads(content).get("datasets", ())}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            listed = {"?"}
-        if listed - {spec.dataset for spec in specs}:
+        content = path.read_bytes()
+        listed = parse_manifest(content, str(path)).get("datasets") or ()
+        if any(entry.get("name") not in [spec.dataset for spec in specs] for entry in listed):
             write_atomically(output / PREVIOUS, content)
             notify(f"{path} lists other datasets and is replaced by that of this export; it is kept as {PREVIOUS}")
 
@@ -487,19 +318,14 @@ def _relative(value: Any, output: Path) -> Any:
         return {key: _relative(item, output) for key, item in value.items()}
     if isinstance(value, list):
         return [_relative(item, output) for item in value]
-    if isinstance(value, str) and value.startswith("/"):
-        for root in (output.absolute(), output.resolve()):
-            if Path(value).is_relative_to(root):
-                return Path(value).relative_to(root).as_posix()
+    if isinstance(value, str) and value.startswith("/") and Path(value).is_relative_to(output.absolute()):
+        return Path(value).relative_to(output.absolute()).as_posix()
     return value
 
 
 def _write_json(path: Path, record: Any) -> None:
     with writing(path):
         write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-
-
-# The challenge's script.
 
 
 def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data")) -> int:
@@ -521,18 +347,21 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
                 args.remote_root,
                 val_documents=args.num_val_docs,
                 chunk_tokens=args.chunk_tokens,
-                gpt2_shards=args.from_gpt2_shards,
                 workers=_number(THREADS),
-                tiktoken_workers=_number(TIKTOKEN_THREADS),
                 batch=_number(BATCH_SIZE),
-                decode_batch=_number(DECODE_BATCH_SIZE),
                 notify=notify,
                 progress=show or (lambda what, done, total: None),
             )
         if args.json:
             print_json(result)
-        else:
-            _print(result)
+            return outcome.code
+        for entry in result.manifest["datasets"]:
+            stats, kept = entry["stats"], " (was complete)" if entry["name"] in result.kept else ""
+            print(f"{result.folder}/{entry['path']}: {entry['vocab_size']:,} ids, {stats['docs_total']:,} documents{kept}")
+            for split, title in (("train", "train"), ("val", "validation")):
+                files, tokens, documents = (stats[f"{what}_{split}"] for what in ("files", "tokens", "docs"))
+                print(f"  {title}: {documents:,} documents, {tokens:,} tokens, {files:,} {'shard' if files == 1 else 'shards'}")
+        print(f"{result.folder}/manifest.json lists them, {result.seconds:.1f} s")
     return outcome.code
 
 
@@ -551,8 +380,6 @@ def _parser(name: str, folder: Path) -> Parser:
     add("--skip-byte", action="store_true", help="leave byte tokenizers out")
     about = "use this .model for the SentencePiece vocabulary of this size instead of training one; may be repeated"
     add("--reuse-sp-model", action="append", default=[], metavar="VOCAB=MODEL", help=about)
-    about = "decode docs_selected.jsonl from these shards of GPT-2 tokens instead of downloading it; their validation comes first"
-    add("--from-gpt2-shards", type=Path, metavar="DIR", help=about)
     add("--json", action="store_true", help="print the result as JSON")
     return parser
 
@@ -565,13 +392,3 @@ def _number(variable: str) -> int | None:
         return max(1, int(text))
     except ValueError:
         raise ConfigError(f"{variable}={text!r} is not a whole number") from None
-
-
-def _print(result: Exported) -> None:
-    for entry in result.manifest["datasets"]:
-        stats, kept = entry["stats"], " (was complete)" if entry["name"] in result.kept else ""
-        print(f"{result.folder}/{entry['path']}: {entry['vocab_size']:,} ids, {stats['docs_total']:,} documents{kept}")
-        for split, name in (("train", "train"), ("val", "validation")):
-            files, tokens, documents = (stats[f"{what}_{split}"] for what in ("files", "tokens", "docs"))
-            print(f"  {name}: {documents:,} documents, {tokens:,} tokens, {files:,} {'shard' if files == 1 else 'shards'}")
-    print(f"{result.folder}/manifest.json lists them, {result.seconds:.1f} s")

@@ -1,56 +1,133 @@
 """A submission: the records folder that the challenge asks for, made of finished runs that differ in their seed.
 
 A claim needs several seeds: the mean is the score, and p is the probability of such scores if the true mean were the reference.
+A run of train_gpt.py has its code in its folder. For a run of `ingot train` with the frontier family the code is made here:
+`train_gpt.py` with these settings as its own (by_settings.py).
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import shlex
 import statistics
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.compat.golf.finished import OF_ONE_RUN, FinishedRun, read_run
-from ingot.compat.golf.variables import CODE, as_text
-from ingot.errors import ConfigError
+import ingot
+from ingot.artifact.container import read_artifact
+from ingot.compat.golf.bundle import BY_SETTINGS, bundle
+from ingot.compat.golf.variables import CODE, LIMIT_BYTES, LOCAL, LOG, PACKED, as_text, differing, read_variables
+from ingot.config.fields import settings, value_of
+from ingot.config.schema import Config
+from ingot.errors import CheckpointError, ConfigError
 from ingot.eval.statistics import one_sample_p
-from ingot.runtime.files import replace_folder, to_json, write_atomically, writing_output
+from ingot.runs.checkpoints import read_index
+from ingot.runs.state import RESULT
+from ingot.runs.view import Run
+from ingot.runtime.files import readable, replace_folder, to_json, write_atomically, writing_output
+from ingot.runtime.machine import NOT_INSTALLED, made_by
+from ingot.train.resume import NOT_DECISIVE
 
 REFERENCE = 1.2244  # bits per byte of the challenge's baseline
 SUBMISSION, README = "submission.json", "README.md"
+FAMILY = "frontier"
+SEED = "training.seed"
+SOURCES = Path(ingot.__file__).parent
+# Variables and settings that a submission leaves to whoever runs it.
+LOCAL_SETTINGS = (*NOT_DECISIVE, "data.path", "data.tokenizer", "data.seed", SEED, "training.device", "training.threads")
+OF_ONE_RUN = {*LOCAL, *LOCAL_SETTINGS}
 
 
 @dataclass(frozen=True)
-class About:
-    """What a submission says that is not in its runs."""
+class FinishedRun:
+    """A run that reached its end, with what a submission needs of it."""
 
-    name: str
-    author: str = ""
-    github_id: str = ""
-    blurb: str = ""
-    reference: float = REFERENCE
+    path: Path  # the run folder
+    result: dict[str, Any]  # result.json
+    environment: dict[str, Any]  # environment.json
+    log: str
+    maker: str  # version of ingot whose sources are in the code
+    values: dict[str, Any]  # of every variable, or of every setting that is not the default
+    changed: dict[str, tuple[str, str]]  # differences from the baseline: the baseline's value and this run's
+    seed: int  # in which the runs of a submission differ
+    limit: int  # bytes of artifact and code; 0: none
+    file: str  # name of the artifact
+    artifact: bytes
+    code: bytes
+    val_loss: float
+    parameters: int
+    ranks: int
+    device: str
+    data: tuple[str, ...]  # facts in words; the first is the name of its folder
+    tokenizer: str | None  # name of its file
+
+    @property
+    def by_settings(self) -> bool:
+        """Whether `ingot train` made it, and not train_gpt.py."""
+        return self.file != PACKED.name
+
+    @property
+    def total_bytes(self) -> int:
+        """The size that the limit is about: artifact and code."""
+        return len(self.artifact) + len(self.code)
+
+    @property
+    def val_bpb(self) -> float:
+        """Bits per byte of the artifact, in the digits of the log."""
+        return round(float(self.result["artifact_bpb"]), 8)
+
+    @property
+    def steps(self) -> int:
+        """Steps taken."""
+        return int(self.result["total_steps"])
+
+    @property
+    def train_ms(self) -> int:
+        """Milliseconds of training."""
+        return round(1000 * self.result["training_seconds"])
 
 
-def pack(paths: Sequence[Path], output: Path, about: About, force: bool = False) -> dict[str, Any]:
+def pack(
+    paths: Sequence[Path],
+    output: Path,
+    *,
+    name: str,
+    author: str = "",
+    github_id: str = "",
+    blurb: str = "",
+    reference: float = REFERENCE,
+    force: bool = False,
+) -> dict[str, Any]:
     """Write the records folder of some runs and return the content of its submission.json."""
     runs = sorted((read_run(path) for path in paths), key=lambda run: run.seed)
     _check_together(runs)
-    _check_size(max(runs, key=lambda run: run.total_bytes))
-    submission, best = summarise(runs, about), min(runs, key=lambda run: run.val_bpb)
+    for run in runs:
+        if 0 < run.limit < run.total_bytes:
+            fit = max(run.limit - len(run.code), 0) / len(run.artifact) * run.parameters
+            raise ConfigError(
+                f"{run.path} has {run.total_bytes:,} bytes ({len(run.artifact):,} and {len(run.code):,} of code), "
+                f"{run.total_bytes - run.limit:,} more than {'' if run.by_settings else 'ARTIFACT_LIMIT_BYTES='}{run.limit:,}; "
+                f"about {fit:,.0f} of its {run.parameters:,} parameters would fit"
+            )
+    best = min(runs, key=lambda run: run.val_bpb)
+    submission = {"author": author, "github_id": github_id, "name": name, "blurb": blurb, **summarise(runs, reference)}
     files: dict[str, bytes] = {f"train_seed{run.seed}.log": run.log.encode() for run in runs}
     files |= {_artifact_name(run, best): run.artifact for run in runs}
     files |= {CODE: best.code, SUBMISSION: (to_json(submission, indent=2) + "\n").encode()}
-    files[README] = readme(runs, best, about, submission).encode()
+    files[README] = readme(runs, best, submission).encode()
     if output.exists() and not force:
         raise ConfigError(f"{output} exists; choose another --output, or replace its files with --force")
     with writing_output(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with replace_folder(output, keep_others=True) as folder:
-            for name, content in files.items():
-                write_atomically(folder / name, content)
+            for file, content in files.items():
+                write_atomically(folder / file, content)
     return submission
 
 
@@ -59,9 +136,9 @@ def _check_together(runs: Sequence[FinishedRun]) -> None:
     first = runs[0]
     for run in runs[1:]:
         if run.by_settings != first.by_settings:
-            script, settings = (first, run) if run.by_settings else (run, first)
+            script, by_settings = (first, run) if run.by_settings else (run, first)
             raise ConfigError(
-                f"{script.path} is a run of train_gpt.py and {settings.path} of ingot train; they do not belong together"
+                f"{script.path} is a run of train_gpt.py and {by_settings.path} of ingot train; they do not belong together"
             )
         differ = [
             f"{name} is {as_text(first.values.get(name, 'unset'))} and {as_text(run.values.get(name, 'unset'))}"
@@ -79,40 +156,17 @@ def _check_together(runs: Sequence[FinishedRun]) -> None:
             raise ConfigError(f"{other.path} and {run.path} have the same seed, SEED={run.seed}; every run needs its own")
 
 
-def _check_size(run: FinishedRun) -> None:
-    """Refuse a run whose artifact and code exceed the limit, and say what would fit."""
-    if not 0 < run.limit < run.total_bytes:
-        return
-    each, code = len(run.artifact) / run.parameters, len(run.code)
-    known = not run.by_settings and not run.values["MODEL_FILE"]  # the size of a custom model's layers is unknown
-    fits = [n for n in range(1, run.values["NUM_LAYERS"]) if each * _parameters(run, n) + code <= run.limit] if known else []
-    advice = f"about {max(run.limit - code, 0) / each:,.0f} of its {run.parameters:,} parameters would fit"
-    if fits:
-        advice = f"NUM_LAYERS={fits[-1]} would have about {each * _parameters(run, fits[-1]) + code:,.0f}"
-    raise ConfigError(
-        f"{run.path} has {run.total_bytes:,} bytes ({len(run.artifact):,} and {code:,} of code), "
-        f"{run.total_bytes - run.limit:,} more than {'' if run.by_settings else 'ARTIFACT_LIMIT_BYTES='}{run.limit:,}; {advice}"
-    )
-
-
-def _parameters(run: FinishedRun, layers: int) -> int:
-    """Return the number of parameters that the model of a run would have with fewer layers."""
-    v = run.values
-    d, before = v["MODEL_DIM"], v["NUM_LAYERS"]
-    block = 2 * d * d * (1 + v["MLP_MULT"]) + 2 * d * (d // v["NUM_HEADS"]) * v["NUM_KV_HEADS"] + 4 * d + v["NUM_HEADS"]
-    return int(run.parameters - (before - layers) * block - (before // 2 - layers // 2) * d)
-
-
-def summarise(runs: Sequence[FinishedRun], about: About) -> dict[str, Any]:
-    """Return the content of submission.json."""
+def summarise(runs: Sequence[FinishedRun], reference: float) -> dict[str, Any]:
+    """Return the numbers of submission.json."""
     scores = [run.val_bpb for run in runs]
     mean, std = statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else None
+    ended = max(datetime.fromisoformat(run.result["ended_at"]) for run in runs)
+
+    def each(values: Iterable[object]) -> str:
+        return "; ".join(dict.fromkeys(map(str, values)))
+
     return {
-        "author": about.author,
-        "github_id": about.github_id,
-        "name": about.name,
-        "blurb": about.blurb,
-        "date": f"{datetime.fromtimestamp(max(run.ended for run in runs), UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "date": f"{ended.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "val_loss": statistics.fmean(run.val_loss for run in runs),
         "val_bpb": mean,
         "bytes_total": max(run.total_bytes for run in runs),
@@ -130,11 +184,11 @@ def summarise(runs: Sequence[FinishedRun], about: About) -> dict[str, Any]:
         },
         "mean": mean,
         "std": std,
-        "reference": about.reference,
-        "p": None if std is None else one_sample_p(scores, about.reference),
-        "hardware": "; ".join(dict.fromkeys(f"{run.ranks} x {run.device}" for run in runs)),
-        "torch": "; ".join(dict.fromkeys(run.torch for run in runs)),
-        "python": "; ".join(dict.fromkeys(run.python for run in runs)),
+        "reference": reference,
+        "p": None if std is None else one_sample_p(scores, reference),
+        "hardware": each(f"{run.ranks} x {run.device}" for run in runs),
+        "torch": each(run.environment["packages"]["torch"] for run in runs),
+        "python": each(run.environment["python"] for run in runs),
     }
 
 
@@ -143,71 +197,210 @@ def _artifact_name(run: FinishedRun, best: FinishedRun) -> str:
     return run.file if run is best else run.file.replace(".", f"_seed{run.seed}.", 1)
 
 
-def readme(runs: Sequence[FinishedRun], best: FinishedRun, about: About, submission: dict[str, Any]) -> str:
-    """Return the page that people read first."""
-    heads = ("seed", "steps", "ms per step", "val_loss", "val_bpb", "artifact bytes", "with code")
-    scores = [
-        (
-            r.seed,
-            r.steps,
-            f"{r.step_ms:.2f}",
-            f"{r.val_loss:.8f}",
-            f"{r.val_bpb:.8f}",
-            f"{len(r.artifact):,}",
-            f"{r.total_bytes:,}",
-        )
-        for r in runs
-    ]
-    settings = [(name, *both) for name, both in best.changed.items()]
-    parts = [
-        f"# {about.name}",
-        about.blurb,
-        _claim(submission),
-        _table(heads, scores),
-        "Each score is of the artifact after writing it and reading it back, on the whole validation split. Data: "
-        f"{best.data[0]}, {best.data[1]}; {best.data[3]}. {best.parameters:,} parameters, {best.train_ms / 1000:.0f} s of "
-        f"training, {submission['hardware']}, torch {submission['torch']}, Python {submission['python']}.",
-        "## Settings",
-        f"Settings that differ from {'the defaults of ingot' if best.by_settings else 'the baseline'}; they are the defaults of "
-        f"this `{CODE}`.",
-        _table(("variable", "baseline", "here"), settings) if settings else "None.",
-        "## Run it",
-        "Needs torch, numpy, sentencepiece and pydantic. The first command trains, the second scores the artifact here.",
-        _commands(best),
-        "## Files",
-        _files(runs, best),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (heads, ["---"] * len(heads), *rows))
-
-
-def _commands(run: FinishedRun) -> str:
-    data, tokenizer = run.places
-    where = f"DATA_PATH=data/datasets/{shlex.quote(data)}"
-    where += f" TOKENIZER_PATH=data/tokenizers/{shlex.quote(tokenizer)}" if tokenizer is not None else ""
-    start = f"torchrun --standalone --nproc_per_node={run.ranks} {CODE}" if run.ranks > 1 else f"python {CODE}"
-    score = f"python {CODE}" if run.by_settings else start  # by settings, every process would score the whole split
-    return f"```bash\n{where} SEED={run.seed} {start}\n{where} EVAL_ONLY_PATH={run.file} {score}\n```"
-
-
-def _files(runs: Sequence[FinishedRun], best: FinishedRun) -> str:
-    others = [f"`{_artifact_name(run, best)}`" for run in runs if run is not best]
-    known = all(run.code_ran for run in runs)
-    what = "everything that ran, " if known else ""
-    unknown = "" if known else ", and the runs tell neither the version nor the commit of the sources that ran"
-    lines = [
-        f"`{CODE}`: {what}{len(best.code):,} bytes; the sources ({best.maker}) are packed inside{unknown}",
-        f"`{best.file}`: the artifact of seed {best.seed}, the best" + (f"; the others: {', '.join(others)}" if others else ""),
-        f"`train_seed{best.seed}.log` and the others: the log of each run",
-        f"`{SUBMISSION}`: the numbers for programs",
-    ]
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _claim(s: dict[str, Any]) -> str:
+def readme(runs: Sequence[FinishedRun], best: FinishedRun, s: Mapping[str, Any]) -> str:
+    """Return the page that people read first; `s` is the content of submission.json."""
     seeds = f"mean of {len(s['seeds'])} seeds, std {s['std']:.5f}" if s["std"] is not None else f"seed {s['seeds'][0]}"
     against = f"; p = {s['p']:.2g} against {s['reference']:g} (one-sided t-test)" if s["p"] is not None else ""
-    return f"**val_bpb {s['val_bpb']:.5f}** ({seeds}{against}), {s['bytes_total']:,} bytes with code at most."
+    scores = [
+        f"| {run.seed} | {run.steps} | {run.train_ms / max(run.steps, 1):.2f} | {run.val_loss:.8f} | {run.val_bpb:.8f} "
+        f"| {len(run.artifact):,} | {run.total_bytes:,} |"
+        for run in runs
+    ]
+    changed = [f"| {setting} | {baseline} | {here} |" for setting, (baseline, here) in best.changed.items()]
+    where = f"DATA_PATH=data/datasets/{shlex.quote(best.data[0])}"
+    where += f" TOKENIZER_PATH=data/tokenizers/{shlex.quote(best.tokenizer)}" if best.tokenizer is not None else ""
+    start = f"torchrun --standalone --nproc_per_node={best.ranks} {CODE}" if best.ranks > 1 else f"python {CODE}"
+    score = f"python {CODE}" if best.by_settings else start  # by settings, every process would score the whole split
+    others = ", ".join(f"`{_artifact_name(run, best)}`" for run in runs if run is not best)
+    return f"""# {s["name"]}
+
+{s["blurb"]}
+
+**val_bpb {s["val_bpb"]:.5f}** ({seeds}{against}), {s["bytes_total"]:,} bytes with code at most.
+
+| seed | steps | ms per step | val_loss | val_bpb | artifact bytes | with code |
+| --- | --- | --- | --- | --- | --- | --- |
+{chr(10).join(scores)}
+
+Each score is of the artifact after writing it and reading it back, on the whole validation split.
+Data: {"; ".join(best.data)}. {best.parameters:,} parameters, {best.train_ms / 1000:.0f} s of training, {s["hardware"]},
+torch {s["torch"]}, Python {s["python"]}.
+
+## Settings
+
+Settings that differ from {"ingot's defaults" if best.by_settings else "the baseline"}; they are the defaults of this `{CODE}`.
+
+| variable | baseline | here |
+| --- | --- | --- |
+{chr(10).join(changed)}
+
+## Run it
+
+Needs torch, numpy, sentencepiece and pydantic. The first command trains, the second scores the artifact here.
+
+```bash
+{where} SEED={best.seed} {start}
+{where} EVAL_ONLY_PATH={best.file} {score}
+```
+
+## Files
+
+- `{CODE}`: everything that runs, {len(best.code):,} bytes; the sources ({best.maker}) are packed inside
+- `{best.file}`: the artifact of seed {best.seed}, the best{f"; the others: {others}" if others else ""}
+- `train_seed{best.seed}.log` and the others: the log of each run
+- `{SUBMISSION}`: the numbers for programs
+"""
+
+
+def read_run(path: Path) -> FinishedRun:
+    """Return the finished run of a run folder, logs/RUN_ID, or the last one of a log, logs/RUN_ID.txt."""
+    folder = _folder_of(path)
+    view = Run.open(folder)
+    result, status = view.result(), view.status().status
+    if result is None or result["status"] != "completed" or status != "completed":
+        raise CheckpointError(
+            f"{folder} is not finished: it is {status}; the command that started it resumes it, with RUN_ID={folder.name}"
+        )
+    try:
+        environment, export = json.loads(_read(folder / "environment.json")), result["export"]
+        by_script = "variables" in export
+        facts = _script_facts(folder, export) if by_script else _settings_facts(folder, result, environment)
+        log = _read(folder / (LOG if by_script else "log.txt")).decode("utf-8", "replace")
+        run = FinishedRun(path=folder, result=result, environment=environment, log=log, **facts)
+        finite = math.isfinite(run.val_bpb) and math.isfinite(run.val_loss)
+        summarise([run], REFERENCE)  # reads every other fact
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder / RESULT} or environment.json is not as train_gpt.py writes it ({type(error).__name__}: {error}); copy the "
+            "run again or run it again with another RUN_ID"
+        ) from None
+    if not finite:
+        raise CheckpointError(f"{folder} scored {run.val_bpb} bits per byte, which is not a score")
+    code_bytes = export.get("code_bytes", len(run.code))
+    for what, content, expected in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, code_bytes)):
+        if len(content) != expected:
+            raise CheckpointError(
+                f"the {what} in {folder} has {len(content):,} bytes and its result.json says {expected:,}; it is not the run's"
+            )
+    return run
+
+
+def _folder_of(path: Path) -> Path:
+    """Return the run folder of an argument; a log may hold several runs, of which the last has the highest number."""
+    if path.is_dir():
+        return path
+    name = re.compile(rf"{re.escape(path.stem)}(?:-(\d+))?")
+    beside = path.parent.iterdir() if path.is_file() else ()
+    folders = {int(match[1] or 1): folder for folder in beside if folder.is_dir() and (match := name.fullmatch(folder.name))}
+    if not folders:
+        raise CheckpointError(
+            f"there is no run {path}; give run folders, logs/RUN_ID, or logs that lie beside them, logs/RUN_ID.txt"
+        )
+    return folders[max(folders)]
+
+
+def _read(path: Path) -> bytes:
+    with readable(path, CheckpointError):
+        return path.read_bytes()
+
+
+def _script_facts(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what only a run of train_gpt.py has."""
+    values, baseline = read_variables(facts["variables"]), read_variables({})
+    shards, scored = f"{facts['train_shards']} training shards", f"{facts['scored_tokens']} tokens scored"
+    return {
+        "maker": facts["made_by"],
+        "values": values,
+        "changed": {name: (as_text(baseline[name]), value) for name, value in differing(values).items()},
+        "seed": values["SEED"],
+        "limit": values["ARTIFACT_LIMIT_BYTES"],
+        "file": PACKED.name,
+        "artifact": _read(folder / "artifact" / PACKED),
+        "code": _read(folder / CODE),
+        "val_loss": round(facts["val_loss"], 8),
+        "parameters": facts["parameters"],
+        "ranks": facts["ranks"],
+        "device": facts["device"],
+        "data": (facts["dataset"], shards, scored, facts["validation"]),
+        "tokenizer": Path(values["TOKENIZER_PATH"]).name,
+    }
+
+
+# Runs of `ingot train`.
+
+
+def packed_code(config: Config) -> bytes:
+    """Return the `train_gpt.py` that trains and scores as a config says."""
+    own = {name: value for name, (_, value) in changed(config).items() if name not in OF_ONE_RUN}
+    return bundle({f"INGOT_{name.upper().replace('.', '__')}": value for name, value in own.items()}, entry=BY_SETTINGS)
+
+
+def changed(config: Config) -> dict[str, tuple[str, str]]:
+    """Return the settings that are not the defaults: the default and the value of a config, as the environment has them."""
+    values = {name: (setting.default, value_of(config, setting)) for name, setting in settings(config.model.family).items()}
+    return {
+        name: (
+            default if isinstance(default, str) else json.dumps(default),
+            value if isinstance(value, str) else json.dumps(value),
+        )
+        for name, (default, value) in values.items()
+        if (value != default or name == "model.family") and not name.startswith("tracking.")
+    }
+
+
+def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what only a run of `ingot train` has; refuse runs that cannot be packed, or whose score is not one."""
+    if result["checkpoint_path"] is None:
+        raise CheckpointError(f"{folder} has no checkpoint of its last step, which says what was run; run it again and keep it")
+    progress = read_index(folder / result["checkpoint_path"])["progress"]
+    config = Config.model_validate(progress["config"])
+    if config.model.family != FAMILY:
+        raise CheckpointError(
+            f"{folder} is neither a run of train_gpt.py nor one of ingot train with model.family={FAMILY}; give such folders"
+        )
+    if (progress["tokenizer"] or {}).get("kind") != "sentencepiece":
+        raise ConfigError(f"{folder} was not trained with a SentencePiece tokenizer, which golf requires")
+    if result["artifact_bpb"] is None:
+        raise CheckpointError(f"{folder} has no score of its artifact; run it with artifact.score=true")
+    if result["artifact_rows"] is not None or result["val_rows"] != result["val_rows_of"]:
+        raise CheckpointError(f"{folder} was scored on a part of the validation split; run it with evaluation.final_rows=null")
+    if config.stride != config.data.seq_len:
+        raise CheckpointError(f"{folder} was scored with sliding windows; run it with evaluation.stride=null")
+    for session in (environment, *environment.get("earlier", [])):
+        check_sources(folder, session)
+    artifact, differences = folder / result["artifact_path"], changed(config)
+    rows = f"{result['val_rows']:,} rows of {config.data.seq_len:,} tokens"
+    return {
+        "maker": made_by(),
+        "values": {name: value for name, (_, value) in differences.items()},
+        "changed": {name: both for name, both in differences.items() if name not in OF_ONE_RUN},
+        "seed": config.training.seed,
+        "limit": LIMIT_BYTES,
+        "file": artifact.name,
+        "artifact": _read(artifact),
+        "code": packed_code(config),
+        # Loss and bits per byte are sums over the same targets, so their ratio is the same for the artifact and for the run.
+        "val_loss": result["artifact_bpb"] * result["val_loss"] / result["val_bpb"],
+        "parameters": sum(math.prod(tensor.shape) for tensor in read_artifact(artifact).tensors.values()),
+        "ranks": progress["choices"]["world_size"],
+        "device": progress["choices"]["device"],
+        "data": (Path(config.data.path).name, f"fingerprint {progress['data_fingerprint'][:12]}", f"validation: {rows}"),
+        "tokenizer": Path(config.data.tokenizer).name if config.data.tokenizer else None,
+    }
+
+
+def check_sources(folder: Path, session: Mapping[str, Any], sources: Path = SOURCES) -> None:
+    """Refuse a session of a run that ran other sources than those that are packed, as far as its version and commit tell."""
+    version = session.get("made_by", NOT_INSTALLED).partition(",")[0]  # a submission's own file adds ", one file"
+    if NOT_INSTALLED not in (version, made_by()) and version != made_by():
+        raise CheckpointError(f"{folder} was run by {version} and this is {made_by()}; pack it with {version}")
+    if re.fullmatch("[0-9a-f]{40,64}", commit := str(session.get("git_commit"))):
+        command = ["git", "diff", "--quiet", commit, "HEAD", "--", "."]  # any other code than 1: it is of another repository
+        try:
+            differs = subprocess.run(command, cwd=sources, capture_output=True, stdin=subprocess.DEVNULL).returncode == 1
+        except OSError:  # there is no git
+            differs = False
+        if differs:
+            raise CheckpointError(
+                f"{folder} was run by the sources of commit {commit[:12]}, not by those here; check it out to pack it"
+            )

@@ -21,7 +21,7 @@ SENTENCE = "the cat sat on the mat and saw 12 more cats come to the house where 
 TEXTS = [" ".join(SENTENCE.split()[i % 7 :: 1 + i % 3]) + "." for i in range(60)]
 VARIABLES = (
     "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX", golf_data.THREADS, golf_data.BATCH_SIZE,
-    golf_data.TIKTOKEN_THREADS, golf_data.DECODE_BATCH_SIZE, "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE",
+    "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE",
 )  # fmt: skip
 
 

@@ -143,7 +143,7 @@ def test_numbers_that_make_no_sense_are_refused(folder, request_, said):
 def test_a_line_that_is_no_document_ends_the_export_with_its_number(folder, line):
     with (folder / "docs_selected.jsonl").open("ab") as file:
         file.write(line + b"\n")
-    with pytest.raises(DataError, match=r"docs_selected.jsonl(:4| is not UTF-8)"):
+    with pytest.raises(DataError, match=r"docs_selected.jsonl:4"):
         folder()
     assert not (folder / "datasets").exists()
 
@@ -224,14 +224,12 @@ def test_a_killed_export_publishes_nothing_and_the_same_command_goes_on_to_the_s
     assert [path.name for path in (folder / "datasets").iterdir()] == ["fineweb10B_byte260"]
 
 
-def test_downloaded_shards_and_tokenizers_are_not_replaced_without_a_word(folder):
+def test_downloaded_shards_are_not_replaced_without_a_word(folder):
     folder()
     assert not folder.said("replaced")
     (folder / "datasets/fineweb10B_byte260/dataset.json").unlink()
-    (folder / "tokenizers/fineweb_pure_byte_260.json").write_text("{}")
     folder()
     assert folder.said("holds other shards, which are replaced")
-    assert folder.said("fineweb_pure_byte_260.json was another tokenizer and is replaced")
 
 
 def test_a_file_where_the_folder_belongs_is_not_touched(folder):
@@ -240,14 +238,6 @@ def test_a_file_where_the_folder_belongs_is_not_touched(folder):
     with pytest.raises(ConfigError, match="is a file"):
         folder()
     assert (folder / "datasets/fineweb10B_byte260").read_text() == "mine"
-
-
-@pytest.mark.parametrize("name", ["tokenizers", "datasets"])
-def test_a_file_in_the_place_of_a_folder_is_found_before_the_documents_are_counted(folder, name):
-    (folder / name).write_text("mine")
-    with pytest.raises(ConfigError, match=f"{name} is a file where a folder belongs; remove it or choose another output"):
-        folder(val_documents=99)
-    assert {path.name for path in folder.path.iterdir()} == {name, "docs_selected.jsonl", ".download.lock"}
 
 
 def test_a_folder_that_is_a_link_to_another_disk_stays_one(folder, tmp_path):
@@ -303,7 +293,7 @@ def test_the_manifest_has_golfs_schema_with_paths_below_the_output(folder):
 
 def test_what_is_exported_can_be_downloaded(folder):
     folder(chunk_tokens=5)
-    plan = plan_files(folder.manifest(), "byte260", None, REPO, "manifest.json")
+    plan = plan_files(folder.manifest(), "byte260", None, REPO)
     assert all((folder / name).is_file() for name in (*plan.tokenizer, *plan.val, *plan.train))
     assert len(plan.train) == 4
 
@@ -350,7 +340,6 @@ def test_the_vocabulary_is_the_one_golfs_own_options_give(folder):
     expected = vocabulary_lines(raw_sentencepiece([text for text in stripped if text], 300))
     assert (folder / "tokenizers/fineweb_300_bpe.vocab").read_bytes() == expected
     assert [word in expected.decode() for word in ("quagga", "zebra", "okapi")] == [True, False, False]
-    assert folder.said("1 of 65 documents are longer than 4,192 bytes")
     first = folder.stream("fineweb10B_sp300", "val")
     tokenizer = open_tokenizer(str(folder / "tokenizers/fineweb_300_bpe.model"))
     assert first == [1, *tokenizer.encode(TEXTS[0]).tolist()]
@@ -366,13 +355,6 @@ def test_overrides_replace_any_setting_of_the_trainer(folder):
     folder({"vocab_size": 300, "trainer_overrides": {"user_defined_symbols": ["<x>"], "max_sentence_length": 10_000}})
     vocabulary = (folder / "tokenizers/fineweb_300_bpe.vocab").read_text()
     assert "<x>\t" in vocabulary and "zebra" in vocabulary
-
-
-@pytest.mark.parametrize("overrides", [{"no_such": 1}, {"model_type": "x"}, {"character_coverage": 7}, {"bos_id": -1}])
-@pytest.mark.parametrize("kind", ["sentencepiece", "hf_bpe"])
-def test_settings_the_trainer_does_not_take_are_one_line(folder, overrides, kind):
-    with pytest.raises(DataError, match=r"^tokenizer mine: [^\n]+$"):
-        folder({"name": "mine", "kind": kind, "vocab_size": 290, "trainer_overrides": overrides})
 
 
 def test_only_the_first_documents_are_learned_from_if_so_asked(folder):
@@ -409,7 +391,7 @@ def test_a_model_is_used_again_even_in_its_own_place(folder):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot read .*, the model to reuse: No such file"),
+        (None, "there is no file"),
         (b"damaged", "not a SentencePiece model"),
         (sentencepiece_file(), "has 274 ids and vocab_size says 290"),
     ],
@@ -417,9 +399,9 @@ def test_a_model_is_used_again_even_in_its_own_place(folder):
 def test_a_model_that_cannot_be_used_again_is_refused_before_anything_is_made(folder, tmp_path, content, said):
     if content is not None:
         (tmp_path / "m.model").write_bytes(content)
-    with pytest.raises(DataError, match=f"tokenizer sp_bpe_290: .*{said}"):
+    with pytest.raises((ConfigError, DataError), match=f"tokenizer sp_bpe_290: .*{said}"):
         folder({"vocab_size": 290}, reuse=[f"290={tmp_path / 'm.model'}"])
-    assert [path.name for path in folder.path.iterdir()] == ["docs_selected.jsonl"]
+    assert {path.name for path in folder.path.iterdir()} <= {"docs_selected.jsonl", ".download.lock"}
 
 
 def test_a_byte_level_bpe_is_learned_and_used_again(folder, tmp_path):
@@ -438,7 +420,7 @@ def test_a_byte_level_bpe_is_learned_and_used_again(folder, tmp_path):
 
 
 def test_gpt2s_tokens_come_with_their_ranks(folder):
-    folder({"kind": "tiktoken"}, workers=1, tiktoken_workers=2)
+    folder({"kind": "tiktoken"}, workers=1)
     assert folder.stream("fineweb10B_gpt2", "train") == [50256, 50256, *GPT2Tokenizer().encode("two words here").tolist()]
     assert open_tokenizer(str(folder / "tokenizers/gpt2.tiktoken")).kind == "gpt2"
     entry = folder.manifest()["tokenizers"][0]
@@ -459,7 +441,7 @@ def offline(monkeypatch):
 
 
 def test_the_script_prints_what_it_made_and_json_if_asked(folder, offline, capsys, monkeypatch):
-    for name in (golf_data.THREADS, golf_data.BATCH_SIZE, golf_data.TIKTOKEN_THREADS):
+    for name in (golf_data.THREADS, golf_data.BATCH_SIZE):
         monkeypatch.setenv(name, "0")
     folder.docs(TEXTS)
     words = ["--output-root", folder.path, "--num-val-docs", "2", "--tokenizer-train-docs", "50", "--chunk-tokens", "1000"]
@@ -476,10 +458,9 @@ def test_the_script_prints_what_it_made_and_json_if_asked(folder, offline, capsy
     ("words", "code", "said"),
     [
         (["--num-val-docs", "9"], 2, "validation needs 9 documents"),
-        (["--reuse-sp-model", "1024=/none.model"], 3, "cannot read /none.model"),
+        (["--reuse-sp-model", "1024=/none.model"], 2, "/none.model"),
         (["--tokenizer-config", "/none.json"], 2, "cannot read the tokenizer specs /none.json"),
         (["--remote-root", "../x"], 2, "is not a folder of a repository"),
-        (["--from-gpt2-shards", "/none"], 3, "no data at /none"),
         (["--reuse-sp-model", "1024=a", "--reuse-sp-model", "1024=b"], 2, "two models"),
     ],
 )
@@ -490,9 +471,7 @@ def test_a_mistake_is_one_line_and_the_exit_code_of_its_class(folder, offline, c
     assert line.startswith("download_hf_docs_and_tokenize.py: error: ") and said in line
 
 
-@pytest.mark.parametrize(
-    "name", [golf_data.THREADS, golf_data.BATCH_SIZE, golf_data.TIKTOKEN_THREADS, golf_data.DECODE_BATCH_SIZE]
-)
+@pytest.mark.parametrize("name", [golf_data.THREADS, golf_data.BATCH_SIZE])
 def test_a_variable_that_is_no_number_is_refused(folder, offline, capsys, monkeypatch, name):
     monkeypatch.setenv(name, "many")
     code, _, err = run(capsys, "--output-root", folder.path)
