@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from golf_mlx import MLX, MLXGolf
 from golf_toys import ROOT, Ran, variables
-from ingot.compat.golf.finished import read_run
 
 from ingot.compat.golf.mlx_script import Chunks, main, read_mlx_variables, translate_mlx
+from ingot.compat.golf.pack import read_run
 from ingot.compat.golf.variables import MLX_VARIABLES, VARIABLES, markdown
 from ingot.data.loading.order import Sequential
 from ingot.errors import CheckpointError, ConfigError
