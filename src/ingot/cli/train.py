@@ -269,7 +269,7 @@ def validate(
     as_json: AsJson = False,
 ) -> int:
     """Check the settings, data, plan and folder of a run. Exit code 0: nothing or notes, 2: warnings, 1: it cannot start."""
-    from ingot.preflight.findings import BLOCKED, exit_code
+    from ingot.preflight.findings import BLOCKED
     from ingot.preflight.validate import add_probe, report_lines, report_record
     from ingot.preflight.validate import validate as validate_config
     from ingot.runtime.ranks import ranks_from_environment
@@ -284,4 +284,4 @@ def validate(
         add_probe(report)
     if ranks_from_environment().first:
         print_json(report_record(report, strict)) if as_json else print("\n".join(report_lines(report)))
-    return exit_code(report.findings, strict)
+    return report.findings.exit_code(strict)

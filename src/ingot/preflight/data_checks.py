@@ -1,4 +1,4 @@
-"""Inspect the data at `data.path`: splits, buckets, files and tokens, and any problems with them.
+"""Checks of a run's data: that it can be opened, has the buckets that the settings name, and enough tokens.
 
 A folder of buckets is checked file by file, so that everything missing is reported at once. Other data is opened as in training.
 JSON lines are not tokenized for the check, so their token count stays unknown.
@@ -6,9 +6,10 @@ JSON lines are not tokenized for the check, so their token count stays unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ingot.config.schema import Config
 from ingot.data import SPLITS
@@ -19,18 +20,23 @@ from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.by_name import is_learned
 from ingot.errors import DataError, IngotError, Setting
-from ingot.preflight.findings import Finding, Findings
+from ingot.preflight.findings import Finding, Findings, Severity
+from ingot.train.step_plan import shapes
 
 PATH, TOKENIZER = Setting("data.path"), Setting("data.tokenizer")
+MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
 JSON_LINES = (".jsonl", ".jsonl.gz")
+IDLE_ROWS = 1024  # unused rows of the embedding that are normal: vocabularies are rounded up
+MANY_PASSES = 300  # epochs that deserve a warning; nanoGPT's smallest preset trains for 82
+TOLERANCE = 0.05  # relative difference allowed between the tokens of all phases and of all steps
 
 
 @dataclass(frozen=True)
 class BucketFacts:
-    """A bucket of a split; a split without buckets is one named "all"."""
+    """A bucket of a split; a split without buckets is one named "all". Tokens and documents are None where not counted."""
 
     files: int
-    tokens: int | None  # None: not counted yet
+    tokens: int | None
     documents: int | None
 
 
@@ -53,72 +59,61 @@ class DataFacts:
 
 def look_at_data(config: Config, findings: Findings) -> DataFacts:
     """Inspect the data at data.path; problems are added to the findings."""
-    data = config.data
-    facts = DataFacts(data.path)
-    before = len(findings)
+    data, facts, before = config.data, DataFacts(config.data.path), len(findings)
+    folder = None if data.path.startswith(PREFIX) else resolve(data.path)
+    problem: IngotError | None = None
     if not data.path.strip():
         findings.add("data.path.empty", "error", "{0} is empty; nothing says what to train on", PATH)
-    else:
-        folder = resolve(data.path) if not data.path.startswith(PREFIX) else None
-        if folder is not None and any((folder / split).is_dir() for split in SPLITS) and not (folder / MANIFEST).is_file():
-            _look_at_buckets(folder, facts, findings)
-        elif folder is not None and folder.name.endswith(JSON_LINES) and folder.is_file():
-            facts.format, facts.splits["train"] = "jsonl", {"all": BucketFacts(1, None, None)}
+    elif folder is not None and any((folder / split).is_dir() for split in SPLITS) and not (folder / MANIFEST).is_file():
+        _look_at_buckets(folder, facts, findings)
+    elif folder is not None and folder.name.endswith(JSON_LINES) and folder.is_file():
+        facts.format, facts.splits["train"] = "jsonl", {"all": BucketFacts(1, None, None)}
     if facts.format == "jsonl":
         message = f"{data.path} is JSON lines, whose tokens are not counted before training prepares them"
         findings.add("data.format.jsonl", "info", message, PATH)
-    if len(findings) == before and facts.format != "jsonl":
-        _open(config, facts, findings)
-    if facts.tokenizer is None:
-        _look_at_tokenizer(config, facts, findings)
+    elif facts.has_buckets and data.tokenizer is None and len(findings) == before:
+        message = f"{data.path} holds tokens and does not say their tokenizer; name it with {{0}}"
+        findings.add("data.tokenizer_unknown", "error", message, TOKENIZER)
+    elif len(findings) == before:
+        try:
+            _open(config, facts)
+        except IngotError as error:
+            problem = error
+    if facts.tokenizer is None and data.tokenizer is not None and not is_learned(data.tokenizer):
+        try:
+            facts.tokenizer = open_tokenizer(data.tokenizer)
+        except IngotError as error:
+            findings.append(Finding("tokenizer.load_failed", "error", error))
+            if folder is None or folder.exists():
+                return facts  # the tokenizer is why the data cannot be opened
+    if problem is not None:
+        findings.append(Finding(_code(folder, problem), "error", problem))
     return facts
 
 
-def _open(config: Config, facts: DataFacts, findings: Findings) -> None:
+def _open(config: Config, facts: DataFacts) -> None:
     data = config.data
-    if facts.has_buckets and data.tokenizer is None:
-        message = f"{data.path} holds tokens and does not say their tokenizer; name it with {{0}}"
-        findings.add("data.tokenizer_unknown", "error", message, TOKENIZER)
-        return
-    try:
-        dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, config.suggested_tokenizer)
-    except IngotError as error:
-        if (code := _code(config, error)) is not None:
-            findings.append(Finding.of(code, error))
-        return
-    facts.dataset, facts.tokenizer = dataset, dataset.tokenizer
-    facts.format = facts.format or "tokens"
-    for split, record in ((name, one.record) for name, one in dataset.splits.items()):
-        if facts.has_buckets:  # buckets were checked one by one
-            break
-        known = {one.name: (one.tokens, one.documents) for one in record.buckets} or {"all": (record.tokens, record.documents)}
-        facts.splits[split] = {name: BucketFacts(len(record.shards), *counts) for name, counts in known.items()}
-    facts.has_buckets = facts.has_buckets or any(one.record.buckets for one in dataset.splits.values())
+    dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, config.suggested_tokenizer)
+    facts.dataset, facts.tokenizer, facts.format = dataset, dataset.tokenizer, facts.format or "tokens"
+    if facts.has_buckets:
+        return  # they were checked one by one
+    for name, split in dataset.splits.items():
+        record = split.record
+        counts = {bucket.name: (bucket.tokens, bucket.documents) for bucket in record.buckets}
+        counts = counts or {"all": (record.tokens, record.documents)}
+        facts.splits[name] = {bucket: BucketFacts(len(record.shards), *some) for bucket, some in counts.items()}
+        facts.has_buckets = facts.has_buckets or bool(record.buckets)
 
 
-def _code(config: Config, error: IngotError) -> str | None:
-    """Return the finding code for data that cannot be opened; None if the tokenizer is the cause, which has its own finding."""
-    folder = None if config.data.path.startswith(PREFIX) else resolve(config.data.path)
+def _code(folder: Path | None, error: IngotError) -> str:
+    """Return the finding code for data that cannot be opened."""
     if folder is not None and not folder.exists():
         return "data.path.missing"
-    if config.data.tokenizer is not None and not is_learned(config.data.tokenizer):
-        try:
-            open_tokenizer(config.data.tokenizer)
-        except IngotError:
-            return None
     if any(setting.path in ("data.tokenizer", "data.trust_tokens") for setting in error.settings):
         return "data.tokenizer_mismatch"
     if folder is not None and folder.is_dir() and not any(folder.glob("*.bin")) and not (folder / MANIFEST).is_file():
         return "data.train.missing"
     return "data.unreadable"
-
-
-def _look_at_tokenizer(config: Config, facts: DataFacts, findings: Findings) -> None:
-    name = config.data.tokenizer
-    if name is None or is_learned(name):
-        return
-    with findings.noting("tokenizer.load_failed"):
-        facts.tokenizer = open_tokenizer(name)
 
 
 def _look_at_buckets(folder: Path, facts: DataFacts, findings: Findings) -> None:
@@ -132,41 +127,157 @@ def _look_at_buckets(folder: Path, facts: DataFacts, findings: Findings) -> None
     names = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
     if not names:
         findings.add("data.buckets.empty", "error", f"{folder / 'train'} has no folders; each bucket is one", PATH)
-        return
-    files = {split: {name: _files(folder / split / name) for name in names} for split in SPLITS}
-    every = [file for buckets in files.values() for found in buckets.values() for file in found or ()]
-    facts.format = "jsonl" if every and all(file.name.endswith(JSON_LINES) for file in every) else "tokens"
-    for split, buckets in files.items():
+    jsonl = []
+    for split in SPLITS:
         facts.splits[split] = {}
-        for name, found in buckets.items():
-            if (known := _bucket(folder / split / name, f"data.{split}.{name}", found, findings)) is not None:
-                facts.splits[split][name] = known
+        for bucket in (folder / split / name for name in names):
+            code = f"data.{split}.{bucket.name}"
+            if not bucket.is_dir():
+                message = f"there is no folder {bucket}; every bucket is needed in train/ and in val/"
+                findings.add(f"{code}.missing", "error", message, PATH)
+                continue
+            lines = [file for file in bucket.iterdir() if file.name.endswith(JSON_LINES)]
+            pairs = sorted({file.with_suffix(".bin") for file in bucket.iterdir() if file.suffix in (".bin", ".idx")})
+            if not lines and not pairs:
+                findings.add(f"{code}.no_shards", "error", f"{bucket} holds no .bin with its .idx and no .jsonl", PATH)
+            else:
+                jsonl.append(not pairs)
+            facts.splits[split][bucket.name] = BucketFacts(len(lines), None, None)
+            if pairs or not lines:
+                try:
+                    read = [Pair(path) for path in pairs]
+                except DataError as error:
+                    findings.append(Finding(f"{code}.idx_error", "error", error))
+                    del facts.splits[split][bucket.name]
+                    continue
+                tokens, windows = sum(pair.tokens for pair in read), sum(len(pair.repeats) for pair in read)
+                facts.splits[split][bucket.name] = BucketFacts(len(pairs), tokens, windows)
+    facts.format = "jsonl" if jsonl and all(jsonl) else "tokens"
 
 
-def _files(bucket: Path) -> list[Path] | None:
-    """Return the text or token files of a bucket; None if the bucket does not exist."""
-    if not bucket.is_dir():
+def check_buckets(config: Config, facts: DataFacts, findings: Findings) -> None:
+    """Check that the buckets that a mix names exist."""
+    setting = Setting("data.phases" if config.data.phases else "data.mix")
+    mixes = [phase.mix for phase in config.data.phases] or ([config.data.mix] if config.data.mix else [])
+    if not mixes or not facts.splits:
+        return
+    codes = [finding.code.split(".") for finding in findings if finding.blocks]
+    damaged = {".".join(parts[2:-1]) for parts in codes if parts[:2] == ["data", "train"]}  # reported already
+    present, named = facts.splits.get("train", {}).keys() if facts.has_buckets else set[str](), set[str]().union(*mixes) - damaged
+    if unknown := sorted(named - present):
+        message = f"{{0}} names buckets that {facts.path} does not have: {', '.join(unknown)}; there are "
+        findings.add("curriculum.unknown_buckets", "error", message + (", ".join(sorted(present)) or "no buckets"), setting)
+    elif unused := sorted(present - {name for mix in mixes for name, weight in mix.items() if weight}):
+        message = f"{', '.join(unused)}: {{0}} gives no weight to them, so they are not read"
+        findings.add("curriculum.unused_buckets", "info", message, setting)
+
+
+def check_files(facts: DataFacts, world_size: int, workers: int | None, findings: Findings) -> None:
+    """Report what gpt-simple reports about the number of files; in Ingot ranks share rows, not files."""
+    counts = {name: bucket.files for name, bucket in facts.splits.get("train", {}).items() if bucket.files}
+    if not facts.has_buckets or facts.format == "jsonl" or not counts or workers is None:
+        return
+    name = min(counts, key=counts.__getitem__)
+    if counts[name] < world_size:
+        message = f"bucket {name} has {counts[name]} files and there are {world_size} ranks; that is fine here: ranks share rows"
+        findings.add("data.shards.fewer_than_world", "info", message)
+    elif workers > counts[name] // world_size:
+        message = f"num_workers={workers} is more than the {counts[name]} files of bucket {name} would feed, and has no effect"
+        findings.add("data.num_workers.will_clamp", "warning", message)
+
+
+def check_vocabulary(config: Config, facts: DataFacts, findings: Findings) -> None:
+    """Check that the vocabulary of the data uses the model's embedding."""
+    rows, ids = config.model.vocab_size or 0, facts.tokenizer.vocab_size if facts.tokenizer is not None else 0
+    if ids and rows - ids > IDLE_ROWS:
+        message = f"{{0}} and the data has {ids:,} ids: {rows - ids:,} rows of the embedding can never be used"
+        advice = f"set {{1}} or prepare the text with --tokenizer {config.suggested_tokenizer}"
+        settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
+        findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
+
+
+def total_tokens(config: Config) -> int | None:
+    """Return the tokens of all steps; None if the clock ends the run."""
+    steps, left, total = config.training.max_steps, config.training.max_steps, 0
+    if steps is None or left is None:
         return None
-    return sorted(file for file in bucket.iterdir() if file.name.endswith((".bin", ".idx", *JSON_LINES)) and file.is_file())
+    stages = config.training.stages
+    for number, plan in enumerate(shapes(config)):
+        length = left
+        if number + 1 < len(stages):
+            length = stages[number].steps or round((stages[number].share or 0.0) * steps)
+        total += min(length, left) * plan.samples * config.data.seq_len
+        left -= min(length, left)
+    return total
 
 
-def _bucket(folder: Path, code: str, files: Sequence[Path] | None, findings: Findings) -> BucketFacts | None:
-    if files is None:
-        message = f"there is no folder {folder}; every bucket is needed in train/ and in val/"
-        findings.add(f"{code}.missing", "error", message, PATH)
-        return None
-    if not files:
-        findings.add(f"{code}.no_shards", "error", f"{folder} holds no .bin with its .idx and no .jsonl", PATH)
-        return BucketFacts(0, 0, 0)
-    if all(file.name.endswith(JSON_LINES) for file in files):
-        return BucketFacts(len(files), None, None)
-    pairs = sorted({file.with_suffix(".bin") for file in files if file.suffix in (".bin", ".idx")})
-    tokens = documents = 0
-    for path in pairs:
-        try:
-            pair = Pair(path)
-        except DataError as error:
-            findings.append(Finding.of(f"{code}.idx_error", error))
-            return None
-        tokens, documents = tokens + pair.tokens, documents + len(pair.repeats)
-    return BucketFacts(len(pairs), tokens, documents)
+def phases_of(config: Config) -> list[dict[str, Any]]:
+    """Return the phases: their tokens, their mix, whose shares add up to 1, and the tokens read of each bucket by their end."""
+    phases, taken = [], dict[str, float]()
+    for phase in config.data.phases:
+        mix = shares(phase.mix)
+        taken = {name: taken.get(name, 0.0) + mix.get(name, 0.0) * phase.tokens for name in sorted(taken.keys() | mix.keys())}
+        phases.append({"tokens": phase.tokens, "mix": mix, "taken": taken})
+    return phases
+
+
+def shares(mix: Mapping[str, float]) -> dict[str, float]:
+    """Normalise weights to a sum of 1."""
+    whole = sum(mix.values()) or 1.0
+    return {name: weight / whole for name, weight in mix.items()}
+
+
+def check_supply(config: Config, facts: DataFacts, total: int | None, allow_mismatch: bool, findings: Findings) -> None:
+    """Check that the data has as many tokens as the run reads."""
+    if config.data.phases:
+        _check_phases(config, facts, total, allow_mismatch, findings)
+    elif total is not None and facts.tokens():
+        _check_plain(config, facts, total, findings)
+
+
+def _check_phases(config: Config, facts: DataFacts, total: int | None, allow_mismatch: bool, findings: Findings) -> None:
+    epochs, halts, buckets = config.data.epochs, config.data.exhausted == "halt", facts.splits.get("train", {})
+    for name, demand in phases_of(config)[-1]["taken"].items():
+        tokens = buckets[name].tokens if name in buckets else None
+        if epochs is not None and tokens is not None and demand > epochs * tokens:
+            message = f"the phases of {{0}} read {count(demand)} tokens of bucket {name}, which has {count(epochs * tokens)}"
+            then = "the run would halt there" if halts else "the others share its weight from then on"
+            findings.add(f"curriculum.shortfall.{name}", "budget" if halts else "warning", f"{message}: {then}", PHASES)
+    demand = sum(phase.tokens for phase in config.data.phases)
+    if total is not None and abs(total - demand) > TOLERANCE * demand:
+        more = "more" if total > demand else "fewer"
+        message = f"{{0}} steps read {count(total)} tokens, {more} than the {count(demand)} of the phases"
+        severity: Severity = "warning" if allow_mismatch else "budget"
+        advice = "change {0} or the tokens of {1}"
+        findings.add("training.budget_mismatch", severity, message, MAX_STEPS, PHASES, advice=advice)
+
+
+def _check_plain(config: Config, facts: DataFacts, total: int, findings: Findings) -> None:
+    epochs, tokens = config.data.epochs, facts.tokens() or 0
+    if epochs is None:
+        if total > tokens:
+            message = (
+                f"{facts.path} has {count(tokens)} tokens and the run reads {count(total)}: it is read {total / tokens:.1f} times"
+            )
+            many = total > MANY_PASSES * tokens and config.budget.seconds is None
+            advice = "lower {0} or prepare more text" if many else ""
+            findings.add("data.repeated", "warning" if many else "info", message, MAX_STEPS, advice=advice)
+        return
+    supply, halts = float(epochs * tokens), bool(config.data.mix) and config.data.exhausted == "halt"
+    if halts:  # the bucket that ends first ends the run
+        there = facts.splits["train"]
+        needed = {name: share for name, share in shares(config.data.mix).items() if share and name in there}
+        supply = min((epochs * (there[name].tokens or 0) / share for name, share in needed.items()), default=supply)
+    if total > supply:
+        step = int(supply // max(1, total // max(1, config.training.max_steps or 1)))
+        message = f"{facts.path} has {count(supply)} tokens for this mix, and {{0}} steps read {count(total)}"
+        advice = f"lower {{0}}, raise {{1}} or add data: the run {'halts' if halts else 'ends'} at about step {step:,}"
+        findings.add("data.shorter_than_plan", "warning", message, MAX_STEPS, EPOCHS, advice=advice)
+
+
+def count(tokens: float) -> str:
+    """Format a number of tokens, such as 1.50M."""
+    for limit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if tokens >= limit:
+            return f"{tokens / limit:.2f}{letter}"
+    return f"{tokens:.0f}"

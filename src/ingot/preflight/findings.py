@@ -6,7 +6,7 @@ that begin with resume. a checkpoint error, and all others a config error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,60 +14,38 @@ from typing import Any, Literal
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Rename, Setting
 
 Severity = Literal["error", "budget", "warning", "info"]
-BLOCKING = ("error", "budget")
+KINDS: dict[str, type[IngotError]] = {"data": DataError, "curriculum": DataError, "resume": CheckpointError}
 CLEAN, BLOCKED, WARNED = 0, 1, 2  # exit codes of `validate`
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. {0} in its message stands for the first of its settings, as in an error."""
+    """One finding; its `cause` holds the message, as the error that `train` raises if the finding keeps a run from starting."""
 
     code: str
     severity: Severity
-    message: str
-    advice: str = ""
-    settings: tuple[Setting, ...] = ()
-    cause: IngotError | None = None  # the error that the finding reports, if it comes from one
-
-    @classmethod
-    def of(cls, code: str, error: IngotError, severity: Severity = "error") -> Finding:
-        """Return an error as a finding."""
-        return cls(code, severity, error.what, error.advice, error.settings, error)
-
-    @property
-    def setting(self) -> str:
-        """Return the dotted path of its first setting; empty if there is none."""
-        return self.settings[0].path if self.settings else ""
+    cause: IngotError
 
     @property
     def blocks(self) -> bool:
-        return self.severity in BLOCKING
+        return self.severity in ("error", "budget")
 
     def render(self, name: Rename = str, advise: Rename = str) -> str:
         """Return the sentence, with settings renamed by `name` and advice replaced by `advise`."""
-        error = self.cause or IngotError(self.message, *self.settings, advice=self.advice)
-        return error.render(name, advise)
-
-    def error(self) -> IngotError:
-        """Return the error that keeps the run from starting."""
-        kinds: dict[str, type[IngotError]] = {"data": DataError, "curriculum": DataError, "resume": CheckpointError}
-        kind = kinds.get(self.code.partition(".")[0], ConfigError)
-        if isinstance(self.cause, kind):
-            return self.cause
-        return kind(self.message, *self.settings, advice=self.advice, where=self.cause.where if self.cause else "")
+        return self.cause.render(name, advise)
 
     def record(self, name: Rename = str, advise: Rename = str) -> dict[str, Any]:
-        """Return the finding as a JSON object."""
-        told = self.render(name, advise)
-        return {"code": self.code, "severity": self.severity, "message": told, "setting": name(self.setting)}
+        """Return the finding as a JSON object; its setting is the first that the message names."""
+        setting = name(self.cause.settings[0].path) if self.cause.settings else ""
+        return {"code": self.code, "severity": self.severity, "message": self.render(name, advise), "setting": setting}
 
 
 class Findings(list[Finding]):
     """The findings of a run's checks so far, in order."""
 
     def add(self, code: str, severity: Severity, message: str, *settings: Setting, advice: str = "") -> None:
-        """Add a finding about some settings."""
-        self.append(Finding(code, severity, message, advice, settings))
+        """Add a finding about some settings; {0} in its message stands for the first of them, as in an error."""
+        self.append(Finding(code, severity, IngotError(message, *settings, advice=advice)))
 
     @contextmanager
     def noting(self, code: str, kind: type[IngotError] = IngotError) -> Iterator[None]:
@@ -75,25 +53,24 @@ class Findings(list[Finding]):
         try:
             yield
         except kind as error:
-            self.append(Finding.of(code, error))
+            self.append(Finding(code, "error", error))
 
     @property
     def blocked(self) -> bool:
         """Return True if one of them keeps a run from starting."""
         return any(finding.blocks for finding in self)
 
+    def exit_code(self, strict: bool = False) -> int:
+        """Return the exit code of `validate`."""
+        if self.blocked:
+            return BLOCKED
+        return (BLOCKED if strict else WARNED) if any(finding.severity == "warning" for finding in self) else CLEAN
 
-def exit_code(findings: Sequence[Finding], strict: bool = False) -> int:
-    """Return the exit code of `validate`."""
-    if any(finding.blocks for finding in findings):
-        return BLOCKED
-    if any(finding.severity == "warning" for finding in findings):
-        return BLOCKED if strict else WARNED
-    return CLEAN
-
-
-def refuse(findings: Sequence[Finding]) -> None:
-    """Raise the first finding that keeps a run from starting."""
-    for finding in findings:
-        if finding.blocks:
-            raise finding.error()
+    def refuse(self) -> None:
+        """Raise the first finding that keeps a run from starting."""
+        for finding in self:
+            if finding.blocks:
+                kind, cause = KINDS.get(finding.code.partition(".")[0], ConfigError), finding.cause
+                if isinstance(cause, kind):
+                    raise cause
+                raise kind(cause.what, *cause.settings, advice=cause.advice, where=cause.where)

@@ -70,7 +70,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
 
 def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
     """Print a report on a run; return 0 for nothing or notes, 2 for warnings, 1 for what keeps a run from starting."""
-    from ingot.preflight.findings import BLOCKED, exit_code
+    from ingot.preflight.findings import BLOCKED
     from ingot.preflight.validate import report_lines, report_record
     from ingot.preflight.validate import validate as preflight
 
@@ -84,13 +84,12 @@ def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
     workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
     report = preflight(resolved, options.world_size, began=process_start(), workers=workers, allow_mismatch=mismatch)
     for finding in report.findings:
-        if finding.cause is not None:
-            use_their_values(finding.cause, resume_setting(config), config.training.resume)
+        use_their_values(finding.cause, resume_setting(config), config.training.resume)
     if options.json:
         print_json(report_record(report, options.strict, key_name, advice))
     else:
         print("\n".join(report_lines(report, key_name, advice)))
-    return exit_code(report.findings, options.strict)
+    return report.findings.exit_code(options.strict)
 
 
 def read_options(options: Namespace, overrides: Mapping[str, Any]) -> GptSimpleConfig:
