@@ -76,11 +76,6 @@ class Facts:
     bytes: int  # bytes of the training text
     tokenizer: str | None = None  # the chosen tokenizer; None: the data has one
 
-    @property
-    def wanted(self) -> float:
-        """Return the best number of weights for the budget."""
-        return wanted_weights(self.rate * self.seconds)
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -105,60 +100,48 @@ def choose_tokenizer(operations: float, text_bytes: int) -> str:
 def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
     """Return settings for a machine, a budget and a text that are compatible with the user's `own`."""
     own = own or {}
-    budget, wanted = facts.rate * facts.seconds, facts.wanted
-    enough = facts.tokens * MOST_PASSES / READ_PER_WEIGHT
+    operations = facts.rate * facts.seconds
+    wanted, enough = wanted_weights(operations), facts.tokens * MOST_PASSES / READ_PER_WEIGHT
     width = own.get("model.width") or _width(min(wanted, enough), facts, own.get("model.heads", 1))
-    layers = own.get("model.layers") or _layers(width)
+    layers = own.get("model.layers") or max(2, round(width / 48))
     weights = _weights(width, facts.vocab_size, layers)
-    trained = budget / (OPERATIONS * weights)
-    few = trained > MOST_PASSES * facts.tokens
-    trained = min(trained, MOST_PASSES * facts.tokens)
+    trained, most = operations / (OPERATIONS * weights), MOST_PASSES * facts.tokens
+    few, trained = trained > most, min(trained, most)
     # On a CPU 400 steps of 2,048 bytes reached 2.56 bits per byte in rows of 64, 2.62 in rows of 128 and 2.68 in rows of 256.
     seq_len = own.get("data.seq_len") or min(2048 if facts.on_gpu else 64, _power(facts.tokens / 8))
     batch = min(max(_power(trained / STEPS), SMALLEST_OF_LITTLE if few else SMALLEST), 262_144)
     batch = own.get("training.tokens_per_step") or _whole_rows(batch, seq_len)
     passes = trained / facts.tokens
     redrawn = passes > 1 and facts.has_documents
-    settings = {
+    settings: dict[str, Any] = {
         "model.layers": layers,
         "model.heads": _heads(width),
         "model.width": width,
         "data.seq_len": seq_len,
         "data.sampling": "redraw" if redrawn else "shuffle",
-        "evaluation.stride": seq_len
-        if facts.on_gpu
-        else max(1, seq_len // 2),  # short rows are scored with half a row of context
+        "evaluation.stride": seq_len if facts.on_gpu else max(1, seq_len // 2),  # short rows get half a row of context
         "training.tokens_per_step": batch,
         "training.max_steps": max(1, int(trained / batch)) if few else None,
     }
     settings |= (ON_A_GPU if facts.on_gpu else {}) | (OF_LITTLE if few else {})
     settings |= {"data.tokenizer": facts.tokenizer} if facts.tokenizer else {}
+    text = f"{facts.tokens:,} tokens"
+    if facts.tokenizer is not None:
+        learned = f"{facts.vocab_size:,} ids learned from them" if facts.tokenizer != "byte" else "bytes, too few for more ids"
+        text = f"{facts.bytes:,} bytes are {text} ({learned})"
+    order = "documents are redrawn each pass" if redrawn else "rows are shuffled"
+    little = (
+        f"; they are few: {MOST_PASSES} passes at most, because more would memorise them, {weights:,} weights instead of "
+        f"{wanted:,.0f} and a stronger weight decay; the run ends before its {facts.seconds:g} s"
+    )
     return Choice(
         settings,
         (
             f"model: {layers} layers x {width}, {weights:,} weights: {facts.device} trains at {facts.rate / 1e9:,.1f} GFLOP/s, "
             f"and {facts.seconds:g} s of it are spent best on about {TOKENS_PER_WEIGHT:g} tokens for each weight",
             f"batch: {batch:,} tokens in rows of {seq_len:,}, so that about {trained / batch:,.0f} steps fit",
-            f"data: {_of_data(facts, redrawn, passes)}" + (_of_little(facts, weights) if few else ""),
+            f"data: {text}, read {passes:.1f} times; {order}" + (little if few else ""),
         ),
-    )
-
-
-def _of_data(facts: Facts, redrawn: bool, passes: float) -> str:
-    order = "documents are redrawn each pass" if redrawn else "rows are shuffled"
-    text = f"{facts.tokens:,} tokens"
-    if facts.tokenizer is not None:
-        learned = (
-            f"{facts.vocab_size:,} ids learned from them" if facts.tokenizer.startswith(BPE) else "bytes, too few for more ids"
-        )
-        text = f"{facts.bytes:,} bytes are {text} ({learned})"
-    return f"{text}, read {passes:.1f} times; {order}"
-
-
-def _of_little(facts: Facts, weights: int) -> str:
-    return (
-        f"; they are few: {MOST_PASSES} passes at most, because more would memorise them, {weights:,} weights instead of "
-        f"{facts.wanted:,.0f} and a stronger weight decay; the run ends before its {facts.seconds:g} s"
     )
 
 
@@ -172,8 +155,10 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
         )
     if before.config.budget.seconds is None:
         raise ConfigError("--recipe auto plans for budget.seconds, which is null; set it")
-    if not fresh and (kept := _kept(before.config)) is not None:
-        return sources.load(kept)
+    output_dir = before.config.training.output_dir
+    if not fresh and output_dir is not None and RunFolder(folder := user_path(output_dir)).config_path.is_file():
+        kept = {".".join(path): value for path, value in leaf_values(Run.open(folder).config)}
+        return sources.load({name: kept[name] for name in CHOSEN if name in kept})  # as chosen when the run began
     choice = choose(_facts(before.config), own)
     resolved = sources.load(choice.settings)
     for line in choice.reasons:
@@ -186,12 +171,11 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
 
 def _facts(config: Config) -> Facts:
     data, device, seconds = config.data, find_device(config.training.device), float(config.budget.seconds or 0)
-    size = text_bytes(data.path) if data.tokenizer is None else None
+    size, chosen = text_bytes(data.path) if data.tokenizer is None else None, None
     dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens) if size is None else None
     on_gpu = device.kind not in ("cpu", "mlx")
     probed = dataset.tokenizer.vocab_size if dataset else PROBED_IDS
     name, rate = (device.name, GPU_UTILISATION * measure_flops(device)) if on_gpu else _timed(config, probed)
-    chosen = None
     if dataset is None:
         chosen = choose_tokenizer(rate * seconds, size or 0)
         dataset = open_dataset(data.path, chosen)
@@ -217,20 +201,8 @@ def _timed(config: Config, vocab_size: int) -> tuple[str, float]:
             steps += 1
         tokens = steps * batch[:, 1].size / (time.perf_counter() - began)
     model: Any = config.model
-    known = config.model.family == "frontier"
-    weights = _weights(model.width, vocab_size, model.layers) if known else backend.parameters
+    weights = _weights(model.width, vocab_size, model.layers) if model.family == "frontier" else backend.parameters
     return backend.device.name, tokens * OPERATIONS * weights
-
-
-def _kept(config: Config) -> dict[str, Any] | None:
-    """Return the choices of the run in training.output_dir; None if there is none."""
-    if config.training.output_dir is None:
-        return None
-    folder = user_path(config.training.output_dir)
-    if not RunFolder(folder).config_path.is_file():
-        return None
-    leaves = {".".join(path): value for path, value in leaf_values(Run.open(folder).config)}
-    return {name: leaves[name] for name in CHOSEN if name in leaves}
 
 
 def _stand_in(own: Mapping[str, int]) -> dict[str, Any]:
@@ -247,8 +219,8 @@ def _stand_in(own: Mapping[str, int]) -> dict[str, Any]:
 
 def _width(weights: float, facts: Facts, heads: int) -> int:
     """Return the width, a multiple of the heads and of 32 (128 on GPUs), whose model is closest to `weights`."""
-    known = range(128, 2049, 128) if facts.on_gpu else range(32, 513, 32)
-    widths = [width for width in known if width % (2 * heads) == 0] or [32 * heads]
+    usual = range(128, 2049, 128) if facts.on_gpu else range(32, 513, 32)
+    widths = [width for width in usual if width % (2 * heads) == 0] or [32 * heads]
     return min(widths, key=lambda width: abs(math.log(_weights(width, facts.vocab_size) / max(1.0, weights))))
 
 
@@ -264,13 +236,9 @@ def _whole_rows(tokens: int, seq_len: int) -> int:
     return -(-tokens // seq_len) * seq_len
 
 
-def _layers(width: int) -> int:
-    return max(2, round(width / 48))
-
-
 def _weights(width: int, vocab_size: int, layers: int | None = None) -> int:
     """Return the weights used in matmuls: blocks and the head; lookup tables do not count."""
-    return 12 * (layers or _layers(width)) * width * width + vocab_size * width
+    return 12 * (layers or max(2, round(width / 48))) * width * width + vocab_size * width
 
 
 def _power(number: float) -> int:

@@ -16,7 +16,7 @@ from ingot.config.size import Size, row_bytes, state_bytes, step_bytes
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, Setting, Unreadable
 from ingot.model.settings import FileSettings
 from ingot.preflight.data_checks import DataFacts
-from ingot.preflight.findings import Finding, Findings
+from ingot.preflight.findings import Finding, Findings, Severity
 from ingot.runs.checkpoints import Index, newest_index, occupied, resume_point, started_from
 from ingot.runs.folder import INDEX, named_path, saved_steps
 from ingot.runtime.files import user_path
@@ -72,7 +72,7 @@ def check_memory(config: Config, size: Size, vocab_size: int, world_size: int, f
     if memory is not None and needed > memory and not on_gpu:
         message = f"a rank needs about {byte_count(needed)} and this machine has {byte_count(memory)}"
         advice = "take a smaller model, lower {0} or set {1}"
-        severity = "error" if state > memory else "warning"
+        severity: Severity = "error" if state > memory else "warning"
         findings.add("model.memory", severity, message, MICRO_BATCH, CHECKPOINTING, advice=advice)
     return needed
 

@@ -256,9 +256,8 @@ def _check_plain(config: Config, facts: DataFacts, total: int, findings: Finding
     epochs, tokens = config.data.epochs, facts.tokens() or 0
     if epochs is None:
         if total > tokens:
-            message = (
-                f"{facts.path} has {count(tokens)} tokens and the run reads {count(total)}: it is read {total / tokens:.1f} times"
-            )
+            times = f"it is read {total / tokens:.1f} times"
+            message = f"{facts.path} has {count(tokens)} tokens and the run reads {count(total)}: {times}"
             many = total > MANY_PASSES * tokens and config.budget.seconds is None
             advice = "lower {0} or prepare more text" if many else ""
             findings.add("data.repeated", "warning" if many else "info", message, MAX_STEPS, advice=advice)
