@@ -77,8 +77,7 @@ def test_a_mistyped_setting_ends_with_code_2_and_one_line(ingot: Any) -> None:
     ran = ingot("config", "show", "--recipe", "demo", "--optimizer.learning_rat", "1e-3")
     assert (ran.code, ran.out) == (2, "")
     assert (
-        ran.err
-        == "ingot: error: unknown setting optimizer.learning_rat (on the command line); did you mean optimizer.learning_rate?\n"
+        ran.err == "ingot: error: unknown setting optimizer.learning_rat (command line); did you mean optimizer.learning_rate?\n"
     )
 
 

@@ -115,7 +115,7 @@ def test_a_dict_may_name_settings_by_their_paths_and_what_is_no_section_is_told(
     training = sections(data, tmp_path / "run")["training"]
     dotted = {f"training.{name}": value for name, value in training.items()}
     assert ingot.train({**given, **dotted}, quiet=True).total_steps == 3
-    with pytest.raises(ConfigError, match=r"data \(in Python\) is a section; set one of its settings"):
+    with pytest.raises(ConfigError, match=r"data \(python\) is a section; set one of its settings"):
         ingot.train({**given, "data": "x"}, quiet=True)
-    with pytest.raises(ConfigError, match=r"training \(in Python\) is a section"):
+    with pytest.raises(ConfigError, match=r"training \(python\) is a section"):
         ingot.train({**given, "training": {"max_steps": 1}}, quiet=True, training=5)

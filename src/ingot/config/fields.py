@@ -19,7 +19,7 @@ DEFAULT_FAMILY = "gpt2"
 
 
 @dataclass(frozen=True)
-class Setting:
+class SettingSpec:
     """One setting: its path, the JSON schema of its value, its default and its meaning."""
 
     path: str
@@ -27,22 +27,26 @@ class Setting:
     default: Any
     required: bool
     description: str
-    items: Mapping[str, Setting] = field(default_factory=dict)  # settings of the entries, for a list of mappings
+    items: Mapping[str, SettingSpec] = field(default_factory=dict)  # settings of the entries, for a list of mappings
+
+    @property
+    def _alternatives(self) -> list[Mapping[str, Any]]:
+        return list(self.schema.get("anyOf", [self.schema]))
 
     @property
     def types(self) -> set[str]:
         """Return the JSON types the value may have; empty: any."""
-        return {part["type"] for part in _parts(self.schema) if "type" in part}
+        return {part["type"] for part in self._alternatives if "type" in part}
 
     @property
     def choices(self) -> list[str]:
         """Return the words the value may be, if the schema lists them."""
-        return [word for part in _parts(self.schema) for word in _words(part)]
+        return [word for part in self._alternatives for word in _words(part)]
 
     @property
     def takes_any_text(self) -> bool:
         """Return True if the value may be any text."""
-        return any(part.get("type") == "string" and not _words(part) for part in _parts(self.schema))
+        return any(part.get("type") == "string" and not _words(part) for part in self._alternatives)
 
     @property
     def free_form(self) -> bool:
@@ -52,11 +56,7 @@ class Setting:
     @property
     def allowed(self) -> str:
         """Return the allowed values in words: `integer >= 1 or null`."""
-        return either(*[word for part in _parts(self.schema) for word in _words(part) or _kind(part)])
-
-
-def _parts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return list(schema.get("anyOf", [schema]))
+        return either(*[word for part in self._alternatives for word in _words(part) or _kind(part)])
 
 
 def _words(part: Mapping[str, Any]) -> list[str]:
@@ -72,9 +72,8 @@ def _kind(part: Mapping[str, Any]) -> list[str]:
     if isinstance(part.get("additionalProperties"), dict):
         name = "mapping of names to numbers"
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    bounds = [
-        f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part and part[key] < 2**31
-    ]  # larger bounds are not worth showing
+    # Bounds above 2**31 are not worth showing.
+    bounds = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part and part[key] < 2**31]
     return [f"{name} {' and '.join(bounds)}".strip()]
 
 
@@ -90,28 +89,22 @@ def sections(family: str = DEFAULT_FAMILY) -> dict[str, type[BaseModel]]:
 
 
 @cache
-def settings(family: str = DEFAULT_FAMILY) -> dict[str, Setting]:
+def settings(family: str = DEFAULT_FAMILY) -> dict[str, SettingSpec]:
     """Return every setting of a run with this model family, by dotted path and in order."""
     return {path: setting for section, model in sections(family).items() for path, setting in _described(section, model).items()}
 
 
-def _described(prefix: str, model: type[BaseModel]) -> dict[str, Setting]:
+def _described(prefix: str, model: type[BaseModel]) -> dict[str, SettingSpec]:
     """Return the fields of a model by path."""
-    found: dict[str, Setting] = {}
+    specs: dict[str, SettingSpec] = {}
     schemas = model.model_json_schema()["properties"]
-    names = sorted(model.model_fields, key="family".__ne__)  # the family first: the rest of the section depends on it
-    for name in names:
+    for name in sorted(model.model_fields, key="family".__ne__):  # the family first: the rest of the section depends on it
         info, path = model.model_fields[name], f"{prefix}.{name}"
         schema = {"enum": list(FAMILIES), "type": "string"} if path == "model.family" else schemas[name]
         items = _described(path, get_args(info.annotation)[0]) if schema.get("type") == "array" else {}
         by_name = {item.path.removeprefix(f"{path}."): item for item in items.values()}
-        found[path] = Setting(path, schema, info.default, info.is_required(), info.description or "", by_name)
-    return found
-
-
-def settings_of(section: str, family: str) -> list[Setting]:
-    """Return the settings of one section."""
-    return [setting for setting in settings(family).values() if setting.path.startswith(f"{section}.")]
+        specs[path] = SettingSpec(path, schema, info.default, info.is_required(), info.description or "", by_name)
+    return specs
 
 
 @cache
@@ -120,13 +113,13 @@ def known() -> list[str]:
     return list(dict.fromkeys(path for family in FAMILIES for path in settings(family)))
 
 
-def setting_at(path: tuple[str, ...], family: str) -> Setting | None:
+def setting_at(path: tuple[str, ...], family: str) -> SettingSpec | None:
     """Return the setting at a path: itself, or the free-form one it is an entry of."""
-    found = settings(family).get(".".join(path[:2]))
-    return found if found and (len(path) == 2 or found.free_form) else None
+    setting = settings(family).get(".".join(path[:2]))
+    return setting if setting and (len(path) == 2 or setting.free_form) else None
 
 
-def item_at(path: tuple[str, ...], family: str) -> Setting | None:
+def item_at(path: tuple[str, ...], family: str) -> SettingSpec | None:
     """Return the setting of an entry in a list of mappings, such as training.stages.0.share."""
     listed = setting_at(path[:2], family)
     item = listed.items.get(path[3]) if listed and len(path) > 3 else None
@@ -136,13 +129,13 @@ def item_at(path: tuple[str, ...], family: str) -> Setting | None:
 def suggest(path: str) -> list[str]:
     """Return the settings that an unknown dotted path may have meant."""
     section, _, name = path.rpartition(".")
-    same = [known_path for known_path in known() if known_path.partition(".")[2] == name]
+    same = [setting for setting in known() if setting.partition(".")[2] == name]
     if same:
         return get_close_matches(path, same, n=1, cutoff=0.0) if section and section not in sections() else same
     if section:
         return get_close_matches(path, known(), n=1)
-    names = get_close_matches(name, {known_path.partition(".")[2] for known_path in known()}, n=1)
-    return [known_path for known_path in known() if known_path.partition(".")[2] in names]
+    names = get_close_matches(name, {setting.partition(".")[2] for setting in known()}, n=1)
+    return [setting for setting in known() if setting.partition(".")[2] in names]
 
 
 def leaf_values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -160,7 +153,7 @@ def leaf_values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
         yield from walk((section, name), value_of(config, setting))
 
 
-def value_of(config: Config, setting: Setting) -> Any:
+def value_of(config: Config, setting: SettingSpec) -> Any:
     """Return a config's value of a setting; entries of a list as mappings without their defaults."""
     section, _, name = setting.path.partition(".")
     value = getattr(getattr(config, section), name)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from ingot.config.fields import (
     DEFAULT_FAMILY,
-    Setting,
+    SettingSpec,
     either,
     item_at,
     known,
@@ -31,8 +31,7 @@ from ingot.config.fields import (
 )
 from ingot.config.schema import FAMILIES, Config
 from ingot.config.text import NULLS, Plain, format_value, parse_yaml, plain_data, scalar
-from ingot.errors import ConfigError
-from ingot.errors import Setting as Named
+from ingot.errors import ConfigError, Setting
 
 ANY_CHARACTER = ("evaluation.sample_prompt",)  # settings that may hold any character; the others name files, devices or projects
 SettingPath = tuple[str, ...]
@@ -54,19 +53,6 @@ class Given:
         return ".".join(self.path)
 
 
-def place(origin: str) -> str:
-    """Return where to look for a mistake, in words."""
-    kind, _, name = origin.partition(" ")
-    places = {
-        "file": f"in {name}",
-        "recipe": f"in {origin}",
-        "command": "on the command line",
-        "sweep": "in --vary or --arms",
-        "python": "in Python",
-    }
-    return places.get(kind, "in the environment")
-
-
 def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, list[Given]]:
     """Return the model family and the values that are settings of it.
 
@@ -76,42 +62,32 @@ def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, lis
     family, chosen = DEFAULT_FAMILY, Given((), None, "default", -1)
     named_at = {item.level for item in given if item.name == "model.family"}
     for item in given:
+        is_null = item.value is None or (isinstance(item.value, Plain) and item.value.lower() in NULLS)
         if item.name == "model.family" and item.value not in list(FAMILIES):
             problems.append(_mistake(settings()["model.family"], item.value, item.origin))
         elif item.name == "model.family":
             family, chosen = str(item.value), item
-        elif item.name == "model.file" and not _is_null(item.value) and item.level not in named_at:
+        elif item.name == "model.file" and not is_null and item.level not in named_at:
             family, chosen = "file", item
-    kept = [item for item in given if item.name != "model.family" and _fits(item, family, chosen.level, problems)]
-    if chosen.path:
-        kept.append(Given(("model", "family"), family, chosen.origin, chosen.level))
+    kept = [Given(("model", "family"), family, chosen.origin, chosen.level)] if chosen.path else []
+    for item in given:
+        families = [name for name in FAMILIES if setting_at(item.path, name)]
+        if not families:
+            problems.append(_unknown(item))
+        elif family not in families and item.level >= chosen.level:
+            problems.append(f"{item.name} ({item.origin}) is a setting of model.family={either(*families)}, not of {family}")
+        elif family in families and item.name != "model.family":
+            kept.append(item)
     return family, kept
-
-
-def _is_null(value: Any) -> bool:
-    return value is None or (isinstance(value, Plain) and value.lower() in NULLS)
-
-
-def _fits(item: Given, family: str, chosen_at: int, problems: list[Problem]) -> bool:
-    families = [name for name in FAMILIES if setting_at(item.path, name)]
-    if not families:
-        problems.append(_unknown(item))
-    elif family not in families and item.level >= chosen_at:
-        problems.append(f"{item.name} ({place(item.origin)}) is a setting of model.family={either(*families)}, not of {family}")
-    return family in families
 
 
 def _unknown(item: Given) -> str:
     name, meant = item.name, suggest(item.name)
     if name in sections():
         example = next(path for path in settings() if path.startswith(f"{name}."))
-        return f"{name} ({place(item.origin)}) is a section; set one of its settings, such as {example}"
-    if item.origin.startswith("environment "):
-        name, meant = item.origin.removeprefix("environment "), [f"INGOT_{path.upper().replace('.', '__')}" for path in meant]
-    elif item.origin == "command line" and len(item.path) == 1:
-        name, meant = f"--{name}", [f"--{path}" for path in meant]
+        return f"{name} ({item.origin}) is a section; set one of its settings, such as {example}"
     hint = f"did you mean {either(*meant)}?" if meant else "`ingot config schema` lists all settings"
-    return f"unknown setting {name} ({place(item.origin)}); {hint}"
+    return f"unknown setting {name} ({item.origin}); {hint}"
 
 
 def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dict[str, Any], dict[SettingPath, str]]:
@@ -123,10 +99,14 @@ def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dic
         assert setting is not None, item.path
         try:
             value = _convert(setting, item.value)
-            if isinstance(value, str) and not setting.free_form and not _is_valid_text(value, item.name):
-                raise ConfigError(f"{item.name} holds a NUL or half a character, which no name and no text has")
+            is_text = isinstance(value, str) and not setting.free_form
+            if is_text and b"\0" in os.fsencode(value) and item.name not in ANY_CHARACTER:
+                raise UnicodeError
+        except UnicodeError:  # of os.fsencode too
+            problems.append(f"{item.name} holds a NUL or half a character, which no name and no text has ({item.origin})")
+            continue
         except ConfigError as error:
-            problems.append(f"{error} ({place(item.origin)})")
+            problems.append(f"{error} ({item.origin})")
             continue
         except TypeError:
             problems.append(_mistake(setting, item.value, item.origin, item.name))
@@ -142,7 +122,7 @@ def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dic
     return tree, origins
 
 
-def _convert(setting: Setting, value: Any) -> Any:
+def _convert(setting: SettingSpec, value: Any) -> Any:
     if setting.items:
         return _convert_items(setting, value)
     if setting.free_form or isinstance(value, list | Mapping):
@@ -158,33 +138,24 @@ def _convert(setting: Setting, value: Any) -> Any:
     return value
 
 
-def _is_valid_text(text: str, name: str) -> bool:
-    try:
-        return b"\0" not in os.fsencode(text) or name in ANY_CHARACTER
-    except UnicodeEncodeError:
-        return False
-
-
-def _convert_items(setting: Setting, value: Any) -> list[dict[str, Any]]:
+def _convert_items(setting: SettingSpec, value: Any) -> list[dict[str, Any]]:
     """Convert a list of mappings, each value by its own setting."""
     if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
         raise TypeError("no list of mappings")
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for number, entry in enumerate(value):
-        name = f"{setting.path}.{number}"
-        found.append({})
+        entries.append({})
         for key, item in entry.items():
+            name = f"{setting.path}.{number}.{key}"
             if key not in setting.items:
                 close = get_close_matches(str(key), setting.items, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(setting.items)}"
-                raise ConfigError(f"unknown setting {name}.{key}; {hint}")
+                raise ConfigError(f"unknown setting {name}; {hint}")
             try:
-                found[-1][key] = _convert(setting.items[key], item)
+                entries[-1][key] = _convert(setting.items[key], item)
             except TypeError:
-                raise ConfigError(
-                    f"{{0}}: must be {_allowed(setting.items[key])}", Named(f"{name}.{key}", _shown(item))
-                ) from None
-    return found
+                raise _mistake(setting.items[key], item, "", name) from None
+    return entries
 
 
 def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str, problems: list[Problem]) -> Config:
@@ -199,15 +170,21 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
             path = _path_of(detail)
             path = path[:4] if item_at(path, family) else path[:2]
             details.setdefault(path if detail["type"] != "value_error" else (), []).append(detail)
-    together = details.pop((), [])
-    for path, found in details.items():
+    across = details.pop((), [])
+    for path, mistakes in details.items():
         setting = item_at(path, family) or setting_at(path, family)
-        assert setting is not None, found
-        given = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # a mapping may have several origins
-        origin = given.get(_path_of(found[0])[:3]) or given.get(path[:2]) or next(iter(given.values()), "default")
-        problems.append(_explain(setting, tree, origin, found))
+        assert setting is not None, mistakes
+        within = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # a mapping may have several origins
+        origin = within.get(_path_of(mistakes[0])[:3]) or within.get(path[:2]) or next(iter(within.values()), "default")
+        if mistakes[0]["type"] == "missing":
+            problems.append(f"{setting.path} is not set ({setting.description.rstrip('.')})")
+            continue
+        value = tree[path[0]][path[1]]
+        if len(path) == 4:
+            value = value[int(path[2])][path[3]]
+        problems.append(_mistake(setting, value, origin, details=mistakes))
     if not problems:  # checks across settings are only worth reporting when each value is valid
-        problems = [str(detail["ctx"]["error"]) for detail in together]
+        problems = [str(detail["ctx"]["error"]) for detail in across]
     raise _together(problems)
 
 
@@ -219,55 +196,36 @@ def _path_of(detail: Mapping[str, Any]) -> SettingPath:
 
 def _together(problems: Sequence[Problem]) -> ConfigError:
     """Return one error for all problems, in which the paths that validators wrote into their sentences are Setting fields."""
-    named: list[Named] = []
+    named: list[Setting] = []
 
-    def number(setting: Named) -> str:
+    def number(setting: Setting) -> str:
         named.append(setting)
         return f"{{{len(named) - 1}}}"
 
     paths = re.compile(rf"\b({'|'.join(map(re.escape, sorted(known(), key=len, reverse=True)))})(?!\w)")
-    told = [
+    sentences = [
         problem.what.replace("{0}", number(problem.settings[0]))
         if isinstance(problem, ConfigError)
-        else paths.sub(lambda found: number(Named(found[0])), problem)
+        else paths.sub(lambda path: number(Setting(path[0])), problem)
         for problem in problems
     ]
-    return ConfigError("; ".join(told), *named)
+    return ConfigError("; ".join(sentences), *named)
 
 
-def _explain(setting: Setting, tree: dict[str, Any], origin: str, details: list[Mapping[str, Any]]) -> Problem:
-    section, name, *place_in_list = setting.path.split(".")
-    kind, message = details[0]["type"], details[0]["msg"]
-    if kind == "missing":
-        return f"{setting.path} is not set ({setting.description.rstrip('.')})"
-    value = tree[section][name]
-    if place_in_list:
-        value = value[int(place_in_list[0])][place_in_list[1]]
-    if len(details) == 1 and kind.startswith(("greater_", "less_", "finite_")):
-        words = (
-            message.replace("Input should be ", "")
-            .replace("greater than or equal to", "at least")
-            .replace("less than or equal to", "at most")
-        )
-        if isinstance(most := details[0].get("ctx", {}).get("le"), float):
-            words = f"at most {most:g}"
-        return ConfigError(f"{{0}}: must be {words}", Named(setting.path, _shown(value), origin))
-    return _mistake(setting, value, origin)
-
-
-def _mistake(setting: Setting, value: Any, origin: str, name: str = "") -> ConfigError:
-    allowed = "plain data: numbers, text, lists or mappings" if setting.free_form and name else _allowed(setting)
-    return ConfigError(f"{{0}}: must be {allowed}", Named(name or setting.path, _shown(value), origin))
-
-
-def _allowed(setting: Setting) -> str:
+def _mistake(
+    setting: SettingSpec, value: Any, origin: str, name: str = "", details: Sequence[Mapping[str, Any]] = ()
+) -> ConfigError:
+    """Return the error for a value that a setting does not take, by pydantic's details if it is a single number out of range."""
     article = {"integer": "an ", "number": "a ", "mapping": "a ", "list": "a "}.get(setting.allowed.split()[0], "")
-    return article + setting.allowed
-
-
-def _shown(value: Any) -> str:
+    allowed = "plain data: numbers, text, lists or mappings" if setting.free_form and name else article + setting.allowed
+    if len(details) == 1 and details[0]["type"].startswith(("greater_", "less_", "finite_")):
+        allowed = details[0]["msg"].removeprefix("Input should be ").replace("greater than or equal to", "at least")
+        allowed = allowed.replace("less than or equal to", "at most")
+        if isinstance(most := details[0].get("ctx", {}).get("le"), float):
+            allowed = f"at most {most:g}"
     text = " ".join((value if isinstance(value, Plain) else format_value(value)).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    return ConfigError(f"{{0}}: must be {allowed}", Setting(name or setting.path, text, origin))
 
 
 @dataclass(frozen=True)
@@ -282,11 +240,11 @@ class Recipe:
 def list_recipes() -> list[Recipe]:
     """Return every recipe, sorted by name."""
     root = Path(str(resources.files("ingot.config") / "recipes"))
-    found = []
+    recipes = []
     for path in root.rglob("*.yaml"):
         first_line = path.read_text(encoding="utf-8").partition("\n")[0]
-        found.append(Recipe(path.relative_to(root).with_suffix("").as_posix(), first_line.strip().lstrip("# "), path))
-    return sorted(found, key=lambda recipe: recipe.name)
+        recipes.append(Recipe(path.relative_to(root).with_suffix("").as_posix(), first_line.strip().lstrip("# "), path))
+    return sorted(recipes, key=lambda recipe: recipe.name)
 
 
 def find_recipe(name: str) -> Recipe:
@@ -370,10 +328,14 @@ def _given(
 ) -> list[Given]:
     """Return every value of every source, with its level."""
     words = {path: Plain(value) if isinstance(value, str) else value for path, value in (overrides or {}).items()}
-    variables = _variables(os.environ if environment is None else environment)
+    variables = os.environ if environment is None else environment
     levels: list[list[_Source]] = [
         *([document] for document in documents),
-        variables,
+        [
+            (f"environment {name}", {name.removeprefix("INGOT_").lower().replace("__", "."): Plain(variables[name])})
+            for name in sorted(variables)
+            if name.startswith("INGOT_") and "__" in name  # INGOT_TRAINING__SEED sets training.seed
+        ],
         [("command line", words)],
         [("sweep", sweep or {})],
         [("python", python or {})],
@@ -410,7 +372,7 @@ def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Sourc
     if base is None:
         return [(origin, tree)]
     if not isinstance(base, str):
-        raise ConfigError(f"base ({place(origin)}) must be the name of a recipe or a YAML file")
+        raise ConfigError(f"base ({origin}) must be the name of a recipe or a YAML file")
     if base.endswith((".yaml", ".yml")):
         below, below_origin = path.parent / base, f"file {path.parent / base}"
     else:
@@ -419,10 +381,6 @@ def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Sourc
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give a YAML file, such as the config.yaml of a run folder")
-    if path.exists() and not path.is_file():
-        raise ConfigError(f"{path} cannot be read: it is a pipe or a device, not a plain file; give a YAML file")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -430,50 +388,35 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a file that can be read") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a YAML file") from None
     tree = parse_yaml(text, str(path))
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
+    if tree is not None and not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a config: it needs sections such as `training:` with settings below them")
-    return tree
+    return tree or {}
 
 
-def _variables(environment: Mapping[str, str]) -> list[_Source]:
-    """Return the environment variables that are settings: INGOT_TRAINING__SEED sets training.seed."""
-    names = sorted(name for name in environment if name.startswith("INGOT_") and "__" in name)
-    return [
-        (f"environment {name}", {name.removeprefix("INGOT_").lower().replace("__", "."): Plain(environment[name])})
-        for name in names
-    ]
-
-
-def _flatten(tree: Mapping[str, Any], origin: str, problems: list[Problem]) -> dict[tuple[str, ...], Any]:
+def _flatten(tree: Mapping[str, Any], origin: str, problems: list[Problem]) -> dict[SettingPath, Any]:
     """Return the paths and values of one source, with free-form mappings split into their entries."""
-    entries: dict[tuple[str, ...], Any] = {}
+    entries: dict[SettingPath, Any] = {}
 
-    def put(path: tuple[str, ...], value: Any) -> None:
-        found = [setting for family in FAMILIES if (setting := setting_at(path, family))]
-        free_form, listed = any(setting.free_form for setting in found), any("array" in setting.types for setting in found)
+    def put(path: SettingPath, value: Any) -> None:
+        specs = [setting for family in FAMILIES if (setting := setting_at(path, family))]
+        free_form, listed = any(setting.free_form for setting in specs), any("array" in setting.types for setting in specs)
         if (free_form or listed) and isinstance(value, Plain) and value[:1] in ("[", "{", "'", '"'):
             value = parse_yaml(value, f"{'.'.join(path)} ({origin})")
         if free_form and isinstance(value, Mapping) and value:
             for key, item in value.items():
                 put((*path, str(key)), item)
         elif path in entries:
-            problems.append(f"{'.'.join(path)} is set twice ({place(origin)}); keep one")
+            problems.append(f"{'.'.join(path)} is set twice ({origin}); keep one")
         else:
             entries[path] = value
 
     for key, value in tree.items():
         path = tuple(str(key).split("."))
-        if len(path) > 1 or not (isinstance(value, Mapping) or (value is None and key in sections())):
-            put(path, value)
-        elif key in sections():
+        if len(path) == 1 and (value or key in sections()) and (value is None or isinstance(value, Mapping)):
             for name, item in (value or {}).items():
                 put((str(key), str(name)), item)
         else:
-            close = get_close_matches(str(key), sections(), n=1)
-            hint = f"did you mean {close[0]}?" if close else f"the sections are {', '.join(sections())}"
-            problems.append(f"unknown section {key} ({place(origin)}); {hint}")
+            put(path, value)
     return entries

@@ -10,12 +10,9 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ingot.errors import ConfigError
-
-if TYPE_CHECKING:
-    import yaml
 
 NULLS = ("null", "none", "~", "")
 _WORDS = {"null": None, "none": None, "~": None, "": None, "true": True, "false": False}
@@ -35,70 +32,39 @@ def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
     """Return the mappings, lists and strings of a YAML document; errors call it `name`, `aliases` (*name) are allowed or not."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """PyYAML's loader without types: unquoted words stay text. It refuses a key that is written twice."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if not aliases and self.check_event(yaml.AliasEvent):
+                line = self.get_mark().line + 1
+                raise ConfigError(f"{name} line {line}: an alias (*name) is not read; write the value out")
+            return super().compose_node(parent, index)
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node, keys = super().compose_mapping_node(anchor), set()
+            for key, _ in node.value:
+                if key.value in keys:
+                    raise ConfigError(f"{name} line {key.start_mark.line + 1}: {key.value} is written twice; keep one")
+                keys.add(key.value if isinstance(key, yaml.ScalarNode) else key)
+            return node
+
+    Loader.yaml_implicit_resolvers = {  # `null` and `<<` keep their meaning
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_constructor("tag:yaml.org,2002:str", lambda _, node: str(node.value) if node.style else Plain(node.value))  # type: ignore[attr-defined]
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return None if node is None else _Reader(name, aliases).read(node)
+        loader = Loader(text)
+        node = loader.get_single_node()
+        return None if node is None else loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{name} is not valid YAML (line {line}): {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError for a number or date with a tag of its own
+        raise ConfigError(f"{name} is not valid YAML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply") from None
-
-
-class _Reader:
-    """Converts the nodes of one document to values."""
-
-    def __init__(self, name: str, aliases: bool) -> None:
-        self._name, self._aliases = name, aliases
-        self._made: dict[int, Any] = {}  # values by node; an alias is the same node again
-        self._open: set[int] = set()  # nodes whose children are being read
-
-    def read(self, node: yaml.Node) -> Any:
-        if id(node) in self._made or id(node) in self._open:
-            if not self._aliases or id(node) in self._open:
-                what = "write the value out where it is needed" if not self._aliases else "a value cannot be a part of itself"
-                raise ConfigError(f"{self._name} line {node.start_mark.line + 1} is used by an alias (*name); {what}")
-            return self._made[id(node)]
-        self._open.add(id(node))
-        value = self._made[id(node)] = self._value(node)
-        self._open.discard(id(node))
-        return value
-
-    def _value(self, node: yaml.Node) -> Any:
-        import yaml
-
-        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
-            line = node.start_mark.line + 1
-            raise ConfigError(f"{self._name} line {line}: the tag {node.tag} is not allowed; write a plain value")
-        if isinstance(node, yaml.ScalarNode):
-            if node.style is not None:
-                return str(node.value)
-            return None if node.tag.endswith(":null") else Plain(node.value)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.read(child) for child in node.value]
-        mapping: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
-        for key, child in node.value:
-            line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError(f"{self._name} line {line}: a key must be a word")
-            if key.value in mapping:
-                raise ConfigError(f"{self._name} line {line}: {key.value} is written twice; keep one")
-            if self._aliases and key.tag.endswith(":merge"):
-                merged |= self._merged(child)
-            else:
-                mapping[key.value] = self.read(child)
-        return {**merged, **mapping}
-
-    def _merged(self, node: yaml.Node) -> dict[str, Any]:
-        """Return the mapping that `<<: *name` merges; of several, the first takes precedence."""
-        found = self.read(node)
-        parts = found if isinstance(found, list) else [found]
-        if not all(isinstance(part, dict) for part in parts):
-            raise ConfigError(f"{self._name} line {node.start_mark.line + 1}: << needs a mapping")
-        return {key: value for part in reversed(parts) for key, value in part.items()}
 
 
 def scalar(text: str) -> Any:
