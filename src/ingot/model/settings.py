@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FAMILY = "Model family: gpt2, llama, golf, frontier, or file for a custom model."
-# Metadata of a setting: which of its values models in other programs' files may have.
-ANYWHERE: dict[str, Any] = {"portable": {"huggingface": "any", "gguf": "any"}}
+# Metadata of a setting of which models in other programs' files may have every value; `portable` names the values else.
+PORTABLE = Field(json_schema_extra={"portable": {"huggingface": "any", "gguf": "any"}})
 MOST = 2**53  # the largest integer setting: JSON readers lose digits of larger ones
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
@@ -46,16 +46,14 @@ class Section(BaseModel):
 class ModelSettings(Section):
     """Settings of every model family."""
 
-    layers: Depth = Field(12, description="Number of transformer blocks.", json_schema_extra=ANYWHERE)
-    heads: Size = Field(12, description="Attention heads; they divide the width evenly.", json_schema_extra=ANYWHERE)
-    width: Size = Field(768, description="Size of the residual stream.", json_schema_extra=ANYWHERE)
-    context: Size | None = Field(
-        None, description="Longest sequence the model can see, in tokens. null: data.seq_len.", json_schema_extra=ANYWHERE
+    layers: Annotated[Depth, PORTABLE] = Field(12, description="Number of transformer blocks.")
+    heads: Annotated[Size, PORTABLE] = Field(12, description="Attention heads; they divide the width evenly.")
+    width: Annotated[Size, PORTABLE] = Field(768, description="Size of the residual stream.")
+    context: Annotated[Size | None, PORTABLE] = Field(
+        None, description="Longest sequence the model can see, in tokens. null: data.seq_len."
     )
-    vocab_size: Size | None = Field(
-        None,
-        description="Rows of the embedding. null: the tokenizer's vocabulary; more rows than that is allowed, fewer is not.",
-        json_schema_extra=ANYWHERE,
+    vocab_size: Annotated[Size | None, PORTABLE] = Field(
+        None, description="Rows of the embedding. null: the tokenizer's vocabulary; more rows than that is allowed, fewer is not."
     )
 
     @model_validator(mode="after")
@@ -75,23 +73,19 @@ class ModelSettings(Section):
 class DropoutSettings(ModelSettings):
     """Settings of the families with dropout."""
 
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="Probability of dropping an activation in training.", json_schema_extra=ANYWHERE
+    dropout: Annotated[Annotated[float, Field(ge=0, lt=1)], PORTABLE] = Field(
+        0.0, description="Probability of dropping an activation in training."
     )
 
 
 class RotarySettings(ModelSettings):
     """Settings of the families with rotary positions: queries and keys are rotated by an angle that grows with position."""
 
-    kv_heads: Size | None = Field(
-        None,
-        description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads.",
-        json_schema_extra=ANYWHERE,
+    kv_heads: Annotated[Size | None, PORTABLE] = Field(
+        None, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
     )
-    rope_base: Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)] = Field(
-        10000.0,
-        description="Rotary positions: the slowest pair rotates once in about this many tokens, times 2 pi.",
-        json_schema_extra=ANYWHERE,
+    rope_base: Annotated[Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)], PORTABLE] = Field(
+        10000.0, description="Rotary positions: the slowest pair rotates once in about this many tokens, times 2 pi."
     )
 
     @model_validator(mode="after")
@@ -118,7 +112,7 @@ class GPT2Settings(DropoutSettings):
     """GPT-2 as nanoGPT trains it: learned positions, LayerNorm before each branch, a head tied to the embedding."""
 
     family: Literal["gpt2"] = Field("gpt2", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
-    bias: bool = Field(True, description="Biases in the linear layers and LayerNorms.", json_schema_extra=ANYWHERE)
+    bias: Annotated[bool, PORTABLE] = Field(True, description="Biases in the linear layers and LayerNorms.")
     gelu: Literal["tanh", "erf"] = Field(
         "tanh",
         description="Form of the GELU: tanh as in OpenAI's GPT-2, erf as in nanoGPT.",
@@ -136,18 +130,16 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     """The Llama shape as gpt-simple trains it: rotary positions, RMSNorm, gated MLP, grouped keys and values."""
 
     family: Literal["llama"] = Field("llama", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
-    bias: bool = Field(
-        False,
-        description="Biases in the linear layers, unless one of the three settings below says otherwise.",
-        json_schema_extra=ANYWHERE,
+    bias: Annotated[bool, PORTABLE] = Field(
+        False, description="Biases in the linear layers, unless one of the three settings below says otherwise."
     )
-    qkv_bias: bool | None = Field(
-        None, description="Biases in the projections to queries, keys and values. null: as bias.", json_schema_extra=ANYWHERE
+    qkv_bias: Annotated[bool | None, PORTABLE] = Field(
+        None, description="Biases in the projections to queries, keys and values. null: as bias."
     )
-    attention_out_bias: bool | None = Field(
-        None, description="Bias in the projection after attention. null: as bias.", json_schema_extra=ANYWHERE
+    attention_out_bias: Annotated[bool | None, PORTABLE] = Field(
+        None, description="Bias in the projection after attention. null: as bias."
     )
-    mlp_bias: bool | None = Field(None, description="Biases in the MLP. null: as bias.", json_schema_extra=ANYWHERE)
+    mlp_bias: Annotated[bool | None, PORTABLE] = Field(None, description="Biases in the MLP. null: as bias.")
     mlp: Literal["gated", "plain"] = Field(
         "gated", description="gated: down(up(x) * act(gate(x))). plain: down(act(up(x))).", json_schema_extra=portable("gated")
     )
@@ -156,25 +148,21 @@ class LlamaSettings(DropoutSettings, RotarySettings):
         description="Activation of the MLP; gelu is its tanh form.",
         json_schema_extra=portable("silu", "gelu", "relu", gguf=("silu",)),
     )
-    inner_width: Size | None = Field(
-        None,
-        description="Width inside the MLP. null: 8/3 of the width, rounded up to a multiple of 256, if gated; else 4 times.",
-        json_schema_extra=ANYWHERE,
+    inner_width: Annotated[Size | None, PORTABLE] = Field(
+        None, description="Width inside the MLP. null: 8/3 of the width, rounded up to a multiple of 256, if gated; else 4 times."
     )
     norm: Literal["rmsnorm", "layernorm"] = Field(
         "rmsnorm", description="Normalisation before each branch and at the end.", json_schema_extra=portable("rmsnorm")
     )
-    norm_epsilon: Annotated[float, Field(gt=0, lt=1)] = Field(
-        1e-5, description="Added to the variance inside the norms.", json_schema_extra=ANYWHERE
+    norm_epsilon: Annotated[Annotated[float, Field(gt=0, lt=1)], PORTABLE] = Field(
+        1e-5, description="Added to the variance inside the norms."
     )
-    tied: bool = Field(True, description="The head is the token embedding. false: a separate matrix.", json_schema_extra=ANYWHERE)
-    rope_scaling: Literal["linear", "ntk"] | None = Field(
-        None,
-        description="Stretch rotary positions by rope_factor: linear divides the angles, ntk multiplies the base.",
-        json_schema_extra=ANYWHERE,
+    tied: Annotated[bool, PORTABLE] = Field(True, description="The head is the token embedding. false: a separate matrix.")
+    rope_scaling: Annotated[Literal["linear", "ntk"] | None, PORTABLE] = Field(
+        None, description="Stretch rotary positions by rope_factor: linear divides the angles, ntk multiplies the base."
     )
-    rope_factor: Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False)] = Field(
-        1.0, description="How far rope_scaling stretches.", json_schema_extra=ANYWHERE
+    rope_factor: Annotated[Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False)], PORTABLE] = Field(
+        1.0, description="How far rope_scaling stretches."
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
