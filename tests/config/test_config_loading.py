@@ -161,7 +161,10 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place_and_what_is_allowed(tmp_
 
 def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     assert "`ingot init -o" in error_of(file=tmp_path / "missing.yaml")
-    assert error_of(file=tmp_path) == f"{tmp_path} cannot be read: Is a directory; give a YAML file"
+    assert (
+        error_of(file=tmp_path)
+        == f"{tmp_path} cannot be read: it is not a plain file; give a YAML file, such as the config.yaml of a run"
+    )
     (tmp_path / "latin.yaml").write_bytes(b"data: {path: caf\xe9}\n")
     assert "is not UTF-8 text (byte 16)" in error_of(file=tmp_path / "latin.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"data: \x00\n")

@@ -119,7 +119,7 @@ def test_a_mistake_of_one_arm_is_told_with_its_name_before_anything_starts(tmp_p
 @pytest.mark.parametrize(
     ("vary", "said"),
     [
-        ("data.samplin=shuffle", r"unknown setting data\.samplin \(in --vary or --arms\); did you mean data\.sampling\?"),
+        ("data.samplin=shuffle", r"unknown setting data\.samplin \(sweep\); did you mean data\.sampling\?"),
         ("data.sampling=redrew", r"data\.sampling=redrew \(sweep\): must be"),
     ],
 )

@@ -381,6 +381,8 @@ def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Sourc
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # a pipe could block forever
+        raise ConfigError(f"{path} cannot be read: it is not a plain file; give a YAML file, such as the config.yaml of a run")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,6 @@ from ingot.preflight.data_checks import (
     check_files,
     check_supply,
     check_vocabulary,
-    count,
     look_at_data,
     phases_of,
     total_tokens,
@@ -143,75 +142,18 @@ def check_before_training(
     return report.data.dataset
 
 
-# The report as text and as JSON.
+# The report as JSON and as text.
 
 MARKS = {"error": "x", "budget": "$", "warning": "!", "info": "i"}
-
-
-def report_lines(report: Report, name: Rename = str, advise: Rename = str) -> list[str]:
-    """Return the report as lines of text: facts and findings by section."""
-    config, resume = report.config, report.resume
-    model, phases = config.model, config.data.phases
-    mixes = [f"phase {number}, {count(phase.tokens)} tokens: {_weights(phase.mix)}" for number, phase in enumerate(phases, 1)]
-    if config.data.mix:
-        mixes = [f"one mix for the whole run: {_weights(config.data.mix)}"]
-    sections: dict[str, tuple[tuple[str, ...], list[str]]] = {  # prefixes of the codes that belong to it, and its facts
-        "Model": (
-            ("model.",),
-            [
-                f"{model.family}: {model.layers} layers, width {model.width}, {model.heads} heads, "
-                f"context {model.context or config.data.seq_len:,}"
-            ],
-        ),
-        "Data": (("data.", "tokenizer."), _data_lines(report.data)),
-        "Curriculum": (("curriculum.",), mixes),
-        "Training plan": (("training.", "preflight.", "evaluation."), _plan_lines(report)),
-        "Output": (
-            ("output.",),
-            [str(report.output or f"a new folder below runs/, because {name('training.output_dir')} is not set")],
-        ),
-        "Resume": (("resume.",), [f"resumes from {resume.path}, step {resume.step:,}"] if resume is not None else []),
-        "Runtime": (("runtime.",), [f"{what}: {value}" for what, value in report.runtime.items()]),
-    }
-    if report.size is not None:
-        size, facts = report.size, sections["Model"][1]
-        facts.append(f"{size.total:,} parameters, {size.embedding:,} of them the embedding of {report.vocab_size:,} ids")
-        facts.append(f"a rank needs at least about {byte_count(report.memory or 0)} to train it")
-    lines = []
-    for section, (codes, facts) in sections.items():
-        found = [finding for finding in report.findings if finding.code.startswith(codes)]
-        rendered = [f"[{MARKS[finding.severity]}] {finding.code}: {finding.render(name, advise)}" for finding in found]
-        if facts or rendered:
-            lines += [section, *(f"  {line}" for line in [*facts, *rendered]), ""]
-    counts = [sum(finding.severity == severity for finding in report.findings) for severity in MARKS]
-    return [*lines, "{} errors, {} over budget, {} warnings, {} notes".format(*counts)]
-
-
-def _data_lines(data: DataFacts) -> list[str]:
-    lines = [f"{data.path} ({data.format})" if data.format else data.path]
-    if data.tokenizer is not None:
-        lines.append(f"tokenizer {data.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
-    for split, buckets in data.splits.items():
-        for name, bucket in buckets.items():
-            tokens = "" if bucket.tokens is None else f", {count(bucket.tokens)} tokens"
-            documents = f", {bucket.documents:,} documents" if bucket.documents else ""
-            lines.append(f"{split} {name}: {bucket.files} files{tokens}{documents}")
-    return lines
-
-
-def _weights(mix: dict[str, float]) -> str:
-    return ", ".join(f"{name} {weight:g}" for name, weight in mix.items())
-
-
-def _plan_lines(report: Report) -> list[str]:
-    config, o = report.config, report.config.optimizer
-    rows = f"{config.rows_per_step} rows of {config.data.seq_len:,} over {report.world_size} ranks"
-    lines = [f"{config.training.tokens_per_step:,} tokens per step: {rows}"]
-    if report.total_tokens is not None:
-        lines.append(f"{config.training.max_steps:,} steps, {count(report.total_tokens)} tokens in all")
-    if config.budget.seconds is not None:
-        lines.append(f"{config.budget.seconds:g} s of training")
-    return [*lines, f"learning rate {o.learning_rate:g}, {o.schedule}, {o.warmup_steps} steps of warm-up"]
+SECTIONS = {  # part of the record, and prefixes of the codes that belong to it
+    "Model": ("model", ("model.",)),
+    "Data": ("data", ("data.", "tokenizer.")),
+    "Curriculum": ("curriculum", ("curriculum.",)),
+    "Training plan": ("training", ("training.", "preflight.", "evaluation.")),
+    "Output": ("output", ("output.",)),
+    "Resume": ("resume", ("resume.",)),
+    "Runtime": ("runtime", ("runtime.",)),
+}
 
 
 def report_record(report: Report, strict: bool, name: Rename = str, advise: Rename = str) -> dict[str, Any]:
@@ -223,6 +165,9 @@ def report_record(report: Report, strict: bool, name: Rename = str, advise: Rena
         "findings": [finding.record(name, advise) for finding in report.findings],
         "model": {
             "family": config.model.family,
+            "layers": config.model.layers,
+            "width": config.model.width,
+            "heads": config.model.heads,
             "vocab_size": report.vocab_size,
             "parameters": size.total if size is not None else None,
             "embedding": size.embedding if size is not None else None,
@@ -240,11 +185,45 @@ def report_record(report: Report, strict: bool, name: Rename = str, advise: Rena
             "tokens_per_step": config.training.tokens_per_step,
             "max_steps": config.training.max_steps,
             "total_tokens": report.total_tokens,
+            "budget_seconds": config.budget.seconds,
         },
         "output": str(report.output) if report.output is not None else None,
         "resume": {"path": str(resume.path), "step": resume.step, "tokens": resume.tokens} if resume is not None else None,
         "runtime": report.runtime,
     }
+
+
+def report_lines(report: Report, name: Rename = str, advise: Rename = str) -> list[str]:
+    """Return the report as lines of text: facts and findings by section."""
+    record, lines = report_record(report, False), []
+    record["output"] = record["output"] or f"a new folder below runs/, because {name('training.output_dir')} is not set"
+    for section, (key, codes) in SECTIONS.items():
+        findings = [finding for finding in report.findings if finding.code.startswith(codes)]
+        rendered = [f"[{MARKS[finding.severity]}] {finding.code}: {finding.render(name, advise)}" for finding in findings]
+        if facts := [*_facts(record[key]), *rendered]:
+            lines += [section, *(f"  {line}" for line in facts), ""]
+    counts = [sum(finding.severity == severity for finding in report.findings) for severity in MARKS]
+    return [*lines, "{} errors, {} over budget, {} warnings, {} notes".format(*counts)]
+
+
+def _facts(value: Any, label: str = "") -> Iterator[str]:
+    """Yield a part of the record as lines; a mapping inside others, such as a bucket's, is one line."""
+    if isinstance(value, list):
+        value = {f"phase {number}": item for number, item in enumerate(value, 1)}
+    if not isinstance(value, dict):
+        if value not in (None, ""):
+            yield f"{label}{': ' if label else ''}{_number(value)}"
+        return
+    for key, item in value.items():
+        name = f"{label} {key}".strip().replace("_", " ")
+        if isinstance(item, dict) and item and not any(isinstance(part, dict) for part in item.values()):
+            yield f"{name}: " + ", ".join(f"{part.replace('_', ' ')} {_number(v)}" for part, v in item.items() if v is not None)
+        else:
+            yield from _facts(item, name)
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 # One real step on this machine before a run: what the device is, whether it fits, and how fast it is. It leaves nothing behind.
