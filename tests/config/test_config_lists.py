@@ -120,7 +120,7 @@ GROUP_MISTAKES = [
     ("[{name: gates}]", "optimizer.groups.0.match is not set"),
     ("[{match: '*'}]", "optimizer.groups.0.name is not set"),
     ("[{name: a, match: x}, {name: a, match: y}]", "optimizer.groups.0.name=a is used by two groups"),
-    ("[{name: matrix, match: x}]", "optimizer.groups.0.name=matrix is the name of a built-in group"),
+    ("[{name: matrix, match: x}]", "optimizer.groups.0.name=matrix is used by a built-in group"),
     ("[{name: a, match: x, momentum: 0.9}]", "optimizer.groups.0.momentum is a setting of muon"),
     ("[{name: a, match: x, optimizer: muon, beta2: 0.9}]", "optimizer.groups.0.beta2 is a setting of adamw"),
     ("[{name: a, match: x, optimizer: sgd}]", "optimizer.groups.0.optimizer=sgd (command line): must be adamw or muon"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from ingot.model.settings import (
     Count,
@@ -33,20 +33,7 @@ StdMultiple = Annotated[float, Field(gt=0, le=1000)]
 Kernel = Literal["loss", "rotary", "qkv", "mlp", "gate", "scales", "stream"]
 
 
-def _family(section: Any) -> str:
-    if isinstance(section, dict):
-        return "file" if section.get("file") is not None else str(section.get("family", "gpt2"))
-    return str(getattr(section, "family", section))
-
-
-AnyModel = Annotated[
-    Annotated[GPT2Settings, Tag("gpt2")]
-    | Annotated[LlamaSettings, Tag("llama")]
-    | Annotated[GolfSettings, Tag("golf")]
-    | Annotated[FrontierSettings, Tag("frontier")]
-    | Annotated[FileSettings, Tag("file")],
-    Discriminator(_family),
-]
+AnyModel = Annotated[GPT2Settings | LlamaSettings | GolfSettings | FrontierSettings | FileSettings, Field(discriminator="family")]
 FAMILIES: dict[str, type[ModelSettings]] = {
     "gpt2": GPT2Settings,
     "llama": LlamaSettings,
@@ -540,6 +527,14 @@ class Config(Section):
     artifact: ArtifactSection = Field(default_factory=ArtifactSection)
     tracking: TrackingSection = Field(default_factory=TrackingSection)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_family(cls, tree: Any) -> Any:
+        model = tree.get("model") if isinstance(tree, dict) else None
+        if isinstance(model, dict) and "family" not in model:
+            return {**tree, "model": {**model, "family": "gpt2" if model.get("file") is None else "file"}}
+        return tree
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
         _check_rows(self)
@@ -581,18 +576,15 @@ def _check_rows(config: Config) -> None:
             nearest = f"{below:,} and {below + seq_len:,}" if below else f"{seq_len:,}"
             raise ValueError(f"{name}={tokens:,} is not a multiple of data.seq_len={seq_len:,}; the nearest that is: {nearest}")
     if config.model.context is not None and config.model.context < seq_len:
-        raise ValueError(
-            f"model.context={config.model.context} is shorter than data.seq_len={seq_len}; raise it or set it to null"
-        )
+        context = f"model.context={config.model.context}"
+        raise ValueError(f"{context} is shorter than data.seq_len={seq_len}; raise it or set it to null")
     if config.stride > seq_len:
         raise ValueError(f"evaluation.stride={config.stride} is longer than data.seq_len={seq_len} and would skip tokens")
     spans = data.spans if isinstance(data.spans, int) else sum(data.spans)
     if data.sampling == "stream" and config.rows_per_step % spans:
         total = "" if isinstance(data.spans, int) else f", {spans} rows in all,"
-        raise ValueError(
-            f"data.spans={data.spans}{total} does not divide the {config.rows_per_step} rows of a step "
-            f"(training.tokens_per_step={tokens_per_step:,} / data.seq_len={seq_len:,})"
-        )
+        rows = f"{config.rows_per_step} rows of a step (training.tokens_per_step / data.seq_len)"
+        raise ValueError(f"data.spans={data.spans}{total} does not divide the {rows}")
 
 
 def _check_data(data: DataSection, training: TrainingSection) -> None:
@@ -604,17 +596,14 @@ def _check_data(data: DataSection, training: TrainingSection) -> None:
         raise ValueError(f"data.overlap={data.overlap} is more than half of data.seq_len={data.seq_len}")
     if data.epochs is not None and data.sampling == "random":
         raise ValueError("data.epochs: data.sampling=random draws with replacement and has no epochs; use shuffle")
-    mixes = {"data.mix": data.mix} if data.mix else {}
-    mixes |= {f"data.phases.{number}.mix": phase.mix for number, phase in enumerate(data.phases)}
+    if data.mix and data.phases:
+        raise ValueError("data.mix and data.phases are both set, but each phase has its own mix; leave data.mix out")
+    mixes = {"data.mix": data.mix} if data.mix else {f"data.phases.{i}.mix": phase.mix for i, phase in enumerate(data.phases)}
     for name, mix in mixes.items():
         if not any(mix.values()):
             raise ValueError(f"{name} gives no bucket a weight above 0")
         if data.sampling == "stream":
-            raise ValueError(
-                f"{name} cannot be combined with data.sampling=stream, which reads a single stream; use shuffle, redraw or pack"
-            )
-    if data.mix and data.phases:
-        raise ValueError("data.mix and data.phases are both set, but each phase has its own mix; leave data.mix out")
+            raise ValueError(f"{name} cannot be combined with data.sampling=stream, which reads one stream; use shuffle or pack")
     if data.phases and any(stage.seq_len not in (None, data.seq_len) for stage in training.stages):
         raise ValueError("data.phases cannot be combined with training.stages that have their own seq_len")
 
@@ -623,46 +612,35 @@ def _check_end(training: TrainingSection, budget: BudgetSection) -> None:
     if training.max_steps is None and budget.seconds is None:
         raise ValueError("nothing ends this run: set training.max_steps or budget.seconds, or start from one of `ingot recipes`")
     if not training.save_every and not training.save_seconds:
-        raise ValueError(
-            "training.save_every and training.save_seconds are both 0: nothing would be saved before the end; set one"
-        )
+        raise ValueError("training.save_every and training.save_seconds are both 0: nothing would be saved; set one")
 
 
 def _check_schedule(o: OptimizerSection, max_steps: int | None) -> None:
+    name = f"optimizer.schedule={o.schedule}"
     if o.schedule == "warmdown" and o.decay_steps is None:
-        raise ValueError("optimizer.schedule=warmdown needs optimizer.decay_steps, the length of the decay in steps")
+        raise ValueError(f"{name} needs optimizer.decay_steps, the length of the decay in steps")
     if o.schedule not in ("cosine", "wsd"):
         return
-    if max_steps is None and o.decay_steps is None:
-        raise ValueError(
-            f"optimizer.schedule={o.schedule} counts steps, but training.max_steps is null; set it or optimizer.decay_steps, "
-            "or use optimizer.schedule=budget, which follows the clock"
-        )
-    if o.schedule == "wsd" and max_steps is None:
-        raise ValueError(
-            "optimizer.schedule=wsd decays towards training.max_steps, which is null; set it or use optimizer.schedule=budget"
-        )
+    if max_steps is None and (o.schedule == "wsd" or o.decay_steps is None):
+        advice = "set it, or use optimizer.schedule=budget, which follows the clock"
+        raise ValueError(f"{name} counts steps, but training.max_steps is null; {advice}")
     if o.warmup_steps >= (o.decay_steps if o.schedule == "cosine" and o.decay_steps else max_steps or 1):
-        raise ValueError(
-            f"optimizer.warmup_steps={o.warmup_steps} leaves no step to decay in; lower it or raise training.max_steps"
-        )
+        advice = "lower it or raise training.max_steps"
+        raise ValueError(f"optimizer.warmup_steps={o.warmup_steps} leaves no step to decay in; {advice}")
 
 
 def _check_groups(o: OptimizerSection) -> None:
     counts = Counter(group.name for group in o.groups)
     for number, group in enumerate(o.groups):
         name = f"optimizer.groups.{number}"
-        if counts[group.name] > 1:
-            raise ValueError(f"{name}.name={group.name} is used by two groups; choose another name")
-        if group.name in o.kinds:
-            raise ValueError(f"{name}.name={group.name} is the name of a built-in group; choose another name")
-        foreign = ("beta1", "beta2", "epsilon") if group.optimizer == "muon" else ("momentum",)
+        if counts[group.name] > 1 or group.name in o.kinds:
+            owner = "two groups" if counts[group.name] > 1 else "a built-in group"
+            raise ValueError(f"{name}.name={group.name} is used by {owner}; choose another name")
+        other, foreign = ("adamw", ("beta1", "beta2", "epsilon")) if group.optimizer == "muon" else ("muon", ("momentum",))
         for setting in foreign:
             if getattr(group, setting) is not None:
-                other = "adamw" if group.optimizer == "muon" else "muon"
-                raise ValueError(
-                    f"{name}.{setting} is a setting of {other}, but {name}.optimizer={group.optimizer}; leave it out"
-                )
+                why = f"is a setting of {other}, but {name}.optimizer={group.optimizer}"
+                raise ValueError(f"{name}.{setting} {why}; leave it out")
 
 
 def _check_stages(config: Config) -> None:
@@ -673,24 +651,19 @@ def _check_stages(config: Config) -> None:
     for number, stage in enumerate(stages):
         name = f"training.stages.{number}"
         if (stage.share is None) == (stage.steps is None):
-            given = "neither share nor steps" if stage.share is None else "both share and steps"
-            raise ValueError(f"{name} has {given}; set one of them to say how long it lasts")
+            has = "neither share nor steps" if stage.share is None else "both share and steps"
+            raise ValueError(f"{name} has {has}; set one of them to say how long it lasts")
         if stage.seq_len is not None and seq_len % stage.seq_len:
             problem = "is longer than" if stage.seq_len > seq_len else "does not divide"
-            raise ValueError(
-                f"{name}.seq_len={stage.seq_len} {problem} data.seq_len={seq_len}; data.seq_len is the longest row, and "
-                "stages with shorter rows cut it into equal parts"
-            )
+            advice = "stages with shorter rows cut the longest into equal parts"
+            raise ValueError(f"{name}.seq_len={stage.seq_len} {problem} data.seq_len={seq_len}; {advice}")
         if stage.model.keys() != stages[0].model.keys():
             key = min(stage.model.keys() ^ stages[0].model.keys())
             raise ValueError(f"{name}.model: {key} is set in some stages and not in others; set it in all of them")
         if unknown := [group for group in stage.rates if group not in groups]:
             raise ValueError(f"{name}.rates.{unknown[0]}: unknown group; the groups are {', '.join(groups)}")
     if config.data.sampling == "stream":
-        raise ValueError(
-            "training.stages cannot be combined with data.sampling=stream, whose steps all have the same size; use shuffle, "
-            "redraw, random or pack"
-        )
+        raise ValueError("training.stages cannot be combined with data.sampling=stream; use shuffle, redraw, random or pack")
     longest = max(stage.seq_len or seq_len for stage in stages)
     if longest < seq_len:
         raise ValueError(
