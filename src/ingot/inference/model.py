@@ -84,16 +84,16 @@ def locate_weights(path: Path) -> Path:
     return found.resolve()
 
 
-def _known(path: Path, known: Mapping[str, Any]) -> tuple[dict[str, Any], Config]:
-    facts = {name: known.get(name) for name in FACTS}
-    config, tokenizer = facts["config"], facts["tokenizer"]
-    told = isinstance(config, dict) and isinstance(config.get("model"), dict) and "family" in config["model"]
-    if not told or "tokenizer" not in known or not isinstance(tokenizer, dict | None):
-        raise CheckpointError(f"{path} does not say how to build its model")
+def _known(path: Path, progress: Mapping[str, Any]) -> tuple[dict[str, Any], Config]:
+    """Return the facts of a file and the config in it; a file is not trusted to have either."""
+    facts: dict[str, Any] = {name: progress.get(name) for name in FACTS}
     try:
-        return facts, load_config(python=config, environment={}).config
-    except ConfigError as error:
-        raise CheckpointError(f"{path} does not say how to build its model: {error}") from None
+        if not facts["config"]["model"]["family"] or not isinstance(progress["tokenizer"], dict | None):
+            raise TypeError
+        return facts, load_config(python=facts["config"], environment={}).config
+    except (KeyError, TypeError, ConfigError) as error:
+        reason = f": {error}" if isinstance(error, ConfigError) else ""
+        raise CheckpointError(f"{path} does not say how to build its model{reason}") from None
 
 
 def scoring_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def model_file(weights: Weights) -> Path:
     kept = [folder / MODEL_COPY, *([folder.parent / MODEL_COPY] if folder.name in ("artifact", "checkpoints") else [])]
     file = next((file for file in kept if file.is_file()), None)
     if file is None:
-        raise CheckpointError(f"{weights.path} holds a model of its own; put its Python file beside it as {MODEL_COPY}")
+        raise CheckpointError(f"{weights.path} holds a custom model; put its Python file beside it as {MODEL_COPY}")
     if hashlib.sha256(file.read_bytes()).hexdigest() != weights.facts.get("model_file_sha256"):
         raise CheckpointError(f"{file} is not the file that {weights.path} was trained with; put that one there")
     return file
@@ -190,14 +190,6 @@ def model_file(weights: Weights) -> Path:
 AT_ONCE = 64  # largest batch of completions: more slow down each step and do not raise throughput
 LONGEST_ROW = 1 << 20  # longest row for a model with rotary positions
 BATCH_TOKENS = 1 << 16  # total for a batch, prompts included; bounds the KV cache
-
-
-@dataclass(frozen=True)
-class Start:
-    """The beginning of a text: its prompt as tokens."""
-
-    ids: list[int]
-    is_new: bool  # True if the completion starts a document
 
 
 @dataclass(frozen=True, repr=False)
@@ -241,8 +233,8 @@ class LoadedModel:
             stop_at_end=stop_at_end,
             use_cache=use_cache,
         )
-        starts, sampling = self._starts([prompt], options), options.sampling(1)
-        return (piece for _, piece in self._write(starts, sampling, tokens, stop_at_end))
+        ids, sampling = self._ids([prompt], options), options.sampling(1)
+        return (piece for _, piece in self._write([prompt], ids, sampling, tokens, stop_at_end))
 
     def generate(
         self,
@@ -278,15 +270,16 @@ class LoadedModel:
 
     def write_texts(self, prompts: Sequence[str], options: GenerationOptions, seeds: Sequence[int]) -> list[str]:
         """Return the completion of every prompt, each with its seed; batches as many as fit in memory."""
-        starts, sampling = self._starts(prompts, options), options.sampling(len(prompts))
-        order = sorted(range(len(prompts)), key=lambda i: len(starts[i].ids))  # batch prompts of similar length
+        ids, sampling = self._ids(prompts, options), options.sampling(len(prompts))
+        order = sorted(range(len(prompts)), key=lambda i: len(ids[i]))  # batch prompts of similar length
         texts, at_once = {}, AT_ONCE
         while order:
-            longest = len(starts[order[min(at_once, len(order)) - 1]].ids) + options.max_new_tokens
+            longest = len(ids[order[min(at_once, len(order)) - 1]]) + options.max_new_tokens
             part = order[: max(1, min(at_once, BATCH_TOKENS // longest))]
             seeded = replace(sampling, seeds=tuple(seeds[i] for i in part))
+            batch = [prompts[i] for i in part], [ids[i] for i in part]
             try:
-                pieces = list(self._write([starts[i] for i in part], seeded, options.max_new_tokens, options.stop_at_end))
+                pieces = list(self._write(*batch, seeded, options.max_new_tokens, options.stop_at_end))
             except MemoryError:
                 if len(part) == 1:
                     raise RunError("the device's memory does not hold one text; shorten it or use another device") from None
@@ -301,22 +294,24 @@ class LoadedModel:
     def stream_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> Iterator[tuple[int, str]]:
         """Yield (prompt number, next text) as it is generated, for all prompts in one batch."""
         options = options or GenerationOptions()
-        starts, sampling = self._starts(prompts, options), options.sampling(len(prompts))
-        return self._write(starts, sampling, options.max_new_tokens, options.stop_at_end) if prompts else iter(())
+        ids, sampling = self._ids(prompts, options), options.sampling(len(prompts))
+        return self._write(prompts, ids, sampling, options.max_new_tokens, options.stop_at_end) if prompts else iter(())
 
-    def _starts(self, prompts: Sequence[str], options: GenerationOptions) -> list[Start]:
-        return [Start(prompt_ids(self.tokenizer, prompt, options.start_mark), is_new=not prompt) for prompt in prompts]
+    def _ids(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[int]]:
+        return [prompt_ids(self.tokenizer, prompt, options.start_mark) for prompt in prompts]
 
-    def _write(self, starts: Sequence[Start], sampling: Sampling, tokens: int, stop_at_end: bool) -> Iterator[tuple[int, str]]:
-        """Yield pieces of text with the number of their start, until all completions end."""
+    def _write(
+        self, prompts: Sequence[str], ids: list[list[int]], sampling: Sampling, tokens: int, stop_at_end: bool
+    ) -> Iterator[tuple[int, str]]:
+        """Yield pieces of text with the number of their prompt, until all completions end; `ids` are the prompts as tokens."""
         ends = self.ends if stop_at_end else set()
-        decoders = {row: StreamDecoder(self.tokenizer, at_start=start.is_new) for row, start in enumerate(starts)}
-        for found in islice(self.backend.generate([start.ids for start in starts], sampling), tokens):
+        decoders = {row: StreamDecoder(self.tokenizer, at_start=not prompt) for row, prompt in enumerate(prompts)}
+        for step in islice(self.backend.generate(ids, sampling), tokens):
             for row, decoder in list(decoders.items()):
-                over = found[row] in ends
-                if piece := decoder.finish() if over else decoder.push([found[row]]):
+                ended = step[row] in ends
+                if piece := decoder.finish() if ended else decoder.push([step[row]]):
                     yield row, piece
-                if over:
+                if ended:
                     del decoders[row]
             if not decoders:
                 return
@@ -337,11 +332,11 @@ class LoadedModel:
     def cast(self, dtype: str) -> LoadedModel:
         """Cast the weights to another dtype, for generation from now on."""
         if dtype not in DTYPES:
-            raise ConfigError(f"dtype {dtype} is not known; there are {', '.join(DTYPES)}")
+            raise ConfigError(f"unknown dtype {dtype}; choose from {', '.join(DTYPES)}")
         if not self.backend.cast(DTYPES[dtype]):
             raise ConfigError(
-                f"{self.weights.path} cannot be opened with dtype {dtype}: a model of one's own keeps its number format, and mlx "
-                "has no fp16; leave dtype out"
+                f"{self.weights.path} cannot be opened with dtype {dtype}: a custom model keeps its dtype, and mlx has no "
+                "fp16; leave dtype out"
             )
         return self
 
