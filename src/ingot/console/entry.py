@@ -36,10 +36,12 @@ MODEL_MODULE_PREFIX = "ingot_model_"  # model/registry.py imports users' files u
 MAX_FRAMES = 3  # frames of the user's file that an error shows, nearest to the error
 
 
-def user_error(error: BaseException) -> IngotError | None:
-    """Return an error of Python as one that its user can fix; None for a bug of ours."""
+def _user_error(error: BaseException) -> IngotError | None:
+    """Return an error of Python or of a custom model as one that its user can fix; None for a bug of ours."""
     message = str(error)
-    if _is_out_of_memory(error):
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # torch's and MLX's
+    if kinds & {"MemoryError", "OutOfMemoryError"} or any(phrase in message for phrase in phrases):
         return RunError(
             "the memory is full",
             Setting("training.micro_batch"),
@@ -50,26 +52,11 @@ def user_error(error: BaseException) -> IngotError | None:
         return ConfigError(f"a name or text contains invalid characters ({message})", advice="correct it")
     if message.startswith("Symlink loop"):
         return ConfigError(message, advice="give the path that the link should lead to")
-    return _custom_model_error(error)
-
-
-def show_warnings() -> None:
-    """Make warnings print control characters visibly."""
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_VisibleFormatter())
-
-
-class _VisibleFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return shown(super().format(record))
-
-
-def _custom_model_error(error: BaseException | None) -> IngotError | None:
-    """Return an error raised in the file of a custom model, wherever it was called from; None for any other."""
-    while error is not None:
+    cause: BaseException | None = error
+    while cause is not None:  # the file of a custom model, wherever it was called from
         frames = [
             (frame.f_code, line)
-            for frame, line in traceback.walk_tb(error.__traceback__)
+            for frame, line in traceback.walk_tb(cause.__traceback__)
             if str(frame.f_globals.get("__name__")).startswith(MODEL_MODULE_PREFIX)
         ]
         if frames:
@@ -77,9 +64,9 @@ def _custom_model_error(error: BaseException | None) -> IngotError | None:
                 f"{Path(code.co_filename).name}:{line} in {code.co_name}: {linecache.getline(code.co_filename, line).strip()}"
                 for code, line in frames[-MAX_FRAMES:]
             ]
-            message = f"it ends the program with {error.code!r}" if isinstance(error, SystemExit) else str(error)
-            return RunError(f"your model fails: {' > '.join(lines)} > {type(error).__name__}: {message}")
-        error = error.__cause__
+            why = f"it ends the program with {cause.code!r}" if isinstance(cause, SystemExit) else str(cause)
+            return RunError(f"your model fails: {' > '.join(lines)} > {type(cause).__name__}: {why}")
+        cause = cause.__cause__
     return None
 
 
@@ -117,7 +104,12 @@ def explained(
             yield outcome
         sys.stdout.flush()
     except IngotError as error:
-        speaks = not isinstance(error, PeerLost) and _speaks(error)
+        try:
+            first = ranks_from_environment().first
+        except ConfigError:
+            first = True  # the rank is unknown
+        found_by_all = isinstance(error, ConfigError | DataError | CheckpointError)
+        speaks = not isinstance(error, PeerLost) and (first or not found_by_all)
         if not speaks:
             time.sleep(PEER_WAIT_SECONDS)
         if speaks or (every_rank and not isinstance(error, PeerLost)):
@@ -140,7 +132,7 @@ def explained(
         warn(f"{program}: error: {outcome.error}")
         outcome.code = RunError.exit_code
     except (Exception, SystemExit) as error:
-        outcome.error = user_error(error)
+        outcome.error = _user_error(error)
         if outcome.error is None:
             raise
         warn(f"{program}: error: {outcome.error.render(name, advise)}")
@@ -174,32 +166,22 @@ def warn(line: str) -> None:
         print(shown(line), file=sys.stderr, flush=True)
 
 
+class _VisibleFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
+
+
 def _open_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: >&-
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
         if hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show must not be an error
-    show_warnings()
-
-
-def _speaks(error: IngotError) -> bool:
-    """Return True if this rank prints the error: one that every rank finds is printed by the first."""
-    try:
-        first = ranks_from_environment().first
-    except ConfigError:
-        first = True  # the rank is unknown
-    return first or not isinstance(error, ConfigError | DataError | CheckpointError)
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_VisibleFormatter())
 
 
 def _drop_stdout() -> None:
     """Send the rest of stdout to nowhere; otherwise Python complains when it closes stdout."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Return True for the out-of-memory errors of torch, MLX and Python."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(phrase in str(error) for phrase in phrases)

@@ -25,17 +25,13 @@ from ingot.backends.sampling import Sampling
 from ingot.errors import ConfigError, IngotError
 from ingot.inference.engine import Chunk, Closed, Completion, Engine
 from ingot.inference.model import LoadedModel
-from ingot.serve.protocol import Answer, Asked, Refused, read_request
+from ingot.serve.protocol import MAX_SEED, Answer, Refused, read_request
 
 MAX_BODY_BYTES = 1 << 24
 CLIENT_CLOSED = 499  # status of a request whose client has disconnected
 NO_CHAT = "this is a base model, which has no chat; ask /v1/completions to continue a text"
 
-Found = tuple[int, Chunk]
-
-
-class Gone(Exception):
-    """The client has disconnected."""
+Indexed = tuple[int, Chunk]  # a chunk with the number of its completion
 
 
 def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI:
@@ -48,20 +44,16 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
     @app.middleware("http")
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         try:
-            _check_client(request, token)
+            if token is None:
+                check_local(request)
+            elif not has_token(request, token):
+                wrong = "the token is missing or wrong; send the header Authorization: Bearer TOKEN"
+                raise Refused(wrong, status=401, code="invalid_api_key")
             return await call_next(request)
         except Refused as refused:
-            return _refusal(refused)
+            return refusal(refused)
 
-    @app.exception_handler(Refused)
-    async def tell(request: Request, refused: Refused) -> Response:
-        return _refusal(refused)
-
-    @app.exception_handler(HTTPException)
-    async def tell_http(request: Request, error: HTTPException) -> Response:
-        place = f"{request.method} {request.url.path}"
-        what = {404: f"there is no {place:.100}; ask /v1/completions or /v1/models", 405: f"{place:.100} is not allowed"}
-        return _refusal(Refused(what.get(error.status_code, str(error.detail)), status=error.status_code))
+    add_error_handlers(app, "; ask /v1/completions or /v1/models")
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -86,39 +78,65 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
 
 async def complete(request: Request, engine: Engine, name: str) -> Response:
     """Answer one request for completions."""
-    model = engine.model
+    model, loop = engine.model, asyncio.get_running_loop()
     body = await read_body(request)
-    asked = await asyncio.to_thread(read_request, body, model.tokenizer, model.context, name)  # others continue
-    told = [prompt for prompt in asked.prompts for _ in range(asked.n)]
-    answer = Answer(model.tokenizer, name, told, asked.logprobs, asked.echo)
-    found: asyncio.Queue[Found] = asyncio.Queue()
-    texts = _submit(engine, asked, found)
+    asked, prompts = await asyncio.to_thread(read_request, body, model.tokenizer, model.context, name)  # others continue
+    rows = [prompt for prompt in prompts for _ in range(asked.n)]
+    answer = Answer(model.tokenizer, name, rows, asked.logprobs, asked.echo)
+    chunks: asyncio.Queue[Indexed] = asyncio.Queue()
+
+    def put(index: int, chunk: Chunk) -> None:
+        with suppress(RuntimeError):  # the server has ended meanwhile
+            loop.call_soon_threadsafe(chunks.put_nowait, (index, chunk))
+
+    completions = [
+        Completion(
+            prompt.ids,
+            prompt.is_new,
+            asked.max_tokens,
+            Sampling(temperature=asked.temperature, top_p=asked.top_p, seed=asked.seed % MAX_SEED + index),
+            partial(put, index),
+            stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop),
+            logprobs=asked.logprobs,
+            echo=asked.echo,
+            stream=asked.stream,
+        )
+        for index, prompt in enumerate(rows)
+    ]
+    for completion in completions:
+        engine.submit(completion)
     if asked.stream:
-        return StreamingResponse(_events(asked, answer, texts, found), media_type="text/event-stream")
-    return await _whole(request, asked, answer, texts, found)
+        usage = len(prompts) if asked.stream_options.include_usage else None
+        return StreamingResponse(_events(answer, completions, chunks, usage), media_type="text/event-stream")
+    return await _whole(request, answer, completions, chunks, len(prompts))
 
 
 def _about(name: str, began: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": began, "owned_by": "ingot"}
 
 
-def _refusal(refused: Refused) -> Response:
+def refusal(refused: Refused) -> Response:
+    """Return the response of a refused request."""
     return JSONResponse(refused.record(), refused.status)
+
+
+def add_error_handlers(app: FastAPI, advice: str = "") -> None:
+    """Answer every refusal and wrong address in OpenAI's form of errors."""
+
+    @app.exception_handler(Refused)
+    async def on_refused(request: Request, refused: Refused) -> Response:
+        return refusal(refused)
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        wrong = f"{request.method} {request.url.path:.100}"
+        reason = f"{wrong} is not allowed" if error.status_code == 405 else f"there is no {wrong}{advice}"
+        return refusal(Refused(reason, status=error.status_code))
 
 
 def _failure(error: IngotError) -> Refused:
     """Return the error for a completion that failed; 409 if the model was closed and can be opened again."""
     return Refused(str(error), status=409 if isinstance(error, Closed) else 500)
-
-
-def _check_client(request: Request, token: str | None) -> None:
-    """Refuse clients without the token or, if no token is set, foreign hosts and web pages."""
-    if token is not None and not has_token(request, token):
-        raise Refused(
-            "the token is missing or wrong; send the header Authorization: Bearer TOKEN", status=401, code="invalid_api_key"
-        )
-    if token is None:
-        check_local(request)
 
 
 def check_local(request: Request) -> None:
@@ -159,58 +177,29 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _submit(engine: Engine, asked: Asked, found: asyncio.Queue[Found]) -> list[Completion]:
-    """Submit every completion to the engine; pieces arrive in the queue with the index of their completion."""
-    loop = asyncio.get_running_loop()
-
-    def putting(index: int) -> Callable[[Chunk], None]:
-        def put(piece: Chunk) -> None:
-            with suppress(RuntimeError):  # the server has ended meanwhile
-                loop.call_soon_threadsafe(found.put_nowait, (index, piece))
-
-        return put
-
-    texts = []
-    for index, prompt in enumerate(prompt for prompt in asked.prompts for _ in range(asked.n)):
-        sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p, seed=asked.seed + index)
-        texts.append(
-            Completion(
-                prompt.ids,
-                prompt.is_new,
-                asked.tokens,
-                sampling,
-                putting(index),
-                stop=asked.stop,
-                logprobs=asked.logprobs,
-                echo=asked.echo,
-                stream=asked.stream,
-            )
-        )
-    for text in texts:
-        engine.submit(text)
-    return texts
-
-
 async def _whole(
-    request: Request, asked: Asked, answer: Answer, texts: list[Completion], found: asyncio.Queue[Found]
+    request: Request, answer: Answer, completions: list[Completion], chunks: asyncio.Queue[Indexed], prompts: int
 ) -> Response:
     """Return the whole answer; generation stops if the client disconnects first."""
     choices: dict[int, dict[str, Any]] = {}
     leaving = asyncio.create_task(_left(request))
     try:
-        while len(choices) < len(texts):
-            index, piece = await _next(found, leaving)
-            if piece.error is not None:
-                raise _failure(piece.error)
-            choices[index] = answer.choice(index, piece)
-    except Gone:
-        return Response(status_code=CLIENT_CLOSED)
+        while len(choices) < len(completions):
+            getting = asyncio.ensure_future(chunks.get())
+            await asyncio.wait({getting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not getting.done():
+                getting.cancel()
+                return Response(status_code=CLIENT_CLOSED)
+            index, chunk = getting.result()
+            if chunk.error is not None:
+                raise _failure(chunk.error)
+            choices[index] = answer.choice(index, chunk)
     finally:
         leaving.cancel()
-        for text in texts:
-            text.gone.set()
-    record = answer.record([choices[index] for index in range(len(texts))])
-    return JSONResponse({**record, "usage": answer.usage(len(asked.prompts))})
+        for completion in completions:
+            completion.gone.set()
+    record = answer.record([choices[index] for index in range(len(completions))])
+    return JSONResponse({**record, "usage": answer.usage(prompts)})
 
 
 async def _left(request: Request) -> None:
@@ -220,32 +209,25 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _next(found: asyncio.Queue[Found], leaving: asyncio.Task[None]) -> Found:
-    getting = asyncio.ensure_future(found.get())
-    await asyncio.wait({getting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-    if getting.done():
-        return getting.result()
-    getting.cancel()
-    raise Gone
-
-
-async def _events(asked: Asked, answer: Answer, texts: list[Completion], found: asyncio.Queue[Found]) -> AsyncIterator[bytes]:
+async def _events(
+    answer: Answer, completions: list[Completion], chunks: asyncio.Queue[Indexed], usage: int | None
+) -> AsyncIterator[bytes]:
     """Yield the answer as server-sent events; the server closes this generator when the client disconnects."""
-    left = len(texts)
+    left = len(completions)
     try:
         while left:
-            index, piece = await found.get()
-            if piece.error is not None:
-                yield _event(_failure(piece.error).record())
+            index, chunk = await chunks.get()
+            if chunk.error is not None:
+                yield _event(_failure(chunk.error).record())
                 return
-            left -= piece.finish is not None
-            yield _event(answer.record([answer.choice(index, piece)]))
-        if asked.with_usage:
-            yield _event({**answer.record([]), "usage": answer.usage(len(asked.prompts))})
+            left -= chunk.finish is not None
+            yield _event(answer.record([answer.choice(index, chunk)]))
+        if usage is not None:
+            yield _event({**answer.record([]), "usage": answer.usage(usage)})
         yield b"data: [DONE]\n\n"
     finally:
-        for text in texts:
-            text.gone.set()
+        for completion in completions:
+            completion.gone.set()
 
 
 def _event(record: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Requests and answers of OpenAI's /v1/completions, read and checked field by field.
+"""Requests and answers of OpenAI's /v1/completions.
 
 An unsupported field is refused by name: otherwise a client would trust a completion that it did not request.
 """
@@ -6,26 +6,23 @@ An unsupported field is refused by name: otherwise a client would trust a comple
 from __future__ import annotations
 
 import json
-import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.backends.sampling import prompt_ids
 from ingot.data.tokenizers import StreamDecoder, Tokenizer
 from ingot.errors import IngotError, one_line, shown
 from ingot.inference.engine import Chunk
 
-MOST_TEXTS, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
-MOST_SEED = 2**62
+MAX_TEXTS, MAX_LOGPROBS, MAX_STOPS, MAX_STOP_CHARACTERS = 128, 20, 4, 256
+MAX_SEED = 2**62
 SHORT_CHARACTERS = 4  # per token of the context; a shorter prompt is fast to encode and needs no size check
-# Fields that are accepted and ignored, and values of other fields that have no effect.
 IGNORED = ("user", "metadata", "store")
-NEUTRAL: dict[str, tuple[object, ...]] = {
-    "suffix": (None, ""), "presence_penalty": (None, 0), "frequency_penalty": (None, 0), "logit_bias": (None, {}),
-}  # fmt: skip
 
 
 class Refused(Exception):
@@ -49,117 +46,90 @@ class Prompt:
     is_new: bool
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A valid request."""
-
-    prompts: list[Prompt]
-    n: int
-    tokens: int
-    temperature: float
-    top_p: float
-    seed: int
-    stop: tuple[str, ...]
-    logprobs: int | None
-    echo: bool
-    stream: bool
-    with_usage: bool
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
-class Fields:
-    """The fields of a request, taken one by one; what is left over is unknown and refused."""
+class StreamOptions(BaseModel):
+    """The field stream_options; `include_obfuscation` changes nothing."""
 
-    def __init__(self, body: bytes) -> None:
-        try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            raise Refused("the body of the request is not JSON") from None
-        if not isinstance(found, dict):
-            raise Refused("the body of the request is not a JSON object")
-        self._left: dict[str, Any] = {name: value for name, value in found.items() if name not in IGNORED}
-
-    def take(self, name: str, default: Any = None) -> Any:
-        """Return and remove a field; the default if it is missing or null."""
-        value = self._left.pop(name, None)
-        return default if value is None else value
-
-    def number(self, name: str, default: float | None, low: float, high: float, whole: bool = False) -> Any:
-        """Return a number within bounds, or the default."""
-        if (value := self.take(name, default)) is None:
-            return None
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        if not fits or math.isnan(value) or (whole and not isinstance(value, int)):
-            what = "a whole number" if whole else "a number"
-            raise Refused(f"{name} is {value!r:.60}, and must be {what} from {low:,} to {high:,}", name)
-        return value
-
-    def flag(self, name: str) -> bool:
-        """Return a boolean field, False by default."""
-        if not isinstance(value := self.take(name, False), bool):
-            raise Refused(f"{name} is {value!r:.60}, and must be true or false", name)
-        return value
-
-    def refuse_rest(self) -> None:
-        """Refuse the fields that nobody took."""
-        for name, values in NEUTRAL.items():
-            if name in self._left and self._left.pop(name) not in values:
-                raise Refused(f"{name} is not supported here; leave it out", name)
-        if self._left:
-            name = next(iter(self._left))
-            raise Refused(f"there is no field {name!r:.60} here; leave it out", name[:60])
+    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: bool = False
+    include_obfuscation: bool = False
 
 
-def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: str) -> Asked:
-    """Parse and check the body of a request."""
-    fields = Fields(body)
-    _check_model(fields.take("model"), name)
-    n = fields.number("n", 1, 1, MOST_TEXTS, whole=True)
-    if fields.number("best_of", n, 1, MOST_TEXTS, whole=True) != n:
-        raise Refused(f"best_of is not supported here; leave it out and ask for n={n} texts", "best_of")
-    asked = Asked(
-        prompts=_prompts(fields.take("prompt", ""), tokenizer, context),
-        n=n,
-        tokens=fields.number("max_tokens", 16, 0, 10**8, whole=True),
-        temperature=float(fields.number("temperature", 1.0, 0, 100)),
-        top_p=float(fields.number("top_p", 1.0, 1e-9, 1)),
-        seed=fields.number("seed", secrets.randbits(31), -MOST_SEED, MOST_SEED, whole=True) % MOST_SEED,
-        stop=_stops(fields.take("stop", [])),
-        logprobs=fields.number("logprobs", None, 0, MOST_LOGPROBS, whole=True),
-        echo=fields.flag("echo"),
-        stream=fields.flag("stream"),
-        with_usage=_with_usage(fields.take("stream_options", {})),
-    )
-    fields.refuse_rest()
-    _check_lengths(asked, tokenizer, context)
-    return asked
+class CompletionRequest(BaseModel):
+    """The fields of a request. Those at the end are accepted with the values that change nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model: str | None = None
+    prompt: str | list[str] | list[int] | list[list[int]] = ""
+    n: int = Field(1, ge=1, le=MAX_TEXTS)
+    max_tokens: int = Field(16, ge=0, le=10**8)
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, ge=1e-9, le=1)
+    seed: int = Field(default_factory=lambda: secrets.randbits(31), ge=-MAX_SEED, le=MAX_SEED)
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] = []
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    best_of: int | None = None
+    suffix: Literal[""] = ""
+    presence_penalty: Literal[0] = 0
+    frequency_penalty: Literal[0] = 0
+    logit_bias: dict[str, float] = Field({}, max_length=0)
 
 
-def _check_model(asked: object, name: str) -> None:
-    if asked not in (None, name):
-        raise Refused(f"there is no model {asked!r:.100}; this server has {name!r}", "model", 404, "model_not_found")
+def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: str) -> tuple[CompletionRequest, list[Prompt]]:
+    """Check the body of a request to the model `name`; return it with its prompts as tokens."""
+    try:
+        fields = json.loads(body)
+        assert isinstance(fields, dict)
+        given = {shown(key): value for key, value in fields.items() if value is not None and key not in IGNORED}
+        request = CompletionRequest.model_validate(given)
+    except ValidationError as error:
+        defect = error.errors(include_url=False)[0]
+        param = str(defect["loc"][0])
+        if defect["type"] == "extra_forbidden":
+            raise Refused(f"there is no field {param!r:.60} here; leave it out", param[:60]) from None
+        kinds = {"prompt": ": it must be a text, a list of texts, a list of token ids, or a list of such lists in UTF-8"}
+        limits = {"stop": f": it must be a text or up to {MAX_STOPS} texts, each of 1 to {MAX_STOP_CHARACTERS} characters"}
+        why = {**kinds, **limits}.get(param, f": {defect['msg']}")
+        raise Refused(f"{param} is {given[param]!r:.60}{why}", param) from None
+    except (ValueError, RecursionError, AssertionError):
+        raise Refused("the body of the request is not a JSON object") from None
+    if request.model not in (None, name):
+        raise Refused(f"there is no model {request.model!r:.100}; this server has {name!r}", "model", 404, "model_not_found")
+    if request.best_of not in (None, request.n):
+        raise Refused(f"best_of is not supported here; leave it out and ask for n={request.n} texts", "best_of")
+    several = isinstance(request.prompt, list) and request.prompt and not isinstance(request.prompt[0], int)
+    given_prompts: Sequence[Any] = request.prompt if several else [request.prompt]
+    if len(given_prompts) * request.n > MAX_TEXTS:
+        texts = f"{len(given_prompts):,} prompts with n={request.n}"
+        raise Refused(f"{texts} are more than the {MAX_TEXTS} texts that a request may ask for", "prompt")
+    prompts = [_prompt(prompt, tokenizer, context) for prompt in given_prompts]
+    for prompt in prompts:
+        needed = len(prompt.ids) + request.max_tokens
+        if context is not None and needed > context:
+            raise Refused(
+                f"the prompt has {len(prompt.ids):,} tokens and {request.max_tokens:,} are asked for, {needed:,} in all, and the "
+                f"model sees {context:,} at most",
+                "prompt",
+                code="context_length_exceeded",
+            )
+    return request, prompts
 
 
-def _prompts(given: Any, tokenizer: Tokenizer, context: int | None) -> list[Prompt]:
-    """Return the prompts of a request: a string, several, token ids, or several lists of them."""
-    several = isinstance(given, list) and not all(type(one) is int for one in given)
-    listed = given if several else [given]
-    if len(listed) > MOST_TEXTS:
-        raise Refused(f"there are {len(listed):,} prompts, and {MOST_TEXTS} is the most of one request", "prompt")
-    return [_prompt(one, tokenizer, context) for one in listed]
-
-
-def _prompt(one: Any, tokenizer: Tokenizer, context: int | None) -> Prompt:
-    if isinstance(one, str):
-        check_size(one, tokenizer, context)
-        try:
-            return Prompt(prompt_ids(tokenizer, one), is_new=not one)
-        except (IngotError, UnicodeError) as error:
-            raise Refused(f"the prompt cannot be encoded: {error}", "prompt") from None
-    if not isinstance(one, list) or not all(type(token) is int for token in one):
-        raise Refused("prompt must be a text, a list of texts, a list of token ids, or a list of such lists", "prompt")
-    if wrong := [token for token in one if not 0 <= token < tokenizer.vocab_size]:
-        raise Refused(f"token {wrong[0]} is outside the vocabulary of {tokenizer.vocab_size:,} ids", "prompt")
-    return Prompt(one or prompt_ids(tokenizer, ""), is_new=not one)
+def _prompt(given: str | list[int], tokenizer: Tokenizer, context: int | None) -> Prompt:
+    if isinstance(given, list):
+        if wrong := [token for token in given if not 0 <= token < tokenizer.vocab_size]:
+            raise Refused(f"the prompt has token {wrong[0]}, outside the vocabulary of {tokenizer.vocab_size:,} ids", "prompt")
+        return Prompt(given or prompt_ids(tokenizer, ""), is_new=not given)
+    check_size(given, tokenizer, context)
+    try:
+        return Prompt(prompt_ids(tokenizer, given), is_new=not given)
+    except (IngotError, UnicodeError) as error:
+        raise Refused(f"the prompt cannot be encoded: {error}", "prompt") from None
 
 
 def check_size(text: str, tokenizer: Tokenizer, context: int | None) -> None:
@@ -174,31 +144,6 @@ def check_size(text: str, tokenizer: Tokenizer, context: int | None) -> None:
         )
 
 
-def _stops(given: Any) -> tuple[str, ...]:
-    listed = [given] if isinstance(given, str) else given
-    if not isinstance(listed, list) or not all(isinstance(one, str) and one for one in listed) or len(listed) > MOST_STOPS:
-        raise Refused(f"stop must be a text or a list of at most {MOST_STOPS} texts, none of them empty", "stop")
-    return tuple(listed)
-
-
-def _with_usage(given: Any) -> bool:
-    if not isinstance(given, Mapping) or not set(given) <= {"include_usage", "include_obfuscation"}:
-        raise Refused("stream_options may say include_usage alone", "stream_options")
-    return bool(given.get("include_usage"))
-
-
-def _check_lengths(asked: Asked, tokenizer: Tokenizer, context: int | None) -> None:
-    for prompt in asked.prompts:
-        needed = len(prompt.ids) + asked.tokens
-        if context is not None and needed > context:
-            raise Refused(
-                f"the prompt has {len(prompt.ids):,} tokens and {asked.tokens:,} are asked for, {needed:,} in all, and the model "
-                f"sees {context:,} at most",
-                "prompt",
-                code="context_length_exceeded",
-            )
-
-
 class Answer:
     """The answer to one request in OpenAI's JSON, whole or streamed; each choice is a completion of one prompt."""
 
@@ -207,20 +152,14 @@ class Answer:
         self._places = [Places(tokenizer, prompt, echo) for prompt in prompts]
         self._prompts = [len(prompt.ids) for prompt in prompts]
         self._tokens = [0] * len(prompts)  # sent so far, per choice
-        self._head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": name,
-        }
+        now = int(time.time())
+        self._head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": now, "model": name}
 
     def choice(self, index: int, piece: Chunk) -> dict[str, Any]:
         """Return the JSON of a piece of a completion."""
-        found = {"index": index, "text": piece.text, "logprobs": None, "finish_reason": piece.finish}
-        if self._top is not None:
-            found["logprobs"] = self._logprobs(index, piece)
         self._tokens[index] += len(piece.ids)
-        return found
+        logprobs = self._logprobs(index, piece) if self._top is not None else None
+        return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def record(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the JSON of some choices."""
@@ -234,13 +173,10 @@ class Answer:
 
     def _logprobs(self, index: int, piece: Chunk) -> dict[str, Any]:
         """Return the tokens of a piece with their log-probabilities; the first token of a row has none."""
-        words = [self.word(token) for token in piece.ids]
-        scores, missing = piece.scores, 0
-        chosen: list[float | None] = [] if scores is None else [float(value) for value in scores.chosen]
-        top: list[dict[str, float] | None] = []
-        if scores is not None:
-            for ids, values in zip(scores.top_ids[:, : self._top], scores.top[:, : self._top], strict=True):
-                top.append({self.word(int(token)): float(value) for token, value in zip(ids, values, strict=True)})
+        words, scores = [self._word(token) for token in piece.ids], piece.scores
+        chosen = [] if scores is None else [float(value) for value in scores.chosen]
+        likeliest = [] if scores is None else zip(scores.top_ids[:, : self._top], scores.top[:, : self._top], strict=True)
+        top = [{self._word(int(token)): float(value) for token, value in zip(*both, strict=True)} for both in likeliest]
         missing = len(words) - len(chosen)
         return {
             "tokens": words,
@@ -249,7 +185,7 @@ class Answer:
             "text_offset": [self._places[index].next(token) for token in piece.ids],
         }
 
-    def word(self, token: int) -> str:
+    def _word(self, token: int) -> str:
         """Return a token as text; partial characters and special tokens get a unique spelling."""
         piece = self._tokenizer.decode_bytes([token])
         if not piece or self._tokenizer.unfinished([token]):  # unfinished tokens mark the next letter as a capital
