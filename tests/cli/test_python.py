@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import io
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,43 +47,6 @@ def test_a_run_that_is_complete_is_told_and_not_scored_again(data: Path, tmp_pat
 def test_a_quiet_training_prints_nothing(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ingot.train(recipe="demo", quiet=True, **sections(data, tmp_path / "run"))
     assert capsys.readouterr() == ("", "")
-
-
-class Cell(io.StringIO):
-    """The output of a notebook's cell, as ipykernel's stream takes it: not a terminal, a carriage return begins the line anew."""
-
-    __module__ = "ipykernel.iostream"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows, self.column, self.shown = [""], 0, set[str]()
-
-    def isatty(self) -> bool:
-        return False
-
-    def write(self, text: str) -> int:
-        for part in re.split("([\r\n])", text):
-            if part == "\n":
-                self.rows.append("")
-                self.column = 0
-            elif part == "\r":
-                self.column = 0
-            elif part:
-                row = self.rows[-1]
-                self.rows[-1] = row[: self.column] + part + row[self.column + len(part) :]
-                self.column += len(part)
-        self.shown.add(self.rows[-1].rstrip())
-        return len(text)
-
-
-def test_in_a_notebook_the_bar_moves_and_leaves_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    cell = Cell()
-    monkeypatch.setattr(sys, "stderr", cell)
-    ingot.train(recipe="demo", **sections(data, tmp_path / "run"))
-    bars = [row for row in cell.shown if re.match("training  [━─]+ ", row)]
-    assert bars and not any("\x1b" in row for row in cell.shown)
-    left = [row.rstrip() for row in cell.rows]
-    assert not any(re.search("[━─]", row) for row in left) and any("val_bpb" in row for row in left)
 
 
 def test_tab_completion_finds_the_public_names_and_no_rooms():

@@ -43,7 +43,7 @@ def opened(tmp_path):
     found = []
 
     def call(*folders, **options):
-        app = make_app(Watcher(folders, tmp_path / "cache"), TOKEN, **options)
+        app = make_app(Watcher(folders), TOKEN, **options)
         web = Web(app)
         found.append(web)
         return web
@@ -90,7 +90,7 @@ def test_a_thousand_further_lines_take_less_than_50_kilobytes(tmp_path, before):
     from ingot.ui.watcher import WatchedRun, _event
 
     run = make_run(tmp_path / "a", steps=max(1, before))
-    watched = WatchedRun(run, "a", tmp_path / "cache")
+    watched = WatchedRun(run, "a")
     while watched.read():
         pass
     assert len(_event(watched.bin_messages())) > 100
@@ -122,20 +122,6 @@ def test_a_damaged_line_is_skipped_and_counted(opened, folder):
         file.write("{rubbish\n" + line(21))
     with Events(opened(folder)) as events:
         assert events.loaded(2).runs["old"]["damaged"] == 1 and events.runs["old"]["lines"] == 23
-
-
-def test_what_was_read_is_kept_and_not_read_again(opened, tmp_path):
-    run = make_run(tmp_path / "a", steps=100)
-    opened(run).close()
-    assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".json", ".npz"]
-    path = run / "metrics.jsonl"
-    stat = path.stat()
-    path.write_text(path.read_text().replace('"step": 51,', '"step": 99,'))  # which whoever reads it again would see
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with Events(opened(run)) as events:
-        events.loaded(1)
-        steps = [numbers(bins["columns"]["step"]) for bins in events.bins if bins["kind"] == "train"]
-        assert steps == [list(range(1, 101))]
 
 
 def test_names_of_any_bytes_and_files_of_others_do_not_end_the_reading(opened, folder):

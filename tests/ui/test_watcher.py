@@ -23,16 +23,14 @@ def test_a_run_that_cannot_be_read_is_told_and_the_others_are_read(folder, tmp_p
         return read(series)
 
     monkeypatch.setattr(Series, "read_block", fail)
-    watcher = Watcher([folder], tmp_path / "cache")
+    watcher = Watcher([folder])
     watcher.look()
     new, old = watcher.runs.values()
     assert new.message()["status"] == "unreadable" and new.message()["error"] == "the run cannot be read: ValueError: odd bytes"
     assert new.loaded and old.loaded and old.message()["lines"] == 21
+    assert new.update(lambda: True) == []  # nothing is told twice
     monkeypatch.setattr(Series, "read_block", read)
-    watcher._look_at(new, lambda: True)
-    assert new.has_failed  # until a file changes
-    (folder / "group" / "new" / "state.json").touch()
-    watcher._look_at(new, lambda: True)
+    assert new.update(lambda: True)
     assert (new.message()["status"], new.message()["lines"]) == ("completed", 21)
 
 
@@ -46,7 +44,7 @@ def test_a_run_that_is_reached_by_several_paths_is_one(folder, tmp_path):
     other.symlink_to(folder)
     paths = [folder / "old", folder / "group" / "new"]
     assert sorted(find_runs([folder, other, folder / "group", other / "old"]).values()) == sorted(paths)
-    watcher = Watcher([folder / "a-link"], tmp_path / "cache")
+    watcher = Watcher([folder / "a-link"])
     watcher._scan()
     [first] = watcher.runs.values()
     watcher._scan()
@@ -65,7 +63,7 @@ def test_a_page_with_too_many_messages_waiting_is_ended_once(folder, tmp_path, m
     monkeypatch.setattr(module, "MAX_QUEUED", -1)
 
     async def page():
-        watcher = module.Watcher([folder], tmp_path / "cache")
+        watcher = module.Watcher([folder])
         watcher._scan()
         _, queue = watcher.open_page()
         watcher._greet()

@@ -44,19 +44,10 @@ def convert_command(
         ),
     ],
     output: Annotated[Path, Option(metavar="DIR", help="The folder to write.")],
-    tokenizer: Annotated[
-        str | None,
-        Option(metavar="NAME", help="The tokenizer of the source, where the source does not name it: gpt2, or a file."),
-    ] = None,
-    from_format: Annotated[
-        TokenFormat | None, Option("--from", help="The format of the source, where it cannot be detected.")
-    ] = None,
-    mark: Annotated[
-        int | None, Option(metavar="ID", help="The id between documents, where the tokenizer does not define it.")
-    ] = None,
-    name: Annotated[
-        str | None, Option(metavar="NAME", help="Shards: prefix of the files (fineweb). gpt-simple: the bucket (main).")
-    ] = None,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The source's tokenizer, where it names none.")] = None,
+    from_format: Annotated[TokenFormat | None, Option("--from", help="The source's format, where it cannot be detected.")] = None,
+    mark: Annotated[int | None, Option(metavar="ID", help="The id between documents, if the tokenizer has none.")] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="Shards: prefix of the files. gpt-simple: the bucket.")] = None,
     shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file; nanogpt has one file.")] = SHARD_TOKENS,
     max_length: Annotated[int, Option(metavar="N", help="gpt-simple: tokens per window.")] = 3072,
     overlap: Annotated[int, Option(metavar="N", help="gpt-simple: tokens shared by neighbouring windows.")] = 256,
@@ -92,20 +83,16 @@ def convert_command(
 
 @commands.command("download")
 def download_command(
-    variant: Annotated[
-        str, Option(metavar="NAME", help="byte260, or sp followed by a vocabulary size; the repository must have it.")
-    ] = "sp1024",
+    variant: Annotated[str, Option(metavar="NAME", help="byte260, or sp and a vocabulary size, if published.")] = "sp1024",
     train_shards: Annotated[
-        int | None, Option(metavar="N", help="Download the first N train shards. Default: 80, or all if there are fewer.")
+        int | None, Option(metavar="N", help="Download the first N train shards. Default: at most 80.")
     ] = None,
-    output: Annotated[
-        Path, Option(metavar="DIR", help="The folder to fill with datasets/, tokenizers/ and manifest.json.")
-    ] = Path("data"),
-    repo: Annotated[
-        str, Option(metavar="ID", envvar=REPO_VARIABLE, help="The dataset repository on the Hugging Face hub.")
-    ] = REPO,
+    output: Annotated[Path, Option(metavar="DIR", help="The folder for datasets/, tokenizers/ and manifest.json.")] = Path(
+        "data"
+    ),
+    repo: Annotated[str, Option(metavar="ID", envvar=REPO_VARIABLE, help="A dataset repository on the Hugging Face hub.")] = REPO,
     prefix: Annotated[
-        str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="The folder of the repository that contains manifest.json.")
+        str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="The repository's folder with manifest.json.")
     ] = PREFIX,
     revision: Annotated[str | None, Option(metavar="REV", help="A branch, tag or commit of the repository.")] = None,
     with_docs: Annotated[bool, Option("--with-docs", help="Also download the text of the shards.")] = False,
@@ -181,16 +168,10 @@ def inspect_command(
 @commands.command("verify")
 def verify_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
-    against: Annotated[
-        Path | None, Option(metavar="TRAIN", help="Also look for validation documents in the train split of this folder.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, Option(metavar="NAME", help="The tokenizer: needed for bare shards, compared with that of a prepared folder.")
-    ] = None,
+    against: Annotated[Path | None, Option(metavar="TRAIN", help="Also look for validation documents in this folder.")] = None,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer, which bare shards do not name.")] = None,
     ngram_words: Annotated[int, Option(metavar="N", help="Length of the word n-grams looked up in train.")] = 13,
-    overlap_share: Annotated[
-        float, Option(metavar="PART", help="Report documents with more than this part of their n-grams in train.")
-    ] = 0.5,
+    overlap_share: Annotated[float, Option(metavar="PART", help="Report documents with more of their n-grams in train.")] = 0.5,
     byte_gap: Annotated[
         float | None,
         Option(
@@ -282,9 +263,7 @@ def prepare_command(
     more: MoreInputs = None,
     tokenizer: Annotated[str, Option(metavar="NAME", help=TOKENIZER)] = "byte",
     output: Annotated[Path | None, Option(metavar="DIR", help="The folder to write. Default: data/NAME.")] = None,
-    val_inputs: Annotated[
-        list[Path] | None, Option("--val-input", metavar="PATH", help="Validation text; may be repeated.")
-    ] = None,
+    val_inputs: Annotated[list[Path] | None, Option("--val-input", metavar="PATH", help="Validation text; repeatable.")] = None,
     val_documents: Annotated[int | None, Option(metavar="N", help="Use the first N documents for validation.")] = None,
     val_fraction: Annotated[
         float | None,
@@ -294,21 +273,14 @@ def prepare_command(
             "spread whole documents.",
         ),
     ] = None,
-    buckets: Annotated[
-        bool, Option("--buckets", help="The input is a folder with train/NAME/ and val/NAME/; each NAME becomes a bucket.")
-    ] = False,
-    bos: Annotated[
-        str | None,
-        Option(metavar="TOKEN", help="Token that starts a document, if tokenizer.json does not define it; empty: none."),
-    ] = None,
+    buckets: Annotated[bool, Option("--buckets", help="PATH has train/NAME/ and val/NAME/; each NAME becomes a bucket.")] = False,
+    bos: Annotated[str | None, Option(metavar="TOKEN", help="Token that starts a document, if tokenizer.json has none.")] = None,
     text_field: TextField = "text",
     shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file.")] = SHARD_TOKENS,
-    workers: Annotated[
-        int | None, Option(metavar="N", help="Processes that tokenize. Default: one per CPU. The output is the same.")
-    ] = None,
+    workers: Annotated[int | None, Option(metavar="N", help="Processes that tokenize. Default: one per CPU.")] = None,
     engine: Annotated[Literal["local", "ray"], Option(help="local: processes on this machine. ray: a Ray cluster.")] = "local",
     ray_address: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Ray cluster; auto: the one on this machine. Default: start one.")
+        str | None, Option(metavar="ADDRESS", help="Ray cluster; auto: this machine's. Default: start one.")
     ] = None,
     force: Annotated[bool, Option("--force", help="Replace the output if it is a dataset.")] = False,
     as_json: AsJson = False,
@@ -372,15 +344,12 @@ def train_tokenizer_command(
     files: Inputs = None,
     more: MoreInputs = None,
     kind: Annotated[
-        Literal["sentencepiece", "bpe"],
-        Option(help="sentencepiece: BPE that folds white space, as in golf. bpe: byte-level BPE, as in GPT-2."),
+        Literal["sentencepiece", "bpe"], Option(help="sentencepiece: BPE as in golf. bpe: byte-level BPE as in GPT-2.")
     ],
     vocab_size: Annotated[int, Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.")],
     output: Annotated[Path, Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
     documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.")] = None,
-    mark_capitals: Annotated[
-        bool, Option("--mark-capitals", help="sentencepiece: learn lower-case pieces only, and mark capitals with symbols.")
-    ] = False,
+    mark_capitals: Annotated[bool, Option("--mark-capitals", help="sentencepiece: learn lower case, and mark capitals.")] = False,
     text_field: TextField = "text",
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,

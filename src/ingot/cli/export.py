@@ -38,7 +38,7 @@ WAYS = (("none", "fp32"), ("none", "fp16"), ("none", "bf16"), ("int8", "fp32"), 
 def export(
     path: ModelPath,
     which: Annotated[
-        str, Option("--which", "--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder to export.")
+        str, Option("--which", "--checkpoint", metavar="latest|best", help="Which checkpoint of a run to export.")
     ] = "latest",
     output: Annotated[
         Path | None,
@@ -52,23 +52,15 @@ def export(
             "llama.cpp and ollama (gpt2 and llama). nanogpt: ckpt.pt (gpt2). gpt-simple: a checkpoint folder (llama).",
         ),
     ] = "ingot",
-    quantiser: Annotated[
-        str | None, Option(metavar="none|int8|int8-golf|std|gptq", help=f"How weights are quantised. {BY_RUN}")
-    ] = None,
+    quantiser: Annotated[str | None, Option(metavar="none|int8|int8-golf|std|gptq", help=f"Quantiser. {BY_RUN}")] = None,
     codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression. {BY_RUN}")] = None,
     dtype: Annotated[
-        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"The dtype of unquantised weights; q8_0: gguf only. {BY_RUN}")
+        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"Unquantised weights; q8_0: gguf only. {BY_RUN}")
     ] = None,
-    tokenizer: Annotated[
-        bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer in the file. {BY_RUN}")
-    ] = None,
-    limit: Annotated[
-        int | None, Option(metavar="BYTES", help="Largest size allowed. Default: budget.artifact_bytes.", min=1)
-    ] = None,
+    tokenizer: Annotated[bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer. {BY_RUN}")] = None,
+    limit: Annotated[int | None, Option(metavar="BYTES", help="Size limit. Default: budget.artifact_bytes.", min=1)] = None,
     score: Annotated[bool, Option("--score/--no-score", help="Read the file back in a new process and score it.")] = True,
-    data: Annotated[
-        str | None, Option(metavar="DIR", help="Prepared folder to score the file on. Default: the data of the run.")
-    ] = None,
+    data: Annotated[str | None, Option(metavar="DIR", help="Folder to score on. Default: the data of the run.")] = None,
     device: DeviceName = "auto",
     force: Annotated[bool, Option("--force", help="Replace existing files; other files in a folder stay.")] = False,
     as_json: AsJson = False,
@@ -290,9 +282,7 @@ def import_weights(
         ),
     ],
     output: Annotated[Path, Option("--output", "-o", metavar="FILE|DIR", help="The file to write, or a folder for it.")],
-    tokenizer: Annotated[
-        str | None, Option(metavar="NAME", help="Default: the model's own, or GPT-2's. Golf's files do not name theirs.")
-    ] = None,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="Default: the model's own, or GPT-2's.")] = None,
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -367,16 +357,12 @@ def _group() -> None:
 @golf_commands.command("pack")
 def golf_pack(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, logs/RUN_ID, or logs, logs/RUN_ID.txt.")],
-    output: Annotated[
-        Path | None, Option("--output", "-o", metavar="DIR", help="The folder to write. Default: records/DATE_NAME.")
-    ] = None,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Default: records/DATE_NAME.")] = None,
     name: Annotated[str | None, Option(metavar="TEXT", help="Title of the submission. Default: that of RUN.")] = None,
     author: Annotated[str, Option(metavar="TEXT", help="Who submits it.")] = "",
     github_id: Annotated[str, Option(metavar="NAME", help="GitHub account that submits it.")] = "",
     blurb: Annotated[str, Option(metavar="TEXT", help="What is new in it, in a sentence or two.")] = "",
-    reference: Annotated[
-        float, Option(metavar="BPB", help="The score to beat; the p-value is computed against it.", min=0)
-    ] = 1.2244,
+    reference: Annotated[float, Option(metavar="BPB", help="The score to beat, which p is computed against.", min=0)] = 1.2244,
     force: Annotated[bool, Option("--force", help="Replace files of an existing submission; others stay.")] = False,
     as_json: AsJson = False,
 ) -> None:

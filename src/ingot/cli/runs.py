@@ -209,9 +209,7 @@ def ui(
     runs: RunsOrFolders = None,
     port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 takes any free port.", min=0, max=65535)] = 8080,
     device: DeviceName = "cpu",
-    allow_custom_models: Annotated[
-        bool, Option("--allow-custom-models", help="Let the page open models that run a Python file (model.file).")
-    ] = False,
+    allow_custom_models: Annotated[bool, Option("--allow-custom-models", help="Let the page run models' Python files.")] = False,
 ) -> None:
     """Show runs live in a browser, with curves, settings, samples and a prompt. Needs the extra `ui`."""
     try:
@@ -219,7 +217,6 @@ def ui(
         from ingot.ui.web import make_app
     except ImportError:
         raise ConfigError("ingot ui needs the packages fastapi and uvicorn", advice="pip install 'ingot-lm[ui]'") from None
-    from ingot.runtime.machine import cache_root
     from ingot.ui.watcher import Watcher
 
     for path in runs or ():
@@ -228,7 +225,7 @@ def ui(
     folders = runs or [RUNS]
     listening = listen("127.0.0.1", port)
     token = secrets.token_hex(8)
-    app = make_app(Watcher(folders, cache_root() / "ui"), token, device, allow_custom_models)
+    app = make_app(Watcher(folders), token, device, allow_custom_models)
     print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C ends it")
     print(f"to stop a run or open a model from the page, give it this token: {token}", flush=True)
     serve_until_stopped(app, listening)
@@ -236,9 +233,7 @@ def ui(
 
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to draw together.")],
-    output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="Write a picture, .png or .svg, instead of text.")
-    ] = None,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Draw a .png or .svg instead.")] = None,
     axis: Annotated[Literal["steps", "tokens", "seconds"], Option("--x", help="The horizontal axis.")] = "steps",
     sample: Annotated[bool, Option("--sample", help="Show the first run's last sample beside its curves.")] = False,
     as_json: AsJson = False,

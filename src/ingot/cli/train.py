@@ -39,20 +39,14 @@ def train(
     ctx: typer.Context,
     config: ConfigFile = None,
     recipe: RecipeName = None,
-    nproc_per_node: Annotated[
-        int | None, Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine and train with all.")
-    ] = None,
+    nproc_per_node: Annotated[int | None, Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine.")] = None,
     nnodes: Annotated[int, Option("--nnodes", metavar="N", help="Number of machines that train together.")] = 1,
     node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Number of this machine, counted from 0.")] = 0,
     master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
     master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="A free port on machine 0.")] = None,
     stop_exit_code: StopExitCode = 0,
-    resume: Annotated[
-        Path | None, Option("--resume", metavar="RUN", help="Resume this run with all its settings, as `ingot train RUN` does.")
-    ] = None,
-    force: Annotated[
-        bool, Option("--force", help="Start from scratch: delete the earlier run in training.output_dir, and nothing else.")
-    ] = False,
+    resume: Annotated[Path | None, Option("--resume", metavar="RUN", help="Resume this run, as `ingot train RUN` does.")] = None,
+    force: Annotated[bool, Option("--force", help="Start from scratch: delete the run in training.output_dir.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Train a model, or resume the run in training.output_dir."""
@@ -178,14 +172,12 @@ def sweep(
     recipe: RecipeName = None,
     vary: Annotated[
         list[str] | None,
-        Option("--vary", metavar="SETTING=VALUE,VALUE", help="A setting and its values. Several --vary give every combination."),
+        Option("--vary", metavar="SETTING=VALUE,VALUE", help="A setting and its values; several give all combinations."),
     ] = None,
-    arms: Annotated[
-        Path | None, Option("--arms", metavar="FILE", help="YAML file with the name of each arm and its settings.")
-    ] = None,
+    arms: Annotated[Path | None, Option("--arms", metavar="FILE", help="YAML file with each arm's settings.")] = None,
     seeds: Annotated[str, Option("--seeds", metavar="N,N", help="Train every arm with each of these seeds.")] = "1,2,3",
     output: Annotated[
-        Path, Option("--output", "-o", metavar="DIR", help="Write the runs to DIR/ARM/seed-N. A sweep that is there is resumed.")
+        Path, Option("--output", "-o", metavar="DIR", help="Where DIR/ARM/seed-N are. A sweep there is resumed.")
     ] = Path("runs/sweep"),
     score: ScoreOption = "val_bpb",
     stop_exit_code: StopExitCode = 0,

@@ -44,23 +44,15 @@ def open_any(
 def evaluate(
     path: OptionalModelPath = None,
     artifact: Annotated[Path | None, Option(metavar="FILE", help="Score the model in this file and report its size.")] = None,
-    data: Annotated[
-        str | None, Option(metavar="DIR", help="Prepared folder whose validation split is scored. Default: the data of the run.")
-    ] = None,
+    data: Annotated[str | None, Option(metavar="DIR", help="Prepared folder to score on. Default: the run's data.")] = None,
     rows: Annotated[int | None, Option(metavar="N", help="Score N rows spread over the split.", min=1)] = None,
-    stride: Annotated[
-        int | None, Option(metavar="N", help="Tokens from one row to the next. Default: as in its training.", min=1)
-    ] = None,
+    stride: Annotated[int | None, Option(metavar="N", help="Tokens from row to row. Default: as in its training.", min=1)] = None,
     seq_len: Annotated[int | None, Option(metavar="N", help="Tokens per row. Default: as in its training.", min=1)] = None,
-    self_test: Annotated[
-        bool, Option("--self-test", help="Do not score: check that no token can see itself or the future, and similar errors.")
-    ] = False,
+    self_test: Annotated[bool, Option("--self-test", help="Check that no token sees itself or the future.")] = False,
     tasks: Annotated[
-        str | None, Option(metavar="A,B", help="Score hellaswag, lambada, arc_easy, arc_challenge, piqa, winogrande or blimp.")
+        str | None, Option(metavar="A,B", help="hellaswag, lambada, arc_easy, arc_challenge, piqa, winogrande, blimp.")
     ] = None,
-    task_data: Annotated[
-        Path | None, Option(metavar="DIR", help="Folder with the files of the tasks. Default: the Hugging Face hub.")
-    ] = None,
+    task_data: Annotated[Path | None, Option(metavar="DIR", help="Folder with the tasks. Default: Hugging Face's.")] = None,
     limit: Annotated[int | None, Option(metavar="N", help="Tasks: score the first N items of each file.", min=1)] = None,
     truncate: Annotated[bool, Option("--truncate", help="Tasks: cut the beginning of items that are too long.")] = False,
     which: Which = "latest",
@@ -162,38 +154,27 @@ def _score_tasks(
 
 def generate(
     path: ModelPath,
-    prompt: Annotated[
-        str | None, Option(metavar="TEXT", help="The prompt; - reads stdin. Default: the start of a document.")
-    ] = None,
+    prompt: Annotated[str | None, Option(metavar="TEXT", help="The prompt; - reads stdin. Default: a new document.")] = None,
     prompt_file: Annotated[Path | None, Option(metavar="FILE", help="Read the prompt from this text file.")] = None,
     prompts_file: Annotated[
-        Path | None,
-        Option("--input", "--prompts-file", metavar="FILE", help="Read prompts from JSON lines: objects with a prompt."),
+        Path | None, Option("--input", "--prompts-file", metavar="FILE", help="Read prompts from JSON lines.")
     ] = None,
     output: Annotated[Path | None, Option(metavar="FILE", help="Write the completions to this file as JSON lines.")] = None,
     tokens: Annotated[
-        int, Option("--tokens", "--max-new-tokens", metavar="N", help="Tokens per completion.", min=0, max=10**8)
+        int, Option("--tokens", "--max-new-tokens", metavar="N", help="Tokens to generate.", min=0, max=10**8)
     ] = 500,
     temperature: Annotated[float, Option(metavar="X", help="Sampling temperature; 0 is the same as --greedy.", min=0)] = 0.8,
     top_k: Annotated[int | None, Option(metavar="K", help="Sample from the K likeliest tokens. Default: all.", min=0)] = None,
-    top_p: Annotated[
-        float | None, Option(metavar="P", help="Sample from the likeliest tokens whose probabilities sum to P. Default: all.")
-    ] = None,
+    top_p: Annotated[float | None, Option(metavar="P", help="Sample from the likeliest tokens that sum to P.")] = None,
     greedy: Annotated[bool, Option("--greedy", help="Always take the likeliest token.")] = False,
-    repetition_penalty: Annotated[
-        float, Option(metavar="X", help="Values above 1 make tokens that occurred before less likely.")
-    ] = 1.0,
+    repetition_penalty: Annotated[float, Option(metavar="X", help="Above 1: generated tokens become less likely.")] = 1.0,
     samples: Annotated[int, Option(metavar="N", help="Number of completions; each uses the next seed.", min=1, max=10**6)] = 1,
     seed: Annotated[int, Option(metavar="N", help="Random seed; the same seed gives the same text.", min=0, max=2**62)] = 1337,
     stop_at_end: Annotated[
-        bool | None, Option("--stop-at-end/--no-stop-at-end", help="Stop at the end of the document. Default: only with --input.")
+        bool | None, Option("--stop-at-end/--no-stop-at-end", help="Stop at the document's end. Default: with --input.")
     ] = None,
-    return_full_text: Annotated[
-        bool, Option("--return-full-text", help="JSON lines: put the prompt before the completion.")
-    ] = False,
-    stream: Annotated[
-        bool, Option("--stream", help="Print text as it is generated; for JSON lines, a line per piece of text.")
-    ] = False,
+    return_full_text: Annotated[bool, Option("--return-full-text", help="JSON lines: begin with the prompt.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Flush every piece of text; JSON lines: print each.")] = False,
     cache: Annotated[bool, Option("--cache/--no-cache", help="Keep keys and values instead of recomputing them.")] = True,
     which: Which = "latest",
     dtype: Dtype = None,
@@ -248,16 +229,10 @@ TOKEN_VARIABLE = "INGOT_SERVE_TOKEN"
 
 def serve(
     path: ModelPath,
-    host: Annotated[
-        str, Option(metavar="ADDRESS", help="Address to listen on; one that other machines reach needs --token.")
-    ] = "127.0.0.1",
+    host: Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; a public one needs --token.")] = "127.0.0.1",
     port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 takes any free port.", min=0, max=65535)] = 8000,
-    token: Annotated[
-        str | None, Option(metavar="TEXT", help=f"Token that clients must send. Default: the value of {TOKEN_VARIABLE}.")
-    ] = None,
-    name: Annotated[
-        str | None, Option(metavar="TEXT", help="Name of the model for clients. Default: the name of its folder.")
-    ] = None,
+    token: Annotated[str | None, Option(metavar="TEXT", help=f"Token that clients must send. Default: {TOKEN_VARIABLE}.")] = None,
+    name: Annotated[str | None, Option(metavar="TEXT", help="Name of the model for clients. Default: its folder's.")] = None,
     which: Which = "latest",
     dtype: Dtype = None,
     tokenizer: TokenizerName = None,

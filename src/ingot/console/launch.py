@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -30,15 +29,8 @@ from ingot.runtime.signals import STOPPING, handler_after_stop, replace_handler
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-@dataclass(frozen=True)
-class _Ended:
-    """The end of a rank; `code` is that of subprocess, negative for a signal."""
-
-    rank: subprocess.Popen[bytes]
-    code: int
-
-
-_Events = queue.SimpleQueue[_Ended | signal.Signals]  # SimpleQueue.put is safe in a signal handler
+_Rank = subprocess.Popen[bytes]
+_Events = queue.SimpleQueue[_Rank | signal.Signals]  # ranks that have ended, and signals; its put is safe in a signal handler
 
 
 def launch(
@@ -57,7 +49,12 @@ def launch(
 
     On several machines the exit code is torchrun's: 1 for any failure.
     """
-    _check(nproc, nnodes, node_rank, master_port)
+    if nproc < 1 or not 0 <= node_rank < nnodes:
+        raise ConfigError(f"--nproc-per-node {nproc} has to be at least 1, and --node-rank {node_rank} from 0 to {nnodes - 1}")
+    if nnodes > 1 and master_port is None:
+        raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
+    if master_port is not None and not 1 <= master_port <= 65535:
+        raise ConfigError(f"--master-port {master_port}: a port is between 1 and 65535")
     # -P: as with the `ingot` script, a stray random.py in the working folder is not imported.
     hold_back = command is None and nnodes == 1
     command = [*([sys.executable, "-P", "-m", module] if command is None else command), *argv]
@@ -73,7 +70,7 @@ def launch(
         environment |= {"MASTER_ADDR": master_addr, "MASTER_PORT": str(master_port or _free_port())}
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(nproc)]
     events: _Events = queue.SimpleQueue()
-    ranks: list[subprocess.Popen[bytes]] = []
+    ranks: list[_Rank] = []
     with _signals_into(events):
         try:
             for of_rank in own:
@@ -87,9 +84,7 @@ def launch(
             _kill(ranks)
 
 
-def _supervise(
-    ranks: list[subprocess.Popen[bytes]], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]
-) -> int:
+def _supervise(ranks: list[_Rank], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]) -> int:
     """Wait for all ranks and forward signals, replaced by `instead`; after a failure the others have the grace period to end."""
     alive, exit_code, deadline = list(ranks), 0, None
     while alive:
@@ -100,25 +95,23 @@ def _supervise(
             deadline = None
             continue
         if isinstance(event, signal.Signals):
-            _send(alive, instead.get(event, event))
+            for rank in alive:
+                rank.send_signal(instead.get(event, event))
             continue
-        alive.remove(event.rank)
-        if event.code and not exit_code:
-            exit_code = _exit_code(event.code)
-            if event.code < 0:  # a rank that a signal ended could not print a reason
-                name = signal.Signals(-event.code).name
-                print(f"ingot: error: rank process {event.rank.pid} was ended by {name}", file=sys.stderr)
+        alive.remove(event)
+        code = event.returncode
+        if code and not exit_code:
+            exit_code = code if code > 0 else INTERRUPTED if code == -signal.SIGINT else RunError.exit_code
+            if code < 0:  # a rank that a signal ended could not print a reason
+                name = signal.Signals(-code).name
+                print(f"ingot: error: rank process {event.pid} was ended by {name}", file=sys.stderr)
             deadline = time.monotonic() + grace_seconds
-            _send(alive, signal.SIGTERM)
+            for rank in alive:
+                rank.send_signal(signal.SIGTERM)
     return exit_code
 
 
-def _exit_code(code: int) -> int:
-    """Return the exit code for that of a rank; a rank that a signal ended is a failed run."""
-    return code if code > 0 else INTERRUPTED if code == -signal.SIGINT else RunError.exit_code
-
-
-def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool) -> _Rank:
     # Signals are blocked until the rank can handle them: one that came while Python starts would kill it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING if hold_back else ())
     try:
@@ -135,8 +128,9 @@ def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _report_end(rank: subprocess.Popen[bytes], events: _Events) -> None:
-    events.put(_Ended(rank, rank.wait()))
+def _report_end(rank: _Rank, events: _Events) -> None:
+    rank.wait()
+    events.put(rank)
 
 
 @contextlib.contextmanager
@@ -160,12 +154,7 @@ def _signals_into(events: _Events) -> Iterator[None]:
             signal.signal(number, handler_after_stop(number, handler) if seen else handler)
 
 
-def _send(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
-    for rank in ranks:
-        rank.send_signal(number)
-
-
-def _kill(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+def _kill(ranks: Sequence[_Rank]) -> None:
     """End ranks together with the processes they started."""
     for rank in ranks:
         if rank.poll() is None:
@@ -180,14 +169,3 @@ def _free_port() -> int:
             probe.bind(("", port))
             return port
     raise RunError("there is no free port between 20000 and 32767 for the ranks; give one with --master-port")
-
-
-def _check(nproc: int, nnodes: int, node_rank: int, master_port: int | None) -> None:
-    if nproc < 1:
-        raise ConfigError(f"--nproc-per-node {nproc}: at least 1 process is needed")
-    if not 0 <= node_rank < nnodes:
-        raise ConfigError(f"--node-rank {node_rank} of --nnodes {nnodes}: nodes are counted from 0 to one less than their number")
-    if nnodes > 1 and master_port is None:
-        raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
-    if master_port is not None and not 1 <= master_port <= 65535:
-        raise ConfigError(f"--master-port {master_port}: a port is between 1 and 65535")

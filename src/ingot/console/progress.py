@@ -1,4 +1,4 @@
-"""Progress on stderr: a live line on a terminal or in a notebook, plain lines or nothing elsewhere."""
+"""Progress on stderr: a live line on a terminal, plain lines or nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -7,34 +7,18 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import Any, Self, TextIO
 
 from ingot.errors import shown
-from ingot.runs.reporter import (
-    BeginReport,
-    EvaluationReport,
-    LineReporter,
-    Reporter,
-    StepReport,
-    begin_line,
-    evaluation_line,
-    saved_line,
-    tasks_line,
-)
+from ingot.runs.reporter import BeginReport, EvaluationReport, LineReporter, Reporter, StepReport
 from ingot.runtime.ranks import ranks_from_environment
-
-if TYPE_CHECKING:
-    from ingot.runs.folder import Kind
 
 TICK_SECONDS = 0.25  # the line is redrawn this often without progress, so that its clock moves
 REDRAW_SECONDS = 0.1  # fast progress redraws the line at most this often
 BAR, NARROW_BAR, WIDE = 24, 12, 100  # cells of the bar, the narrow bar, and the columns needed for the wide one
-NOTEBOOK_COLUMNS = 100  # assumed width of a notebook cell
 START_OF_LINE, ERASE, UP = "\r", "\x1b[K", "\x1b[A"
 COLOUR_OR_CELL = re.compile(r"\x1b\[[\d;]*m|.")
 
@@ -44,20 +28,16 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def is_notebook(stream: TextIO) -> bool:
-    """Return True for the output of a notebook cell: a carriage return restarts the line, and nothing erases it."""
-    return type(stream).__module__.partition(".")[0] == "ipykernel"
-
-
-def can_redraw(stream: TextIO) -> bool:
-    """Return True if a line can be redrawn in place."""
-    return is_terminal(stream) or is_notebook(stream)
-
-
 def draw_lines(lines: Sequence[str], drawn: int) -> int:
     """Draw lines on stdout over the `drawn` lines drawn before, cut to the size of the terminal; return how many were drawn."""
     width, height = os.get_terminal_size(sys.stdout.fileno())  # 0 where the terminal does not know its size
-    shown_lines = [_cut(line, max(1, (width or 80) - 1)) for line in lines[: max(1, (height or 24) - 1)]]
+    shown_lines = []
+    for line in lines[: max(1, (height or 24) - 1)]:
+        room, kept = max(1, (width or 80) - 1), []
+        for part in COLOUR_OR_CELL.findall(line):  # colour codes take no cell, and all stay so that each colour is closed
+            room -= len(part) == 1
+            kept += [part] if room >= 0 or len(part) > 1 else []
+        shown_lines.append("".join(kept))
     over = UP * drawn + "".join(f"{START_OF_LINE}{ERASE}{line}\n" for line in shown_lines)
     spare = max(0, drawn - len(shown_lines))
     sys.stdout.write(over + f"{START_OF_LINE}{ERASE}\n" * spare + UP * spare)
@@ -65,43 +45,19 @@ def draw_lines(lines: Sequence[str], drawn: int) -> int:
     return len(shown_lines)
 
 
-def _cut(line: str, width: int) -> str:
-    """Cut a line to `width` cells; colour codes take no cell and all of them stay, so that each colour is closed."""
-    kept, cells = [], 0
-    for part in COLOUR_OR_CELL.findall(line):
-        is_cell = len(part) == 1
-        cells += is_cell
-        if cells <= width or not is_cell:
-            kept.append(part)
-    return "".join(kept)
+def fit(parts: Sequence[str], width: int) -> str:
+    """Join as many of the parts as fit in `width` cells, the most important first."""
+    kept = [part for part in parts if part]
+    while len(kept) > 1 and len("  ".join(kept)) > width:
+        kept.pop()
+    return "  ".join(kept)[:width]
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of the live line; on a narrow terminal the parts of the smallest weight are dropped first."""
-
-    text: str
-    weight: int
-
-
-def fit(parts: Iterable[Part], width: int) -> str:
-    """Join the parts that fit in `width` cells."""
-    kept = [part for part in parts if part.text]
-    while len(kept) > 1 and len("  ".join(part.text for part in kept)) > width:
-        kept.remove(min(kept, key=lambda part: part.weight))
-    return "  ".join(part.text for part in kept)[:width]
-
-
-def bar(fraction: float, width: int) -> Part:
-    """Return a bar filled up to a fraction, for a line of `width` cells."""
-    cells = BAR if width >= WIDE else NARROW_BAR
-    full = int(min(max(fraction, 0.0), 1.0) * cells)
-    return Part("━" * full + "─" * (cells - full), 40)
-
-
-def percent(fraction: float) -> Part:
-    """Return a fraction as a percentage."""
-    return Part(f"{100 * min(max(fraction, 0.0), 1.0):3.0f}%", 80)
+def bar(fraction: float, width: int) -> str:
+    """Return a bar filled up to a fraction and the percentage, for a line of `width` cells."""
+    fraction, cells = min(max(fraction, 0.0), 1.0), BAR if width >= WIDE else NARROW_BAR
+    full = int(fraction * cells)
+    return f"{'━' * full}{'─' * (cells - full)}  {100 * fraction:3.0f}%"
 
 
 def duration(seconds: float) -> str:
@@ -115,27 +71,20 @@ class Work:
     """A piece of work: its name, progress and start."""
 
     def __init__(self, what: str, unit: str = "rows"):
-        self.what, self.done, self.total = what, 0, 0
+        self.what, self.done, self.total = what, 0, 0  # a total of 0 is unknown
         self._unit, self._since = unit, time.monotonic()
 
-    def update(self, done: int, total: int) -> None:
-        """Set the progress; a total of 0 is unknown."""
-        self.done, self.total = done, total
-
-    def parts(self, width: int) -> list[Part]:
+    def parts(self, width: int) -> list[str]:
         """Return the parts of the line."""
         seconds = time.monotonic() - self._since
         if not self.total:
-            return [Part(self.what, 100), Part(duration(seconds), 60)]
+            return [self.what, duration(seconds)]
         fraction = self.done / self.total
         left = f"about {duration(seconds * (1 / fraction - 1))}" if 0 < fraction < 1 else ""
-        name, amount = Part(self.what, 100), Part(self._amount(), 50)
-        return [name, bar(fraction, width), percent(fraction), amount, Part(left, 60)]
-
-    def _amount(self) -> str:
+        amount = f"{self.done:,} of {self.total:,} {self._unit}".rstrip()
         if self._unit == "bytes":
-            return f"{self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB"
-        return f"{self.done:,} of {self.total:,} {self._unit}".rstrip()
+            amount = f"{self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB"
+        return [self.what, bar(fraction, width), left, amount]
 
 
 class StatusLine:
@@ -144,18 +93,17 @@ class StatusLine:
     def __init__(self, render: Callable[[int], str]):
         self._render = render
         self._stream = sys.stderr
-        self._in_notebook = is_notebook(sys.stderr)
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="status line", daemon=True)
-        self._drawn, self._columns, self._drawn_at = 0, 0, 0.0
+        self._drawn_cells, self._columns, self._drawn_at = 0, 0, 0.0
         self._ends_open = False  # half a line was printed, which must not be drawn over
         self._replaced: list[tuple[str, Any]] = []
 
     def __enter__(self) -> Self:
         for name in ("stderr", "stdout"):
             stream = getattr(sys, name)
-            if can_redraw(stream):
+            if is_terminal(stream):
                 self._replaced.append((name, stream))
                 setattr(sys, name, _Above(stream, self))
         self.draw()
@@ -178,7 +126,7 @@ class StatusLine:
             before, columns = self._erased(), self._columns
             text = self._render(columns - 1)
             self._write(f"{before}{text}")
-            self._drawn, self._drawn_at = len(text), time.monotonic()
+            self._drawn_cells, self._drawn_at = len(text), time.monotonic()
 
     def above(self, text: str, stream: TextIO | None = None) -> None:
         """Print text above the line."""
@@ -191,16 +139,13 @@ class StatusLine:
 
     def _erased(self) -> str:
         """Return the characters that erase the line; also updates the width of the terminal."""
-        if self._in_notebook:
-            drawn, self._drawn, self._columns = self._drawn, 0, NOTEBOOK_COLUMNS
-            return f"{START_OF_LINE}{' ' * drawn}{START_OF_LINE}"
         try:
             columns = os.get_terminal_size(self._stream.fileno()).columns or 80
         except (OSError, ValueError):
             columns = 80
         # A terminal that has become narrower has wrapped the line into several rows (most do; xterm does not).
-        rows = max(0, self._drawn - 1) // columns if columns < self._columns else 0
-        self._drawn, self._columns = 0, columns
+        rows = max(0, self._drawn_cells - 1) // columns if columns < self._columns else 0
+        self._drawn_cells, self._columns = 0, columns
         return f"{START_OF_LINE}{ERASE}{UP}" * rows + f"{START_OF_LINE}{ERASE}"
 
     def _write(self, text: str, stream: TextIO | None = None) -> None:
@@ -234,7 +179,7 @@ def make_reporter() -> Iterator[Reporter]:
     """Yield the reporter that fits stderr; only the first rank reports."""
     if not ranks_from_environment().first:
         yield Reporter()
-    elif not can_redraw(sys.stderr):
+    elif not is_terminal(sys.stderr):
         yield LineReporter(_to_stderr)
     else:
         live = LiveReporter()
@@ -247,11 +192,12 @@ def _to_stderr(line: str) -> None:
         print(shown(line), file=sys.stderr, flush=True)
 
 
-class LiveReporter(Reporter):
+class LiveReporter(LineReporter):
     """A progress bar with the current numbers, and lines above it for evaluations, checkpoints and messages."""
 
     def __init__(self) -> None:
         self.line = StatusLine(self._render)
+        super().__init__(lambda text: self.line.above(f"{shown(text)}\n"))
         self._work: Work | None = Work("starting")  # None while training
         self._step: StepReport | None = None
         self._left = ""  # remaining budget
@@ -259,11 +205,7 @@ class LiveReporter(Reporter):
 
     def begin(self, report: BeginReport) -> None:
         self._left = _left(report.max_steps, report.resumed_at, report.budget_seconds, report.elapsed_seconds)
-        self._say(begin_line(report))
-
-    def primed(self, step: int, steps: int) -> None:
-        if step == steps:
-            self._say(f"primed with {steps} steps")
+        super().begin(report)
 
     def step(self, report: StepReport, log: bool) -> None:
         self._left = _left(report.max_steps, report.step, report.budget_seconds, report.elapsed_seconds)
@@ -273,48 +215,30 @@ class LiveReporter(Reporter):
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         work = self._work
         new = work is None or work.what != what or done < work.done
-        if new:
+        if work is None or new:
             self._work = work = Work(what)
-        assert work is not None
-        work.update(done, total)
+        work.done, work.total = done, total
         self.line.draw(often=not new and done < total)
 
     def evaluation(self, report: EvaluationReport) -> None:
         self._bpb = f"bpb {report.val_bpb:.4f}"
         self._work = None if self._step is not None else Work("training")
-        self._say(evaluation_line(report))
-        if report.tasks:
-            self._say(tasks_line(report.step, report.tasks))
+        super().evaluation(report)
 
-    def saved(self, path: Path, kind: Kind = "regular") -> None:
-        self._say(saved_line(path, kind))
+    def phase(self, number: int, tokens: int) -> None:
+        pass  # the numbers of the line show it
 
-    def message(self, text: str) -> None:
-        self._say(text)
-
-    def _say(self, text: str) -> None:
-        self.line.above(f"{shown(text)}\n")
+    def end(self, result: Any) -> None:
+        pass  # the command prints the result
 
     def _render(self, width: int) -> str:
-        work, step = self._work, self._step
-        if work is not None or step is None:
-            parts = work.parts(width) if work is not None else []
+        step = self._step
+        if self._work is not None or step is None:
             left = "" if self._left.startswith("0 ") else self._left  # the work after training is not part of the budget
-            return fit([*parts, Part(left, 70)], width)
-        return fit(
-            [
-                Part("training", 100),
-                bar(step.spent, width),
-                percent(step.spent),
-                Part(self._left, 70),
-                Part(f"step {step.step:,}", 30),
-                Part(f"loss {step.loss:.4f}", 60),
-                Part(self._bpb, 20),
-                Part(f"{step.tokens_per_second:,.0f} tok/s", 10),
-                Part(f"mfu {100 * step.mfu:.1f}%" if step.mfu is not None else "", 5),
-            ],
-            width,
-        )
+            return fit([*(self._work.parts(width) if self._work is not None else []), left], width)
+        parts = ["training", bar(step.spent, width), self._left, f"loss {step.loss:.4f}", f"step {step.step:,}", self._bpb]
+        parts += [f"{step.tokens_per_second:,.0f} tok/s", f"mfu {100 * step.mfu:.1f}%" if step.mfu is not None else ""]
+        return fit(parts, width)
 
 
 def _left(max_steps: int | None, step: int, budget_seconds: float | None, seconds: float) -> str:
@@ -340,7 +264,7 @@ def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Cal
 
     The second takes the piece of work, how much is done, the total, and a name for it where that changes.
     """
-    if not can_redraw(sys.stderr):
+    if not is_terminal(sys.stderr):
         yield _to_stderr, None
         return
     work, part = Work(what, unit), what
@@ -352,7 +276,7 @@ def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Cal
                 work, part = Work(what, unit), what
             often = work.total > 0 and work.what == (name or what) and done < total
             work.what = name or what
-            work.update(done, total)
+            work.done, work.total = done, total
             line.draw(often)
 
         yield lambda text: line.above(f"{shown(text)}\n"), show

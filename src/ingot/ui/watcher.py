@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from ingot.errors import IngotError, one_line, shown
 from ingot.runs.metrics import is_number
 from ingot.runs.series import AXES, STEP_SECONDS
 from ingot.runs.view import Run, find_runs, run_names
-from ingot.runtime.files import read_json, to_json, write_atomically
+from ingot.runtime.files import to_json
 
-CACHE_EVERY_LINES = 2000  # new lines of a growing file after which its cache is rewritten
 MAX_STALLS = 8
 # The columns of each bin that the page gets; "mean" unless another part is named.
 SENT = {
@@ -36,7 +34,6 @@ SENT = {
     ),
     "evaluation": tuple((name, "mean") for name in (*AXES, "val_bpb", "val_loss")),
 }
-FILES = ("metrics.jsonl", "state.json", "result.json", "samples", "config.yaml")
 FROM_RESULT = ("artifact_bytes", "artifact_bpb", "final_loss", "val_loss", "tokens_per_second")
 POLL_SECONDS = 0.5  # between reads of files that grow
 SCAN_SECONDS = 2.0  # between searches for new runs and checks of the processes of running ones
@@ -51,12 +48,11 @@ Queue = asyncio.Queue[bytes | None]
 class WatchedRun:
     """A run as the page shows it; each file is read again when it has changed. One thread reads, any may build messages."""
 
-    def __init__(self, path: Path, name: str, cache: Path) -> None:
+    def __init__(self, path: Path, name: str) -> None:
         self.real_path = os.path.realpath(path)
         self.id = hashlib.sha256(os.fsencode(self.real_path)).hexdigest()[:12]  # a path need not be UTF-8
         self.path, self.name = path, name
-        self.facts: Message = {}
-        self._cache = cache
+        self.run, self.facts = Run(path), Message()
         self._reset()
 
     def _reset(self) -> None:
@@ -64,88 +60,69 @@ class WatchedRun:
         self.series = self.run.series
         self.settings: dict[str, Any] | None = None  # those that affect the result; None if unknown
         self.loaded = False  # True once everything that was there at the start has been read
-        self._failed_stamps: list[Stamp] | None = None  # stamps of its files when they could not be read
-        self._cached_lines = 0
         self._stamps: dict[str, Stamp] = {}
-        self._tried_cache = False
         self._counts: tuple[int, int, int, bool] | None = None
         self._result: Message = {}
         self._samples: list[int] = []
-
-    def fail(self, error: Exception) -> None:
-        """Mark the run as unreadable."""
-        self._failed_stamps, self.loaded = self._all_stamps(), True
-        why = one_line(f"the run cannot be read: {type(error).__name__}: {error}")
-        self.facts = {"status": "unreadable", "error": why, "path": self._shown_path, "loaded": True, "arm": None}
-
-    @property
-    def has_failed(self) -> bool:
-        """True if the run could not be read."""
-        return self._failed_stamps is not None
-
-    def still_fails(self) -> bool:
-        """Return True if the run could not be read and no file has changed since; otherwise it is read again from its start."""
-        if self._failed_stamps is None:
-            return False
-        if self._failed_stamps == self._all_stamps():
-            return True
-        self._reset()
-        return False
-
-    @property
-    def size(self) -> int:
-        """Bytes of metrics.jsonl."""
-        stamp = _stamp(self.series.path)
-        return stamp[1] if stamp is not None else 0
 
     @property
     def is_running(self) -> bool:
         """True if the process was alive at the last check."""
         return self.facts.get("status") == "running"
 
+    def update(self, has_time: Callable[[], bool]) -> list[Message]:
+        """Read what is new while there is time; return the messages about it. A run that cannot be read is reported as such."""
+        try:
+            while self.read() and has_time():
+                pass
+            messages = self.bin_messages()
+            self.series.mark_sent()
+            return [*messages, self.message()] if self.look() else messages
+        except Exception as error:
+            before, why = self.facts, one_line(f"the run cannot be read: {type(error).__name__}: {error}")
+            self._reset()  # it is read again from its start
+            path = shown(str(self.path), kept="")
+            self.loaded = True
+            self.facts = {"status": "unreadable", "error": why, "path": path, "loaded": True, "arm": None}
+            return [self.message()] if self.facts != before else []
+
     def read(self) -> bool:
         """Read one block of new lines and return True if there may be more."""
-        if not self._tried_cache:
-            self._tried_cache = True
-            if self.series.load_cache(self._cache_file("npz")):
-                self._cached_lines = self.series.lines
-                self.loaded = self.size == self.series.offset
-                return not self.loaded
         more = False
         if self._has_changed("metrics.jsonl") and self._stamps["metrics.jsonl"] is not None:
             with suppress(OSError):
                 more = self.series.read_block()
             if more:
                 self._stamps.pop("metrics.jsonl")
-            else:
-                self.save_cache(CACHE_EVERY_LINES)
         self.loaded = self.loaded or not more
         return more
 
-    def save_cache(self, min_lines: int = 1) -> None:
-        """Save what was read if it is at least so many lines more than the cache holds; a full disk is ignored."""
-        if not self.has_failed and abs(self.series.lines - self._cached_lines) >= min_lines:
-            with suppress(OSError):
-                self.series.save_cache(self._cache_file("npz"))
-                self._cached_lines = self.series.lines
-
     def look(self) -> bool:
         """Update the facts if a file has changed or the process may have gone; return True if they are new."""
-        settings_changed = self.loaded and self._read_settings()
+        config = self.loaded and self._has_changed("config.yaml")  # slow: other runs are listed first
         state, result, samples = (self._has_changed(name) for name in ("state.json", "result.json", "samples"))
         counts = (self.series.generation, self.series.lines, self.series.damaged, self.loaded)
-        if not (settings_changed or state or result or samples or counts != self._counts or self.is_running):
+        if not (config or state or result or samples or counts != self._counts or self.is_running):
             return False
+        from ingot.experiments.compare import arm_key
+        from ingot.train.resume import decisive_settings
+
         before, self._counts = self.facts, counts
+        if config:
+            self.settings = None
+            with suppress(IngotError, TypeError):  # the settings of another version
+                self.settings = decisive_settings(self.run.config)
         if result:
             values = self.run.result() or {}
             self._result = {name: values[name] if is_number(values.get(name)) else None for name in FROM_RESULT}
         if samples:
             self._samples = sorted(self.run.samples())
-        timing = self.series.timing()
+        timing, settings = self.series.timing(), self.settings
+        # The arm groups runs that differ in nothing but their seeds.
+        arm = hashlib.sha256(arm_key(settings).encode()).hexdigest()[:12] if settings is not None else None
         self.facts = {
             **{name: value for name, value in self.run.record().items() if name not in ("last_heard_seconds", "run")},
-            "path": self._shown_path,
+            "path": shown(str(self.path), kept=""),
             "result": self._result,
             "samples": self._samples,
             "lines": self.series.lines,
@@ -153,7 +130,9 @@ class WatchedRun:
             "percentiles": timing.percentiles,
             "stalls": [[stall.step, round(stall.seconds, 3)] for stall in timing.stalls[:MAX_STALLS]],
             "loaded": self.loaded,
-            **self._arm(),
+            "arm": arm,
+            "seed": settings.get("training.seed") if settings is not None else None,
+            "data": settings.get("data.path") if settings is not None else None,
         }
         return self.facts != before
 
@@ -177,38 +156,6 @@ class WatchedRun:
             messages.append({"type": "bins", "id": self.id, "kind": kind, "from": first, "columns": packed})
         return messages
 
-    def _read_settings(self) -> bool:
-        """Read the settings if the file has changed; return True if it had."""
-        if not self._has_changed("config.yaml"):
-            return False
-        stamp, cache = self._stamps["config.yaml"], self._cache_file("json")
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            cached = read_json(cache)
-            if cached["stamp"] == list(stamp or ()):
-                self.settings = dict(cached["settings"])
-                return True
-        from ingot.train.resume import decisive_settings
-
-        try:
-            # Through JSON, so that cached settings and others compare equal.
-            self.settings = json.loads(json.dumps(decisive_settings(self.run.config)))
-        except (IngotError, TypeError):  # written by another version
-            self.settings = None
-            return True
-        with suppress(OSError):
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(cache, json.dumps({"stamp": stamp, "settings": self.settings}), durable=False)
-        return True
-
-    def _arm(self) -> Message:
-        """Return what groups runs that differ in nothing but their seeds."""
-        from ingot.experiments.compare import arm_key
-
-        if self.settings is None:
-            return {"arm": None, "seed": None, "data": None}
-        arm = hashlib.sha256(arm_key(self.settings).encode()).hexdigest()[:12]
-        return {"arm": arm, "seed": self.settings.get("training.seed"), "data": self.settings.get("data.path")}
-
     def _has_changed(self, name: str) -> bool:
         """Return True if a file or folder of the run is not as it was at the last call."""
         stamp = _stamp(self.path / name)
@@ -217,23 +164,13 @@ class WatchedRun:
         self._stamps[name] = stamp
         return True
 
-    def _all_stamps(self) -> list[Stamp]:
-        return [_stamp(self.path / name) for name in FILES]
-
-    @property
-    def _shown_path(self) -> str:
-        return shown(str(self.path), kept="")
-
-    def _cache_file(self, ending: str) -> Path:
-        return self._cache / f"{self.id}.{ending}"
-
 
 class Watcher:
     """The runs below some folders, and the pages that show them."""
 
-    def __init__(self, folders: Sequence[Path], cache: Path) -> None:
+    def __init__(self, folders: Sequence[Path]) -> None:
         self.runs: dict[str, WatchedRun] = {}  # newest first
-        self._folders, self._cache = list(folders), cache
+        self._folders = list(folders)
         self._pages: dict[int, tuple[asyncio.AbstractEventLoop, Queue]] = {}
         self._new_pages: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # pages that have been sent nothing yet
         self._lock = threading.Lock()  # guards the pages and `_ended`
@@ -253,13 +190,10 @@ class Watcher:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and save what it has read."""
+        """End the thread and the streams of all pages."""
         self._closed = True
         self._wake.set()
         self._thread.join()
-        for run in self.runs.values():
-            with _guarded(run):
-                run.save_cache()
         self.end_pages()
 
     def end_pages(self) -> None:
@@ -300,27 +234,14 @@ class Watcher:
         self._greet()
         if scan := time.monotonic() - self._scanned >= SCAN_SECONDS:
             self._scan()
-        for run in list(self.runs.values()):
-            if run.loaded and (scan or run.is_running):  # those that have ended cost next to nothing
-                self._look_at(run, lambda: True)
+        runs = list(self.runs.values())
+        for run in [run for run in runs if run.loaded and (scan or run.is_running)]:  # others cost next to nothing
+            self._send(run.update(lambda: not self._closed))
         until = time.monotonic() + BACKLOG_SECONDS
-        for run in list(self.runs.values()):
+        for run in runs:
             if not run.loaded and time.monotonic() < until and not self._closed:
-                self._look_at(run, lambda: time.monotonic() < until)
+                self._send(run.update(lambda: time.monotonic() < until and not self._closed))
         self._send_progress()
-
-    def _look_at(self, run: WatchedRun, has_time: Callable[[], bool]) -> None:
-        if run.still_fails():
-            return
-        messages: list[Message] = []
-        with _guarded(run):
-            while run.read() and has_time() and not self._closed:
-                pass
-            messages = run.bin_messages()
-            run.series.mark_sent()
-            if run.look():
-                messages.append(run.message())
-        self._send([run.message()] if run.has_failed else messages)
 
     def _greet(self) -> None:
         """Send everything known to pages that have just been opened."""
@@ -330,7 +251,7 @@ class Watcher:
             return
         runs = list(self.runs.values())
         batches = [[self._list_message(), *(run.message() for run in runs if run.facts)]]
-        batches += [run.bin_messages(everything=True) for run in runs if run.series.lines and not run.has_failed]
+        batches += [run.bin_messages(everything=True) for run in runs if run.series.lines]
         events = [_event(messages) for messages in [*batches, [self._progress] if self._progress else []] if messages]
         with self._lock:
             for loop, queue in pages:
@@ -346,12 +267,11 @@ class Watcher:
             return
         newest_first = sorted(places.items(), key=lambda place: _modified(place[1]), reverse=True)
         names = run_names([path for _, path in newest_first])
-        runs = [watched.get(at) or WatchedRun(at[1], name, self._cache) for at, name in zip(newest_first, names, strict=True)]
+        runs = [watched.get(place) or WatchedRun(place[1], name) for place, name in zip(newest_first, names, strict=True)]
         for run, name in zip(runs, names, strict=True):
             run.name = name
-            if not run.still_fails():
-                with _guarded(run):
-                    run.look()
+            with suppress(Exception):  # what is wrong with a run is reported when it is read
+                run.look()
         self.runs = {run.id: run for run in runs}
         self._send([self._list_message(), *(run.message() for run in runs if run.facts)])
 
@@ -362,8 +282,8 @@ class Watcher:
         waiting = [run for run in self.runs.values() if not run.loaded]
         if not waiting and not self._progress.get("left", 1):
             return
-        total = sum(run.size for run in self.runs.values())
-        unread = sum(max(0, run.size - run.series.offset) for run in waiting)
+        sizes = {run.id: stamp[1] for run in self.runs.values() if (stamp := _stamp(run.series.path)) is not None}
+        total, unread = sum(sizes.values()), sum(max(0, sizes.get(run.id, 0) - run.series.offset) for run in waiting)
         counts = {"read": total - unread, "bytes": total, "left": len(waiting), "runs": len(self.runs)}
         self._progress = {"type": "progress", **counts}
         self._send([self._progress])
@@ -388,15 +308,6 @@ class Watcher:
             loop.call_soon_threadsafe(queue.put_nowait, event)
 
 
-@contextmanager
-def _guarded(run: WatchedRun) -> Iterator[None]:
-    """Mark a run as unreadable if anything goes wrong with it, so that the others are still shown."""
-    try:
-        yield
-    except Exception as error:
-        run.fail(error)
-
-
 def _modified(path: Path) -> float:
     for name in ("metrics.jsonl", "state.json"):
         with suppress(OSError):
@@ -406,10 +317,10 @@ def _modified(path: Path) -> float:
 
 def _stamp(path: Path) -> Stamp:
     try:
-        found = os.stat(path)  # noqa: PTH116 (half the time of Path's, and it is asked of every run twice a second)
+        status = os.stat(path)  # noqa: PTH116 (half the time of Path's, and it is asked of every run twice a second)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _pack(values: Any) -> str:

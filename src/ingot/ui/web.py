@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException
+from fastapi.responses import Response, StreamingResponse
 
 from ingot.backends.sampling import prompt_ids
 from ingot.errors import CheckpointError, IngotError
 from ingot.runs.view import Run
-from ingot.serve.app import check_local, complete, has_token, read_body
+from ingot.serve.app import add_error_handlers, check_local, complete, has_token, read_body, refusal
 from ingot.serve.protocol import Refused, check_size
 from ingot.ui.watcher import WatchedRun, Watcher
 
@@ -88,53 +87,22 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
 
     app = FastAPI(lifespan=lifespan, dependencies=[Depends(check_client)], docs_url=None, redoc_url=None, openapi_url=None)
     app.state.watcher, app.state.playground, app.state.close = watcher, playground, close
-    _add_error_handlers(app)
-    _add_page(app)
-    _add_runs(app, watcher, token)
-    _add_playground(app, watcher, playground, token)
-    return app
-
-
-async def check_client(request: Request) -> None:
-    """Refuse clients that are not on this machine, as `ingot serve` does without a token."""
-    check_local(request)
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(Refused)
-    async def on_refused(request: Request, refused: Refused) -> Response:
-        return JSONResponse(refused.record(), refused.status)
+    add_error_handlers(app)
 
     @app.exception_handler(IngotError)
     async def on_ingot_error(request: Request, error: IngotError) -> Response:
-        return JSONResponse(Refused(str(error), status=409).record(), 409)
+        return refusal(Refused(str(error), status=409))
 
-    @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> Response:
-        refused = Refused(f"there is no {request.method} {request.url.path:.100}", status=error.status_code)
-        return JSONResponse(refused.record(), refused.status)
-
-
-def _add_page(app: FastAPI) -> None:
     files = {path.name: path for path in PAGE.iterdir() if path.suffix in MEDIA_TYPES}
 
     @app.get("/")
-    async def page() -> Response:
-        return _file(files["index.html"])
-
     @app.get("/page/{name}")
-    async def file(name: str) -> Response:
+    async def page(name: str = "index.html") -> Response:
         if name not in files:
             raise Refused(f"there is no file {name!r:.60} here", status=404)
-        return _file(files[name])
+        headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+        return Response(files[name].read_bytes(), media_type=MEDIA_TYPES[files[name].suffix], headers=headers)
 
-
-def _file(path: Path) -> Response:
-    headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
-    return Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix], headers=headers)
-
-
-def _add_runs(app: FastAPI, watcher: Watcher, token: str) -> None:
     @app.get("/api/events")
     async def events() -> Response:
         return StreamingResponse(_events(watcher), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -158,8 +126,6 @@ def _add_runs(app: FastAPI, watcher: Watcher, token: str) -> None:
         status = await asyncio.to_thread(watched.run.stop)
         return {"step": status.state.step if status is not None else 0}
 
-
-def _add_playground(app: FastAPI, watcher: Watcher, playground: Playground, token: str) -> None:
     @app.post("/api/runs/{run}/open")
     async def open_model(request: Request, run: str) -> dict[str, Any]:
         _require_token(request, token, "opening a model")
@@ -175,6 +141,13 @@ def _add_playground(app: FastAPI, watcher: Watcher, playground: Playground, toke
         watched = _run(watcher, run)
         engine, _ = await playground.engine(watched.run)
         return await complete(request, engine, watched.name)
+
+    return app
+
+
+async def check_client(request: Request) -> None:
+    """Refuse clients that are not on this machine, as `ingot serve` does without a token."""
+    check_local(request)
 
 
 def _require_token(request: Request, token: str, action: str) -> None:
