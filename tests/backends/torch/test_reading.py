@@ -165,23 +165,11 @@ def written(model, texts=5, tokens=20, sampling=GREEDY, **options):
     return list(write_texts(model, [1, 2, 3], texts, tokens, sampling, **options))
 
 
-def test_texts_that_do_not_fit_at_once_are_written_in_turns_and_stay_the_same(gpt2):
-    sampling = Sampling(1.0, seed=3)
-    expected, asked = written(gpt2, sampling=sampling), []
-    original = gpt2.new_cache
-
-    def small(rows):
-        asked.append(rows)
-        if rows > 2:
-            raise torch.OutOfMemoryError("no more than two rows")
-        return original(rows)
-
-    gpt2.new_cache = small
-    try:
-        assert written(gpt2, sampling=sampling) == expected
-    finally:
-        del gpt2.new_cache
-    assert asked == [5, 2, 2, 1]
+def test_many_texts_are_written_in_turns_and_stay_the_same(gpt2, monkeypatch):
+    expected, rows, original = written(gpt2, sampling=Sampling(1.0, seed=3)), [], gpt2.new_cache
+    monkeypatch.setattr(reading, "TEXTS_AT_ONCE", 2)
+    monkeypatch.setattr(gpt2, "new_cache", lambda count: rows.append(count) or original(count))
+    assert written(gpt2, sampling=Sampling(1.0, seed=3)) == expected and rows == [2, 2, 1]
     assert len(expected) == 5 and all(len(text) == 20 for text in expected)
 
 

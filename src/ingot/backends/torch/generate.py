@@ -26,6 +26,19 @@ RECORDS_ON = {"cuda"}  # kinds of devices that can record and replay steps
 STEP_CAPACITY = 512  # tokens that the cache of recorded steps holds at first; a step is recorded again when it grows
 
 
+def in_parts(model: Any) -> bool:
+    """Return whether a model gives hidden states and the logits of some of them separately."""
+    return hasattr(model, "hidden") and hasattr(model, "logits")
+
+
+def last_logits(model: Any, tokens: Tensor, cache: list[Any] | None = None, lengths: Tensor | None = None) -> Tensor:
+    """Return the logits (B, V) after the last token of each row, or after its first `lengths` (B); no others where possible."""
+    at = (slice(None), -1) if lengths is None else (torch.arange(len(tokens), device=tokens.device), lengths - 1)
+    if not in_parts(model):
+        return model(tokens)[at]
+    return model.logits((model.hidden(tokens) if cache is None else model.hidden(tokens, cache))[at])
+
+
 class Reader:
     """Returns logits after each read of `rows` equally long sequences.
 
@@ -33,12 +46,11 @@ class Reader:
     otherwise every further step reads the whole context without a cache.
     """
 
-    def __init__(self, model: nn.Module, rows: int, use_cache: bool = True, keep_half: bool = False, record: bool = False):
-        self._model, self._rows, self._keep_half = model, rows, keep_half
-        context: int | None = getattr(model, "context", None)
-        self._context = math.inf if context is None else context
-        self._in_parts = all(hasattr(model, name) for name in ("new_cache", "hidden", "logits"))
-        self._cache: list[Any] | None = self._new_cache() if use_cache and self._in_parts else None
+    def __init__(self, model: Any, rows: int, use_cache: bool = True, keep_half: bool = False, record: bool = False):
+        self._model, self._keep_half = model, keep_half
+        self._context = context_of(model)
+        cached = use_cache and in_parts(model) and hasattr(model, "new_cache")
+        self._cache: list[Any] | None = model.new_cache(rows) if cached else None
         self._cached = 0  # tokens in the cache
         self._seen: Tensor | None = None  # (B, T), at most a context
         self._step = Step(model, self._cache) if record and self._cache is not None and can_record(model) else None
@@ -49,35 +61,26 @@ class Reader:
         if self._context < self._seen.size(1):
             self._seen = self._seen[:, -int(self._context) :]
         if self._cache is not None and self._cached + new.size(1) > self._context:
-            new = self._restart()
+            new = self._restart(self._seen)
         if self._cache is None:
-            return self._scores(self._seen, None)
+            return last_logits(self._model, self._seen)
         cached, self._cached = self._cached, self._cached + new.size(1)
         if self._step is not None and new.size(1) == 1:
             return self._step.read(new, cached)
-        return self._scores(new, self._cache)
+        return last_logits(self._model, new, self._cache)
 
-    def _restart(self) -> Tensor:
+    def _restart(self, seen: Tensor) -> Tensor:
         """Empty the cache and return what to read into it; or stop using one."""
-        assert self._seen is not None
         if not self._keep_half:
             self._cache = None
-            return self._seen
-        kept = self._seen if not self._cached else self._seen[:, -max(1, int(self._context) // 2) :]
+            return seen
+        kept = seen if not self._cached else seen[:, -max(1, int(self._context) // 2) :]
         if self._step is not None:
             self._step.clear()
         else:
-            self._cache = self._new_cache()
+            self._cache = self._model.new_cache(len(seen))
         self._cached = 0
         return kept
-
-    def _new_cache(self) -> list[Any]:
-        return self._model.new_cache(self._rows)  # type: ignore[operator]
-
-    def _scores(self, tokens: Tensor, cache: list[Any] | None) -> Tensor:
-        if self._in_parts:
-            return last_logits(self._model, tokens, cache)
-        return self._model(tokens)[:, -1]
 
 
 class Step:
@@ -140,9 +143,10 @@ class Step:
         self._recorded = self._cache[0].keys
 
 
-def last_logits(model: Any, tokens: Tensor, cache: list[Any] | None) -> Tensor:
-    """Return the logits (B, V) after the last token; those of the others are not computed."""
-    return model.logits(model.hidden(tokens, cache)[:, -1])
+def context_of(model: nn.Module) -> float:
+    """Return how many tokens a model reads at once; infinite for a custom model that does not say."""
+    context: int | None = getattr(model, "context", None)
+    return math.inf if context is None else context
 
 
 def can_record(model: nn.Module) -> bool:
@@ -161,13 +165,8 @@ class RaggedReader:
     """Returns logits after each read of sequences of different lengths, initially `lengths`."""
 
     def __init__(self, model: nn.Module, lengths: Sequence[int], use_cache: bool = True, record: bool = False):
-        self._model = model
-        device = next(model.parameters()).device
-        context: int | None = getattr(model, "context", None)
-        self._context = math.inf if context is None else context
-        self._lengths = torch.tensor(lengths, device=device)  # (B)
-        self._longest = max(lengths)
-        self._rows = torch.arange(len(lengths), device=device)
+        self._model, self._context, self._longest = model, context_of(model), max(lengths)
+        self._lengths = torch.tensor(lengths, device=next(model.parameters()).device)  # (B)
         self._seen: Tensor | None = None  # (B, T), padded with zeros
         self._step: Step | None = None
         self._cache: list[Any] | None = None
@@ -177,38 +176,23 @@ class RaggedReader:
 
     def read(self, new: Tensor) -> Tensor:
         """Return the logits (B, V) after the prompts (B, T) at first, then after one new token (B, 1) of every row."""
-        first = self._seen is None
         if self._seen is None:
             self._seen = new
+            if self._cache is not None:
+                return last_logits(self._model, new, self._cache, self._lengths)
         else:
-            self._seen = F.pad(self._seen, (0, 1))
-            self._seen[self._rows, self._lengths] = new[:, 0]
+            self._seen = F.pad(self._seen, (0, 1)).scatter(1, self._lengths[:, None], new)
             self._lengths = self._lengths + 1
             self._longest += 1
-        if self._longest > self._context:  # positions shift from now on
-            self._cache = self._step = None
-        if self._cache is None:
-            return self._read_without_cache(self._seen)
-        if first:
-            return self._last(new, self._lengths, self._cache)
-        assert self._step is not None
-        return self._step.read(new, self._longest - 1, self._lengths - 1)
-
-    def _read_without_cache(self, seen: Tensor) -> Tensor:
-        """Return the logits after the last tokens of every row, as many as the context holds, without a cache."""
         if self._longest <= self._context:
-            return self._last(seen, self._lengths, None)
+            if self._step is not None:
+                return self._step.read(new, self._longest - 1, self._lengths - 1)
+            return last_logits(self._model, self._seen, None, self._lengths)
+        self._cache = self._step = None  # positions shift from now on: the last tokens are read without a cache
         context = int(self._context)
-        starts = (self._lengths - context).clamp(min=0)
-        index = starts[:, None] + torch.arange(context, device=seen.device)
-        return self._last(seen.gather(1, index.clamp(max=seen.size(1) - 1)), self._lengths.clamp(max=context), None)
-
-    def _last(self, tokens: Tensor, lengths: Tensor, cache: list[Any] | None) -> Tensor:
-        """Return the logits after the last token of each row."""
-        if all(hasattr(self._model, name) for name in ("hidden", "logits")):
-            hidden = self._model.hidden(tokens, cache)[self._rows, lengths - 1]  # type: ignore[operator]
-            return self._model.logits(hidden)  # type: ignore[operator]
-        return self._model(tokens)[self._rows, lengths - 1]
+        index = (self._lengths - context).clamp(min=0)[:, None] + torch.arange(context, device=new.device)
+        window = self._seen.gather(1, index.clamp(max=self._seen.size(1) - 1))
+        return last_logits(self._model, window, None, self._lengths.clamp(max=context))
 
 
 DRAWS_AT_ONCE = 64  # random numbers per row that are copied to the device together
@@ -245,16 +229,12 @@ def generate(
                 logits[:, vocab_size:] = -math.inf
             if sampling.repetition_penalty != 1:
                 written = torch.zeros_like(logits, dtype=torch.bool) if written is None else written.scatter(1, tokens, True)
-                logits = torch.where(written, penalised(logits, sampling.repetition_penalty), logits)
+                penalty = sampling.repetition_penalty
+                logits = torch.where(written, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
             tokens = logits.argmax(-1, keepdim=True) if sampling.greedy else choose(logits, sampling, draws.uniform())
             yield tokens.squeeze(1)
     finally:
         model.train(training)
-
-
-def penalised(logits: Tensor, penalty: float) -> Tensor:
-    """Return the logits of tokens that were generated before: divided by the penalty if positive, else multiplied by it."""
-    return torch.where(logits < 0, logits * penalty, logits / penalty)
 
 
 class UniformDraws:
@@ -291,6 +271,7 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     return token if ids is None else ids.gather(-1, token)
 
 
+TEXTS_AT_ONCE = 64  # completions of a prompt that are written together
 CHECK_EVERY = 16  # tokens between checks whether all completions have ended; each check waits for the device
 
 
@@ -318,54 +299,24 @@ def write_texts(
     progress: Callable[[int, int], None] = lambda done, total: None,
     **options: Any,
 ) -> Iterator[list[int]]:
-    """Yield the ids of each of `texts` completions of a prompt: `tokens` of them, or fewer once all have `ended`.
+    """Yield the ids of `texts` completions of a prompt: `tokens` of each, or fewer once all at once have `ended`.
 
-    All are generated at once, or as many as the memory holds; completion i draws with the seed plus i, so it is the same either
-    way. The options are those of `generate`.
+    Completion i draws with the seed plus i, so it is the same beside any others. The options are those of `generate`.
     """
     start = torch.tensor([list(prompt)], device=next(model.parameters()).device)
-    at_once, first = texts, 0
-    while first < texts:
-        rows = min(at_once, texts - first)
-        begun = first * tokens
-
-        def show(step: int, begun: int = begun, rows: int = rows) -> None:
-            progress(begun + rows * step, texts * tokens)
-
+    for first in range(0, texts, TEXTS_AT_ONCE):
+        rows = min(TEXTS_AT_ONCE, texts - first)
+        written: list[Tensor] = []
         seeded = replace(sampling, seed=sampling.seed + first)
-        try:
-            completions = _write(model, start.expand(rows, -1), tokens, seeded, ended, show, options)
-        except torch.OutOfMemoryError:
-            if rows == 1:
-                raise RunError("the GPU's memory does not hold one completion; shorten it or use another device") from None
-            completions = None
-        if completions is None:
-            at_once = rows // 2
-            torch.cuda.empty_cache()  # here, where the error no longer holds tensors
-            continue
-        yield from completions
-        first += rows
-
-
-def _write(
-    model: nn.Module,
-    prompts: Tensor,
-    tokens: int,
-    sampling: Sampling,
-    ended: Callable[[list[int]], bool] | None,
-    show: Callable[[int], None],
-    options: dict[str, Any],
-) -> list[list[int]]:
-    written: list[Tensor] = []
-    with closing(generate(model, prompts, sampling, **options)) as stream:
-        for token in islice(stream, tokens):
-            written.append(token)
-            if len(written) % CHECK_EVERY == 0:
-                show(len(written))
-                if ended is not None and all(ended(row) for row in torch.stack(written, dim=1).tolist()):
-                    break
-    show(tokens)
-    return torch.stack(written, dim=1).tolist() if written else [[] for _ in prompts]
+        with closing(generate(model, start.expand(rows, -1), seeded, **options)) as stream:
+            for token in islice(stream, tokens):
+                written.append(token)
+                if len(written) % CHECK_EVERY == 0:
+                    progress(first * tokens + rows * len(written), texts * tokens)
+                    if ended is not None and all(ended(row) for row in torch.stack(written, dim=1).tolist()):
+                        break
+        progress((first + rows) * tokens, texts * tokens)
+        yield from torch.stack(written, dim=1).tolist() if written else [[] for _ in range(rows)]
 
 
 POSITIONS_AT_ONCE = 4096  # positions whose logits exist at once
@@ -385,11 +336,15 @@ def score_rows(
         return [RowScores(first, none[:, 0], none.astype(np.int64), none) for first in firsts]
     at_row, at_position = (torch.tensor(part, device=device) for part in zip(*positions, strict=True))
     wanted = torch.tensor([rows[row][position] for row, position in positions], device=device)
-    states = _states(model, torch.tensor(padded, device=device))
+    tokens = torch.tensor(padded, device=device)
+    states = model.hidden(tokens) if in_parts(model) else model(tokens)  # type: ignore[operator]
     chosen, best_ids, best = [], [], []
     for begin in range(0, len(positions), POSITIONS_AT_ONCE):
         part = slice(begin, begin + POSITIONS_AT_ONCE)
-        scores = _scores(model, states[at_row[part], at_position[part] - 1]).float().log_softmax(-1)  # (N, V)
+        logits = states[at_row[part], at_position[part] - 1]
+        if in_parts(model):
+            logits = model.logits(logits)  # type: ignore[operator]
+        scores = logits.float().log_softmax(-1)  # (N, V)
         chosen.append(scores.gather(1, wanted[part, None])[:, 0].cpu())
         likeliest = scores[:, :vocab_size].topk(min(top, vocab_size))
         best_ids.append(likeliest.indices.cpu())
@@ -397,16 +352,3 @@ def score_rows(
     counts = [max(0, length - first) for length, first in zip(lengths, firsts, strict=True)]
     arrays = [torch.cat(parts).split(counts) for parts in (chosen, best_ids, best)]  # type: ignore[no-untyped-call]
     return [RowScores(first, *(part.numpy() for part in parts)) for first, *parts in zip(firsts, *arrays, strict=True)]
-
-
-def _states(model: Any, tokens: Tensor) -> Tensor:
-    """Return hidden states, or the logits of a model without separate `hidden` and `logits`."""
-    return model.hidden(tokens) if _in_parts(model) else model(tokens)
-
-
-def _scores(model: Any, states: Tensor) -> Tensor:
-    return model.logits(states) if _in_parts(model) else states
-
-
-def _in_parts(model: Any) -> bool:
-    return hasattr(model, "hidden") and hasattr(model, "logits")
