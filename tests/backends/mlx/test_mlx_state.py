@@ -1,6 +1,5 @@
 """What the MLX backend keeps is what torch keeps, by the same names: a run moves from one to the other and back."""
 
-import os
 from itertools import islice
 
 import numpy as np
@@ -176,16 +175,3 @@ def test_a_long_validation_needs_the_memory_of_a_short_one():
             ours.backend.score(batch)
         peaks.append(ours.backend.peak_memory()[0])
     assert peaks[1] <= 1.05 * peaks[0]
-
-
-def test_mlx_is_told_to_order_a_step_so_that_every_thread_has_work_unless_the_user_has_said_how(monkeypatch):
-    import mlx.core as mx
-
-    if mx.metal.is_available():
-        pytest.skip("a GPU works on a whole batch")
-    monkeypatch.delenv("MLX_BFS_MAX_WIDTH", raising=False)
-    find_device("mlx")
-    assert int(os.environ["MLX_BFS_MAX_WIDTH"]) > 1000
-    monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "30")
-    find_device("mlx")
-    assert os.environ["MLX_BFS_MAX_WIDTH"] == "30"

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from mlx_kit import MODELS, SHAPE, Pupil, both, far
 
-from ingot.backends.mlx.inference import on_metal
-
 LLAMA = {**SHAPE, "family": "llama", "inner_width": 64}
 OPTIONS = {
     "gpt2 without biases, erf": {**SHAPE, "family": "gpt2", "bias": False, "gelu": "erf"},
@@ -82,28 +80,6 @@ def test_document_masks_are_those_of_torch(model):
 def test_what_saves_memory_changes_no_loss(model, setting):
     plain, saving = Pupil("mlx", model), Pupil("mlx", model, **setting)
     assert far(plain.losses(3), saving.losses(3)) < 1e-6
-
-
-def on_cores(monkeypatch, cores, model, **training):
-    monkeypatch.setattr("ingot.backends.mlx.inference.cpu_count", lambda: cores)
-    monkeypatch.setattr("ingot.backends.mlx.inference.MOST_THREADS", 99)
-    return Pupil("mlx", model, **training)
-
-
-@pytest.mark.skipif(on_metal(), reason="a GPU works on a whole batch")
-@pytest.mark.parametrize("training", [{}, {"micro_batch": 3}, {"micro_batch": 1}])
-def test_cores_share_the_rows_and_change_no_loss(monkeypatch, training):
-    one = on_cores(monkeypatch, 1, "golf", **training)
-    losses, mean = one.losses(3), one.mean()
-    for cores in (2, 3, 9):  # of 7 rows
-        several = on_cores(monkeypatch, cores, "golf", **training)
-        assert several.backend.device.name.endswith(f"CPU, {cores} threads")
-        assert far(several.losses(3), losses) < 1e-6 and several.mean() == pytest.approx(mean, abs=1e-6)
-
-
-def test_cores_do_not_choose_what_is_dropped(monkeypatch):
-    model = {**MODELS["llama"], "dropout": 0.3}
-    assert on_cores(monkeypatch, 1, model).losses(3) == on_cores(monkeypatch, 4, model).losses(3)
 
 
 def test_a_model_is_judged_in_any_thread():

@@ -10,8 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -20,7 +19,7 @@ import numpy as np
 from ingot.backends.base import GroupRates, State, StepPlan, StepResult
 from ingot.backends.limits import refuse_ranks_on_mlx
 from ingot.backends.mlx.build import MLXModel, array, build, by_parameter, number, record, records
-from ingot.backends.mlx.inference import MLXInference, find_mlx_device, on_metal, threads
+from ingot.backends.mlx.inference import MLXInference, find_mlx_device, on_metal
 from ingot.backends.mlx.models import Pass, Weights
 from ingot.config.schema import Config, OptimizerSection
 from ingot.config.size import recomputed_every
@@ -120,14 +119,6 @@ CLIP_EPSILON = 1e-6  # same value as in torch
 
 
 @dataclass(frozen=True)
-class MLXTuned:
-    """The choices for the steps of a stage."""
-
-    micro_batch: int
-    attention: str = "default"
-
-
-@dataclass(frozen=True)
 class Done:
     """A finished step."""
 
@@ -151,15 +142,13 @@ class MLXBackend(MLXInference):
         self._groups = members(o, model, weights)
         self._trained = [name for _, names in self._groups for name in names]
         self._memory: OptimizerState = {}
-        self._stages: list[MLXTuned] = []
+        self._micro_batches: list[int] = []  # of each stage
         if o.ema_decay is not None:
             self._begin_average()
         dropout = float(getattr(config.model, "dropout", 0.0))
         self._run = Pass(self._dtype, dropout=dropout, recompute=bool(recomputed_every(config, vocab_size, host_bytes())))
         self._eager = t.eager
         self._compile = on_metal() if t.compile == "auto" else bool(t.compile)  # the CPU backend compiles every kernel with g++
-        # One thread: dropout must not depend on the number of cores, and a compiled function stays on its first thread.
-        self._threads = 1 if dropout or self._compile else threads()
         both: Callable[..., Any] = mx.value_and_grad(self._loss)
         self._value_and_grad = mx.compile(both) if self._compile else both
 
@@ -170,23 +159,23 @@ class MLXBackend(MLXInference):
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
         """Choose the micro-batch of each stage, as an earlier session on such a machine did."""
         kept_stages = kept.get("stages", [kept]) if kept.get("device") == self.device.name else []
-        self._stages = []
+        self._micro_batches = []
         for plan, batch in stages:
             before = kept_stages[plan.stage] if plan.stage < len(kept_stages) else {}
             most = before.get("micro_batch", max(1, MICRO_BATCH_TOKENS // batch.shape[2]))
             rows = most if self._micro_batch_setting == "auto" else self._micro_batch_setting
-            self._stages.append(MLXTuned(min(int(rows), len(batch))))
+            self._micro_batches.append(min(int(rows), len(batch)))
 
     def tuned(self) -> dict[str, Any]:
         """Return what `tune` chose."""
-        first = self._stages[0] if self._stages else MLXTuned(0)
+        stages = [{"micro_batch": rows, "attention": "default"} for rows in self._micro_batches or [0]]
         return {
             "device": self.device.name,
             "world_size": 1,
             "precision": self.precision,
-            **asdict(first),
+            **stages[0],
             "compile": self._compile,
-            **({"stages": [asdict(stage) for stage in self._stages]} if len(self._stages) > 1 else {}),
+            **({"stages": stages} if len(stages) > 1 else {}),
         }
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
@@ -210,14 +199,13 @@ class MLXBackend(MLXInference):
         """Return the mean loss over all targets of the step, and its gradients."""
         trained = {name: self._weights[name] for name in self._trained}
         others = {name: w for name, w in self._weights.items() if name not in trained}
-        rows = self._stages[plan.stage].micro_batch
+        rows = self._micro_batches[plan.stage]
         total, sums = mx.zeros(()), {name: mx.zeros_like(w) for name, w in trained.items()}
         for part, start in enumerate(range(0, len(batch), rows)):
             keys = mx.random.split(mx.random.key(mix(self._seed, plan.step, part)), num=self.model.dropout_keys)
-            compute = partial(self._value_and_grad, trained, others, keys)
-            for loss, grads in self._map_shares(compute, batch[start : start + rows], self._threads):
-                total = total + loss / targets
-                sums = {name: held + grads[name] / targets for name, held in sums.items()}
+            loss, grads = self._value_and_grad(trained, others, keys, *self._upload(batch[start : start + rows]))
+            total = total + loss / targets
+            sums = {name: held + grads[name] / targets for name, held in sums.items()}
             if self._eager:
                 mx.eval(total, sums)  # or all micro-batches would be held at once
         return total, sums

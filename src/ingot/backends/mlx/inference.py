@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -23,37 +20,17 @@ from ingot.backends.sampling import RowScores, Sampling
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, DataError, RunError, Setting
 from ingot.runtime.devices import Device
-from ingot.runtime.processes import cpu_count
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
 VERSION = metadata.version("mlx")
-MOST_THREADS = 4  # each holds its own gradients
-WIDTH = "MLX_BFS_MAX_WIDTH"  # how many results MLX considers at once when it orders a computation; its default is 20
-WIDE = "4096"
-_streams = threading.local()  # a stream belongs to the thread that created it
 
 
 def find_mlx_device() -> Device:
-    """Return MLX's device: the GPU of a Mac, elsewhere the CPU."""
+    """Return MLX's device: the GPU of a Mac, elsewhere the CPU, preferred precision first."""
     if on_metal():
         return Device("mlx", 0, f"mlx {VERSION}, {mx.device_info().get('device_name', 'GPU')}", None, ("bf16", "fp32"))
-    # MLX reads this once, at its first computation. With 20 a backward pass is ordered share after share, and as only ten
-    # operations wait at a time, the threads take turns: two were at work together for 0.15 of a step, with 120 to 2000 for 0.8.
-    os.environ.setdefault(WIDTH, WIDE)
-    return Device("mlx", 0, f"mlx {VERSION}, CPU, {threads()} threads", None, ("fp32", "bf16"))
-
-
-def threads() -> int:
-    """Return how many parts of a batch are computed at once: one per core on a CPU; a GPU takes the whole batch."""
-    return 1 if on_metal() else min(cpu_count(), MOST_THREADS)
-
-
-def streams(count: int) -> list[mx.Stream]:
-    """Return `count` streams, each with its own thread on a CPU; the default one first."""
-    made: list[mx.Stream] = vars(_streams).setdefault("made", [mx.default_stream(mx.default_device())])
-    made += [mx.new_stream(mx.default_device()) for _ in range(len(made), count)]
-    return made[:count]
+    return Device("mlx", 0, f"mlx {VERSION}, CPU", None, ("fp32", "bf16"))
 
 
 def on_metal() -> bool:
@@ -98,8 +75,10 @@ def write(
         if not np.isfinite(scores).all():
             raise RunError("the model's logits are not finite, so it cannot generate: its weights are damaged or diverged")
         if sampling.repetition_penalty != 1:
+            penalty = sampling.repetition_penalty
             for row, earlier in zip(scores, written, strict=True):
-                penalise(row, sorted(earlier), sampling.repetition_penalty)
+                ids = sorted(earlier)
+                row[ids] = np.where(row[ids] < 0, row[ids] * penalty, row[ids] / penalty)
         tokens = [choose(row, sampling, draw) for row, draw in zip(scores, draws, strict=True)]
         for earlier, token in zip(written, tokens, strict=True):
             earlier.add(token)
@@ -121,11 +100,6 @@ def score_row(
     return RowScores(first, chosen, ids, np.take_along_axis(scores, ids, -1))
 
 
-def penalise(scores: NDArray[Any], ids: list[int], penalty: float) -> None:
-    """Make tokens generated before less likely: positive logits are divided by the penalty, others multiplied by it."""
-    scores[ids] = np.where(scores[ids] < 0, scores[ids] * penalty, scores[ids] / penalty)
-
-
 def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) -> int:
     """Return the next token, given one row of logits (V)."""
     if sampling.greedy:
@@ -142,9 +116,6 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
     return int(ids[min(index, int(np.flatnonzero(p)[-1]))])
 
 
-T = TypeVar("T")
-
-
 class Alone:
     """The group of one process; every method returns at once."""
 
@@ -153,12 +124,10 @@ class Alone:
         self.ranks = ranks
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over the ranks."""
+        """Return each value's maximum over the ranks, or its sum: both are its own."""
         return list(values)
 
-    def total(self, values: Sequence[float]) -> list[float]:
-        """Return each value's sum over the ranks."""
-        return list(values)
+    total = maximum
 
     def broadcast(self, text: str) -> str:
         """Return the first rank's text on every rank."""
@@ -190,8 +159,7 @@ class MLXInference(Alone):
         """Return the summed loss of the targets that count."""
         if not np.count_nonzero(batch[:, 1] != IGNORED):
             return 0.0
-        losses = self._map_shares(partial(self.model.losses, self._shown(), run=Pass(self._dtype)), batch, threads())
-        return number(sum(losses, mx.zeros(())))
+        return number(self.model.losses(self._shown(), *self._upload(batch), run=Pass(self._dtype)))
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Continue prompts, token by token; those of different lengths are computed one by one."""
@@ -240,15 +208,6 @@ class MLXInference(Alone):
         """Return the average of the weights in their dtypes, or the weights themselves."""
         average = self._average or {}
         return {name: average[name].astype(w.dtype) if name in average else w for name, w in self._weights.items()}
-
-    def _map_shares(self, compute: Callable[..., T], batch: Batch, count: int) -> list[T]:
-        """Call a function of tokens, targets and documents on shares of a batch, one per thread; return its results."""
-        shares = np.array_split(batch, min(count, len(batch)))
-        results = []
-        for stream, rows in zip(streams(len(shares)), shares, strict=True):
-            with mx.stream(stream):
-                results.append(compute(*self._upload(rows)))
-        return results
 
     def _upload(self, batch: Batch) -> list[mx.array]:
         """Return tokens, targets and, where rows have them, document numbers."""
