@@ -18,13 +18,13 @@ import numpy as np
 
 from ingot.backends.base import GroupRates, State, StepPlan, StepResult
 from ingot.backends.limits import refuse_ranks_on_mlx
-from ingot.backends.mlx.build import MLXModel, array, build, by_parameter, number, record, records
+from ingot.backends.mlx.build import MLXModel, array, build, number, record, records
 from ingot.backends.mlx.inference import MLXInference, find_mlx_device, on_metal
-from ingot.backends.mlx.models import Pass, Weights
+from ingot.backends.mlx.models import DROPOUTS, Pass, Weights
 from ingot.config.schema import Config, OptimizerSection
 from ingot.config.size import recomputed_every
 from ingot.errors import ConfigError
-from ingot.optim.assign import ParameterGroup, assign, groups_of
+from ingot.optim.assign import ParameterGroup, groups_of
 from ingot.optim.muon import Polynomial, polynomials
 from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks
@@ -38,7 +38,7 @@ OptimizerState = dict[str, Weights]  # maps a parameter to its state: step, exp_
 
 def members(settings: OptimizerSection, model: MLXModel, weights: Weights) -> list[tuple[ParameterGroup, list[str]]]:
     """Return every group that has parameters, with their names; each trainable parameter is in one."""
-    group_of = assign(settings, model.kinds, model.block_matrices)
+    group_of = model.groups(settings)
     found = []
     for group in groups_of(settings):
         names = [name for name, other in group_of.items() if other == group.name]
@@ -202,7 +202,7 @@ class MLXBackend(MLXInference):
         rows = self._micro_batches[plan.stage]
         total, sums = mx.zeros(()), {name: mx.zeros_like(w) for name, w in trained.items()}
         for part, start in enumerate(range(0, len(batch), rows)):
-            keys = mx.random.split(mx.random.key(mix(self._seed, plan.step, part)), num=self.model.dropout_keys)
+            keys = mx.random.split(mx.random.key(mix(self._seed, plan.step, part)), num=1 + DROPOUTS * self.model.settings.layers)
             loss, grads = self._value_and_grad(trained, others, keys, *self._upload(batch[start : start + rows]))
             total = total + loss / targets
             sums = {name: held + grads[name] / targets for name, held in sums.items()}
@@ -256,7 +256,10 @@ class MLXBackend(MLXInference):
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Restore a state of either backend."""
         self.load_weights(state["model"], "the checkpoint")
-        states = by_parameter(state["optimizer"].values())
+        states: OptimizerState = defaultdict(dict)
+        for source in state["optimizer"].values():
+            parameter, _, key = source.name.rpartition("/")
+            states[parameter][key] = array(source)
         self._memory = {name: states[name] for name in self._trained if name in states}  # not the scale of an fp16 loss
         if self._average is not None:
             self._average |= {name: array(source, mx.float32) for name, source in state.get("ema", {}).items()}

@@ -5,7 +5,7 @@ Of torch's model only an outline without values is kept: which tensors there are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from ingot.backends.limits import refuse_precision, refuse_torch_only
 from ingot.backends.mlx.models import (
-    DROPOUTS,
     Pass,
     Weights,
     document_mask,
@@ -27,7 +26,8 @@ from ingot.backends.mlx.models import (
 from ingot.backends.torch.build import build_model, build_outline, flops_per_token
 from ingot.backends.torch.state import NAMES as TORCH_NAMES
 from ingot.backends.torch.state import check_fits, model_records
-from ingot.config.schema import Config
+from ingot.config.schema import Config, OptimizerSection
+from ingot.optim.assign import assign
 from ingot.optim.groups import block_matrices, kinds
 from ingot.runtime.tensors import TensorRecord, to_array
 
@@ -57,15 +57,6 @@ def array(source: TensorRecord, dtype: mx.Dtype | None = None) -> mx.array:
     return mx.array(to_array(source)).astype(dtype or DTYPES.get(source.dtype, mx.float32))
 
 
-def by_parameter(sources: Iterable[TensorRecord]) -> dict[str, dict[str, mx.array]]:
-    """Return an optimizer's state by parameter and key, from records named `parameter/key`."""
-    states: dict[str, dict[str, mx.array]] = {}
-    for source in sources:
-        parameter, _, key = source.name.rpartition("/")
-        states.setdefault(parameter, {})[key] = array(source)
-    return states
-
-
 FAMILIES: dict[str, tuple[Callable[..., mx.array], str]] = {
     "golf": (golf_hidden, "tok_emb.weight"),
     "gpt2": (gpt2_hidden, "transformer.wte.weight"),
@@ -80,7 +71,6 @@ class MLXModel:
 
     settings: Any
     outline: Any  # torch's model, on the meta device
-    context: int
     loss_chunk: int | None
 
     def losses(self, weights: Weights, tokens: mx.array, targets: mx.array, *documents: mx.array, run: Pass) -> mx.array:
@@ -88,45 +78,25 @@ class MLXModel:
         if documents:
             run = replace(run, mask=document_mask(documents[0]))
         hidden = self._hidden(weights, tokens, run)
-        return head_loss(hidden, self._head(weights), targets, self._softcap, run.dtype, self.loss_chunk)
-
-    def last_logits(self, weights: Weights, tokens: mx.array, run: Pass) -> mx.array:
-        """Return the logits (B, V) after the last token."""
-        return head_logits(self._hidden(weights, tokens, run)[:, -1], self._head(weights), self._softcap, run.dtype)
+        weight, softcap = self._head(weights)
+        return head_loss(hidden, weight, targets, softcap, run.dtype, self.loss_chunk)
 
     def logits_from(self, weights: Weights, tokens: mx.array, first: int, run: Pass) -> mx.array:
-        """Return the logits (B, N, V) after each token from position `first` on."""
-        return head_logits(self._hidden(weights, tokens, run)[:, first:], self._head(weights), self._softcap, run.dtype)
+        """Return the logits (B, N, V) after each token from position `first` on; -1: after the last."""
+        weight, softcap = self._head(weights)
+        return head_logits(self._hidden(weights, tokens, run)[:, first:], weight, softcap, run.dtype)
 
     def _hidden(self, weights: Weights, tokens: mx.array, run: Pass) -> mx.array:
         return FAMILIES[self.settings.family][0](self.settings, weights, tokens, run)
 
-    def _head(self, weights: Weights) -> mx.array:
+    def _head(self, weights: Weights) -> tuple[mx.array, float | None]:
+        """Return the weight of the head, which may be the embedding's, and the softcap of its logits."""
         own = weights.get("lm_head.weight")
-        return weights[FAMILIES[self.settings.family][1]] if own is None else own
+        return weights[FAMILIES[self.settings.family][1]] if own is None else own, getattr(self.settings, "softcap", None)
 
-    @property
-    def _softcap(self) -> float | None:
-        return getattr(self.settings, "softcap", None)
-
-    @property
-    def dropout_keys(self) -> int:
-        """The number of keys that one pass with dropout needs."""
-        return 1 + DROPOUTS * int(self.settings.layers)
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.outline.parameters())
-
-    @property
-    def kinds(self) -> dict[str, Any]:
-        """The kind of every trainable parameter, for optim/assign.py."""
-        return kinds(self.outline)
-
-    @property
-    def block_matrices(self) -> set[str]:
-        """The names of the parameters that Muon takes."""
-        return {name for name, _ in block_matrices(self.outline)}
+    def groups(self, settings: OptimizerSection) -> dict[str, str]:
+        """Return the group of every trainable parameter, by name."""
+        return assign(settings, kinds(self.outline), {name for name, _ in block_matrices(self.outline)})
 
     def flops_per_token(self, seq_len: int) -> float:
         return flops_per_token(self.outline, seq_len)
@@ -141,7 +111,8 @@ class MLXModel:
 def outline(config: Config, vocab_size: int) -> MLXModel:
     """Build the model of a config, still without weights."""
     refuse_torch_only(config)
-    return _model(config, build_outline(config, vocab_size))
+    model = build_outline(config, vocab_size)
+    return MLXModel(config.model, model, config.training.loss_chunk)
 
 
 def build(config: Config, vocab_size: int) -> tuple[MLXModel, Weights]:
@@ -150,9 +121,5 @@ def build(config: Config, vocab_size: int) -> tuple[MLXModel, Weights]:
     refuse_precision(config)
     drawn = build_model(config, vocab_size)
     initial = {record.name: record for record in model_records(drawn)}
-    model = _model(config, drawn.to("meta"))
+    model = MLXModel(config.model, drawn.to("meta"), config.training.loss_chunk)
     return model, model.read(initial, "the initial model")
-
-
-def _model(config: Config, outline: Any) -> MLXModel:
-    return MLXModel(config.model, outline, outline.context, config.training.loss_chunk)

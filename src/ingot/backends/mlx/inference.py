@@ -60,18 +60,14 @@ def write(
     written: list[set[int]] = [set() for _ in prompts]
     seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
     cache: list[Cached] = []
-    cached = sampling.use_cache
+    cached, context = sampling.use_cache, model.outline.context
     while True:
-        seen = seen[:, -model.context :]
+        seen = seen[:, -context:]
         held = cache[0][0].shape[2] if cache else 0
-        cached = cached and held + new.shape[1] <= model.context  # beyond the context the cache would miss tokens
-        if cached:
-            run = Pass(dtype, cache=cache)
-            logits = model.last_logits(weights, mx.array(new), run)
-            cache = run.grown
-        else:
-            logits = model.last_logits(weights, mx.array(seen), Pass(dtype))
-        scores = np.array(logits)[:, :vocab_size]
+        cached = cached and held + new.shape[1] <= context  # beyond the context the cache would miss tokens
+        run = Pass(dtype, cache=cache if cached else None)
+        scores = np.array(model.logits_from(weights, mx.array(new if cached else seen), -1, run))[:, 0, :vocab_size]
+        cache = run.grown
         if not np.isfinite(scores).all():
             raise RunError("the model's logits are not finite, so it cannot generate: its weights are damaged or diverged")
         if sampling.repetition_penalty != 1:
@@ -144,7 +140,7 @@ class MLXInference(Alone):
         super().__init__(ranks)
         self.device = find_mlx_device()
         self.model, self.vocab_size, self.precision = model, vocab_size, precision
-        self.parameters = model.parameters
+        self.parameters = sum(p.numel() for p in model.outline.parameters())
         self._dtype = PRECISIONS[precision]
         self._weights = weights
         self._average: Weights | None = None
