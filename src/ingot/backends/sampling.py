@@ -64,27 +64,21 @@ class GenerationOptions:
 
     def problems(self) -> list[str]:
         """Return everything wrong with the values, by their names."""
-        problems = []
-
-        def refuse(name: str, expected: str) -> None:
-            problems.append(f"{name} must be {expected}, not {getattr(self, name)!r}")
-
-        if not is_whole(self.max_new_tokens) or not 1 <= self.max_new_tokens <= MOST_TOKENS:
-            refuse("max_new_tokens", f"a whole number from 1 to {MOST_TOKENS:,}")
-        if not _number(self.temperature) or not 0 <= self.temperature < float("inf"):
-            refuse("temperature", "a number of 0 or more")
-        if self.top_k is not None and (not is_whole(self.top_k) or self.top_k < 0):
-            refuse("top_k", "a whole number of 0 or more, or null")
-        if self.top_p is not None and (not _number(self.top_p) or not 0 < self.top_p <= 1):
-            refuse("top_p", "a number above 0 and at most 1, or null")
-        if not _number(self.repetition_penalty) or not 0 < self.repetition_penalty < float("inf"):
-            refuse("repetition_penalty", "a number above 0")
-        if self.seed is not None and (not is_whole(self.seed) or not 0 <= self.seed <= 2**62):
-            refuse("seed", "a whole number from 0 to 2**62, or null")
+        k, p, seed, new = self.top_k, self.top_p, self.seed, self.max_new_tokens
+        checks = {
+            "max_new_tokens": (is_whole(new) and 1 <= new <= MOST_TOKENS, f"a whole number from 1 to {MOST_TOKENS:,}"),
+            "temperature": (_number(self.temperature) and 0 <= self.temperature < float("inf"), "a number of 0 or more"),
+            "top_k": (k is None or (is_whole(k) and k >= 0), "a whole number of 0 or more, or null"),
+            "top_p": (p is None or (_number(p) and 0 < p <= 1), "a number above 0 and at most 1, or null"),
+            "repetition_penalty": (
+                _number(self.repetition_penalty) and 0 < self.repetition_penalty < float("inf"),
+                "a number above 0",
+            ),
+            "seed": (seed is None or (is_whole(seed) and 0 <= seed <= 2**62), "a whole number from 0 to 2**62, or null"),
+        }
         for name in ("greedy", "stop_at_end", "return_full_text", "start_mark", "use_cache"):
-            if not isinstance(getattr(self, name), bool):
-                refuse(name, "true or false")
-        return problems
+            checks[name] = isinstance(getattr(self, name), bool), "true or false"
+        return [f"{name} must be {what}, not {getattr(self, name)!r}" for name, (valid, what) in checks.items() if not valid]
 
     def sampling(self, rows: int) -> Sampling:
         """Return the sampling of `rows` completions; ConfigError for invalid values."""

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ingot.backends.torch.inference import TorchInference
-from ingot.backends.torch.startup import MAX_MEMORY_SHARE, compile_kernels, needed_builds
+from ingot.backends.torch.startup import compile_kernels, needed_builds
 from ingot.config.schema import Config
 from ingot.runtime.processes import python_command
 
@@ -68,9 +68,9 @@ def test_matmuls_are_built_for_runs_that_try_kernels_with_them():
 def test_a_model_whose_memory_the_run_may_need_is_not_built(monkeypatch):
     model = TorchInference.of(config(), 64)
     model._device = torch.device("cuda")
-    for free, fits in ((31, False), (32, True)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (8 * model.parameters * free, 0))
-        assert model.trainable_within(MAX_MEMORY_SHARE) is fits
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * model.parameters * 31, 0))
+    model.run_row("default", (), 16, False, 1 / 32)
+    assert all(p.is_meta for p in model.model.parameters())
 
 
 def test_a_program_whose_run_is_gone_ends():

@@ -49,7 +49,8 @@ def check(
     reached: set[str] = set()
     for begin in stages or [lambda: None]:
         begin()
-        reached |= checker.reached()
+        checker.backward()
+        reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # a gradient of zeros counts
     if untrained := [name for name, p in model.named_parameters() if p.requires_grad and name not in reached]:
         more = f" and {len(untrained) - 1:,} more" if len(untrained) > 1 else ""
         raise checker.refused(
@@ -126,13 +127,6 @@ class _Checker:
             self._is_causal(logits)
             self._ignores(insist)
 
-    def reached(self) -> set[str]:
-        """Return the parameters that get a gradient from the loss; a gradient of zeros counts."""
-        self.backward()
-        names = {name for name, p in self.model.named_parameters() if p.grad is not None}
-        self.model.zero_grad(set_to_none=True)
-        return names
-
     def backward(self) -> None:
         """Run a backward pass, which gives the parameters gradients."""
         self.model.train()
@@ -145,8 +139,9 @@ class _Checker:
             changed = self.tokens.clone()
             changed[:, first:] = (changed[:, first:] + 1) % self.vocab_size
             differ = (self._logits(changed)[:, :first] - logits[:, :first]).abs().amax(-1)[0]
-            if (differ > LEAK_TOLERANCE * logits.abs().max()).any():
-                position = int((differ > LEAK_TOLERANCE * logits.abs().max()).nonzero()[0, 0])
+            leaks = differ > LEAK_TOLERANCE * logits.abs().max()
+            if leaks.any():
+                position = int(leaks.nonzero()[0, 0])
                 raise self.refused(
                     f"Model sees the future: other tokens from position {first} on change the logits of position {position}; "
                     "let every position see only itself and those before it (is_causal=True)"

@@ -209,12 +209,13 @@ class TorchInference:
             use_form(self.model, form)
             self._form = form
 
-    def trainable_within(self, share: float) -> bool:
-        """Return whether weights and gradients take at most a share of the GPU's free memory."""
-        return self._device.type != "cuda" or 8 * self.parameters <= share * torch.cuda.mem_get_info(self._device)[0]
+    def run_row(self, attention: str, kernels: Sequence[str], seq_len: int, documents: bool, max_share: float) -> None:
+        """Run one row forward and backward with uninitialised weights, so that these kernels are compiled.
 
-    def run_row(self, attention: str, kernels: Sequence[str], seq_len: int, documents: bool) -> None:
-        """Run one row forward and backward with uninitialised weights, so that these kernels are compiled."""
+        Weights and gradients may take at most a share of the GPU's free memory.
+        """
+        if self._device.type == "cuda" and 8 * self.parameters > max_share * torch.cuda.mem_get_info(self._device)[0]:
+            return
         self.model = fill_outline(self.model, self._device).train()
         use_kernels(self.model, [name for name in kernels if has_kernel(self.model, name)])
         with self._computing(attention):

@@ -8,7 +8,7 @@ together: on a GPU the number of columns decides the time, not that of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -90,9 +90,10 @@ class TorchRounder:
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
         """Return the bytes of all tables or all matrices rounded to the nearest code, by the entropy of their codes."""
         total = 0.0
-        for stack in self._of(embedding):
-            scale = _scale(stack.rms, rounding)
-            total += _bytes(_nearest(stack.weights, scale[:, None], rounding.most), scale)
+        for stack in self._stacks:
+            if stack.embedding == embedding:
+                scale = _scale(stack.rms, rounding)
+                total += _bytes(_nearest(stack.weights, scale[:, None], rounding.most), scale)
         return total
 
     @torch.no_grad()
@@ -122,9 +123,6 @@ class TorchRounder:
                 codes = stack.codes[i][back[i]].T.to(torch.int8)
                 stored[name] = [record(name, codes), record(name + SCALE, _stored(stack.scale[i]))]
         return stored
-
-    def _of(self, embedding: bool) -> Iterable[_Stack]:
-        return (stack for stack in self._stacks if stack.embedding == embedding)
 
 
 def _stack(members: list[tuple[str, Tensor]], embedding: bool, moments: Mapping[int, Tensor]) -> _Stack:

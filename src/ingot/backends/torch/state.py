@@ -71,12 +71,13 @@ def tensor(source: TensorRecord) -> Tensor:
 @torch.no_grad()
 def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], State]:
     """Capture the tensors as they are now; the returned function copies them to the host, once, in any thread.
+
     A GPU copies within its memory a hundred times faster than to the host. If it has room for a copy, training continues at once
-        and another thread does the transfer to the host. Otherwise the tensors are copied to the host now.
-        once and the way to the host is another thread's. Elsewhere the tensors are copied to the host now.
+    and another thread does the transfer to the host. Otherwise the tensors are copied to the host now.
     """
     named = {file: list(tensors) for file, tensors in files.items()}
-    if device.type != "cuda" or not _fits_on_device(sum(t.nbytes for tensors in named.values() for _, t in tensors), device):
+    size = sum(t.nbytes for tensors in named.values() for _, t in tensors)
+    if device.type != "cuda" or COPY_MARGIN * size >= _free_bytes(device):
         records = {file: [record(name, t) for name, t in tensors] for file, tensors in named.items()}
         return lambda: records
     held = {file: [(name, t.detach().clone()) for name, t in tensors] for file, tensors in named.items()}
@@ -110,9 +111,9 @@ def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
     return TensorRecord(name, NAMES[tensor.dtype], tuple(tensor.shape), host.data)
 
 
-def _fits_on_device(size: int, device: torch.device) -> bool:
-    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return COPY_MARGIN * size < torch.cuda.mem_get_info(device)[0] + idle
+def _free_bytes(device: torch.device) -> int:
+    """Return the bytes that the allocator holds unused, or could still allocate."""
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -283,8 +284,9 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
                 f"{path} holds {refused[1]:.80}, and only numbers, text and tensors are read, so that nothing in a file can run; "
                 "save its state_dict and settings again, without it"
             ) from None
-        known_kind = isinstance(error, RuntimeError | ValueError)
-        reason = " ".join(str(error).split()).split(". ")[0][:150] if known_kind else "it is not what torch.save writes"
+        reason = "it is not what torch.save writes"
+        if isinstance(error, RuntimeError | ValueError):
+            reason = " ".join(str(error).split()).split(". ")[0][:150]
         kind = CheckpointError if whole else DamagedFile
         raise kind(f"{path} is damaged, or holds more than weights and settings: {reason}") from None
 
@@ -332,26 +334,24 @@ def adamw_memory(
         return {}, "there is none"
     if not state:
         return {}, "it is empty"
+
+    def fits(entry: Mapping[Any, Any], weight: TensorRecord) -> bool:
+        step, moments = entry.get("step"), [entry.get(key) for key in MOMENTS]
+        counted = isinstance(step, int | float) or (isinstance(step, Tensor) and step.numel() == 1)
+        return counted and all(isinstance(m, Tensor) and m.shape == weight.shape and m.is_floating_point() for m in moments)
+
     for order in orders:
         if [len(names) for names in order] != [len(numbers) for numbers in groups]:
             continue
         names = dict(zip(chain(*groups), chain(*order), strict=True))
-        if all(number in names and _fits(entry, weights[names[number]]) for number, entry in state.items()):
-            return {r.name: r for number, entry in state.items() for r in _moments(names[number], entry)}, None
+        if all(number in names and fits(entry, weights[names[number]]) for number, entry in state.items()):
+            tensors = [
+                (f"{names[number]}/{key}", torch.tensor(float(entry[key])) if key == "step" else entry[key].float())
+                for number, entry in state.items()
+                for key in ("step", *MOMENTS)
+            ]
+            return {name: shared_record(name, value) for name, value in tensors}, None
     return {}, "it is not that of AdamW for these parameters"
-
-
-def _fits(entry: Mapping[Any, Any], weight: TensorRecord) -> bool:
-    moments = [entry.get(key) for key in MOMENTS]
-    step = entry.get("step")
-    return (isinstance(step, int | float) or (isinstance(step, Tensor) and step.numel() == 1)) and all(
-        isinstance(moment, Tensor) and moment.shape == weight.shape and moment.is_floating_point() for moment in moments
-    )
-
-
-def _moments(name: str, entry: Mapping[str, Any]) -> list[TensorRecord]:
-    step = torch.tensor(float(entry["step"]))
-    return [shared_record(f"{name}/step", step), *(shared_record(f"{name}/{key}", entry[key].float()) for key in MOMENTS)]
 
 
 def adamw_state(
@@ -359,13 +359,9 @@ def adamw_state(
 ) -> dict[str, Any]:
     """Return the state dict of torch's AdamW with two groups; its moments are left out where another optimizer made them."""
     placeholders = {name: torch.nn.Parameter(torch.empty(0)) for name in (*decayed, *rest)}
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [placeholders[name] for name in decayed], "weight_decay": weight_decay},
-            {"params": [placeholders[name] for name in rest], "weight_decay": 0.0},
-        ],
-        **options,
-    )
+    parts = ((decayed, weight_decay), (rest, 0.0))
+    groups = [{"params": [placeholders[name] for name in names], "weight_decay": decay} for names, decay in parts]
+    optimizer = torch.optim.AdamW(groups, **options)
     keys = ("step", *MOMENTS)
     if all(f"{name}/{key}" in memory for name in placeholders for key in keys):
         for name, parameter in placeholders.items():
