@@ -89,7 +89,9 @@ def check(command: str, folder: Path) -> None:
     context = verb.make_context(verb.name, rest, ignore_unknown_options=getattr(verb, "ignore_unknown_options", False))
     if verb.name in ("train", "show", "init") and "recipe" in context.params:
         file = context.params.get("config")
-        load_config(context.params["recipe"], folder / file if file else None, given_settings(context), environment=variables)
+        names_run = verb.name == "train" and bool(context.args) and not context.args[0].startswith("-")
+        settings = given_settings(context, skip=int(names_run))
+        load_config(context.params["recipe"], folder / file if file else None, settings, environment=variables)
     if verb.name == "init":
         verb.invoke(context)
 
