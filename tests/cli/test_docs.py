@@ -91,7 +91,8 @@ def check(command: str, folder: Path) -> None:
         file = context.params.get("config")
         names_run = verb.name == "train" and bool(context.args) and not context.args[0].startswith("-")
         settings = given_settings(context, skip=int(names_run))
-        load_config(context.params["recipe"], folder / file if file else None, settings, environment=variables)
+        recipe = "demo" if names_run else context.params["recipe"]  # a run has settings of its own
+        load_config(recipe, folder / file if file else None, settings, environment=variables)
     if verb.name == "init":
         verb.invoke(context)
 
