@@ -11,7 +11,6 @@ import binascii
 import json
 import lzma
 import re
-import string
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from importlib.resources import files
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ingot.data.tokenizers.tokenizer_base import IdArray, PieceTokenizer, byte_alphabet, utf8
-from ingot.data.tokenizers.word_table import INNER, Flat, WordTable, checked_table, concatenate_ids
+from ingot.data.tokenizers.word_table import GPT2_RULE, WordTable
 from ingot.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -29,10 +28,6 @@ WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+
 # The regex engine panics on a million spaces before a word. All but the last are one word anyway, so the text is cut there.
 WHITE = "[\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"
 CUT = re.compile(f"(?<!{WHITE}){WHITE}{{10000,}}+(?=.)", re.S)
-# A word always begins with a run of white space, because only its last character can join what follows and the rule looks no
-# further ahead than the end of the run; and with punctuation after a letter or digit, because no word has one after the other.
-# The rule never looks back, so text can be cut there.
-SPACES, MARKS = b"\t\n\v\f\r ", string.punctuation.encode()
 NOT_GPT2 = "; ranks do not say how text is split into words, so only GPT-2's can be read: give a tokenizer.json instead"
 
 
@@ -60,22 +55,11 @@ class GPT2Tokenizer(PieceTokenizer):
         return {"kind": self.kind}
 
     def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
-        return self._table.encode_all(texts, self.encode) if self._table else super()._encode_all(texts)
+        return self._table.encode_all(texts)
 
     @cached_property
-    def _table(self) -> WordTable | None:
-        return checked_table(WordTable(self._encode_words, SPACES, MARKS, other_spaces=True), self.encode)
-
-    def _encode_words(self, words: list[bytes], role: int) -> Flat:
-        if role != INNER:
-            return concatenate_ids([self._ids(word.decode()) for word in words])
-        # Encoding all words as one text takes half the time; punctuation needs a letter before it.
-        prefixed = np.array([word[0] not in SPACES for word in words])
-        parts = [b" a" + word if prefix else word for word, prefix in zip(words, prefixed, strict=True)]
-        ids = np.array(self._ids(b"".join(parts).decode()), np.uint16)
-        ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))
-        bounds = np.append(0, np.searchsorted(np.cumsum(self._sizes.take(ids)), ends) + 1)
-        return np.delete(ids, bounds[:-1][prefixed]), np.diff(bounds) - prefixed
+    def _table(self) -> WordTable:
+        return WordTable(lambda words, _: [self._ids(word.decode()) for word in words], self.encode, *GPT2_RULE, dtype=self.dtype)
 
     def _ids(self, text: str) -> list[int]:
         return [i for part in _parts(text) for i in self._encoding.encode_ordinary(part)]

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from ingot.data.tokenizers.gpt2_bpe import MARKS, SPACES
 from ingot.data.tokenizers.tokenizer_base import (
     PACKED,
     SPACE,
@@ -28,7 +27,7 @@ from ingot.data.tokenizers.tokenizer_base import (
     check_size,
     utf8,
 )
-from ingot.data.tokenizers.word_table import Flat, WordTable, checked_table, concatenate_ids
+from ingot.data.tokenizers.word_table import GPT2_RULE, WordTable
 from ingot.errors import DataError
 
 # If the file's post-processor adds nothing in front of a text, the first of these that is a special token starts documents.
@@ -88,7 +87,7 @@ class HFTokenizer(FileTokenizer):
 
     def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
         if self._table:
-            return self._table.encode_all(texts, self.encode)
+            return self._table.encode_all(texts)
         return (np.array(ids, self.dtype) for ids in self._encode_batch([text.decode() for text in texts]))
 
     def _encode_batch(self, texts: list[str]) -> list[list[int]]:
@@ -103,10 +102,9 @@ class HFTokenizer(FileTokenizer):
         by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
         if not by_rule or config.get("normalizer") or not all(token.get("special") for token in added):
             return None
-        return checked_table(WordTable(self._encode_words, SPACES, MARKS, other_spaces=True, dtype=self.dtype), self.encode)
-
-    def _encode_words(self, words: list[bytes], role: int) -> Flat:
-        return concatenate_ids(self._encode_batch([word.decode() for word in words]), self.dtype)
+        return WordTable(
+            lambda words, _: self._encode_batch([word.decode() for word in words]), self.encode, *GPT2_RULE, dtype=self.dtype
+        )
 
 
 def from_json(contents: bytes, bos: str | None = None) -> HFTokenizer:

@@ -34,7 +34,7 @@ from ingot.data.tokenizers.tokenizer_base import (
     check_size,
     utf8,
 )
-from ingot.data.tokenizers.word_table import FIRST, Flat, WordTable, checked_table, concatenate_ids
+from ingot.data.tokenizers.word_table import WordTable
 from ingot.errors import DataError
 
 BPE = 2  # model_type in a model's trainer settings
@@ -57,59 +57,48 @@ def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
         return None
     if any(SPACE in (text[1:] if folds else text.lstrip(SPACE)) for text in texts) or set(symbols) & {SPACE, " ", "\n"}:
         return None
-    keys = _Keys(rules)
-    if not keys.are_safe:
-        return None
+    first, longer, inner = _key_bytes(rules)
+    if min(inner, default=0x80) < 0x80 or SPACE.encode() in rules[4 + int.from_bytes(rules[:4], "little") :]:
+        return None  # an ASCII character may only be the first byte of a key
     candidates = " \n" if folds else " "
-    spaces = [c for c in candidates if model.normalize(f"a{c}b").endswith(f"a{SPACE}b") and not keys.continue_after(c)]
-    return ("".join(spaces).encode(), _punctuation(texts, keys, model)) if " " in spaces else None
-
-
-def _punctuation(texts: list[str], keys: _Keys, model: Any) -> bytes:
+    spaces = [c for c in candidates if model.normalize(f"a{c}b").endswith(f"a{SPACE}b") and ord(c) not in longer]
+    if " " not in spaces:
+        return None
+    marks = set(string.punctuation)
     if any(model.normalize(letter).removeprefix(SPACE) not in set(LETTERS) for letter in LETTERS):
-        return b""
+        marks = set()
     joined = {text[i] for text in texts for i in range(1, len(text)) if text[i - 1] in LETTERS}
-    pieces = {mark for mark in string.punctuation if not model.is_unknown(model.piece_to_id(mark))}
-    return "".join(mark for mark in string.punctuation if mark in pieces - joined and not keys.begin_with(mark)).encode()
+    marks -= joined | set(map(chr, first)) | {mark for mark in marks if model.is_unknown(model.piece_to_id(mark))}
+    return "".join(spaces).encode(), "".join(sorted(marks)).encode()
 
 
-class _Keys:
-    """The keys of a normaliser: a byte trie in a double array, in the layout of the library `darts-clone`."""
+def _key_bytes(rules: bytes) -> tuple[set[int], set[int], set[int]]:
+    """Return the first bytes of a normaliser's keys, which of space and newline begin longer keys, and all later bytes.
 
-    def __init__(self, rules: bytes) -> None:
-        size = int.from_bytes(rules[:4], "little")
-        self._units = np.frombuffer(rules[4 : 4 + size], "<u4").astype(np.int64)
-        roots = np.arange(min(1, len(self._units)))
-        self._first = self._children(roots)
-        reached, nodes = np.zeros(len(self._units), bool), self._first
-        while len(nodes):
-            reached[nodes] = True
-            nodes = self._children(nodes)
-            nodes = np.unique(nodes[~reached[nodes]])
-        inner = self._labels(self._children(np.flatnonzero(reached)))  # all bytes of keys but the first
-        # An ASCII character may only be the first byte of a key.
-        self.are_safe = not (inner < 0x80).any() and SPACE.encode() not in rules[4 + size :]
+    The keys are a byte trie in a double array, in the layout of the library `darts-clone`.
+    """
+    units = np.frombuffer(rules[4 : 4 + int.from_bytes(rules[:4], "little")], "<u4").astype(np.int64)
 
-    def begin_with(self, character: str) -> bool:
-        """Return True if a key begins with an ASCII character."""
-        return ord(character) in self._labels(self._first)
+    def labels(nodes: Nodes) -> Nodes:
+        return units[nodes] & 0x800000FF
 
-    def continue_after(self, character: str) -> bool:
-        """Return True if a key begins with an ASCII character and is longer than it."""
-        return len(self._children(self._first[self._labels(self._first) == ord(character)])) > 0
-
-    def _labels(self, nodes: Nodes) -> Nodes:
-        return self._units[nodes] & 0x800000FF
-
-    def _children(self, nodes: Nodes) -> Nodes:
-        units = self._units[nodes]
-        bases = nodes ^ ((units >> 10) << ((units & 512) >> 6))
+    def children(nodes: Nodes) -> Nodes:
+        bases = nodes ^ ((units[nodes] >> 10) << ((units[nodes] & 512) >> 6))
         by_byte = [nodes[:0]]
         for byte in range(1, 256):  # all at once would take hundreds of megabytes
-            children = bases ^ byte
-            children = children[children < len(self._units)]
-            by_byte.append(children[self._labels(children) == byte])
+            candidates = bases ^ byte
+            candidates = candidates[candidates < len(units)]
+            by_byte.append(candidates[labels(candidates) == byte])
         return np.concatenate(by_byte)
+
+    first = nodes = children(np.arange(min(1, len(units))))
+    longer = {byte for byte in b" \n" if len(children(first[labels(first) == byte]))}
+    later, seen = set(), np.zeros(len(units), bool)
+    while len(nodes := np.unique(children(nodes))):
+        nodes = nodes[~seen[nodes]]
+        seen[nodes] = True
+        later |= set(labels(nodes).tolist())
+    return set(labels(first).tolist()), longer, later
 
 
 def message_fields(message: bytes) -> Iterator[tuple[int, Any]]:
@@ -227,21 +216,20 @@ class SentencePieceTokenizer(FileTokenizer):
         return {"kind": self.kind, PACKED: self.packed}
 
     def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
-        return self._table.encode_all(texts, self.encode) if self._table else super()._encode_all(texts)
+        return self._table.encode_all(texts) if self._table else super()._encode_all(texts)
 
     @cached_property
     def _table(self) -> WordTable | None:
         if (starts := word_starts(self.contents, self._model)) is None:
             return None
         # A U+2581 in the text itself is not a space to the normaliser, but it is one in the pieces.
-        return checked_table(WordTable(self._encode_words, *starts, foreign=SPACE.encode(), dtype=self.dtype), self.encode)
+        return WordTable(self._encode_words, self.encode, *starts, foreign=SPACE.encode(), dtype=self.dtype)
 
-    def _encode_words(self, words: list[bytes], role: int) -> Flat:
-        if role == FIRST:
-            return concatenate_ids(self._model.encode(words, num_threads=1), self.dtype)
+    def _encode_words(self, words: list[bytes], at_start: bool) -> list[list[int]]:
+        if at_start:
+            return list(self._model.encode(words, num_threads=1))
         letter = len(self._model.encode("a"))
-        encoded = self._model.encode([b"a" + word for word in words], num_threads=1)
-        return concatenate_ids([ids[letter:] for ids in encoded], self.dtype)
+        return [ids[letter:] for ids in self._model.encode([b"a" + word for word in words], num_threads=1)]
 
 
 def _entry(model: Any, token: int, marks: str) -> tuple[bytes | None, bool, int]:
