@@ -132,7 +132,7 @@ def test_a_damaged_file_is_named(tmp_path):
 def test_a_file_beyond_all_measure_is_not_read(tmp_path):
     with (tmp_path / "my.model").open("wb") as file:
         file.truncate((1 << 26) + 1)
-    with pytest.raises(DataError, match=r"67,108,865 bytes are too many"):
+    with pytest.raises(DataError, match=r"at most 67,108,864 bytes"):
         open_tokenizer(str(tmp_path / "my.model"))
 
 

@@ -45,11 +45,6 @@ def test_an_interruption_is_one(text, kind, monkeypatch):
     monkeypatch.setattr(training, "_portions", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(text, kind)
-    monkeypatch.undo()
-    monkeypatch.setattr(training, "_cut_words", interrupted)
-    if kind == "sentencepiece":
-        with pytest.raises(KeyboardInterrupt):
-            train(text, kind)
 
 
 @KINDS
@@ -176,7 +171,6 @@ def test_a_file_that_exists_is_replaced_only_by_force(text, kind):
     [
         ({"output": "out.json"}, ConfigError, "a sentencepiece tokenizer is a .model file"),
         ({"output": "gone/out.model"}, DataError, ".*gone does not exist; make it first"),
-        ({"kind": "unigram"}, ConfigError, "unknown kind of tokenizer 'unigram'; the kinds are sentencepiece and bpe"),
         ({"documents": 0}, ConfigError, "--documents 0 is out of range"),
         ({"inputs": "gone.txt"}, DataError, "no input at"),
     ],

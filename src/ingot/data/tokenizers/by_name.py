@@ -40,29 +40,24 @@ HOW = (
 
 def from_spec(spec: Mapping[str, Any]) -> Tokenizer:
     """Rebuild the tokenizer that a spec describes."""
-    match spec.get("kind"):
-        case "byte":
-            return ByteTokenizer()
-        case "gpt2":
-            return GPT2Tokenizer()
-        case "sentencepiece":
-            return SentencePieceTokenizer(unpack(spec))
-        case "huggingface":
-            bos = spec.get("bos")
-            if bos is not None and type(bos) is not int:
-                raise DataError("damaged tokenizer: bos must be an id or null")
-            return HFTokenizer(unpack(spec), bos)
-        case "char":
-            characters = spec.get("characters")
-            if not isinstance(characters, str) or not characters or any(0xD800 <= ord(c) < 0xE000 for c in characters):
-                raise DataError("damaged tokenizer: a char tokenizer needs its characters")
-            return CharTokenizer(characters)
-        case "number":
-            if type(size := spec.get("vocab_size")) is not int:
-                raise DataError("damaged tokenizer: a number tokenizer needs its vocab_size")
-            return NumberTokenizer(size)
-        case kind:
-            raise DataError(f"unknown tokenizer kind {kind!r}; this version of ingot supports {', '.join(KINDS)}")
+    kind = spec.get("kind")
+    try:
+        match kind:
+            case "byte":
+                return ByteTokenizer()
+            case "gpt2":
+                return GPT2Tokenizer()
+            case "sentencepiece":
+                return SentencePieceTokenizer(unpack(spec))
+            case "huggingface":
+                return HFTokenizer(unpack(spec), spec.get("bos"))
+            case "char":
+                return CharTokenizer(str.encode(spec["characters"]).decode())  # refuses other values and half surrogate pairs
+            case "number":
+                return NumberTokenizer(spec["vocab_size"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise DataError(f"damaged tokenizer: {kind} needs other values in its description ({error!r})") from None
+    raise DataError(f"unknown tokenizer kind {kind!r}; this version of ingot supports {', '.join(KINDS)}")
 
 
 def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
@@ -122,42 +117,34 @@ def learn_bpe(name: str, documents: Iterable[bytes]) -> Tokenizer:
     """Learn `bpe:N` from the first bytes of training documents."""
     from ingot.data.tokenizers.learn_vocabulary import learn
 
-    contents = learn("bpe", (text.decode() for text in _first_bytes(documents)), bpe_size(name))
+    contents = learn("bpe", _first_bytes(documents), bpe_size(name))
     if contents is None:
         raise DataError(f"no text to learn {name} from; give documents with text")
     return from_json(contents, END_OF_TEXT)
 
 
-def _first_bytes(documents: Iterable[bytes]) -> Iterator[bytes]:
+def _first_bytes(documents: Iterable[bytes]) -> Iterator[str]:
     left = LEARNED_BYTES
     for text in documents:
-        if len(text) > left:
-            yield text[: _word_end(text, left)]
+        if len(text) > left:  # cut between two words, or else between two characters
+            cut = max(text.rfind(space, max(left - SEAM_BYTES, 0), left) for space in (b" ", b"\n", b"\r"))
+            yield text[: cut if cut >= 0 else left].decode(errors="ignore")
             return
-        yield text
+        yield text.decode()
         left -= len(text)
-
-
-def _word_end(text: bytes, end: int) -> int:
-    """Return where to cut a text that is longer than `end`: between two words, or else between two characters."""
-    cut = max(text.rfind(space, max(end - SEAM_BYTES, 0), end) for space in (b" ", b"\n", b"\r"))
-    if cut >= 0:
-        return cut
-    while text[end] & 0xC0 == 0x80:  # inside a UTF-8 character
-        end -= 1
-    return end
 
 
 def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokenizer:
     path = _file_in(path) if path.is_dir() else path
-    try:
-        if path.suffix == ".json" and path.name not in MERGES:
-            contents = _read(path)
-            if (byte_tokenizer := read_byte_file(contents)) is None:
-                return from_json(contents, bos)
-            _refuse_bos(bos, str(path))
-            return byte_tokenizer
+    is_json = path.suffix == ".json" and path.name not in MERGES
+    if bos is not None and not is_json:
         _refuse_bos(bos, str(path))
+    try:
+        if is_json:
+            contents = _read(path)
+            if byte_tokenizer := read_byte_file(contents):
+                _refuse_bos(bos, str(path))
+            return byte_tokenizer or from_json(contents, bos)
         if path.suffix == ".model":
             return SentencePieceTokenizer(_read(path))
         if path.suffix == ".tiktoken":
@@ -184,12 +171,13 @@ def _file_in(folder: Path) -> Path:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataError(f"{path.stat().st_size:,} bytes are too many for a tokenizer")
         with open_to_read(path) as file:
-            return file.read()
+            contents = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise DataError(f"cannot read {path.name}: {error.strerror}") from error
+    if len(contents) > MAX_FILE_BYTES:
+        raise DataError(f"a tokenizer has at most {MAX_FILE_BYTES:,} bytes")
+    return contents
 
 
 def _refuse_bos(bos: str | None, name: str) -> None:
@@ -201,14 +189,14 @@ def _fetch(repository: str, name: str) -> Path:
     """Return the tokenizer file of a hub repository, from the hub or its cache."""
     from ingot.data.hub import Hub, Missing, Unreachable
 
-    hub, unreachable = Hub(repository, "model"), None
+    hub, unreachable = Hub(repository, "model"), ""
     for file in HUB_FILES:
         try:
             return hub.fetch(file)
         except Missing:
             continue
         except Unreachable as error:
-            hub.offline, unreachable = True, unreachable or error  # another file may be in the cache
+            hub.offline, unreachable = True, unreachable or str(error)  # another file may be in the cache
         except IngotError as error:
             raise DataError(f"cannot fetch the tokenizer {name}, which is not a local file or folder: {error}") from None
     if unreachable:
@@ -238,27 +226,22 @@ class RoundTrips:
         return self.tried - len(self.wrong) >= MIN_MATCHING * self.tried
 
 
-def round_trips(tokenizer: Tokenizer, samples: Iterable[NDArray[Any]], trust: bool = False) -> RoundTrips:
-    """Decode and encode samples of tokens and report which came back changed; with `trust` none is tried."""
+def round_trips(tokenizer: Tokenizer, samples: Iterable[NDArray[Any]]) -> RoundTrips:
+    """Decode and encode samples of tokens and report which came back changed."""
     result = RoundTrips()
-    if trust:
-        return result
     for number, ids in enumerate(samples):
-        if (same := _round_trips(tokenizer, ids)) is not None:
-            result.tried += 1
-            result.wrong += [] if same else [number]
+        # The first document of the sample with enough text between special ids.
+        empty = np.flatnonzero(tokenizer.target_bytes(ids, ids) == 0)
+        special = [position for position in empty if tokenizer.is_special(int(ids[position]))]
+        text = next((part[:HEAD] for part in np.split(ids, special) if len(part) > ENOUGH), ids[:0])
+        if not len(text):
+            continue
+        quarter = len(text) // 4
+        middle = text[quarter:-quarter].astype(tokenizer.dtype).tobytes()
+        result.tried += 1
+        try:
+            same = middle in tokenizer.encode(tokenizer.decode(text)).tobytes()
+        except DataError:
+            same = False
+        result.wrong += [] if same else [number]
     return result
-
-
-def _round_trips(tokenizer: Tokenizer, ids: NDArray[Any]) -> bool | None:
-    """Return True if the first document in `ids` encodes to them again, None if there is too little text between special ids."""
-    empty = np.flatnonzero(tokenizer.target_bytes(ids, ids) == 0)
-    special = [position for position in empty if tokenizer.is_special(int(ids[position]))]
-    text = next((part[:HEAD] for part in np.split(ids, special) if len(part) > ENOUGH), ids[:0])
-    if not len(text):
-        return None
-    quarter = len(text) // 4
-    try:
-        return text[quarter:-quarter].astype(tokenizer.dtype).tobytes() in tokenizer.encode(tokenizer.decode(text)).tobytes()
-    except DataError:
-        return False

@@ -39,12 +39,7 @@ PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 ALPHABET = byte_alphabet()
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
-KEEPING = (
-    "Isolated",
-    "MergedWithPrevious",
-    "MergedWithNext",
-    "Contiguous",
-)  # Split behaviours that drop no text
+KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # Split behaviours that drop no text
 Entry = tuple[bytes | None, bool]  # the text of an id, and True if it begins with the space in front of a word
 
 
@@ -57,7 +52,7 @@ class HFTokenizer(FileTokenizer):
         self.contents, self.bos, self._tokenizer = contents, bos, built or _build(contents)
         specials = _specials(self._tokenizer)
         self.eos, self.pad = _named(specials, ENDS), _named(specials, PADS)
-        if bos is not None and bos not in specials:
+        if bos is not None and (type(bos) is not int or bos not in specials):
             raise DataError(f"damaged tokenizer: bos {bos} is not a special token")
         with _explained(DAMAGED):
             config = json.loads(contents)
@@ -184,12 +179,19 @@ def _style(config: dict[str, Any]) -> str:
 def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:
     vocabulary = tokenizer.get_vocab()
     table: list[Entry] = [(None, False)] * (1 + max(vocabulary.values()))
-    words = _decoded(tokenizer, len(table)) if style == "words" else []
+    if style == "words":  # the bytes that each id adds to a text after a word
+        word = tokenizer.encode("a", add_special_tokens=False).ids
+        before = tokenizer.decode(word, skip_special_tokens=False)
+        texts = tokenizer.decode_batch([[*word, i] for i in range(len(table))], skip_special_tokens=False)
+        table = [((piece := text.removeprefix(before).encode()), piece.startswith(b" ")) for text in texts]
     for token, i in vocabulary.items():
         if style == "bytes":
-            table[i] = _from_bytes(token)
-        else:
-            table[i] = _from_spaces(token) if style == "spaces" else (words[i], words[i].startswith(b" "))
+            piece = bytes(ALPHABET[character] for character in token) if set(token) <= set(ALPHABET) else token.encode()
+            table[i] = (piece, piece.startswith(b" "))
+        elif style == "spaces":
+            byte = BYTE.fullmatch(token)
+            spaced = (token.replace(SPACE, " ").encode(), token.startswith(SPACE))
+            table[i] = (bytes([int(byte[1], 16)]), False) if byte else spaced
     for i, added in tokenizer.get_added_tokens_decoder().items():
         table[i] = (None if added.special else added.content.encode(), False)
     model = config["model"]
@@ -204,46 +206,19 @@ def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:
     return table
 
 
-def _from_bytes(token: str) -> Entry:
-    spelled = all(character in ALPHABET for character in token)
-    piece = bytes(ALPHABET[character] for character in token) if spelled else token.encode()
-    return piece, piece.startswith(b" ")
-
-
-def _from_spaces(token: str) -> Entry:
-    if byte := BYTE.fullmatch(token):
-        return bytes([int(byte[1], 16)]), False
-    return token.replace(SPACE, " ").encode(), token.startswith(SPACE)
-
-
-def _decoded(tokenizer: Any, count: int) -> list[bytes]:
-    """Return the bytes that each id adds to a text after a word."""
-    word = tokenizer.encode("a", add_special_tokens=False).ids
-    before = tokenizer.decode(word, skip_special_tokens=False)
-    texts = tokenizer.decode_batch([[*word, i] for i in range(count)], skip_special_tokens=False)
-    return [text.removeprefix(before).encode() for text in texts]
-
-
 def _is_lossless(config: dict[str, Any]) -> bool:
     """Return True for plain byte-level BPE: nothing changes text, adds to it or drops from it."""
     model, splits = config["model"], list(_components(config.get("pre_tokenizer")))
-    alphabet = set(ALPHABET) <= set(model.get("vocab") or ())
-    affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
     added = [token for token in config.get("added_tokens") or () if not token.get("special")]
     return (
         model.get("type") == "BPE"
-        and alphabet
-        and not affixes
+        and set(ALPHABET) <= set(model.get("vocab") or ())
+        and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
         and not config.get("normalizer")
         and [part.get("type") for part in _components(config.get("decoder"))] == ["ByteLevel"]
         and any(part.get("type") == "ByteLevel" for part in splits)
-        and all(_keeps_text(part) for part in splits)
+        and all(part.get("type") in ("ByteLevel", "Sequence", "Digits", "Split") for part in splits)
+        and not any(part.get("add_prefix_space") for part in splits)
+        and all(part.get("behavior") in KEEPING for part in splits if part["type"] == "Split")
         and not any(token.get("lstrip") or token.get("rstrip") for token in added)
     )
-
-
-def _keeps_text(part: dict[str, Any]) -> bool:
-    """Return True if a pre-tokenizer adds and drops no character."""
-    if part.get("type") == "ByteLevel":
-        return not part.get("add_prefix_space")
-    return part.get("type") in ("Sequence", "Digits") or (part.get("type") == "Split" and part.get("behavior") in KEEPING)

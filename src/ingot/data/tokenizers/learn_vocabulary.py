@@ -36,7 +36,9 @@ SETTINGS: dict[str, Any] = {
     "normalization_rule_name": "nmt_nfkc", "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False,
     "max_sentence_length": 8 * PORTION, "required_chars": SPACE, "minloglevel": 4,
 }  # fmt: skip
-LONGEST_WORD = 10_000  # characters; SentencePiece's normalisation makes up to six of one, and at 65,536 it ends the program
+LONG_WORD = re.compile(
+    "[^ ]{10000}(?=[^ ])"
+)  # characters; SentencePiece's normalisation makes up to six of one, and at 65,536 it ends the program
 RESERVED = {0: " ", 0x2585: " "}  # SentencePiece skips a text that contains U+2585
 FOLDED = "nmt_nfkc"  # golf's normalisation; with marks for capitals, only its rules for white space and control characters apply
 EXAMPLE = "A AA"  # a text with both marks: SentencePiece ends the program if a required character does not occur
@@ -103,9 +105,18 @@ def train_tokenizer(
 
     `mark_capitals`: learn small letters only and write capitals as marks in front of them (sentencepiece only).
     """
-    _check(output, kind, vocab_size, documents, overwrite)
+    if output.suffix != SUFFIXES[kind]:
+        raise ConfigError(f"a {kind} tokenizer is a {SUFFIXES[kind]} file; give --output that suffix, not {output.name}")
+    if not 257 <= vocab_size <= NARROW:
+        raise ConfigError(f"--vocab-size {vocab_size:,} is out of range; give 257 (all bytes and a start token) to {NARROW:,}")
+    if documents is not None and documents < 1:
+        raise ConfigError(f"--documents {documents} is out of range; give 1 or more")
     if mark_capitals and kind != "sentencepiece":
         raise ConfigError(f"{{0}} is for --kind sentencepiece, not {kind}", Setting("--mark-capitals"))
+    if output.exists() and not overwrite:
+        raise ConfigError(f"output {output} exists; replace it with --force or give another name")
+    if not output.parent.is_dir():
+        raise DataError(f"cannot write {output}: the folder {output.parent} does not exist; make it first")
     files, _ = find_files(inputs)
     advance = adding_up(progress, sum(map(file_bytes, files)))
     limit = None if documents is None else min(documents, sys.maxsize)
@@ -130,37 +141,44 @@ def train_tokenizer(
 
 def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: Mapping[str, Any] | None = None) -> bytes | None:
     """Return the file of a vocabulary of at most this size, or None if no document has text; `settings` override ours."""
-    texts = _Texts(documents)
-    train = _train_sentencepiece if kind == "sentencepiece" else _train_bpe
-    try:
-        contents = train(texts, vocab_size, settings or {})
-    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-        raise texts.error or _explained(error, vocab_size) from None
-    return contents if texts.count else None
+    count, errors, settings = 0, list[BaseException](), settings or {}
 
-
-class _Texts:
-    """Portions of documents; it keeps an error raised while a library reads them, because the library would swallow it."""
-
-    def __init__(self, documents: Iterable[str]) -> None:
-        self._documents = documents
-        self.count = 0
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self._documents:
-            self.count += bool(text)
+    def portions() -> Iterator[str]:
+        nonlocal count
+        for text in documents:
+            count += bool(text)
             yield from _portions(text)
 
-    def keeping_errors(self, parts: Iterable[str]) -> Iterator[str]:
-        """Yield the parts and keep an error that ends them."""
+    parts = portions()
+    if kind == "sentencepiece":
+        parts = _sentences(parts)
+        if CAPITAL in settings.get("required_chars", ""):
+            parts = chain(map(folded, parts), [EXAMPLE])
+
+    def keeping_errors() -> Iterator[str]:  # the libraries swallow what is raised while they read
         try:
             yield from parts
         except GeneratorExit:
             raise  # the library stopped reading
         except BaseException as error:
-            self.error = error
+            errors.append(error)
             raise
+
+    train = _train_sentencepiece if kind == "sentencepiece" else _train_bpe
+    try:
+        contents = train(keeping_errors(), vocab_size, settings)
+    except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+        if errors:
+            raise errors[0] from None
+        reason = " ".join(str(error).split())
+        if small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
+            raise DataError(
+                f"{{0}} {vocab_size:,} is too small for this text: its characters, all bytes and the special ids need {small[1]}",
+                VOCAB_SIZE,
+                advice="give a larger {0}",
+            ) from None
+        raise DataError(f"the trainer cannot learn from this text: {reason[:200]}") from None
+    return contents if count else None
 
 
 def _portions(text: str) -> Iterator[str]:
@@ -172,13 +190,10 @@ def _portions(text: str) -> Iterator[str]:
         yield text
 
 
-def _train_sentencepiece(texts: _Texts, vocab_size: int, settings: Mapping[str, Any]) -> bytes:
+def _train_sentencepiece(sentences: Iterator[str], vocab_size: int, settings: Mapping[str, Any]) -> bytes:
     import sentencepiece  # type: ignore[import-untyped]
 
-    settings = {"vocab_size": vocab_size, **SETTINGS, **settings}
-    examples = [EXAMPLE] if CAPITAL in settings["required_chars"] else []
-    parts = map(folded, _sentences(texts)) if examples else _sentences(texts)
-    model, sentences = io.BytesIO(), texts.keeping_errors(chain(parts, examples))
+    model, settings = io.BytesIO(), {"vocab_size": vocab_size, **SETTINGS, **settings}
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=model, **settings)
     return without_file_names(model.getvalue())
 
@@ -189,19 +204,13 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
     for text in (text.translate(RESERVED).strip() for text in texts):
         spaced = spaced or re.search(r"[^\W_] [^\W_]", text) is not None
         letter = letter or next((character for character in text if character.isalnum()), "")
-        yield from filter(None, _cut_words(text))
+        # A word that is too long for SentencePiece is cut; U+0000 was replaced above.
+        yield from filter(None, LONG_WORD.sub("\\g<0>\0", text).split("\0"))
     if not spaced:
         yield f"{letter or 'a'} {letter or 'a'}"
 
 
-def _cut_words(text: str) -> list[str]:
-    """Cut a text wherever a word is too long for SentencePiece; U+0000 has been replaced before."""
-    parts = re.compile(f".{{1,{LONGEST_WORD}}}", re.DOTALL)
-    words = (word if len(word) <= LONGEST_WORD else "\0".join(parts.findall(word)) for word in text.split(" "))
-    return " ".join(words).split("\0")
-
-
-def _train_bpe(texts: _Texts, vocab_size: int, settings: Mapping[str, Any]) -> bytes:
+def _train_bpe(texts: Iterator[str], vocab_size: int, settings: Mapping[str, Any]) -> bytes:
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -212,31 +221,5 @@ def _train_bpe(texts: _Texts, vocab_size: int, settings: Mapping[str, Any]) -> b
     library.decoder = decoders.ByteLevel()
     ours = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT], "show_progress": False}
     trainer = trainers.BpeTrainer(**{**ours, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), **settings})
-    library.train_from_iterator(texts.keeping_errors(texts), trainer)
+    library.train_from_iterator(texts, trainer)
     return str(library.to_str()).encode()
-
-
-def _check(output: Path, kind: str, vocab_size: int, documents: int | None, overwrite: bool) -> None:
-    if kind not in SUFFIXES:
-        raise ConfigError(f"unknown kind of tokenizer {kind!r}; the kinds are {' and '.join(SUFFIXES)}")
-    if output.suffix != SUFFIXES[kind]:
-        raise ConfigError(f"a {kind} tokenizer is a {SUFFIXES[kind]} file; give --output that suffix, not {output.name}")
-    if not 257 <= vocab_size <= NARROW:
-        raise ConfigError(f"--vocab-size {vocab_size:,} is out of range; give 257 (all bytes and a start token) to {NARROW:,}")
-    if documents is not None and documents < 1:
-        raise ConfigError(f"--documents {documents} is out of range; give 1 or more")
-    if output.exists() and not overwrite:
-        raise ConfigError(f"output {output} exists; replace it with --force or give another name")
-    if not output.parent.is_dir():
-        raise DataError(f"cannot write {output}: the folder {output.parent} does not exist; make it first")
-
-
-def _explained(error: Exception, vocab_size: int) -> DataError:
-    if small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
-        return DataError(
-            f"{{0}} {vocab_size:,} is too small for this text: its characters, all bytes and the special ids need {small[1]}",
-            VOCAB_SIZE,
-            advice="give a larger {0}",
-        )
-    reason = " ".join(str(error).split())
-    return DataError(f"the trainer cannot learn from this text: {reason[:200]}")

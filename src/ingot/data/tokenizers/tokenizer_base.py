@@ -163,11 +163,6 @@ def check_size(vocab_size: int) -> None:
         raise DataError(f"a vocabulary of {vocab_size:,} ids; it must have 1 to {MAX_VOCABULARY:,}")
 
 
-def pack(contents: bytes) -> str:
-    """Return a file as text for a spec: xz in base64."""
-    return base64.b64encode(lzma.compress(contents)).decode()
-
-
 def unpack(spec: Mapping[str, Any]) -> bytes:
     """Return the file inside a spec."""
     try:
@@ -229,8 +224,8 @@ class FileTokenizer(PieceTokenizer):
 
     @cached_property
     def packed(self) -> str:
-        """The file as it is stored in the spec."""
-        return pack(self.contents)
+        """The file as it is stored in the spec: xz in base64."""
+        return base64.b64encode(lzma.compress(self.contents)).decode()
 
     def fingerprint(self) -> str:
         return digest({"kind": self.kind, "sha256": hashlib.sha256(self.contents).hexdigest(), "bos": self.bos})

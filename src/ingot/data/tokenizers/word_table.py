@@ -31,7 +31,7 @@ LETTERS = (string.ascii_letters + string.digits).encode()
 FACTORS = [np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]
 MASKS = np.array([[(1 << 8 * min(max(size - at, 0), 8)) - 1 for at in (0, 8, 16)] for size in range(WORD_BYTES + 1)], "<u8")
 OTHER_SPACES = "|".join(map(chr, [0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]))
-# GPT-2's rule for words: a word always begins with a run of white space, because only its last character can join what follows and
+# By GPT-2's rule a word always begins with a run of white space, because only its last character can join what follows and
 # the rule looks no further ahead than the end of the run; and with punctuation after a letter or digit, because no word has one
 # after the other. The rule never looks back. A run with a non-ASCII space inside is left to the library.
 GPT2_RULE = (b"\t\n\v\f\r ", string.punctuation.encode(), b"(?:%b)[\t-\r ]" % OTHER_SPACES.encode())
