@@ -20,7 +20,7 @@ from ingot.data import SHARD_TOKENS
 from ingot.errors import ConfigError, DataError, shown
 
 if TYPE_CHECKING:
-    from ingot.data.prepare.pipeline import Summary
+    from ingot.data.prepare.pipeline import Prepared
 
 
 commands = typer.Typer(
@@ -324,7 +324,7 @@ def prepare_command(
     print("\n".join(next_command(summary)))
 
 
-def next_command(summary: Summary) -> list[str]:
+def next_command(summary: Prepared) -> list[str]:
     """Return lines that say how to train on a prepared folder with a recipe that fits its tokenizer."""
     large = summary.vocab_size >= LARGE_VOCABULARY
     recipe = "gpt2" if large and summary.splits["train"].tokens >= GPT2_TOKENS else "demo"

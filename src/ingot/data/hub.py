@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -58,10 +57,9 @@ class FileInfo:
             size = path.stat().st_size
             if self.size is not None and size != self.size:
                 return f"{size:,} bytes instead of {self.size:,}"
-            if self.sha256 is not None and (sha256 := file_sha256(path)) != self.sha256:
-                return f"sha256 {sha256[:12]} instead of {self.sha256[:12]}"
-            if self.git_sha1 is not None and (sha1 := git_hash(path.read_bytes())) != self.git_sha1:
-                return f"git hash {sha1[:12]} instead of {self.git_sha1[:12]}"
+            expected = self.sha256 or self.git_sha1
+            if expected and (actual := file_sha256(path) if self.sha256 else git_hash(path.read_bytes())) != expected:
+                return f"hash {actual[:12]} instead of {expected[:12]}"
         return None
 
 
@@ -156,19 +154,17 @@ class Hub:
                 with suppress(LocalEntryNotFoundError):
                     if from_cache is not None:
                         return from_cache()
-                raise self._unreachable(what, str(error)) from error
+                raise self._explained(error, what) from error
             self._answers = True
         try:
             return request()
         except (NetworkError, OSError, RuntimeError, ValueError) as error:
             raise self._explained(_cause(error), what) from error
 
-    def _unreachable(self, what: str, reason: str) -> Unreachable:
-        return Unreachable(f"gave up on {what} of {self.repo} at {self.endpoint}: {reason}; the same command continues from here")
-
     def _explained(self, error: BaseException, what: str) -> IngotError:
         """Return an error of the client as one of ours."""
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        repository = f"{self.repo_type} repository {self.repo} at {self.endpoint}"
         if isinstance(error, HFValidationError):
             return ConfigError(f"{self.repo!r} is not the name of a repository, which is written OWNER/NAME")
         if isinstance(error, OfflineModeIsEnabled) or (self.offline and isinstance(error, LocalEntryNotFoundError)):
@@ -177,44 +173,32 @@ class Hub:
                 "unset it to download"
             )
         if isinstance(error, RevisionNotFoundError):
-            return Missing(f"{self.repo_type} repository {self.repo} at {self.endpoint} has no such revision")
+            return Missing(f"{repository} has no such revision")
         if isinstance(error, EntryNotFoundError) and status is not None:
-            return Missing(f"{self.repo_type} repository {self.repo} at {self.endpoint} has no {what}")
+            return Missing(f"{repository} has no {what}")
         if isinstance(error, RepositoryNotFoundError | GatedRepoError) or status in (401, 403, 404):
             return DataError(
-                f"no access to {self.repo_type} repository {self.repo} at {self.endpoint} (HTTP {status}); check the name, "
-                "and for a private or gated one log in with `hf auth login` or set HF_TOKEN"
+                f"no access to {repository} (HTTP {status}); check the name, and for a private or gated one log in with "
+                "`hf auth login` or set HF_TOKEN"
             )
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
             return DataError(
                 f"cannot read or write {error.filename or self.cache}: {error.strerror}; make room or set HF_HOME to another disk"
             )
-        lines = str(error).strip().splitlines()
-        return self._unreachable(what, f"HTTP {status}" if status else lines[0][:200] if lines else type(error).__name__)
+        reason = f"HTTP {status}" if status else str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        return Unreachable(f"gave up on {what} of {self.repo} at {self.endpoint}: {reason}; the same command continues from here")
 
 
-def connect(endpoint: str, patience: float = CONNECT_SECONDS) -> None:
-    """Raise ConnectionError where nobody takes a connection; in a thread, because looking up the address has no timeout."""
-    asked = urlsplit(endpoint)
-    if asked.hostname is None or getproxies().get(asked.scheme):
+def connect(endpoint: str) -> None:
+    """Raise ConnectionError where nobody takes a connection, within seconds."""
+    address = urlsplit(endpoint)
+    if address.hostname is None or getproxies().get(address.scheme):
         return  # only the client knows the way
-    found: list[str] = []
-
-    def try_once() -> None:
-        try:
-            port = asked.port or (443 if asked.scheme == "https" else 80)
-            socket.create_connection((asked.hostname, port), timeout=patience).close()
-            found.append("")
-        except (TimeoutError, BlockingIOError):
-            return  # it took longer than that
-        except OSError as error:
-            found.append(error.strerror or str(error))
-
-    thread = Thread(target=try_once, daemon=True)
-    thread.start()
-    thread.join(patience)
-    if not found or found[0]:
-        raise ConnectionError(found[0] if found else f"no connection within {patience:.0f} s")
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from error
 
 
 def _meter(count: Callable[[int], None]) -> type[Any]:

@@ -1,12 +1,8 @@
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import ingot
 from ingot.data.prepare import blocks as cutting
 from ingot.data.prepare import pipeline as prepare_module
 from ingot.data.prepare.pipeline import prepare
@@ -43,16 +39,21 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_cluster_gives_the_same_bytes_even_if_a_worker_is_killed(tmp_path, corpus, monkeypatch, capsys):
+def test_a_cluster_gives_the_same_bytes_and_runs_no_file_of_the_current_folder(tmp_path, corpus, monkeypatch, capsys):
     ray = pytest.importorskip("ray", reason="ray is not installed")
     monkeypatch.setattr(cutting, "BLOCK_BYTES", 1000)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     prepare([corpus], tmp_path / "local", "gpt2", shard_tokens=1000)
     read, mark = prepare_module.read_blocks, tmp_path / "killed"
+    here = tmp_path / "here"  # the current folder, no file of which may run
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for name in ("numpy", "random", "pydantic_core", "tiktoken"):
+        (here / f"{name}.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
 
     def blocks(*inputs):
         for number, block in enumerate(read(*inputs)):
-            yield Fatal([text.decode() for text in cutting._parse(block)], mark) if number == 7 else block
+            yield Fatal([text.decode() for text in cutting.texts_of(block)[0]], mark) if number == 7 else block
 
     with ray_engine(ByteTokenizer(), None, 2):  # once for both, because it takes seconds to start
         with monkeypatch.context() as patch:
@@ -63,21 +64,10 @@ def test_a_cluster_gives_the_same_bytes_even_if_a_worker_is_killed(tmp_path, cor
         corpus.write_text(corpus.read_text() + "{\n")
         with pytest.raises(DataError, match=r"in\.jsonl:301: not JSON"):
             prepare([corpus], tmp_path / "wrong", "byte", engine="ray")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster", "in.jsonl", "killed", "local"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster", "here", "in.jsonl", "killed", "local"]
+    assert not (here / "ran").exists()
     assert capsys.readouterr().out == ""
     assert not ray.is_initialized()
-
-
-def test_a_cluster_of_this_machine_runs_no_file_of_the_current_folder(tmp_path, corpus):
-    pytest.importorskip("ray", reason="ray is not installed")
-    for name in ("numpy", "random", "pydantic_core", "tiktoken"):
-        (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
-    program = "from ingot.data.prepare.pipeline import prepare; from pathlib import Path; "
-    program += "prepare([Path('in.jsonl')], Path('out'), 'byte', workers=1, engine='ray')"
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    environment["PYTHONPATH"] = str(Path(ingot.__file__).parents[1])
-    subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment, check=True)
-    assert (tmp_path / "out").is_dir() and not (tmp_path / "ran").exists()
 
 
 def test_a_missing_ray_is_told_before_anything_is_written(tmp_path, corpus, monkeypatch):

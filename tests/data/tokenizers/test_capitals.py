@@ -15,7 +15,7 @@ from ingot.data.tokenizers.by_name import round_trips
 from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 from ingot.data.tokenizers.sentencepiece import DROPPED, SPACES
 from ingot.data.verify.audit import audit
-from ingot.errors import ConfigError, DataError
+from ingot.errors import ConfigError
 from ingot.inference.scoring import encode_pair
 
 TEXT = "The cats of NASA sat on the mat. They came to see what The Noise was, and 12 McDonalds. It was a cat.\n\nThe end.\n" * 40
@@ -160,12 +160,6 @@ def test_formats_that_cannot_hold_marks_are_not_written(tokenizer):
     assert tokenizer_json(tokenizer) is None
     with pytest.raises(ConfigError, match="capitals as marks"):
         vocabulary_of(tokenizer.spec(), 340)
-
-
-def test_no_text_is_no_vocabulary(tmp_path):
-    (tmp_path / "in.jsonl").write_text('{"text": ""}\n')
-    with pytest.raises(DataError, match="no documents"):
-        train_tokenizer([tmp_path / "in.jsonl"], tmp_path / "out.model", "sentencepiece", 300, mark_capitals=True)
 
 
 def test_only_sentencepiece_marks_capitals(trained):

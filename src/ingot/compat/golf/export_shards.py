@@ -28,7 +28,7 @@ from ingot.data import SHARD_TOKENS
 from ingot.data.formats.shard_folder import MANIFEST, parse_manifest
 from ingot.data.hub import Hub
 from ingot.data.prepare.blocks import EveryText, first_documents, text_blocks
-from ingot.data.prepare.pipeline import RuledBlocks, fill_folder, ruled
+from ingot.data.prepare.pipeline import RuledBlocks, fill_folder
 from ingot.data.prepare.workers import local_engine, workers_for
 from ingot.data.store.dataset import Dataset, Manifest
 from ingot.data.store.shards import MAX_TOKENS
@@ -235,14 +235,15 @@ def _export_dataset(
         if begin.documents:
             notify(f"{target}: continuing after document {begin.documents:,}")
         texts = islice(read_docs(docs.path, f"exporting {name}", progress), begin.documents, None)
-        return ruled(first_documents(val_documents), map(EveryText, text_blocks(texts, documents=batch)))
+        rule = first_documents(val_documents)
+        return ((rule, EveryText(block)) for block in text_blocks(texts, documents=batch))
 
     def report(written: range) -> None:
         if written.stop // REPORT_DOCUMENTS > written.start // REPORT_DOCUMENTS:
             notify(f"{name}: {written.stop:,} of {docs.documents:,} documents")
 
     source = {"inputs": [str(docs.path)], "validation": f"the first {val_documents} documents", "golf": work}
-    engine = partial(local_engine, built.tokenizer, workers or workers_for(built.tokenizer, docs.path.stat().st_size))
+    engine = local_engine(built.tokenizer, workers or workers_for(built.tokenizer, docs.path.stat().st_size))
     with staged(target, True, work, is_sound) as stage:
         manifest, last, _ = fill_folder(
             stage, blocks, built.tokenizer, engine, source=source, shard_tokens=chunk_tokens, prefix="fineweb_", tell=report

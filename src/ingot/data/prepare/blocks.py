@@ -15,20 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic_core import from_json
 
 from ingot.data.store.shards import PART_TOKENS
 from ingot.data.store.writer import Encoded
 from ingot.data.text.records import read_lines
-from ingot.data.text.text_files import CODECS, READERS, Text, open_unpacked, read_texts
+from ingot.data.text.text_files import READERS, kind_of, open_unpacked, read_documents
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import OUTSIDE, IdArray, utf8
-from ingot.errors import IngotError
 from ingot.runtime.files import reading
 
 BLOCK_BYTES = 1 << 20  # size of a block; a longer document is a block by itself
-PART_BYTES = 1 << 20  # text scanned at once when a long document is cut
-NEWLINE = ord("\n")
 
 
 class Lines(NamedTuple):
@@ -41,29 +37,29 @@ class Lines(NamedTuple):
     bytes_before: int
 
 
-class EveryText(list[Text]):
+class EveryText(list[str]):
     """Texts of which empty ones are documents too, with only their start token."""
 
 
-Block = Lines | list[Text]
+Block = Lines | list[str]
 
 
 def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int], None]) -> Iterator[Block]:
     """Yield the documents of files as blocks; `advance` receives the number of bytes read."""
     others: list[Path] = []
     for path in files:
-        if _has_lines(path):
-            yield from text_blocks(read_texts(others, text_field, advance))
+        if READERS.get(kind_of(path)) is read_lines:
+            yield from text_blocks(read_documents(others, text_field, advance))
             yield from _line_blocks(path, text_field, advance)
             others = []
         else:
             others.append(path)
-    yield from text_blocks(read_texts(others, text_field, advance))
+    yield from text_blocks(read_documents(others, text_field, advance))
 
 
-def text_blocks(texts: Iterable[Text], characters: int = BLOCK_BYTES, documents: int | None = None) -> Iterator[list[Text]]:
+def text_blocks(texts: Iterable[str], characters: int = BLOCK_BYTES, documents: int | None = None) -> Iterator[list[str]]:
     """Yield texts in blocks of about so many characters and at most so many documents."""
-    block: list[Text] = []
+    block: list[str] = []
     size = 0
     for text in texts:
         block.append(text)
@@ -86,9 +82,13 @@ def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
 
 def texts_of(block: Block) -> tuple[list[bytes], int]:
     """Return the documents of a block in UTF-8, and the number of empty texts left out."""
-    texts = [text if isinstance(text, bytes) else utf8(text) for text in block] if isinstance(block, list) else _parse(block)
-    documents = texts if isinstance(block, EveryText) else [text for text in texts if text]
-    return documents, len(texts) - len(documents)
+    texts: Iterable[str] = block if isinstance(block, list) else ()
+    if isinstance(block, Lines):
+        lines = io.BytesIO(block.data)
+        texts = read_lines(lines, block.path, block.text_field, block.lines_before, block.bytes_before)
+    encoded = list(map(utf8, texts))
+    documents = encoded if isinstance(block, EveryText) else [text for text in encoded if text]
+    return documents, len(encoded) - len(documents)
 
 
 def _piece_bytes(tokenizer: Tokenizer, ids: IdArray, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -108,19 +108,6 @@ def _piece_bytes(tokenizer: Tokenizer, ids: IdArray, tokens: NDArray[np.int64]) 
     return np.diff(sums, prepend=0)
 
 
-def encode_or_explain(tokenizer: Tokenizer, block: Block) -> Encoded | IngotError:
-    """Return what `encode_block` does, or a user's error as a value, which can be sent back from another process."""
-    try:
-        return encode_block(tokenizer, block)
-    except IngotError as error:
-        return error
-
-
-def _has_lines(path: Path) -> bool:
-    unpacked = path.with_suffix("") if path.suffix.lower() in CODECS else path
-    return READERS.get(unpacked.suffix.lower()) is read_lines
-
-
 def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[Lines]:
     lines = size = 0
     with reading(path), open_unpacked(path, advance) as stream:
@@ -130,48 +117,21 @@ def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None]) ->
             lines, size = lines + data.count(b"\n"), size + len(data)
 
 
-def _parse(block: Lines) -> list[bytes]:
-    """Return the documents of lines in UTF-8: fast if all are plain, else by the reader that names mistakes."""
-    if (texts := _parse_plain(block.data, block.text_field)) is not None:
-        return texts
-    lines = io.BytesIO(block.data)
-    return [t.encode() for t in read_lines(lines, block.path, block.text_field, block.lines_before, block.bytes_before)]
-
-
-def _parse_plain(data: bytes, text_field: str) -> list[bytes] | None:
-    """Return the texts of lines that hold one object each, or None if any line needs `read_lines`."""
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE).tolist()
-    texts: list[bytes] = []
-    begin = 0
-    try:
-        for end in ends if data.endswith(b"\n") else [*ends, len(data)]:
-            texts.append(from_json(data[begin:end], cache_strings="none")[text_field].encode())
-            begin = end + 1
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
-    return texts
-
-
 def size_of(block: Block) -> int:
     """Return the number of bytes or characters in a block, a measure of the memory it takes."""
     return sum(map(len, block)) if isinstance(block, list) else len(block.data)
 
 
-Piece = tuple[str, Text]  # a split and a text for it
+Piece = tuple[str, str]  # a split and a text for it
 Rule = Callable[[int], str]  # maps the index of a document to its split
 
 
-def always(split: str) -> Rule:
-    """Return a rule that puts all documents in one split."""
-    return lambda number: split
-
-
 @dataclass(frozen=True)
-class InBucket:
-    """A rule that puts all documents in one bucket of one split."""
+class Into:
+    """A rule that puts all documents in one split, and in one of its buckets if it has any."""
 
     split: str
-    bucket: str
+    bucket: str | None = None
 
     def __call__(self, number: int) -> str:
         return self.split
@@ -189,10 +149,10 @@ def spread_documents(fraction: float) -> Rule:
     return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
 
 
-def hold_out_ends(texts: Iterable[Text], fraction: float) -> Iterator[Piece]:
+def hold_out_ends(texts: Iterable[str], fraction: float) -> Iterator[Piece]:
     """Hold out the last `fraction` of the characters of every document, rounded as nanoGPT does."""
     for text in texts:
-        cut = int(len(text) * (1 - fraction)) if isinstance(text, str) else _cut(text, fraction)
+        cut = int(len(text) * (1 - fraction))
         if cut or not text:
             yield "train", text[:cut]
         if cut < len(text):
@@ -206,20 +166,3 @@ def training_texts(blocks: Iterable[tuple[Rule, Block]]) -> Iterator[bytes]:
         documents, _ = texts_of(block)
         yield from (text for number, text in enumerate(documents, count) if rule(number) == "train")
         count += len(documents)
-
-
-def _cut(text: bytes, fraction: float) -> int:
-    """Return the offset in UTF-8 of the first held-out character."""
-    starts = range(0, len(text), PART_BYTES)
-    counts = [int(np.count_nonzero(_is_start(text[start : start + PART_BYTES]))) for start in starts]
-    left = int(sum(counts) * (1 - fraction))
-    for start, count in zip(starts, counts, strict=True):
-        if left < count:
-            return start + int(np.flatnonzero(_is_start(text[start : start + PART_BYTES]))[left])
-        left -= count
-    return len(text)
-
-
-def _is_start(text: bytes) -> NDArray[np.bool_]:
-    """Return True for each byte that starts a character of UTF-8."""
-    return (np.frombuffer(text, np.uint8) & 0xC0) != 0x80

@@ -10,9 +10,7 @@ import hashlib
 import json
 import logging
 import lzma
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from importlib.resources import files as resources
 from pathlib import Path
@@ -21,10 +19,9 @@ from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.store.dataset import VERSION, Dataset, prepare_command
 from ingot.data.text.records import TEXT_FIELD
 from ingot.data.text.text_files import Buckets, file_bytes, file_identity
-from ingot.data.tokenizers import CharTokenizer, Tokenizer, digest, open_unless_learned
+from ingot.data.tokenizers import CharTokenizer, digest, open_unless_learned
 from ingot.data.tokenizers.by_name import CHAR, learn_bpe
-from ingot.errors import DataError, IngotError, Setting
-from ingot.runtime.files import reading
+from ingot.errors import DataError, Setting
 from ingot.runtime.locks import FolderLock
 from ingot.runtime.machine import cache_root
 
@@ -33,7 +30,6 @@ log = logging.getLogger(__name__)
 PREFIX = "sample:"
 SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
 SUFFIXES = (".jsonl", ".jsonl.gz")
-CHOOSE_CACHE = "choose another cache folder with INGOT_CACHE"
 
 
 def sample_path(name: str, tokenizer: str) -> Path:
@@ -41,14 +37,19 @@ def sample_path(name: str, tokenizer: str) -> Path:
     packed = _packed(name)
     opened = open_unless_learned(tokenizer)
     key = hashlib.sha256(packed + (opened.fingerprint() if opened else tokenizer).encode()).hexdigest()[:12]
-    folder_name = f"{name}-{opened.kind if opened else tokenizer.replace(':', '')}-v{VERSION}-{key}"
-    folder = cache_root() / folder_name
-    try:
-        _prepare_once(folder, lambda: _write_sample(packed, folder, name, opened or tokenizer))
-    except IngotError as error:
-        folder = Path(tempfile.gettempdir()) / f"ingot-{os.getuid()}" / folder_name
-        log.warning("%s; using %s instead", error, folder)
-        _prepare_once(folder, lambda: _write_sample(packed, folder, name, opened or tokenizer))
+    folder = cache_root() / f"{name}-{opened.kind if opened else tokenizer.replace(':', '')}-v{VERSION}-{key}"
+
+    def write() -> None:
+        works = [json.loads(line) for line in lzma.decompress(packed).splitlines()]
+        if opened is not None:
+            built = opened
+        elif tokenizer == CHAR:
+            built = CharTokenizer(character for work in works for character in set(work["text"]))
+        else:
+            built = learn_bpe(tokenizer, (work["text"].encode() for work in works if work["split"] == "train"))
+        write_dataset(((work["split"], work["text"]) for work in works), folder, built, source={"sample": name})
+
+    _prepare_once(folder, write)
     return folder
 
 
@@ -65,15 +66,13 @@ def _packed(name: str) -> bytes:
 
 def _prepare_once(folder: Path, write: Callable[[], object]) -> None:
     """Write a cache folder unless it is there already; of several processes one does the work and the others wait."""
-    if not _is_own(folder.parent, folder):
-        raise DataError(f"{folder} was made by another user, so its text cannot be trusted; {CHOOSE_CACHE}")
     if is_sound(folder):
         return
     lock_folder = folder.with_name(f".{folder.name}.lock")
     try:
         lock_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"cannot write {lock_folder}: {error.strerror}; {CHOOSE_CACHE}") from None
+        raise DataError(f"cannot write {lock_folder}: {error.strerror}; choose another cache folder with INGOT_CACHE") from None
     lock = FolderLock(lock_folder)
     lock.acquire(None, lambda: log.warning("another process is preparing %s; waiting", folder))
     try:
@@ -84,14 +83,6 @@ def _prepare_once(folder: Path, write: Callable[[], object]) -> None:
         lock.release()
 
 
-def _is_own(parent: Path, folder: Path) -> bool:
-    """Return True if the folders and the files inside, as far as they exist, belong to this user or to root."""
-    with reading(parent):
-        existing = [path for path in (parent, folder) if os.path.lexists(path)]
-        inside = folder.iterdir() if len(existing) == 2 and folder.is_dir() else ()
-        return {path.lstat().st_uid for path in (*existing, *inside)} <= {os.getuid(), 0}
-
-
 def is_sound(folder: Path) -> bool:
     """Return True if a folder holds prepared data that can be opened."""
     try:
@@ -99,16 +90,6 @@ def is_sound(folder: Path) -> bool:
     except (DataError, OSError):  # OSError: reading it may be forbidden
         return False
     return True
-
-
-def _write_sample(packed: bytes, folder: Path, name: str, tokenizer: Tokenizer | str) -> None:
-    works = [json.loads(line) for line in lzma.decompress(packed).splitlines()]
-    if tokenizer == CHAR:
-        tokenizer = CharTokenizer(character for work in works for character in set(work["text"]))
-    elif isinstance(tokenizer, str):
-        tokenizer = learn_bpe(tokenizer, (work["text"].encode() for work in works if work["split"] == "train"))
-    pieces = ((work["split"], work["text"]) for work in works)
-    write_dataset(pieces, folder, tokenizer, source={"sample": name})
 
 
 def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:

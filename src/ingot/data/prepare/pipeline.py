@@ -13,10 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,10 +23,9 @@ from ingot.data import SHARD_TOKENS, SPLITS
 from ingot.data.prepare.blocks import (
     BLOCK_BYTES,
     Block,
-    InBucket,
+    Into,
     Piece,
     Rule,
-    always,
     first_documents,
     hold_out_ends,
     read_blocks,
@@ -35,7 +33,7 @@ from ingot.data.prepare.blocks import (
     text_blocks,
     training_texts,
 )
-from ingot.data.prepare.workers import Engine, local_engine, workers_for
+from ingot.data.prepare.workers import Engine, local_engine, ray_engine, workers_for
 from ingot.data.store.dataset import Manifest, SplitCounts, recorded_counts
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
@@ -49,11 +47,10 @@ from ingot.data.text.text_files import (
     file_bytes,
     file_identity,
     find_files,
-    read_texts,
+    read_documents,
 )
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_unless_learned
 from ingot.data.tokenizers.by_name import CHAR, learn_bpe
-from ingot.data.tokenizers.plain import alphabet
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.machine import made_by
 
@@ -61,14 +58,13 @@ log = logging.getLogger(__name__)
 
 FEW_DOCUMENTS = 20  # up to this many, the end of every document is held out; above it, whole documents are
 VAL_FRACTION = 0.1
-BY_BUCKETS = "the buckets of val"
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 RuledBlocks = Iterator[tuple[Rule, Block]]
 EngineName = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
-class Summary:
+class Prepared:
     """The result of `prepare`."""
 
     folder: Path
@@ -99,7 +95,7 @@ def prepare(
     engine: EngineName = "local",
     ray_address: str | None = None,
     progress: Progress | None = None,
-) -> Summary:
+) -> Prepared:
     """Turn text files, and folders of them, into a folder that training reads.
 
     `tokenizer` is char, bpe:N or a name that `open_tokenizer` takes together with `bos`. `workers` is the number of processes
@@ -107,8 +103,18 @@ def prepare(
     the files of both splits, kept apart; `inputs` then only says where they came from.
     """
     started = time.monotonic()
-    held_out_by = {"--val-input": val_inputs or None, "--val-documents": val_documents, "--val-fraction": val_fraction}
-    _check_options({**held_out_by, "--buckets": buckets}, shard_tokens, workers, engine, ray_address)
+    _check_options(
+        {
+            "--val-input": val_inputs or None,
+            "--val-documents": val_documents,
+            "--val-fraction": val_fraction,
+            "--buckets": buckets,
+        },
+        shard_tokens,
+        workers,
+        engine,
+        ray_address,
+    )
     check_output(output, overwrite)
     opened = open_unless_learned(tokenizer, bos)  # before inputs are downloaded
     ignored: list[Path] = []
@@ -118,23 +124,62 @@ def prepare(
         files, val_files, ignored = _find(inputs, val_inputs, text_field)
     total = sum(map(file_bytes, files + val_files))
     advance = adding_up(progress, 2 * total if tokenizer == CHAR else total)
-    texts = _Texts(files, val_files, text_field, advance)
-    held_out = partial(_held_out, buckets, VAL_FRACTION if val_fraction is None else val_fraction, val_inputs, val_documents)
-    built = opened or _learn(tokenizer, texts, held_out)
-    rule, blocks = held_out(texts)
+
+    def held_out(advance: Callable[[int], None]) -> tuple[str, RuledBlocks]:
+        """Return a description of what is held out, and all blocks with their rules."""
+
+        def blocks(rule: Rule, paths: Sequence[Path] = files) -> RuledBlocks:
+            return ((rule, block) for block in read_blocks(paths, text_field, advance))
+
+        if buckets:
+            parts = [blocks(Into(split, name), paths) for split in buckets for name, paths in buckets[split].items()]
+            return "the buckets of val", chain.from_iterable(parts)
+        if val_inputs:
+            both = chain(blocks(Into("train")), blocks(Into("val"), val_files))
+            return f"the documents of {', '.join(map(str, val_inputs))}", both
+        if val_documents is not None:
+            return f"the first {val_documents} documents", blocks(first_documents(val_documents))
+        fraction = VAL_FRACTION if val_fraction is None else val_fraction
+        if count_documents(files, text_field, FEW_DOCUMENTS + 1) > FEW_DOCUMENTS:
+            return f"{fraction} of the documents, evenly spread", blocks(spread_documents(fraction))
+        pieces = hold_out_ends(read_documents(files, text_field, advance), fraction)
+        return f"the last {fraction} of the characters of every document", _piece_blocks(pieces)
+
+    if opened is not None:
+        built = opened
+    elif tokenizer == CHAR:
+        built = CharTokenizer(c for text in read_documents(files + val_files, text_field, advance) for c in set(text))
+    else:
+        built = learn_bpe(tokenizer, training_texts(held_out(lambda size: None)[1]))
+    rule, blocks = held_out(advance)
     source = {"inputs": [str(path) for path in inputs], "validation": rule}
     details = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
-    manifest, last, continued = _write(
-        blocks,
-        output,
-        built,
-        partial(_open_engine, built, engine, workers, ray_address, total),
-        source=source | {key: value for key, value in details.items() if value},
-        shard_tokens=shard_tokens,
-        overwrite=overwrite,
-        work=_work(texts, built, "documents of their own" if val_inputs else rule, shard_tokens),
-    )
-    return Summary(
+    work = {  # what must be unchanged for interrupted work to be continued, by names that a user understands
+        "the version of ingot": made_by(),
+        "the files to train on": [file_identity(path) for path in files],
+        "the files of validation": [file_identity(path) for path in val_files],
+        "what is held out": "documents of their own" if val_inputs else rule,
+        "the text field": text_field,
+        "the tokenizer": built.fingerprint(),
+        "the tokens in a file": shard_tokens,
+        "the size of a block": BLOCK_BYTES,
+    }
+    if engine == "ray":
+        encoders = ray_engine(built, ray_address, workers)
+    else:
+        encoders = local_engine(built, workers or workers_for(built, total))
+    with staged(output, overwrite, work, is_sound) as stage:
+        manifest, last, continued = fill_folder(
+            stage,
+            lambda begin: islice(blocks, begin.blocks, None),
+            built,
+            encoders,
+            source=source | {key: value for key, value in details.items() if value},
+            shard_tokens=shard_tokens,
+        )
+        if not manifest.splits["train"].documents:
+            raise DataError("no text is left to train on: all of it is held out; hold out less or give more text")
+    return Prepared(
         folder=output,
         tokenizer=built.kind,
         vocab_size=built.vocab_size,
@@ -166,60 +211,6 @@ def _find(
     return files, val_files, ignored
 
 
-def _work(texts: _Texts, tokenizer: Tokenizer, rule: str, shard_tokens: int) -> dict[str, Any]:
-    """Return what must be unchanged for interrupted work to be continued, by names that a user understands."""
-    return {
-        "the version of ingot": made_by(),
-        "the files to train on": [file_identity(path) for path in texts.files],
-        "the files of validation": [file_identity(path) for path in texts.val_files],
-        "what is held out": rule,
-        "the text field": texts.text_field,
-        "the tokenizer": tokenizer.fingerprint(),
-        "the tokens in a file": shard_tokens,
-        "the size of a block": BLOCK_BYTES,
-    }
-
-
-class _Texts(NamedTuple):
-    """The files to read; `advance` receives the number of bytes read."""
-
-    files: Sequence[Path]
-    val_files: Sequence[Path]
-    text_field: str
-    advance: Callable[[int], None]
-
-    def blocks(self, files: Sequence[Path]) -> Iterator[Block]:
-        return read_blocks(files, self.text_field, self.advance)
-
-
-def _held_out(
-    buckets: Buckets | None, val_fraction: float, val_inputs: Sequence[Path] | None, val_documents: int | None, texts: _Texts
-) -> tuple[str, RuledBlocks]:
-    """Return a description of what is held out, and all blocks with their rules."""
-    if buckets:
-        parts = [(InBucket(split, name), paths) for split in buckets for name, paths in buckets[split].items()]
-        return BY_BUCKETS, chain.from_iterable(ruled(rule, texts.blocks(paths)) for rule, paths in parts)
-    if val_inputs:
-        train, val = ruled(always("train"), texts.blocks(texts.files)), ruled(always("val"), texts.blocks(texts.val_files))
-        return f"the documents of {', '.join(map(str, val_inputs))}", chain(train, val)
-    if val_documents is not None:
-        rule = first_documents(val_documents)
-        return f"the first {val_documents} documents", ruled(rule, texts.blocks(texts.files))
-    if count_documents(texts.files, texts.text_field, FEW_DOCUMENTS + 1) > FEW_DOCUMENTS:
-        rule = spread_documents(val_fraction)
-        return f"{val_fraction} of the documents, evenly spread", ruled(rule, texts.blocks(texts.files))
-    pieces = hold_out_ends(read_texts(texts.files, texts.text_field, texts.advance), val_fraction)
-    return f"the last {val_fraction} of the characters of every document", _piece_blocks(pieces)
-
-
-def _learn(name: str, texts: _Texts, held_out: Callable[[_Texts], tuple[str, RuledBlocks]]) -> Tokenizer:
-    """Learn the tokenizer: char from the characters of all text, bpe:N from the training text only."""
-    if name == CHAR:
-        return CharTokenizer(alphabet(read_texts([*texts.files, *texts.val_files], texts.text_field, texts.advance)))
-    _, blocks = held_out(texts._replace(advance=lambda size: None))
-    return learn_bpe(name, training_texts(blocks))
-
-
 def write_dataset(
     pieces: Iterable[Piece],
     output: Path,
@@ -229,47 +220,18 @@ def write_dataset(
     shard_tokens: int = SHARD_TOKENS,
 ) -> Manifest:
     """Write the folder `output` from (split, text) pairs; it appears complete or not at all."""
-    manifest, _, _ = _write(
-        _piece_blocks(pieces),
-        output,
-        tokenizer,
-        partial(local_engine, tokenizer, 1),
-        source=source,
-        shard_tokens=shard_tokens,
-        overwrite=False,
-        work=None,
-    )
+    blocks = _piece_blocks(pieces)
+    with staged(output, False) as stage:
+        engine = local_engine(tokenizer, 1)
+        manifest, _, _ = fill_folder(stage, lambda _: blocks, tokenizer, engine, source=source, shard_tokens=shard_tokens)
     return manifest
-
-
-def _write(
-    blocks: RuledBlocks,
-    output: Path,
-    tokenizer: Tokenizer,
-    engine: Callable[[], AbstractContextManager[Engine]],
-    *,
-    source: Any,
-    shard_tokens: int,
-    overwrite: bool,
-    work: Any,
-) -> tuple[Manifest, Point, int]:
-    """Write the folder; return its manifest, the end point, and the number of documents kept from an interrupted run."""
-
-    def rest(begin: Point) -> RuledBlocks:
-        return islice(blocks, begin.blocks, None)
-
-    with staged(output, overwrite, work, is_sound) as stage:
-        written = fill_folder(stage, rest, tokenizer, engine, source=source, shard_tokens=shard_tokens)
-        if not written[0].splits["train"].documents:
-            raise DataError("no text is left to train on: all of it is held out; hold out less or give more text")
-    return written
 
 
 def fill_folder(
     stage: StagedFolder,
     blocks_from: Callable[[Point], RuledBlocks],
     tokenizer: Tokenizer,
-    engine: Callable[[], AbstractContextManager[Engine]],
+    engine: AbstractContextManager[Engine],
     *,
     source: Any,
     shard_tokens: int,
@@ -281,69 +243,43 @@ def fill_folder(
     Return the manifest, the end point, and the number of documents kept from an interrupted run.
     """
     begin = where_to_begin(stage)
+    rules: deque[Rule] = deque()
+
+    def noted() -> Iterator[Block]:
+        for rule, block in blocks_from(begin):
+            rules.append(rule)
+            yield block
+
+    done, documents, empty = begin.blocks, begin.documents, begin.empty
     with ExitStack() as files:
         writers = {}
         for split in SPLITS:
             name = prefix + split
             writers[split] = SplitWriter(stage.folder, name, tokenizer, shard_tokens, files, begin.splits.get(name))
-        with engine() as encode:
-            last = _write_blocks(blocks_from(begin), encode, writers, begin, stage, tell)
-        splits = {split: writer.close() for split, writer in writers.items()}
-    return write_manifest(stage.folder, tokenizer, splits, source), last, begin.documents
-
-
-def _write_blocks(
-    blocks: RuledBlocks,
-    encode: Engine,
-    writers: dict[str, SplitWriter],
-    begin: Point,
-    stage: StagedFolder,
-    tell: Callable[[range], None],
-) -> Point:
-    rules: deque[Rule] = deque()
-
-    def noted() -> Iterator[Block]:
-        for rule, block in blocks:
-            rules.append(rule)
-            yield block
-
-    done, documents, empty = begin.blocks, begin.documents, begin.empty
-    saved = sum(writer.tokens for writer in writers.values())
-    for encoded in encode(noted()):
-        rule, numbers = rules.popleft(), range(documents, documents + len(encoded.tokens))
-        if isinstance(rule, InBucket):
-            writers[rule.split].begin_bucket(rule.bucket)
-        splits = np.array([rule(number) for number in numbers])
-        for split, writer in writers.items():
-            writer.add(encoded.select(splits == split))
-        done, documents, empty = done + 1, numbers.stop, empty + encoded.empty
-        tell(numbers)
-        written = sum(writer.tokens for writer in writers.values())
-        if stage.work and written - saved >= SAVE_TOKENS:
-            files = {writer.name: writer.save() for writer in writers.values()}
-            stage.save(Point(blocks=done, documents=documents, empty=empty, splits=files).model_dump())
-            saved = written
-    return Point(blocks=done, documents=documents, empty=empty)
-
-
-def ruled(rule: Rule, blocks: Iterable[Block]) -> RuledBlocks:
-    """Pair each block with the rule that assigns its documents to splits."""
-    return ((rule, block) for block in blocks)
+        saved = sum(writer.tokens for writer in writers.values())
+        with engine as encode:
+            for encoded in encode(noted()):
+                rule, numbers = rules.popleft(), range(documents, documents + len(encoded.tokens))
+                if isinstance(rule, Into) and rule.bucket is not None:
+                    writers[rule.split].begin_bucket(rule.bucket)
+                splits = np.array([rule(number) for number in numbers])
+                for split, writer in writers.items():
+                    writer.add(encoded.select(splits == split))
+                done, documents, empty = done + 1, numbers.stop, empty + encoded.empty
+                tell(numbers)
+                written = sum(writer.tokens for writer in writers.values())
+                if stage.work and written - saved >= SAVE_TOKENS:
+                    points = {writer.name: writer.save() for writer in writers.values()}
+                    stage.save(Point(blocks=done, documents=documents, empty=empty, splits=points).model_dump())
+                    saved = written
+        counts = {split: writer.close() for split, writer in writers.items()}
+    end = Point(blocks=done, documents=documents, empty=empty)
+    return write_manifest(stage.folder, tokenizer, counts, source), end, begin.documents
 
 
 def _piece_blocks(pieces: Iterable[Piece]) -> RuledBlocks:
     for split, group in groupby(pieces, lambda piece: piece[0]):
-        yield from ruled(always(split), text_blocks((text for _, text in group), BLOCK_BYTES))
-
-
-def _open_engine(
-    tokenizer: Tokenizer, engine: EngineName, workers: int | None, ray_address: str | None, total: int
-) -> AbstractContextManager[Engine]:
-    if engine == "ray":
-        from ingot.data.prepare.workers import ray_engine
-
-        return ray_engine(tokenizer, ray_address, workers)
-    return local_engine(tokenizer, workers or workers_for(tokenizer, total))
+        yield from ((Into(split), block) for block in text_blocks((text for _, text in group), BLOCK_BYTES))
 
 
 def _check_options(
@@ -361,7 +297,5 @@ def _check_options(
         raise ConfigError(f"--shard-tokens {shard_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers} is out of range; give 1 or more, or leave it out to use all processors")
-    if engine not in ("local", "ray"):
-        raise ConfigError(f"unknown engine {engine!r}; the engines are local and ray")
     if ray_address is not None and engine != "ray":
         raise ConfigError("--ray-address is for --engine ray; give both or neither")

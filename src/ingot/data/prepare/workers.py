@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,11 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from functools import lru_cache
 from importlib import import_module
-from queue import SimpleQueue
-from threading import Event, Lock
 from typing import Any, TypeVar
 
-from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block, encode_or_explain, size_of
+from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block, size_of
 from ingot.data.store.writer import Encoded
 from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.errors import ConfigError, IngotError, RunError
@@ -32,7 +31,6 @@ from ingot.runtime.processes import away_from_the_users_folder, cpu_count, pytho
 
 SMALL_BYTES = 1 << 23  # inputs up to this size are encoded before other processes would have started
 BLOCKS_AHEAD = 8  # blocks per worker that are read and not yet written
-ATTEMPTS = 3  # tries to encode a block whose worker gets killed
 RAY_RETRIES = 10  # a task runs again if its process or machine is gone
 RAY_CONNECT_SECONDS = 10
 LOCAL = "local"  # Ray's word for a cluster on this machine for one run
@@ -75,67 +73,32 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
         yield lambda blocks: (encode_block(tokenizer, block) for block in blocks)
         return
     spec = tokenizer.spec()
-    idle: SimpleQueue[_Worker] = SimpleQueue()
     started: list[_Worker] = []
-    starting, ended = Lock(), Event()
+    own = threading.local()
 
-    def take() -> _Worker:
-        with starting:
-            if ended.is_set():
-                raise RunError("the engine is closed")
-            if idle.empty() and len(started) < workers:  # a block would wait although another process may be started
-                started.append(_Worker(spec))
-                return started[-1]
-        return idle.get()
-
-    def encode(block: Block) -> Encoded:
-        worker = take()
-        try:
-            return worker.encode(block)
-        finally:
-            idle.put(worker)
+    def encode(block: Block) -> Encoded:  # each thread has a process of its own
+        if not hasattr(own, "worker"):
+            own.worker = _Worker(spec)
+            started.append(own.worker)
+        return own.worker.encode(block)
 
     threads = ThreadPoolExecutor(workers)
     try:
         ahead = BLOCKS_AHEAD * workers + BLOCKS_AHEAD
         yield lambda blocks: in_order(blocks, lambda block: threads.submit(encode, block), lambda begun: begun.result(), ahead)
     finally:
-        with starting:
-            ended.set()
-            for worker in started:
-                worker.close()
-        threads.shutdown(cancel_futures=True)
+        threads.shutdown(wait=False, cancel_futures=True)
+        for worker in started:
+            worker.stop()
+        threads.shutdown()
+        for worker in started:  # one may have been starting
+            worker.stop()
 
 
 class _Worker:
-    """A child process that encodes blocks, and is started again if it is killed."""
+    """A child process that encodes blocks."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        self._spec, self._closed = spec, False
-        self._start()
-
-    def encode(self, block: Block) -> Encoded:
-        for _ in range(ATTEMPTS):
-            try:
-                self._send(block)
-                encoded = pickle.load(self._process.stdout)  # type: ignore[arg-type]
-            except (OSError, EOFError, pickle.UnpicklingError, ValueError):
-                if self._closed:
-                    break
-                self._stop()
-                self._start()
-                continue
-            return _checked(encoded)
-        raise RunError(
-            f"a worker process was killed {ATTEMPTS} times at the same text, perhaps for lack of memory; "
-            "run the same command with fewer --workers to continue"
-        )
-
-    def close(self) -> None:
-        self._closed = True
-        self._stop()
-
-    def _start(self) -> None:
         self._process = subprocess.Popen(
             python_command(BOOT),
             stdin=subprocess.PIPE,
@@ -143,15 +106,23 @@ class _Worker:
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             process_group=0,  # Ctrl-C is for the parent; workers end when it does
         )
-        with suppress(OSError):  # reading the answer will notice
-            self._send(self._spec)
+        self._spec: Any = spec  # sent with the first block
 
-    def _send(self, message: Any) -> None:
-        assert self._process.stdin is not None
-        pickle.dump(message, self._process.stdin, pickle.HIGHEST_PROTOCOL)
-        self._process.stdin.flush()
+    def encode(self, block: Block) -> Encoded:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            for message in (self._spec, block) if self._spec else (block,):
+                pickle.dump(message, self._process.stdin, pickle.HIGHEST_PROTOCOL)
+            self._process.stdin.flush()
+            self._spec = None
+            encoded = pickle.load(self._process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
+            raise RunError(
+                "a worker process was killed, perhaps for lack of memory; run the same command with fewer --workers to continue"
+            ) from error
+        return _checked(encoded)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -166,8 +137,22 @@ def run_worker() -> None:
     with suppress(EOFError, BrokenPipeError):
         tokenizer = from_spec(pickle.load(requests))
         while True:
-            pickle.dump(encode_or_explain(tokenizer, pickle.load(requests)), answers, pickle.HIGHEST_PROTOCOL)
+            pickle.dump(_encode(tokenizer, pickle.load(requests)), answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
+
+
+def _encode(tokenizer: Tokenizer, block: Block) -> Encoded | IngotError:
+    """Encode a block; a user's error is returned, because it has to reach another process."""
+    try:
+        return encode_block(tokenizer, block)
+    except IngotError as error:
+        return error
+
+
+def _checked(encoded: Encoded | IngotError) -> Encoded:
+    if isinstance(encoded, IngotError):
+        raise encoded
+    return encoded
 
 
 def workers_for(tokenizer: Tokenizer, size: int) -> int:
@@ -186,52 +171,41 @@ def ray_engine(tokenizer: Tokenizer, address: str | None, workers: int | None) -
         ray: Any = import_module("ray")
     except ImportError:
         raise ConfigError("--engine ray needs the package ray; install it with: pip install 'ingot-lm[ray]'") from None
+    address = address or os.environ.get("RAY_ADDRESS") or LOCAL
     with ExitStack() as undo:
         undo.enter_context(redirect_stdout(sys.stderr))  # Ray's messages are not results
-        address = address or os.environ.get("RAY_ADDRESS") or LOCAL
         if not ray.is_initialized():
-            _connect(ray, address, workers)
+            try:
+                if parts := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray would keep trying for many minutes
+                    socket.create_connection((parts[1], int(parts[2])), timeout=RAY_CONNECT_SECONDS).close()
+                local = {"num_cpus": workers or cpu_count(), "include_dashboard": False} if address == LOCAL else {}
+                with warnings.catch_warnings(), away_from_the_users_folder():
+                    warnings.simplefilter("ignore")  # announcements of future Ray versions
+                    ray.init(address, logging_level="ERROR", log_to_driver=False, **local)
+            except (OSError, ValueError, RuntimeError, OverflowError) as error:
+                raise ConfigError(
+                    f"no Ray cluster answers at {address} ({' '.join(str(error).split())[:200]}); start one with "
+                    "`ray start --head`, set RAY_AUTH_MODE=token if a token guards it (from Ray 2.59 on), or leave --ray-address "
+                    "out to use this machine"
+                ) from None
             undo.callback(ray.shutdown)
-        task = ray.remote(max_retries=RAY_RETRIES)(_encode)
+        task = ray.remote(max_retries=RAY_RETRIES)(_encode_on_ray)
         spec = ray.put(json.dumps(tokenizer.spec()))
         busy = BLOCKS_AHEAD * (1 + int(ray.cluster_resources().get("CPU", 1)))
-        ahead = busy if address == LOCAL else workers or busy
 
         def finish(begun: Any) -> Encoded:
             try:
-                encoded = ray.get(begun)
+                return _checked(ray.get(begun))
             except ray.exceptions.RayError as error:
                 reason = " ".join(str(error).strip().splitlines()[-1:])[:300]
                 raise RunError(f"ray could not encode: {reason}; every machine needs this version of ingot") from None
-            return _checked(encoded)
 
+        ahead = busy if address == LOCAL else workers or busy
         yield lambda blocks: in_order(blocks, lambda block: task.remote(spec, block), finish, ahead)
 
 
-def _connect(ray: Any, address: str, workers: int | None) -> None:
-    local_options = {"num_cpus": workers or cpu_count(), "include_dashboard": False} if address == LOCAL else {}
-    try:
-        if parts := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray would keep trying for many minutes
-            socket.create_connection((parts[1], int(parts[2])), timeout=RAY_CONNECT_SECONDS).close()
-        with warnings.catch_warnings(), away_from_the_users_folder():
-            warnings.simplefilter("ignore")  # announcements of future Ray versions
-            ray.init(address, logging_level="ERROR", log_to_driver=False, **local_options)
-    except (OSError, ValueError, RuntimeError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"no Ray cluster answers at {address} ({reason}); start one with `ray start --head`, set RAY_AUTH_MODE=token if a "
-            "token guards it (from Ray 2.59 on), or leave --ray-address out to use this machine"
-        ) from None
-
-
-def _checked(encoded: Encoded | IngotError) -> Encoded:
-    if isinstance(encoded, IngotError):
-        raise encoded
-    return encoded
-
-
-def _encode(spec: str, block: Block) -> Encoded | IngotError:
-    return encode_or_explain(_open(spec), block)
+def _encode_on_ray(spec: str, block: Block) -> Encoded | IngotError:
+    return _encode(_open(spec), block)
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -45,6 +46,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
     from ingot.data.hub import Hub, Unreachable
 
     hub = Hub(parts["repository"])
+    note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # lies in the cache and is deleted with it
     try:
         revision, files, configs = _listing(hub, name)
         chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
@@ -52,39 +54,17 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
         if missing := [file for file in chosen if not (folder / file).is_file()]:  # the hub failed and the client kept silent
             raise Unreachable(f"{missing[0]} of {hub.repo} did not arrive from {hub.endpoint}")
     except Unreachable as error:
-        if cached_files := _fetched_before(name, hub):
-            log.warning("%s; using the files of %s that were fetched before", error, name)
-            return cached_files
+        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # no note, or a damaged one
+            record = read_json(note)
+            paths = [hub.cached(file, record["revision"]) for file in record["files"]]
+            if paths and None not in paths:
+                log.warning("%s; using the files of %s that were fetched before", error, name)
+                return [path for path in paths if path]
         raise DataError(f"cannot fetch {name}: {error}; try again online, or {instead}") from None
-    _write_note(_note(name, hub), json.dumps({"revision": revision, "files": chosen}) + "\n")
+    with suppress(OSError):  # a cache that is only read
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(note, json.dumps({"revision": revision, "files": chosen}) + "\n")
     return [folder / file for file in chosen]
-
-
-def _note(name: str, hub: Hub) -> Path:
-    """Return the path of the note that lists a name's files; it lies in the repository's cache folder and is deleted with it."""
-    return hub.folder / ".ingot" / f"{quote(name, safe='')}.json"
-
-
-def _write_note(path: Path, content: str) -> None:
-    try:
-        if not path.is_file() or path.read_bytes() != content.encode():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content)
-    except OSError as error:
-        log.warning("cannot write %s: %s; without the hub these files will not be found", path, error.strerror)
-
-
-def _fetched_before(name: str, hub: Hub) -> list[Path] | None:
-    """Return the files that a name stood for when it was last fetched, if all of them are still in the cache."""
-    try:
-        note = read_json(_note(name, hub))
-        revision, files = note["revision"], note["files"]
-        if not isinstance(files, list) or not all(isinstance(text, str) for text in (revision, *files)):
-            return None
-        paths = [path for file in files if (path := hub.cached(file, revision)) is not None]
-    except (OSError, ValueError, TypeError, LookupError):
-        return None
-    return paths if len(paths) == len(files) else None
 
 
 def folder_of(path: Path) -> str:
@@ -140,9 +120,9 @@ def _config(configs: Sequence[Mapping[str, Any]], wanted: str | None, name: str)
     names = {str(config.get("config_name", "default")): config for config in configs}
     if wanted is None:
         marked = [config for config in configs if config.get("default") is True]
-        if len(names) == 1 or marked or "default" in names:
-            return (marked or [names.get("default", configs[0])])[0]
-        raise DataError(f"{name} has several configurations; name one after a slash: {_some(list(names))}")
+        if len(names) > 1 and not marked and "default" not in names:
+            raise DataError(f"{name} has several configurations; name one after a slash: {_some(list(names))}")
+        return marked[0] if marked else names.get("default", configs[0])
     if wanted not in names:
         raise DataError(f"{name}: no configuration {wanted!r}; there are: {_some(list(names))}")
     return names[wanted]

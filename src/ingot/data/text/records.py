@@ -13,13 +13,12 @@ from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pydantic_core import from_json
+
 from ingot.errors import ConfigError, DataError, Setting
 
 TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the right one with {0}"
 BYTE_ORDER_MARK = "\ufeff"  # a file may begin with it; it belongs to no document
-DECODE_BYTES = 1 << 20  # UTF-8 is decoded in parts of this size: as str it may take four times the memory
-JSON_BYTES = 1 << 16  # read at once from a JSON file
-JSON_TOKEN = 16  # longest escape or literal: an error this close to the end of the buffer may only mean that more must be read
 JSON_WHITE = re.compile(r"[ \t\r\n]*")
 BATCH_ROWS = 256  # read at once from a parquet file
 LONGEST_FIELD = 2**31 - 1  # characters in a table's field; the csv module's default is 131,072
@@ -27,68 +26,85 @@ LONGEST_FIELD = 2**31 - 1  # characters in a table's field; the csv module's def
 JSON = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= 640 else float(digits))
 
 
-def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[bytes]:
-    """Yield the UTF-8 of a file that is one document."""
-    data = stream.read()
+def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
+    """Yield the text of a file that is one document."""
     try:
-        for _ in decode_parts(data):
-            pass
-    except UnicodeDecodeError:
-        try:
-            data.decode()
-        except UnicodeDecodeError as error:  # its offset counts from the start of the file
-            raise _not_utf8(path, data[error.start], error.start) from None
-    yield data
-
-
-def decode_parts(data: bytes) -> Iterator[str]:
-    """Yield the characters of UTF-8, a part at a time."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for start in range(0, len(data), DECODE_BYTES):
-        yield decoder.decode(data[start : start + DECODE_BYTES])
-    decoder.decode(b"", final=True)
+        text = stream.read().decode()
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from None
+    yield text
 
 
 def read_lines(
     stream: Iterable[bytes], path: Path, text_field: str, lines_before: int = 0, bytes_before: int = 0
 ) -> Iterator[str]:
     """Yield the text of each line's JSON object; errors count lines and bytes from the start of the file."""
-    for number, line in enumerate(_lines(stream, path, bytes_before), lines_before + 1):
-        if line and not line.isspace():
-            place = f"{path}:{number}"
+    for number, line in enumerate(stream, lines_before + 1):
+        data = line if bytes_before else line.removeprefix(codecs.BOM_UTF8)
+        if data and not data.isspace():
             try:
-                record = JSON.decode(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{place}: not JSON ({error}); every line is one JSON object") from None
-            yield field_text(record, place, text_field)
+                record = from_json(data, cache_strings="none")
+            except ValueError:  # it is faster than json, but refuses half surrogate pairs in any field and long numbers
+                try:
+                    record = JSON.decode(data.decode())
+                except UnicodeDecodeError as error:
+                    raise _not_utf8(path, error, bytes_before + len(line) - len(data)) from None
+                except (ValueError, RecursionError) as error:
+                    raise DataError(f"{path}:{number}: not JSON ({error}); every line is one JSON object") from None
+            yield field_text(record, f"{path}:{number}", text_field)
+        bytes_before += len(line)
 
 
 def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
-    """Yield the documents of an array of objects or strings, or of objects one after the other."""
-    text = _JsonText(stream, path)
-    is_array = text.peek() == "["
-    if is_array:
-        text.skip()
-    while (character := text.peek()) and not (is_array and character == "]"):
-        place = f"{path}:{text.line}"
-        value = text.value()
+    """Yield the documents of an array of objects or strings, or of objects one after the other; the file is read whole."""
+    try:
+        text = stream.read().decode().removeprefix(BYTE_ORDER_MARK)
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from None
+
+    def after_white(position: int) -> int:
+        white = JSON_WHITE.match(text, position)
+        return white.end() if white else position
+
+    at, line = after_white(0), 1 + text.count("\n", 0, after_white(0))
+    is_array = text.startswith("[", at)
+    begin = at + is_array
+    while (begin := after_white(begin)) < len(text) and not (is_array and text[begin] == "]"):
+        line += text.count("\n", at, begin)
+        place = f"{path}:{line}"
+        try:
+            value, at = JSON.raw_decode(text, begin)
+        except (ValueError, RecursionError) as error:
+            reason = error.msg if isinstance(error, JSONDecodeError) else str(error)
+            raise DataError(f"{place}: not JSON ({reason}); a .json file holds an array of objects or strings") from None
         yield field_text({text_field: value} if is_array and isinstance(value, str) else value, place, text_field)
-        if is_array and text.peek() == ",":
-            text.skip()
-        elif is_array and text.peek() not in ("]", ""):
-            raise DataError(f"{path}:{text.line}: a comma or the end of the array is missing")
-    if is_array and not text.peek():
-        raise DataError(f"{path}:{text.line}: the array has no end; the file is cut short")
-    if is_array:
-        text.skip()
-    if text.peek():
-        raise DataError(f"{path}:{text.line}: text follows the array; a .json file is one array, or a series of objects")
+        at = after_white(at)
+        line += text.count("\n", begin, at)
+        begin = at + (is_array and text.startswith(",", at))
+        if is_array and at == begin < len(text) and text[at] != "]":
+            raise DataError(f"{path}:{line}: a comma or the end of the array is missing")
+    if is_array and begin == len(text):
+        raise DataError(f"{path}:{line}: the array has no end; the file is cut short")
+    if is_array and (rest := after_white(begin + 1)) < len(text):
+        line += text.count("\n", at, rest)
+        raise DataError(f"{path}:{line}: text follows the array; a .json file is one array, or a series of objects")
 
 
 def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) -> Iterator[str]:
     """Yield one document per row; the first row names the columns."""
     csv.field_size_limit(LONGEST_FIELD)
-    rows = csv.reader(_lines(stream, path), delimiter=delimiter, strict=True)
+
+    def lines() -> Iterator[str]:
+        offset = 0
+        for line in stream:
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, error, offset) from None
+            yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
+            offset += len(line)
+
+    rows = csv.reader(lines(), delimiter=delimiter, strict=True)
     try:
         header = next(rows, [])
         if header and header.count(text_field) != 1:
@@ -172,74 +188,7 @@ def no_field(place: str, name: str, names: Sequence[str], what: str) -> DataErro
     return DataError(f"{place}: no {what} {name!r}; {what}s found: {listed}", TEXT_FIELD, advice=NAME_IT)
 
 
-class _JsonText:
-    """A reader of JSON values that keeps only the current one in memory."""
-
-    def __init__(self, stream: BinaryIO, path: Path) -> None:
-        self.line = 1
-        self._stream, self._path = stream, path
-        self._utf8 = codecs.getincrementaldecoder("utf-8")()
-        self._text, self._at, self._bytes = "", 0, 0
-
-    def peek(self) -> str:
-        """Return the next character that is not white space, or "" at the end."""
-        while True:
-            white = JSON_WHITE.match(self._text, self._at)
-            self._move(white.end() if white else self._at)
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if not self._more(JSON_BYTES):
-                return ""
-
-    def skip(self) -> None:
-        """Move past the character that `peek` returned."""
-        self._move(self._at + 1)
-
-    def value(self) -> Any:
-        """Parse and return the value that begins here."""
-        while True:
-            try:
-                value, end = JSON.raw_decode(self._text, self._at)
-            except (JSONDecodeError, RecursionError) as error:
-                cut = isinstance(error, JSONDecodeError) and (
-                    error.msg.startswith("Unterminated string") or error.pos > len(self._text) - JSON_TOKEN
-                )
-                # Read twice as much each time: with a fixed amount, long documents would take quadratic time.
-                if not cut or not self._more(max(JSON_BYTES, len(self._text) - self._at)):
-                    reason = error.msg if isinstance(error, JSONDecodeError) else str(error)
-                    raise DataError(
-                        f"{self._path}:{self.line}: not JSON ({reason}); a .json file holds an array of objects or strings"
-                    ) from None
-            else:
-                self._move(end)
-                return value
-
-    def _move(self, end: int) -> None:
-        self.line += self._text.count("\n", self._at, end)
-        self._at = end
-
-    def _more(self, count: int) -> bool:
-        data = self._stream.read(count)
-        try:
-            text = self._utf8.decode(data, final=not data)
-        except UnicodeDecodeError as error:
-            start = self._bytes + len(data) - len(error.object)  # includes bytes of half a character kept by the decoder
-            raise _not_utf8(self._path, error.object[error.start], start + error.start) from None
-        self._text = self._text[self._at :] + (text if self._bytes else text.removeprefix(BYTE_ORDER_MARK))
-        self._at, self._bytes = 0, self._bytes + len(data)
-        return bool(data)
-
-
-def _lines(stream: Iterable[bytes], path: Path, offset: int = 0) -> Iterator[str]:
-    """Yield every line with its line end; `offset` is the number of bytes before them."""
-    for line in stream:
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            raise _not_utf8(path, line[error.start], offset + error.start) from None
-        yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
-        offset += len(line)
-
-
-def _not_utf8(path: Path, byte: int, offset: int) -> DataError:
+def _not_utf8(path: Path, error: UnicodeDecodeError, offset: int = 0) -> DataError:
+    """Return an error that names the byte; `offset` is the number of bytes in the file before those that were decoded."""
+    byte, offset = error.object[error.start], offset + error.start
     return DataError(f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset:,}; convert it or leave it out")

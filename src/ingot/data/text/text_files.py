@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,7 +21,7 @@ from ingot.data import SPLITS
 from ingot.data.text.hub_datasets import HUB, fetch
 from ingot.data.text.records import read_json, read_lines, read_parquet, read_table, read_text
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import open_plain, open_to_read, reading
+from ingot.runtime.files import open_to_read, reading
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -32,8 +33,7 @@ PIECE_BYTES = 1 << 10  # decompressed at once: zstd makes at most 32 MB of it
 FREE_BYTES, MAX_RATIO = 1 << 28, 200
 XZ_MEMORY = 1 << 30  # bytes; `xz -9` needs 65 MB
 ZST_WINDOW = 1 << 31  # bytes; large public dumps are written with `zstd --long=31`
-Text = str | bytes  # a document, as characters or as UTF-8
-READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[Text]]] = {
+READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[str]]] = {
     ".txt": read_text,
     ".jsonl": read_lines,
     ".ndjson": read_lines,
@@ -43,7 +43,6 @@ READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[Text]]] = {
     ".md": read_text,
 }
 README = "readme.md"  # a folder's README describes the texts and is not one of them
-ONE_DOCUMENT = (".txt", ".md")
 PARQUET = ".parquet"  # compressed inside, so never .parquet.gz
 SUFFIXES = (*READERS, PARQUET)
 WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}"
@@ -51,25 +50,15 @@ WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}
 
 def open_unpacked(path: Path, advance: Callable[[int], None]) -> BinaryIO:
     """Open a file, decompressing it if its name says so; `advance` receives the number of bytes read from the disk."""
-    if (codec := path.suffix.lower()) in CODECS:
-        return io.BufferedReader(_ChunkStream(_unpack(path, codec, advance)), CHUNK_BYTES)
-    return io.BufferedReader(_CountedFile(path, advance), CHUNK_BYTES)
+    codec = path.suffix.lower()
+    return io.BufferedReader(_ChunkStream((_unpack if codec in CODECS else _read)(path, codec, advance)), CHUNK_BYTES)
 
 
-class _CountedFile(io.FileIO):
-    def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
-        super().__init__(path, opener=open_plain)
-        self._advance = advance
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        count = super().readinto(buffer)
-        self._advance(count)
-        return count
-
-    def readall(self) -> bytes:
-        data = super().readall()
-        self._advance(len(data))
-        return data
+def _read(path: Path, codec: str, advance: Callable[[int], None]) -> Generator[bytes, None, None]:
+    with open_to_read(path) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            advance(len(chunk))
+            yield chunk
 
 
 class _ChunkStream(io.RawIOBase):
@@ -93,21 +82,21 @@ class _ChunkStream(io.RawIOBase):
         super().close()
 
 
-def _codec(name: str, path: Path) -> tuple[Callable[[], Any], type[Exception]]:
-    """Return a function that makes a decompressor for one stream, and the error that decompressor raises."""
-    if name == ".gz":
-        return lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), zlib.error
-    if name == ".xz":
-        return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY), lzma.LZMAError
-    try:
-        import zstandard
-    except ImportError:
-        raise ConfigError(f"reading {path} needs the package zstandard; install it with: pip install 'ingot-lm[zst]'") from None
-    return zstandard.ZstdDecompressor(max_window_size=ZST_WINDOW).decompressobj, zstandard.ZstdError
-
-
 def _unpack(path: Path, codec: str, advance: Callable[[int], None]) -> Generator[bytes, None, None]:
-    make, codec_error = _codec(codec, path)
+    make: Callable[[], Any]
+    codec_error: type[Exception]
+    if codec == ".gz":
+        make, codec_error = partial(zlib.decompressobj, zlib.MAX_WBITS | 16), zlib.error
+    elif codec == ".xz":
+        make, codec_error = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY), lzma.LZMAError
+    else:
+        try:
+            import zstandard
+        except ImportError:
+            raise ConfigError(
+                f"reading {path} needs the package zstandard; install it with: pip install 'ingot-lm[zst]'"
+            ) from None
+        make, codec_error = zstandard.ZstdDecompressor(max_window_size=ZST_WINDOW).decompressobj, zstandard.ZstdError
     unpacker, text_bytes, file_bytes_read = make(), 0, 0
     with open_to_read(path) as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -168,7 +157,7 @@ def file_identity(path: Path) -> list[str | int]:
 
 def is_text(path: Path) -> bool:
     """Return True if the file's name says that documents can be read from it."""
-    return bool(_kind(path))
+    return bool(kind_of(path))
 
 
 def file_bytes(path: Path) -> int:
@@ -195,38 +184,22 @@ def read_documents(files: Iterable[Path], text_field: str, advance: Callable[[in
 
     `advance` receives the number of bytes read.
     """
-    for text in read_texts(files, text_field, advance):
-        yield text if isinstance(text, str) else text.decode()
-
-
-def read_texts(files: Iterable[Path], text_field: str, advance: Callable[[int], None] = lambda _: None) -> Iterator[Text]:
-    """Yield what `read_documents` yields, but documents that are whole files, and may be large, as UTF-8."""
     for path in files:
         with reading(path):
-            if _kind(path) == PARQUET:
+            if kind_of(path) == PARQUET:
                 yield from read_parquet(path, text_field, advance)
                 continue
             with open_unpacked(path, advance) as stream:
-                yield from READERS[_kind(path)](stream, path, text_field)
+                yield from READERS[kind_of(path)](stream, path, text_field)
 
 
 def count_documents(files: Iterable[Path], text_field: str, limit: int) -> int:
     """Count the documents that are not empty; stop at `limit`."""
-    count = 0
-    for path in files:
-        if path.suffix.lower() in ONE_DOCUMENT:
-            count += file_bytes(path) > 0
-        else:
-            documents = read_documents([path], text_field)
-            while count < limit and (text := next(documents, None)) is not None:
-                count += bool(text)
-        if count >= limit:
-            break
-    return count
+    return sum(1 for _ in islice(filter(None, read_documents(files, text_field)), limit))
 
 
-def _kind(path: Path) -> str:
-    """Return the suffix that says how to read a file, or "" if it cannot be read."""
+def kind_of(path: Path) -> str:
+    """Return the suffix that says how to read a file, without the codec's, or "" if it cannot be read."""
     suffix = path.suffix.lower()
     if suffix in CODECS:
         inner = path.with_suffix("").suffix.lower()

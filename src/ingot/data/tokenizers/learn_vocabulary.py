@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from itertools import chain, islice, product
 from pathlib import Path
 from string import ascii_uppercase
@@ -71,6 +72,7 @@ def without_file_names(model: bytes) -> bytes:
     return b"".join(parts)
 
 
+@cache
 def _marking_rules() -> tuple[dict[str, str], dict[str, str]]:
     """Return the rules that replace capitals by marks, and those that bring them back.
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.text.records import decode_parts
 from ingot.data.tokenizers.tokenizer_base import NARROW, IdArray, Ids, Tokenizer, check_size, utf8
 from ingot.errors import DataError
 
@@ -98,11 +97,6 @@ class CharTokenizer(Tokenizer):
             )
         return ids.astype(self.dtype)
 
-    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
-        for text in texts:
-            parts = [self.encode(part) for part in decode_parts(text)] or [self.encode("")]
-            yield np.concatenate(parts) if len(parts) != 1 else parts[0]
-
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
         return self._codes[self._checked(ids)].tobytes().decode("utf-32-le").encode()
 
@@ -111,15 +105,6 @@ class CharTokenizer(Tokenizer):
 
     def spec(self) -> dict[str, Any]:
         return {"kind": self.kind, "characters": self.characters}
-
-
-def alphabet(texts: Iterable[str | bytes]) -> set[str]:
-    """Return the distinct characters of texts, which may be given in UTF-8."""
-    characters: set[str] = set()
-    for text in texts:
-        for part in [text] if isinstance(text, str) else decode_parts(text):
-            characters.update(part)
-    return characters
 
 
 class NumberTokenizer(Tokenizer):

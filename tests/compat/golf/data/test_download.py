@@ -289,7 +289,7 @@ def test_it_gives_up_with_one_sentence_and_a_second_run_continues(folder):
 
 def test_what_always_arrives_damaged_is_refused_and_leaves_nothing(folder):
     folder.hub.fail(VAL, flip=True, times=99)
-    with pytest.raises(DataError, match=f"datasets/{VAL} of {REPO} arrives damaged: sha256"):
+    with pytest.raises(DataError, match=f"datasets/{VAL} of {REPO} arrives damaged: hash"):
         folder()
     assert folder.names() == {MODEL, VOCAB, "manifest.json", *OURS}
 
