@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stopping import stop_behind, take_small_steps
-from toy_tokenizers import llama_config, sentencepiece_file, shared, toy_sentencepiece
+from toy_tokenizers import llama_config, sentencepiece_file, shared
 
 import ingot.data.prepare.pipeline as prepare_module
-from ingot.data.prepare.blocks import encode_block, hold_out_ends, spread_documents
+from ingot.data.prepare.blocks import hold_out_ends, spread_documents
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
 from ingot.data.text.text_files import WHAT
@@ -717,15 +717,6 @@ def test_a_large_file_takes_a_few_times_its_size_in_memory(tmp_path, tokenizer, 
     command = [sys.executable, "-c", program, tokenizer, str(shard_tokens)]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert int(ran.stdout) < 6 * size
-
-
-@given(st.lists(st.text("The cats teach", min_size=1, max_size=40), min_size=1, max_size=8), st.integers(1, 30))
-def test_bytes_are_counted_the_same_in_parts_of_any_size(texts, part):
-    tokenizer = toy_sentencepiece()
-    whole = encode_block(tokenizer, texts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ingot.data.prepare.blocks.PART_TOKENS", part)
-        assert encode_block(tokenizer, texts).piece_bytes.tolist() == whole.piece_bytes.tolist()
 
 
 def test_a_tokenizer_that_is_not_there_is_noticed_before_the_input_is_looked_for(tmp_path):

@@ -10,18 +10,17 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ingot.data.store.shards import PART_TOKENS
 from ingot.data.store.writer import Encoded
 from ingot.data.text.records import read_lines
 from ingot.data.text.text_files import READERS, kind_of, open_unpacked, read_documents
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.tokenizers.tokenizer_base import OUTSIDE, IdArray, utf8
+from ingot.data.tokenizers.tokenizer_base import OUTSIDE, utf8
 from ingot.runtime.files import reading
 
 BLOCK_BYTES = 1 << 20  # size of a block; a longer document is a block by itself
@@ -46,15 +45,12 @@ Block = Lines | list[str]
 
 def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int], None]) -> Iterator[Block]:
     """Yield the documents of files as blocks; `advance` receives the number of bytes read."""
-    others: list[Path] = []
-    for path in files:
-        if READERS.get(kind_of(path)) is read_lines:
-            yield from text_blocks(read_documents(others, text_field, advance))
-            yield from _line_blocks(path, text_field, advance)
-            others = []
+    for has_lines, group in groupby(files, lambda path: READERS.get(kind_of(path)) is read_lines):
+        if has_lines:
+            for path in group:
+                yield from _line_blocks(path, text_field, advance)
         else:
-            others.append(path)
-    yield from text_blocks(read_documents(others, text_field, advance))
+            yield from text_blocks(read_documents(group, text_field, advance))
 
 
 def text_blocks(texts: Iterable[str], characters: int = BLOCK_BYTES, documents: int | None = None) -> Iterator[list[str]]:
@@ -76,8 +72,13 @@ def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
     documents, empty = texts_of(block)
     ids, tokens = tokenizer.encode_batch(documents)
     sizes = np.fromiter(map(len, documents), np.int64, len(documents))
-    piece_bytes = sizes if tokenizer.lossless else _piece_bytes(tokenizer, ids, tokens)
-    return Encoded(ids, tokens, sizes, piece_bytes, empty)
+    if tokenizer.lossless:
+        return Encoded(ids, tokens, sizes, sizes, empty)
+    ends = np.cumsum(tokens)
+    previous = np.append(np.int32(OUTSIDE), ids.astype(np.int32))[: len(ids)]
+    previous[(ends - tokens)[tokens > 0]] = OUTSIDE
+    counted = np.append(0, np.cumsum(tokenizer.target_bytes(previous, ids), dtype=np.int64))
+    return Encoded(ids, tokens, sizes, np.diff(counted[ends], prepend=0), empty)
 
 
 def texts_of(block: Block) -> tuple[list[bytes], int]:
@@ -89,23 +90,6 @@ def texts_of(block: Block) -> tuple[list[bytes], int]:
     encoded = list(map(utf8, texts))
     documents = encoded if isinstance(block, EveryText) else [text for text in encoded if text]
     return documents, len(encoded) - len(documents)
-
-
-def _piece_bytes(tokenizer: Tokenizer, ids: IdArray, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count the bytes that the tokens of each document stand for, a part at a time: a document may be huge."""
-    ends = np.cumsum(tokens)
-    starts, sums, total = (ends - tokens)[tokens > 0], np.zeros(len(ends), np.int64), 0
-    for begin in range(0, len(ids), PART_TOKENS):
-        part = ids[begin : begin + PART_TOKENS]
-        end = begin + len(part)
-        previous = np.append(np.int32(ids[begin - 1]), part[:-1].astype(np.int32))
-        first, last = np.searchsorted(starts, [begin, end])
-        previous[starts[first:last] - begin] = OUTSIDE
-        counted = np.cumsum(tokenizer.target_bytes(previous, part), dtype=np.int64)
-        first, last = np.searchsorted(ends, [begin, end], "right")
-        sums[first:last] = total + counted[ends[first:last] - begin - 1]
-        total += int(counted[-1])
-    return np.diff(sums, prepend=0)
 
 
 def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[Lines]:

@@ -99,30 +99,24 @@ def _unpack(path: Path, codec: str, advance: Callable[[int], None]) -> Generator
         make, codec_error = zstandard.ZstdDecompressor(max_window_size=ZST_WINDOW).decompressobj, zstandard.ZstdError
     unpacker, text_bytes, file_bytes_read = make(), 0, 0
     with open_to_read(path) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            advance(len(chunk))
-            for start in range(0, len(chunk), PIECE_BYTES):
-                piece = chunk[start : start + PIECE_BYTES]
-                file_bytes_read += len(piece)
-                while piece:
-                    if unpacker.eof:
-                        piece = piece.lstrip(b"\0")  # streams may be padded with zeros
-                        unpacker = make() if piece else unpacker
-                        continue
-                    try:
-                        data = unpacker.decompress(piece)
-                    except codec_error as error:
-                        raise DataError(
-                            f"{path} is damaged after {text_bytes:,} bytes of text ({error}); copy it again"
-                        ) from None
-                    piece = unpacker.unused_data if unpacker.eof else b""
-                    text_bytes += len(data)
-                    if text_bytes > FREE_BYTES + MAX_RATIO * file_bytes_read:
-                        raise DataError(
-                            f"{path} decompresses to more than {MAX_RATIO} times its size, which no text does; check it"
-                        )
-                    if data:
-                        yield data
+        while piece := file.read(PIECE_BYTES):
+            advance(len(piece))
+            file_bytes_read += len(piece)
+            while piece:
+                if unpacker.eof:
+                    piece = piece.lstrip(b"\0")  # streams may be padded with zeros
+                    unpacker = make() if piece else unpacker
+                    continue
+                try:
+                    data = unpacker.decompress(piece)
+                except codec_error as error:
+                    raise DataError(f"{path} is damaged after {text_bytes:,} bytes of text ({error}); copy it again") from None
+                piece = unpacker.unused_data if unpacker.eof else b""
+                text_bytes += len(data)
+                if text_bytes > FREE_BYTES + MAX_RATIO * file_bytes_read:
+                    raise DataError(f"{path} decompresses to more than {MAX_RATIO} times its size, which no text does; check it")
+                if data:
+                    yield data
     if not unpacker.eof:
         raise DataError(f"{path} is cut short: its {codec} stream ends after {text_bytes:,} bytes of text; copy it again")
 
