@@ -39,6 +39,7 @@ PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 ALPHABET = byte_alphabet()
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
+MAX_GROWTH = 1000  # of a text by replacements that follow each other
 KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # Split behaviours that drop no text
 Entry = tuple[bytes | None, bool]  # the text of an id, and True if it begins with the space in front of a word
 
@@ -118,6 +119,7 @@ def _build(contents: bytes) -> Any:
     import tokenizers
 
     with _explained(DAMAGED):
+        _check_growth(json.loads(contents))
         tokenizer = tokenizers.Tokenizer.from_str(contents.decode())
     check_size(1 + max(tokenizer.get_vocab().values(), default=-1))
     tokenizer.no_truncation()
@@ -126,6 +128,19 @@ def _build(contents: bytes) -> Any:
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None  # the same text must always get the same ids
     return tokenizer
+
+
+def _check_growth(config: dict[str, Any]) -> None:
+    """Refuse replacements that lengthen what others have put in: a few of them fill the memory with a short text."""
+    for step in ("normalizer", "decoder"):
+        growths: list[tuple[str, int]] = []  # what each replacement puts in, and how many times as long a text may be after it
+        for part in (part for part in _components(config.get(step)) if part.get("type") == "Replace"):
+            pattern, content = part["pattern"].get("String"), part["content"]  # None: a regular expression
+            fed = max((growth for text, growth in growths if pattern is None or set(pattern) & set(text)), default=1)
+            longer = len(content) > len(pattern or "x")
+            growths.append((content, fed * (1 + len(content) // len(pattern or "x") if longer else 1)))
+            if growths[-1][1] > MAX_GROWTH:
+                raise DataError("the replacements of this tokenizer.json can lengthen a text without bound")
 
 
 @contextmanager
