@@ -224,17 +224,17 @@ def verify_command(
 def print_splits(splits: Mapping[str, Any]) -> bool:
     """Print the counts of every split; return True if piece bytes, which differ from the bytes of the text, were printed."""
     with_pieces = any(getattr(split, "piece_bytes", None) not in (None, split.bytes) for split in splits.values())
-    names = ("documents", "tokens", "bytes", "bytes_per_token", *(["piece_bytes"] if with_pieces else []))
-    forms = {"bytes_per_token": ".4f"}
-    rows = [["split", "documents", "tokens", "bytes", "bytes/token", *(["piece bytes"] if with_pieces else [])]]
+    titles = {"documents": "documents", "tokens": "tokens", "bytes": "bytes", "bytes_per_token": "bytes/token"}
+    titles |= {"piece_bytes": "piece bytes"} if with_pieces else {}
+    names = [name for name in titles if any(hasattr(split, name) for split in splits.values())]
+    rows = [["split", *(titles[name] for name in names)]]
     for split_name, split in splits.items():
-        values = [(getattr(split, name, None), forms.get(name, ",")) for name in names]
+        values = [(getattr(split, name), ".4f" if name == "bytes_per_token" else ",") for name in names]
         rows.append([split_name, *("-" if value is None else format(value, form) for value, form in values)])
     width = max(6, *(len(row[0]) + 1 for row in rows))
     for split_name, *cells in rows:
-        print(
-            f"{split_name:<{width}}" + "".join(cell.rjust(size) for cell, size in zip(cells, (12, 18, 18, 14, 18), strict=False))
-        )
+        aligned = [cell.rjust(size) for cell, size in zip(cells, (12, 18, 18, 14, 18), strict=False)]
+        print(f"{split_name:<{width}}{''.join(aligned)}")
     return with_pieces
 
 
