@@ -54,7 +54,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
 
-# The original gpt-simple, which tests run beside the door; without its dependencies, in a folder of its own.
+# The original gpt-simple, which tests run beside ours; without its dependencies, in a folder of its own.
 $(ORIGINAL)/.ready: $(READY) tests/compat/gpt_simple/requirements.txt
 	rm -rf $(ORIGINAL)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(ORIGINAL) -r tests/compat/gpt_simple/requirements.txt

@@ -1,4 +1,4 @@
-"""gpt-simple's 124M setting by the original, by our door and by a bare loop of the same model, in turns.
+"""gpt-simple's 124M setting by the original, by our gpt-simple and by a bare loop of the same model, in turns.
 
 Each is a process of its own on the same data: random tokens in documents of uneven length, packed. The original's steps are timed
 by a hook after its optimizer; it reads its losses from the GPU in every step, so the host's clock is the GPU's. Ours are timed by

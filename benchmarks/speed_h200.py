@@ -123,7 +123,7 @@ def ours(row: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any
 
 
 def gpt_simple(program: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The 124M setting of gpt-simple by its door of ours, or by itself from a folder that holds its package."""
+    """The 124M setting of gpt-simple by our gpt-simple, or by the original from a folder that holds its package."""
     results = folder / "gpt-simple.jsonl"
     steps = ["--steps", "40", "--original-steps", "8", "--skip", "4"] if arguments.toy else ["--steps", "150"]
     site = ["--site", arguments.gpt_simple.resolve()] if arguments.gpt_simple else []

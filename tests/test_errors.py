@@ -1,4 +1,4 @@
-"""Errors carry what they are about, so that a door can say it in its users' words."""
+"""Errors carry what they are about, so that a front end can print it in its users' words."""
 
 from __future__ import annotations
 

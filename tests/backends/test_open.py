@@ -71,7 +71,7 @@ def test_without_mlx_its_device_is_refused_with_the_command_that_installs_it(mod
     assert "device=mlx needs mlx, which is not installed; pip install 'ingot-lm[mlx]' (Linux: pip install 'mlx[cpu]')" in line
 
 
-def test_the_door_to_the_frameworks_loads_none_of_them():
+def test_choosing_a_framework_loads_none_of_them():
     program = (
         "import sys, ingot.backends.open, ingot.train.trainer; sys.exit('torch' in sys.modules or 'mlx.core' in sys.modules)"
     )

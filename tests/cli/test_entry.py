@@ -66,7 +66,7 @@ def test_a_bug_of_ours_keeps_its_traceback():
         raise KeyError("a bug")
 
 
-def test_a_door_gives_settings_its_own_names_and_advice(capsys):
+def test_a_front_end_gives_settings_its_own_names_and_advice(capsys):
     error = DataError("{0} is odd", Setting("data.seq_len", 7), advice="double it")
     assert ended(error, name=lambda path: "T", advise=lambda ours: "add 1") == 3
     assert capsys.readouterr().err == "it.py: error: T=7 is odd; add 1\n"

@@ -1,4 +1,4 @@
-"""A fuzzer for the doors: wrong and odd inputs, made from the schema, the flags, the variables and every file format.
+"""A fuzzer for the programs: wrong and odd inputs, made from the schema, the flags, the variables and every file format.
 
     python -m tests.fuzz                          500 cases, as CI runs them
     python -m tests.fuzz --cases 100000 --seed 7  any number of others
@@ -6,8 +6,8 @@
 
 Run it in the root of the repository. A case is a command that works, on sound files, with up to three things made different. The
 first hundred are these commands as they are, so that a fuzzer in which nothing works is noticed. The seed and its number say all
-of a case: none depends on those before it. All run in one process, which imports torch once, each by the `main` of its door and
-in a folder of its own.
+of a case: none depends on those before it. All run in one process, which imports torch once, each by the `main` of its program, in a
+separate folder.
 
 What must hold, whatever is given (promises.py): no traceback and no warning of Python's, an exit code that docs/run-folder.md
 lists, an error that is one readable line, an end within a minute and 2 GB, no temporary file, process, thread or handler left, no
@@ -16,7 +16,7 @@ file of the user's changed.
 | file | what is in it |
 |---|---|
 | values.py | numbers, words, names and JSON that programs stumble over |
-| knobs.py | what can be set at a door, and to which value: from the schema, typer, argparse and the tables of the doors |
+| knobs.py | what can be set at a program, and to which value: from the schema, typer, argparse and the tables of the programs |
 | damage.py | files made wrong: bytes, JSON, headers, tensors; with checksums that fit again, to try what comes after them |
 | models.py | models of one's own, sound and broken |
 | world.py | the sound files, made once for each process |

@@ -43,7 +43,7 @@ class Case:
     def command(self) -> str:
         """The command as a shell would have it."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
-        text = " ".join([*variables, self.scenario.door, *map(shlex.quote, self.words)])
+        text = " ".join([*variables, self.scenario.program, *map(shlex.quote, self.words)])
         return text.encode("unicode_escape", "surrogatepass").decode()
 
 
@@ -89,7 +89,7 @@ def _change(draw: random.Random, case: Case) -> None:
 def _set(draw: random.Random, case: Case) -> str:
     knob = draw.choice(case.scenario.settings)
     value = knob.draw(draw)
-    as_two = case.scenario.door in ("ingot", "gpt-simple") and draw.random() < 0.2
+    as_two = case.scenario.program in ("ingot", "gpt-simple") and draw.random() < 0.2
     case.words += [f"--{knob.name}", value] if as_two else [f"--{knob.name}={value}"]
     return f"set {knob.name}"
 

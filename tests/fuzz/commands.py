@@ -1,4 +1,4 @@
-"""The doors as functions of words, and how a scenario of each is made: which settings, flags and variables it takes."""
+"""The programs as functions of words, and how a scenario of each is made: which settings, flags and variables it takes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Main = Callable[[list[str]], int | None]
 class Scenario:
     """A command that works."""
 
-    door: str
+    program: str
     main: Main
     words: tuple[str, ...]
     files: tuple[str, ...]  # of the world, which the case gets a copy of
@@ -42,7 +42,7 @@ class Scenario:
     def name(self) -> str:
         """What it is called in reports."""
         bare = [word for word in self.words if not word.startswith("-")]
-        return " ".join([self.door, *bare[:2]])
+        return " ".join([self.program, *bare[:2]])
 
 
 def _as_variable(setting: Knob) -> Knob:

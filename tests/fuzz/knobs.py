@@ -1,7 +1,7 @@
-"""What can be set at a door, and to which value: sound ones, those at the bounds, and wrong ones.
+"""What can be set at a program, and to which value: sound ones, those at the bounds, and wrong ones.
 
 Nothing is listed here. Settings come from the schema, flags from typer and argparse, variables and keys from the tables of the
-doors, so what is added there is tried here.
+programs, so what is added there is tried here.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _says(case: Case, found: Outcome) -> list[str]:
         if not OWN.search(line):
             said.append(f"warning of Python's: {line.rpartition('/')[2][:120]}")
     lines = found.err.splitlines()
-    errors = [line for line in lines if line.startswith(f"{case.scenario.door}: error: ")]
+    errors = [line for line in lines if line.startswith(f"{case.scenario.program}: error: ")]
     if found.code == 0 and errors:
         said.append("exit code 0 with an error")
     if found.code and found.code not in case.scenario.told and not _is_told(found):

@@ -78,7 +78,7 @@ def run_case(case: Case, home: Path) -> Outcome:
     with ExitStack() as around:
         around.enter_context(_printing_to(home))
         around.enter_context(patch.dict(os.environ, _environment(case, home), clear=True))
-        around.enter_context(patch.object(sys, "argv", [case.scenario.door, *case.words]))
+        around.enter_context(patch.object(sys, "argv", [case.scenario.program, *case.words]))
         around.enter_context(patch.object(tempfile, "tempdir", str(case.folder / TEMPORARY)))
         # A program is as old as its process; here every case is a program.
         around.enter_context(patch("ingot.console.entry.process_age", lambda: time.monotonic() - began))

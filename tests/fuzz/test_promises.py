@@ -1,4 +1,4 @@
-"""A door that breaks a promise is found out: each of these does, and the first one does not."""
+"""A program that breaks a promise is found out: each of these does, and the first one does not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .promises import broken
 from .running import run_case
 
 ROOT = Path(__file__).parents[2]
-left: list[subprocess.Popen[bytes] | int] = []  # what a door goes on holding
+left: list[subprocess.Popen[bytes] | int] = []  # what a program goes on holding
 
 
 def fail(code: int, *lines: str) -> int:
@@ -148,14 +148,14 @@ BROKEN = {
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What is broken by a door, in a folder with a file of the user's."""
+    """What is broken by a program, in a folder with a file of the user's."""
     monkeypatch.setattr(promises, "MEMORY", 50 << 20)
     (tmp_path / "case").mkdir()
     (tmp_path / "case" / "file.txt").write_text("a file of the user's\n")
 
-    def watch(door: Callable[[list[str]], int]) -> list[str]:
-        monkeypatch.setattr(running, "SECONDS", 2.0 if door is never_end else 60.0)  # a busy machine takes long for 1 GiB
-        case = Case(0, Scenario("toy", door, (), ()), tmp_path / "case", [], {}, ["made different"])
+    def watch(program: Callable[[list[str]], int]) -> list[str]:
+        monkeypatch.setattr(running, "SECONDS", 2.0 if program is never_end else 60.0)  # a busy machine takes long for 1 GiB
+        case = Case(0, Scenario("toy", program, (), ()), tmp_path / "case", [], {}, ["made different"])
         return broken(case, run_case(case, tmp_path))
 
     yield watch
@@ -172,10 +172,10 @@ def test_an_error_of_one_line_that_leaves_nothing_keeps_every_promise(watched):
     assert watched(refuse) == []
 
 
-@pytest.mark.parametrize("door", BROKEN, ids=lambda door: door.__name__)
-def test_a_broken_promise_is_found(watched, door):
-    (said,) = watched(door)
-    assert said.startswith(BROKEN[door])
+@pytest.mark.parametrize("program", BROKEN, ids=lambda program: program.__name__)
+def test_a_broken_promise_is_found(watched, program):
+    (said,) = watched(program)
+    assert said.startswith(BROKEN[program])
 
 
 def test_the_environment_of_a_case_is_its_own(watched, monkeypatch):

@@ -1,6 +1,6 @@
 """The sound files that cases start from: text, data, runs and models of every format, small and made once for each process.
 
-Everything is made by the doors themselves, so a case that changes nothing must succeed.
+Everything is made by the programs themselves, so a case that changes nothing must succeed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _data() -> None:
 
 
 def _runs() -> None:
-    """A finished run of each family and each door."""
+    """A finished run of each family and each program."""
     Path("mine.py").write_text(SOUND)
     families = {
         "gpt2": {"model.family": "gpt2", "optimizer.ema_decay": 0.5},

@@ -127,16 +127,16 @@ def forced(data: Path, folder: Path, reporter: Reporter | None = None, files: tu
 def test_force_lists_and_deletes_what_ingot_wrote_and_nothing_else(train: Train, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(folder, training__resume="never", evaluation__sample_tokens=2, tracking__tensorboard=True)
-    mine = ["notes.txt", "model.py", "checkpoints/step-1", "samples/mine.txt", "artifact/figure.png", "door/theirs.json"]
+    mine = ["notes.txt", "model.py", "checkpoints/step-1", "samples/mine.txt", "artifact/figure.png", "extra/theirs.json"]
     for name in mine:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("mine")
     heard = Listener()
-    forced(data, folder, heard, files=("door/*.json",), training__resume="never")
+    forced(data, folder, heard, files=("extra/*.json",), training__resume="never")
     [line] = [line for line in heard.lines if line.startswith("--force")]
     assert all(word in line for word in ("config.yaml", "metrics.jsonl", "checkpoints/ (5)", "samples/ (1)", "artifact/ (1)"))
-    assert "tensorboard/ (1)" in line and "door/ (1)" in line
-    assert not (folder / "door" / "theirs.json").exists()
+    assert "tensorboard/ (1)" in line and "extra/ (1)" in line
+    assert not (folder / "extra" / "theirs.json").exists()
     assert all((folder / name).read_text() == "mine" for name in mine[:-1])
     assert kinds_of(folder) == {4: "final"} and not list((folder / "tensorboard").iterdir())
 

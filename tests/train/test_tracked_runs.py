@@ -73,14 +73,14 @@ def test_runs_that_begin_with_the_state_of_another_are_runs_of_their_own_there(
 
 
 def test_a_door_chooses_what_is_sent_and_under_which_names(train: Train, tmp_path: Path, wandb: Package) -> None:
-    class Door(Reporter):
+    class Front(Reporter):
         def tracked(self, report: StepReport | EvaluationReport) -> dict[str, float]:
             return {"l": report.val_loss} if isinstance(report, EvaluationReport) else {}
 
         def tracked_config(self) -> dict[str, Any]:
             return {"key": 1}
 
-    train(tmp_path / "run", Door(), tracking__wandb_project="words", tracking__wandb_run_name="x", training__max_steps=2)
+    train(tmp_path / "run", Front(), tracking__wandb_project="words", tracking__wandb_run_name="x", training__max_steps=2)
     [(step, values)] = wandb.sent
     assert (step, list(values), wandb.begun[0]["config"], wandb.begun[0]["name"]) == (2, ["l"], {"key": 1}, "x")
 

@@ -1,4 +1,4 @@
-"""What the tests of the golf door share: toys to play with, and a folder to do it in."""
+"""What the tests of golf share: toys to play with, and a folder to do it in."""
 
 from __future__ import annotations
 
