@@ -6,8 +6,8 @@
 
 Run it in the root of the repository. A case is a command that works, on sound files, with up to three things made different. The
 first hundred are these commands as they are, so that a fuzzer in which nothing works is noticed. The seed and its number say all
-of a case: none depends on those before it. All run in one process, which imports torch once, each by the `main` of its program, in a
-separate folder.
+of a case: none depends on those before it. All run in one process, which imports torch once, each by the `main` of its program,
+in a separate folder.
 
 What must hold, whatever is given (promises.py): no traceback and no warning of Python's, an exit code that docs/run-folder.md
 lists, an error that is one readable line, an end within a minute and 2 GB, no temporary file, process, thread or handler left, no
