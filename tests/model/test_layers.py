@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.model import layers
-from ingot.model.layers import LayerCache, Rotation, causal_attention, document_mask, flex_supported, positions, rotate
+from ingot.model.layers import LayerCache, Rotation, attention_mask, causal_attention, flex_supported, positions, rotate
 from ingot.model.registry import build
 
 torch.set_num_threads(1)
@@ -33,17 +33,17 @@ def test_queries_at_the_end_of_the_keys_see_no_later_key(kv_heads, T, S):
 def test_a_document_mask_hides_other_documents(kv_heads):
     numbers = [[0, 0, 0, 1, 1, 2], [5, 3, 5, 3, 3, 5]]
     q, k, v = heads(4, 6), heads(kv_heads, 6), heads(kv_heads, 6)
-    attention_mask = torch.tensor([[[key <= i and row[key] == row[i] for key in range(6)] for i in range(6)] for row in numbers])
-    found = causal_attention(q, k, v, mask=document_mask(torch.tensor(numbers)))
-    torch.testing.assert_close(found, by_hand(q, k, v, attention_mask[:, None]), atol=1e-6, rtol=0)
+    expected = torch.tensor([[[key <= i and row[key] == row[i] for key in range(6)] for i in range(6)] for row in numbers])
+    found = causal_attention(q, k, v, mask=attention_mask(torch.tensor(numbers), None))
+    torch.testing.assert_close(found, by_hand(q, k, v, expected[:, None]), atol=1e-6, rtol=0)
 
 
 def test_without_documents_there_is_no_mask():
-    assert document_mask(None) is None
+    assert attention_mask(None, None) is None
 
 
 def test_a_document_mask_and_a_filled_cache_are_refused():
-    mask = document_mask(torch.zeros(2, 3, dtype=torch.long))
+    mask = attention_mask(torch.zeros(2, 3, dtype=torch.long), None)
     with pytest.raises(ValueError, match="cannot be used with a filled cache"):
         causal_attention(heads(4, 3), heads(4, 6), heads(4, 6), mask=mask)
 

@@ -13,7 +13,7 @@ from ingot.backends.torch.state import model_records
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError
 from ingot.preflight.checks import check_resume
-from ingot.preflight.data_checks import DataFacts
+from ingot.preflight.data_checks import RunData
 from ingot.preflight.findings import Finding, Findings
 from ingot.preflight.validate import check_before_training, report_lines, report_record, validate
 from ingot.runs.checkpoints import save_checkpoint
@@ -376,7 +376,7 @@ def test_a_checkpoint_that_may_not_be_read_keeps_a_run_from_starting(config, sav
     (open_folder / "run/checkpoints" / saved.name / "checkpoint.json").chmod(0)
     findings = Findings()
     with as_nobody():
-        check_resume(config(), open_folder / "run", DataFacts(""), findings)
+        check_resume(config(), open_folder / "run", RunData(""), findings)
     assert [(finding.code, finding.blocks) for finding in findings] == [("resume.trainer_state_unreadable", True)]
 
 

@@ -279,73 +279,62 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     sweep: Mapping[str, Any] | None = None,
     python: Mapping[str, Any] | None = None,
-    measured: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
-    """Merge all sources and validate the result; one ConfigError reports all mistakes.
-
-    `measured` overrides the recipe and is overridden by the file.
-    """
-    documents, name = _documents(recipe, file, measured or {})
-    problems: list[Problem] = []
-    given = _given(documents, overrides, environment, sweep, python, problems)
-    family, given = settle_family(given, problems)
-    tree, origins = merge(given, family, problems)
-    config = validate(tree, origins, family, problems)
-    told = {".".join(path): origins.get(path, "default") for path, _ in leaf_values(config)}
-    return ResolvedConfig(config, told, name, tuple(Path(o.removeprefix("file ")) for o, _ in documents if o.startswith("file ")))
+    """Merge all sources and validate the result; one ConfigError reports all mistakes."""
+    return Sources(recipe, file, overrides, environment, sweep, python).load()
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of a config that is loaded more than once."""
+    """The sources of a config; with `environment` None it is the process's."""
 
     recipe: str | None = None
     file: Path | str | None = None
     overrides: Mapping[str, Any] | None = None
     environment: Mapping[str, str] | None = None
+    sweep: Mapping[str, Any] | None = None
     python: Mapping[str, Any] | None = None
 
     def load(self, measured: Mapping[str, Any] | None = None) -> ResolvedConfig:
-        return load_config(self.recipe, self.file, self.overrides, self.environment, python=self.python, measured=measured)
+        """Merge all sources and validate the result. `measured` overrides the recipe and is overridden by the file."""
+        documents, name = _documents(self.recipe, self.file, measured or {})
+        problems: list[Problem] = []
+        family, given = settle_family(self._given(documents, problems), problems)
+        tree, origins = merge(given, family, problems)
+        config = validate(tree, origins, family, problems)
+        by_name = {".".join(path): origins.get(path, "default") for path, _ in leaf_values(config)}
+        files = (Path(origin.removeprefix("file ")) for origin, _ in documents if origin.startswith("file "))
+        return ResolvedConfig(config, by_name, name, tuple(files))
 
     def above_recipe(self) -> dict[str, Any]:
         """Return the converted values of all sources above the recipe, by name; `load` reports mistakes."""
         problems: list[Problem] = []
         documents, _ = _documents(self.recipe, self.file, {})
-        given = _given(documents, self.overrides, self.environment, None, self.python, problems)
-        family, given = settle_family(given, problems)
+        family, given = settle_family(self._given(documents, problems), problems)
         tree, origins = merge([item for item in given if not item.origin.startswith("recipe ")], family, problems)
         return {f"{path[0]}.{path[1]}": tree[path[0]][path[1]] for path in origins if len(path) == 2}
 
-
-def _given(
-    documents: list[_Source],
-    overrides: Mapping[str, Any] | None,
-    environment: Mapping[str, str] | None,
-    sweep: Mapping[str, Any] | None,
-    python: Mapping[str, Any] | None,
-    problems: list[Problem],
-) -> list[Given]:
-    """Return every value of every source, with its level."""
-    words = {path: Plain(value) if isinstance(value, str) else value for path, value in (overrides or {}).items()}
-    variables = os.environ if environment is None else environment
-    levels: list[list[_Source]] = [
-        *([document] for document in documents),
-        [
-            (f"environment {name}", {name.removeprefix("INGOT_").lower().replace("__", "."): Plain(variables[name])})
-            for name in sorted(variables)
-            if name.startswith("INGOT_") and "__" in name  # INGOT_TRAINING__SEED sets training.seed
-        ],
-        [("command line", words)],
-        [("sweep", sweep or {})],
-        [("python", python or {})],
-    ]
-    return [
-        Given(path, value, origin, level)
-        for level, sources in enumerate(levels)
-        for origin, tree in sources
-        for path, value in _flatten(tree, origin, problems).items()
-    ]
+    def _given(self, documents: list[_Source], problems: list[Problem]) -> list[Given]:
+        """Return every value of every source, with its level."""
+        variables = os.environ if self.environment is None else self.environment
+        words = {path: Plain(value) if isinstance(value, str) else value for path, value in (self.overrides or {}).items()}
+        levels: list[list[_Source]] = [
+            *([document] for document in documents),
+            [
+                (f"environment {name}", {name.removeprefix("INGOT_").lower().replace("__", "."): Plain(variables[name])})
+                for name in sorted(variables)
+                if name.startswith("INGOT_") and "__" in name  # INGOT_TRAINING__SEED sets training.seed
+            ],
+            [("command line", words)],
+            [("sweep", self.sweep or {})],
+            [("python", self.python or {})],
+        ]
+        return [
+            Given(path, value, origin, level)
+            for level, sources in enumerate(levels)
+            for origin, tree in sources
+            for path, value in _flatten(tree, origin, problems).items()
+        ]
 
 
 def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[str, Any]) -> tuple[list[_Source], str | None]:

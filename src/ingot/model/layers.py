@@ -224,24 +224,14 @@ Form = Literal["repeated", "grouped", "flash4", "cudnn-flash4"]
 def attention_mask(
     documents: Tensor | None, cache: list[LayerCache] | None, head_size: int = FLEX_HEAD_SIZE, dropout: float = 0.0
 ) -> Mask | None:
-    """Return the mask of attention that is not simply causal: of documents, or of the filled part of a cache; else None."""
+    """Return the mask of attention that is not simply causal: of documents, or of the filled part of a cache; else None.
+
+    `documents` is the document number (B, T) of each token; the mask is a BlockMask where FlexAttention takes heads of this size
+    and this dropout, else a tensor of all pairs. One-dimensional `documents` are the starts of documents, for the form `flash4`.
+    """
     if cache and cache[0].position is not None:
         size = cache[0].keys.size(2)
         return torch.arange(size, device=cache[0].position.device) <= cache[0].position[:, None, None, None]  # (1 or B, 1, 1, S)
-    return document_mask(documents, head_size, dropout)
-
-
-def flex_supported(device: torch.device, head_size: int, dropout: float) -> bool:
-    """Return whether FlexAttention can be used: not on CPUs, where it has no backward pass, nor with dropout or small heads."""
-    return device.type == "cuda" and head_size >= FLEX_HEAD_SIZE and not dropout
-
-
-def document_mask(documents: Tensor | None, head_size: int = FLEX_HEAD_SIZE, dropout: float = 0.0) -> Mask | None:
-    """Return the causal mask within documents, given the document number (B, T) of each token.
-
-    A BlockMask where FlexAttention takes heads of this size and this dropout, else a tensor of all pairs for torch's kernels.
-    One-dimensional `documents` are the starts of documents, for the form `flash4`.
-    """
     if documents is None:
         return None
     if documents.dim() == 1:
@@ -251,10 +241,15 @@ def document_mask(documents: Tensor | None, head_size: int = FLEX_HEAD_SIZE, dro
         same = documents[:, None, :, None] == documents[:, None, None, :]
         return same & torch.ones(T, T, dtype=torch.bool, device=device).tril()  # (B, 1, T, T)
 
-    def attention_mask(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (documents[b, query] == documents[b, key])
 
-    return compiled(create_block_mask)(attention_mask, B, None, T, T, device=device)
+    return compiled(create_block_mask)(visible, B, None, T, T, device=device)
+
+
+def flex_supported(device: torch.device, head_size: int, dropout: float) -> bool:
+    """Return whether FlexAttention can be used: not on CPUs, where it has no backward pass, nor with dropout or small heads."""
+    return device.type == "cuda" and head_size >= FLEX_HEAD_SIZE and not dropout
 
 
 def uses_flash(form: Form, mask: Mask | None, dropout: float = 0.0) -> bool:
@@ -290,7 +285,7 @@ def causal_attention(
         raise ValueError("a document mask covers whole rows and cannot be used with a filled cache")
     if isinstance(mask, BlockMask):
         if dropout:
-            raise ValueError("a FlexAttention mask does not allow dropout; build one with document_mask(..., dropout)")
+            raise ValueError("a FlexAttention mask does not allow dropout; build one with attention_mask(..., dropout)")
         return compiled(flex_attention)(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
     if form == "grouped" and mask is None and T == S and k.size(1) != q.size(1):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=True)

@@ -15,7 +15,7 @@ from ingot.config.schema import Config
 from ingot.config.size import Size, row_bytes, state_bytes, step_bytes
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, Setting, Unreadable
 from ingot.model.settings import FileSettings
-from ingot.preflight.data_checks import DataFacts
+from ingot.preflight.data_checks import RunData
 from ingot.preflight.findings import Finding, Findings, Severity
 from ingot.runs.checkpoints import Index, newest_index, occupied, resume_point, started_from
 from ingot.runs.folder import INDEX, named_path, saved_steps
@@ -110,7 +110,7 @@ class ResumeFacts:
     tokens: int | None = None
 
 
-def check_resume(config: Config, output: Path | None, data: DataFacts, findings: Findings) -> ResumeFacts | None:
+def check_resume(config: Config, output: Path | None, data: RunData, findings: Findings) -> ResumeFacts | None:
     """Return the checkpoint that the run resumes from; None for a new run."""
     resume = config.training.resume
 
@@ -167,7 +167,7 @@ def _code(resume: str, output: Path | None) -> str:
     return UNREADABLE if newest_index(output) is None else "resume.resolve_failed"
 
 
-def _ours(config: Config, checkpoint: Index, data: DataFacts, findings: Findings) -> ResumeFacts:
+def _ours(config: Config, checkpoint: Index, data: RunData, findings: Findings) -> ResumeFacts:
     path, was = checkpoint.path, checkpoint.progress
     try:
         if data.dataset is not None:

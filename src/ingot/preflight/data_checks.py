@@ -41,7 +41,7 @@ class BucketFacts:
 
 
 @dataclass
-class DataFacts:
+class RunData:
     """Facts about the data at data.path."""
 
     path: str
@@ -57,9 +57,9 @@ class DataFacts:
         return None if not counts or None in counts else sum(count or 0 for count in counts)
 
 
-def look_at_data(config: Config, findings: Findings) -> DataFacts:
+def look_at_data(config: Config, findings: Findings) -> RunData:
     """Inspect the data at data.path; problems are added to the findings."""
-    data, facts, before = config.data, DataFacts(config.data.path), len(findings)
+    data, facts, before = config.data, RunData(config.data.path), len(findings)
     folder = None if data.path.startswith(PREFIX) else resolve(data.path)
     problem: IngotError | None = None
     if not data.path.strip():
@@ -91,7 +91,7 @@ def look_at_data(config: Config, findings: Findings) -> DataFacts:
     return facts
 
 
-def _open(config: Config, facts: DataFacts) -> None:
+def _open(config: Config, facts: RunData) -> None:
     data = config.data
     dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, config.suggested_tokenizer)
     facts.dataset, facts.tokenizer, facts.format = dataset, dataset.tokenizer, facts.format or "tokens"
@@ -116,7 +116,7 @@ def _code(folder: Path | None, error: IngotError) -> str:
     return "data.unreadable"
 
 
-def _look_at_buckets(folder: Path, facts: DataFacts, findings: Findings) -> None:
+def _look_at_buckets(folder: Path, facts: RunData, findings: Findings) -> None:
     """Check a folder with train/ and val/, each with one folder per bucket."""
     facts.has_buckets = True
     for split in SPLITS:
@@ -155,7 +155,7 @@ def _look_at_buckets(folder: Path, facts: DataFacts, findings: Findings) -> None
     facts.format = "jsonl" if jsonl and all(jsonl) else "tokens"
 
 
-def check_buckets(config: Config, facts: DataFacts, findings: Findings) -> None:
+def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
     """Check that the buckets that a mix names exist."""
     setting = Setting("data.phases" if config.data.phases else "data.mix")
     mixes = [phase.mix for phase in config.data.phases] or ([config.data.mix] if config.data.mix else [])
@@ -172,7 +172,7 @@ def check_buckets(config: Config, facts: DataFacts, findings: Findings) -> None:
         findings.add("curriculum.unused_buckets", "info", message, setting)
 
 
-def check_files(facts: DataFacts, world_size: int, workers: int | None, findings: Findings) -> None:
+def check_files(facts: RunData, world_size: int, workers: int | None, findings: Findings) -> None:
     """Report what gpt-simple reports about the number of files; in Ingot ranks share rows, not files."""
     counts = {name: bucket.files for name, bucket in facts.splits.get("train", {}).items() if bucket.files}
     if not facts.has_buckets or facts.format == "jsonl" or not counts or workers is None:
@@ -186,7 +186,7 @@ def check_files(facts: DataFacts, world_size: int, workers: int | None, findings
         findings.add("data.num_workers.will_clamp", "warning", message)
 
 
-def check_vocabulary(config: Config, facts: DataFacts, findings: Findings) -> None:
+def check_vocabulary(config: Config, facts: RunData, findings: Findings) -> None:
     """Check that the vocabulary of the data uses the model's embedding."""
     rows, ids = config.model.vocab_size or 0, facts.tokenizer.vocab_size if facts.tokenizer is not None else 0
     if ids and rows - ids > IDLE_ROWS:
@@ -227,7 +227,7 @@ def shares(mix: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / whole for name, weight in mix.items()}
 
 
-def check_supply(config: Config, facts: DataFacts, total: int | None, allow_mismatch: bool, findings: Findings) -> None:
+def check_supply(config: Config, facts: RunData, total: int | None, allow_mismatch: bool, findings: Findings) -> None:
     """Check that the data has as many tokens as the run reads."""
     if config.data.phases:
         _check_phases(config, facts, total, allow_mismatch, findings)
@@ -235,7 +235,7 @@ def check_supply(config: Config, facts: DataFacts, total: int | None, allow_mism
         _check_plain(config, facts, total, findings)
 
 
-def _check_phases(config: Config, facts: DataFacts, total: int | None, allow_mismatch: bool, findings: Findings) -> None:
+def _check_phases(config: Config, facts: RunData, total: int | None, allow_mismatch: bool, findings: Findings) -> None:
     epochs, halts, buckets = config.data.epochs, config.data.exhausted == "halt", facts.splits.get("train", {})
     for name, demand in phases_of(config)[-1]["taken"].items():
         tokens = buckets[name].tokens if name in buckets else None
@@ -252,7 +252,7 @@ def _check_phases(config: Config, facts: DataFacts, total: int | None, allow_mis
         findings.add("training.budget_mismatch", severity, message, MAX_STEPS, PHASES, advice=advice)
 
 
-def _check_plain(config: Config, facts: DataFacts, total: int, findings: Findings) -> None:
+def _check_plain(config: Config, facts: RunData, total: int, findings: Findings) -> None:
     epochs, tokens = config.data.epochs, facts.tokens() or 0
     if epochs is None:
         if total > tokens:

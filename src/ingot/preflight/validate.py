@@ -28,7 +28,7 @@ from ingot.preflight.checks import (
     check_resume,
 )
 from ingot.preflight.data_checks import (
-    DataFacts,
+    RunData,
     check_buckets,
     check_files,
     check_supply,
@@ -52,7 +52,7 @@ class Report:
 
     config: Config
     world_size: int
-    data: DataFacts
+    data: RunData
     vocab_size: int
     total_tokens: int | None  # None if the clock ends the run
     phases: list[dict[str, Any]]

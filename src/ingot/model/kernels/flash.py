@@ -109,11 +109,7 @@ def _attend_cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return y.transpose(1, 2).contiguous(), lse.squeeze(-1)
 
 
-@_attend.register_fake
-def _attend_shape(
-    q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None, cudnn: bool
-) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), empty_lse(q, starts)
+_attend.register_fake(lambda q, k, v, window, starts, cudnn: (q.new_empty(q.shape), empty_lse(q, starts)))
 
 
 def empty_lse(q: Tensor, starts: Tensor | None) -> Tensor:
@@ -160,11 +156,7 @@ def write_gradients(
     library()._flash_attn_bwd(*inputs, lse, **options, dq=dq, dk=dk, dv=dv)
 
 
-@_attend_backward.register_fake
-def _attend_backward_shape(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, window: int | None, starts: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+_attend_backward.register_fake(lambda dy, q, k, v, *_: tuple(x.new_empty(x.shape) for x in (q, k, v)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -185,9 +177,9 @@ def _attend_packed(qkv: Tensor, window: int | None, starts: Tensor | None, cudnn
     return torch.ops.ingot.flash_attention(*qkv.unbind(2), window, starts, cudnn)
 
 
-@_attend_packed.register_fake
-def _attend_packed_shape(qkv: Tensor, window: int | None, starts: Tensor | None, cudnn: bool) -> tuple[Tensor, Tensor]:
-    return _attend_shape(*qkv.unbind(2), window, starts, cudnn)
+_attend_packed.register_fake(
+    lambda qkv, window, starts, cudnn: (qkv.new_empty(qkv[:, :, 0].shape), empty_lse(qkv[:, :, 0], starts))
+)
 
 
 @torch.library.custom_op("ingot::packed_flash_attention_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
@@ -204,11 +196,7 @@ def _attend_packed_backward_cuda(
     return grads
 
 
-@_attend_packed_backward.register_fake
-def _attend_packed_backward_shape(
-    dy: Tensor, qkv: Tensor, y: Tensor, lse: Tensor, window: int | None, starts: Tensor | None
-) -> Tensor:
-    return qkv.new_empty(qkv.shape)
+_attend_packed_backward.register_fake(lambda dy, qkv, y, lse, window, starts: qkv.new_empty(qkv.shape))
 
 
 def _packed_backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor | None, ...]:

@@ -50,11 +50,11 @@ def _head_loss_cuda(
     return loss, logits if with_grad else logits.new_empty(0)
 
 
-@_head_loss.register_fake
-def _head_loss_shapes(
-    hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, with_grad: bool
-) -> tuple[Tensor, Tensor]:
-    return hidden.new_empty((), dtype=torch.float32), hidden.new_empty((len(hidden), len(weight)) if with_grad else 0)
+_head_loss.register_fake(
+    lambda hidden, weight, targets, softcap, with_grad: (
+        hidden.new_empty((), dtype=torch.float32), hidden.new_empty((len(hidden), len(weight)) if with_grad else 0)
+    )
+)  # fmt: skip
 
 
 def _save_head_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -113,12 +113,9 @@ def _fp8_head_loss_cuda(
 
 
 @_fp8_head_loss.register_fake
-def _fp8_head_loss_shapes(
-    hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> tuple[Tensor, ...]:
     (N, C), V = hidden.shape, len(weight)
-    empty = [hidden.new_empty(shape, dtype=torch.uint8) for shape in ((N, V), (C, N), (C, V))]
-    return hidden.new_empty((), dtype=torch.float32), empty[0], empty[1], empty[2]
+    return hidden.new_empty((), dtype=torch.float32), *(hidden.new_empty(s, dtype=torch.uint8) for s in ((N, V), (C, N), (C, V)))
 
 
 @torch.library.custom_op("ingot::fp8_head_backward", mutates_args=())
@@ -140,12 +137,11 @@ def _fp8_head_grads_cuda(
     return d_hidden, _fp8_matmul(transposed(g), h, scale.float() * (GRAD_SCALE * HIDDEN_SCALE), torch.float32)
 
 
-@_fp8_head_grads.register_fake
-def _fp8_head_grads_shapes(
-    grad: Tensor, hidden: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    (N, V), C = grad.shape, len(hidden)
-    return grad.new_empty((N, C), dtype=dtype), grad.new_empty((V, C), dtype=torch.float32)
+_fp8_head_grads.register_fake(
+    lambda grad, hidden, weight, scale, dtype: (
+        grad.new_empty((len(grad), len(hidden)), dtype=dtype), grad.new_empty((grad.size(1), len(hidden)), dtype=torch.float32)
+    )
+)  # fmt: skip
 
 
 def _fp8_matmul(a: Tensor, b: Tensor, scale: Tensor, dtype: torch.dtype, fast: bool = False) -> Tensor:

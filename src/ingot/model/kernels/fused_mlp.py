@@ -166,9 +166,7 @@ def _required_quack(device: torch.device) -> ModuleType:
     return quack
 
 
-@_gated.register_fake
-def _gated_shapes(x: Tensor, both: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(len(x), len(down)), x.new_empty(len(x), len(both) // 2), x.new_empty(len(x), len(both))
+_gated.register_fake(lambda x, both, down: tuple(x.new_empty(len(x), width) for width in (len(down), len(both) // 2, len(both))))
 
 
 # It includes the gradient of `down`: apart, the compiler would cast dy for that matmul and once more for this operation.
@@ -192,9 +190,11 @@ def _gated_grads_cuda(dy: Tensor, both: Tensor, down: Tensor, y: Tensor, inner: 
     return matmul(d_inner, both), d_inner, dy.T @ y
 
 
-@_gated_grads.register_fake
-def _gated_grads_shapes(dy: Tensor, both: Tensor, down: Tensor, y: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return dy.new_empty(len(dy), both.size(1)), inner.new_empty(inner.shape), down.new_empty(down.shape)
+_gated_grads.register_fake(
+    lambda dy, both, down, y, inner: (
+        dy.new_empty(len(dy), both.size(1)), inner.new_empty(inner.shape), down.new_empty(down.shape)
+    )
+)  # fmt: skip
 
 
 def _save_gated(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

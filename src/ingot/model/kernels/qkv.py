@@ -95,12 +95,11 @@ def _attend_backward_cuda(
     return grads, d_gain
 
 
-@_attend_backward.register_fake
-def _attend_backward_shapes(
-    dy: Tensor, heads: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, starts: Tensor | None,
-    y: Tensor, lse: Tensor, q: Tensor, k: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return heads.new_empty(heads.shape), heads.new_empty(q.shape[:-1], dtype=torch.float32)
+_attend_backward.register_fake(
+    lambda dy, heads, cos, sin, gain, epsilon, starts, y, lse, q, k: (
+        heads.new_empty(heads.shape), heads.new_empty(q.shape[:-1], dtype=torch.float32)
+    )
+)  # fmt: skip
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

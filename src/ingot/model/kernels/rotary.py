@@ -52,9 +52,7 @@ def _rotation_cuda(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, eps
     return rotation(x, cos, sin, gain, epsilon)
 
 
-@_rotation.register_fake
-def _rotation_shape(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None) -> Tensor:
-    return x.new_empty(x.shape)
+_rotation.register_fake(lambda x, cos, sin, gain, epsilon: x.new_empty(x.shape))
 
 
 # The gradient comes from attention in any layout and is read without a copy.
@@ -81,11 +79,7 @@ def _rotation_backward_cuda(
     return rotation_backward(dy, x, cos, sin, gain, epsilon)
 
 
-@_rotation_backward.register_fake
-def _rotation_backward_shape(
-    dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.float32)
+_rotation_backward.register_fake(lambda dy, x, *_: (x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.float32)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
