@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import ingot
+from ingot.backends.torch.collectives import Collectives
+from ingot.backends.torch.device import find_torch_device
+from ingot.runtime.ranks import Ranks
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 
@@ -36,6 +40,18 @@ def losses(world_size: int, settings: list[dict[str, Any]]) -> list[list[float]]
     ended = [rank.communicate(timeout=600) for rank in ranks]
     assert all(rank.returncode == 0 for rank in ranks), b"\n".join(err for _, err in ended).decode()[-3000:]
     return json.loads(ended[0][0])
+
+
+def test_sums_over_ranks_count_tokens_beyond_what_float32_holds(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = Collectives(Ranks(0, 2, 0), find_torch_device("cpu"))  # every sum goes the way of several ranks
+    try:
+        assert group.total([2**24 + 1, 2**53 - 1]) == [2**24 + 1, 2**53 - 1]
+        assert group.maximum([2**24 + 1]) == [2**24 + 1]
+    finally:
+        group.close()
 
 
 def test_compiled_ranks_that_recompute_some_blocks_take_the_steps_of_plain_ones():
