@@ -316,7 +316,7 @@ def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[st
     """Return the weights, the settings of their model, their tokenizer, and how they were scored where that is known."""
     path = user_path(name)
     if path.is_file():
-        from ingot.compat.golf.importing import import_golf, is_golf
+        from ingot.compat.golf.files import import_golf, is_golf
 
         if is_golf(path):
             return import_golf(path, tokenizer, warn)

@@ -21,7 +21,7 @@ import torch._dynamo  # torch imports it at the first step of an optimizer, whic
 
 import ingot.train.start  # noqa: F401 (every rank needs it)
 from ingot.backends.torch.state import model_records
-from ingot.compat.golf import files as export
+from ingot.compat.golf import main as script
 from ingot.compat.golf.bundle import bundle
 from ingot.compat.golf.main import main
 
@@ -42,14 +42,14 @@ def run_rank(folder: Path, rank: int, environment: dict[str, str]) -> int:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
-    finish = export.GolfExporter.__call__
+    finish = script.GolfExporter.__call__
 
-    def exporting(exporter: export.GolfExporter, trainer: export.Trainer, shutdown: export.Shutdown) -> export.Exported:
+    def exporting(exporter: script.GolfExporter, trainer: script.Trainer, shutdown: script.Shutdown) -> script.Exported:
         weights = hashlib.sha256(b"".join(bytes(one.data) for one in model_records(trainer.backend.model)))  # every rank's own
         Path(f"rank-{rank}.sha256").write_text(weights.hexdigest())
         return finish(exporter, trainer, shutdown)
 
-    export.GolfExporter.__call__ = exporting  # type: ignore[method-assign]
+    script.GolfExporter.__call__ = exporting  # type: ignore[method-assign]
     return main()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,19 +18,7 @@ from ingot.errors import ConfigError, DataError
 COUNT_TOKENS = 1 << 22  # tokens counted at once
 
 
-@dataclass(frozen=True)
-class DataFacts:
-    """What a script's log says of the data."""
-
-    name: str  # of the folder
-    shards: int  # train shards
-    listed: int | None  # train shards in the manifest
-    usable: int  # validation tokens that are scored
-
-
-def check_data(
-    values: Mapping[str, Any], run_log: RunLog, first: bool, lines: Callable[[Mapping[str, Any], DataFacts], list[str]]
-) -> dict[str, Any]:
+def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: Callable[..., list[str]]) -> dict[str, Any]:
     """Refuse data that would train or score wrongly; on the first rank, log `lines` about it and return its facts."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
@@ -45,8 +32,8 @@ def check_data(
         raise DataError(f"there is no tokenizer {tokenizer}; run `ingot data download` or set TOKENIZER_PATH")
     listed = check_tokenizer_pair(path, tokenizer)
     dataset = open_dataset(str(path), str(tokenizer), values["TRUST_TOKENS"])
-    if (found := dataset.tokenizer.vocab_size) != values["VOCAB_SIZE"]:
-        raise ConfigError(f"VOCAB_SIZE={values['VOCAB_SIZE']} does not match the tokenizer's vocab_size={found}")
+    if (vocab_size := dataset.tokenizer.vocab_size) != values["VOCAB_SIZE"]:
+        raise ConfigError(f"VOCAB_SIZE={values['VOCAB_SIZE']} does not match the tokenizer's vocab_size={vocab_size}")
     val, length = dataset.split("val"), values["TRAIN_SEQ_LEN"]
     usable = (val.tokens - 1) // length * length
     if usable <= 0:
@@ -55,7 +42,7 @@ def check_data(
         return {}
     shards = len(dataset.split("train").paths)
     name = Path(os.path.abspath(path)).name  # noqa: PTH100 (a link keeps its name)
-    for line in lines(values, DataFacts(name, shards, listed, usable)):
+    for line in lines(values, name, shards, listed, usable):
         run_log.line(line)
     documents, size = _counts(dataset, val, usable)
     validation = (
@@ -63,31 +50,23 @@ def check_data(
         f"{size / usable:.6f} bytes per token"
     )
     run_log.note(validation)
-    _check_listed(path, val.tokens, documents)
+    stats = (listed_dataset(path) or {}).get("stats")
+    for key, what, count in (("tokens_val", "tokens", val.tokens), ("docs_val", "documents", documents)):
+        expected = stats.get(key) if isinstance(stats, dict) else None
+        if isinstance(expected, int) and expected != count:
+            raise DataError(
+                f"the validation split in {path} has {count} {what} and its manifest lists {expected}; it is cut short or "
+                "of another data set: download it again"
+            )
     return {"dataset": name, "train_shards": shards, "scored_tokens": usable, "validation": validation}
-
-
-def data_lines(values: Mapping[str, Any], data: DataFacts) -> list[str]:
-    """Return the lines of train_gpt.py's log about the data."""
-    lines = [
-        f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}",
-        f"train_loader:dataset:{data.name} train_shards:{data.shards}",
-        f"val_loader:shards pattern={pattern(values, 'val')} tokens:{data.usable}",
-    ]
-    if data.listed is not None and data.shards < data.listed:
-        lines.append(
-            f"note: warning: DATA_PATH={values['DATA_PATH']} has {data.shards:,} of the {data.listed:,} train shards that its "
-            "manifest lists; the data repeats sooner"
-        )
-    return lines
 
 
 def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> int | None:
     """Refuse a tokenizer that the dataset's manifest does not pair with it; return the number of train shards it lists."""
-    found, entry = manifest_of(dataset), listed_dataset(dataset)
-    if found is None or entry is None:
+    listing, entry = manifest_of(dataset), listed_dataset(dataset)
+    if listing is None or entry is None:
         return None
-    where, manifest = found
+    where, manifest = listing
     expected = PurePosixPath(tokenizer_of(manifest, entry)[1]).name
     if expected and tokenizer.name != expected:
         raise DataError(
@@ -120,15 +99,3 @@ def _counts(dataset: Dataset, val: Split, usable: int) -> tuple[int, int]:
         targets = ids[1 : max(0, usable - begin) + 1]
         size += int(dataset.tokenizer.target_bytes(ids[: len(targets)], targets).sum())
     return documents, size
-
-
-def _check_listed(path: Path, tokens: int, documents: int) -> None:
-    """Compare the validation split with the manifest, if there is one."""
-    listed = (listed_dataset(path) or {}).get("stats")
-    for name, found in (("tokens_val", tokens), ("docs_val", documents)):
-        if isinstance(listed, dict) and isinstance(listed.get(name), int) and listed[name] != found:
-            what = "tokens" if name == "tokens_val" else "documents"
-            raise DataError(
-                f"the validation split in {path} has {found} {what} and its manifest lists {listed[name]}; it is cut short or "
-                "of another data set: download it again"
-            )

@@ -1,213 +1,111 @@
-"""The end of a golf run and its two files: final_model.pt, a torch state dict, and final_model.int8.ptz, its int8 twin in zlib.
+"""The model files of golf's scripts: torch files of train_gpt.py, arrays of train_gpt_mlx.py, and each quantised in zlib.
 
-Both are read by the challenge's own scripts, so names, types and dtypes in them are fixed. They are torch files, which may hold
-code; they are read as weights only, and code in them is never run.
+The challenge's own scripts read them, so names, types and dtypes in them are fixed. Torch files and pickles may hold code; they are
+read as weights only, and code in them is never run. The original's MLX script rotates positions the other way than its CUDA script,
+and our weights follow CUDA: in MLX files the halves of every head's rows in c_q and c_k are swapped, which is exact.
 """
 
 from __future__ import annotations
 
-import base64
 import io
-import math
 import pickle
-import time
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ingot.artifact.quantise import dequantise, quantise
 from ingot.backends.torch.state import check_held, record, tensor
-from ingot.compat.golf.bundle import bundle
-from ingot.compat.golf.log import RunLog, custom_model_source, timing
-from ingot.compat.golf.variables import CARRIED, CODE, PACKED, STATE, as_text, differing
-from ingot.errors import CheckpointError, RunError
-from ingot.eval.evaluator import Score
-from ingot.model.settings import CONTROL
-from ingot.runtime.files import open_to_read, write_atomically, writing
-from ingot.runtime.machine import made_by
-from ingot.runtime.tensors import SCALE, TensorRecord
-from ingot.train.end import Exported
-from ingot.train.stop import Shutdown
-from ingot.train.trainer import Trainer
+from ingot.compat.golf.variables import VARIABLES
+from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.errors import CheckpointError, ConfigError, DataError
+from ingot.runtime.files import open_to_read
+from ingot.runtime.tensors import SCALE, TensorRecord, to_array
 
 FORMAT = "int8_clean_per_row_v1"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
-ROUND_TRIP = "final_int8_zlib_roundtrip"  # what the log calls the score of the quantised file
+ARRAY_DTYPES = {"<f4": "F32", "<f2": "F16", "|i1": "I8", "|V2": "BF16"}  # numpy has no bfloat16: MLX writes its bits as two bytes
+PICKLE_PROTOCOL = 5  # the original's, and the first that stores the bytes of an array as they are
+EMBEDDING = "tok_emb.weight"
+SWAPPED = (".attn.c_q.weight", ".attn.c_k.weight")
+ZLIB = (b"x\x01", b"x\x5e", b"x\x9c", b"x\xda")  # the first bytes of a zlib stream, by compression level
 MAX_UNPACKED_BYTES = 1 << 32
 FREE_BYTES, MAX_RATIO = 1 << 26, 100  # weights that zlib makes a hundred times smaller hold nothing
 
-Encode = Callable[[Iterable[TensorRecord], str, Sequence[str], Sequence[str]], tuple[bytes, int]]
+
+def torch_bytes(contents: Any) -> bytes:
+    """Return the torch file of an object."""
+    buffer = io.BytesIO()
+    torch.save(contents, buffer)
+    return buffer.getvalue()
 
 
-class GolfExporter:
-    """Writes and scores the files of a run; `over` says afterwards by how many bytes they exceed the limit."""
-
-    def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
-        self._v, self._run_log, self._data, self.over = values, run_log, data, 0
-        carried = {"MODEL_FILE": CARRIED} if values["MODEL_FILE"] else {}
-        model = custom_model_source(values["MODEL_FILE"]) if carried else None
-        # Before training, so that the code is what the run began with.
-        self._code = bundle(differing(values) | carried, model) if run_log.writes else b""
-
-    def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
-        """Write the files on the first rank; score them on all ranks."""
-        early_stop_line(trainer, self._run_log, self._v["ITERATIONS"])
-        allocated, reserved = (size >> 20 for size in trainer.backend.peak_memory())
-        self._run_log.line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
-        weights, content = trainer.backend.weights(), b""
-        if trainer.outputs is not None:
-            self._write(trainer, weights)
-            content = read_file(PACKED)
-        # Other ranks may be on machines that do not see the file.
-        content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
-        trainer.backend.load_weights(read_golf(content, PACKED), str(PACKED))
-        score = score_lines(trainer, self._run_log)
-        facts = {
-            "made_by": made_by(),
-            "variables": {name: as_text(value) for name, value in self._v.items() if value is not None},
-            "val_loss": score.loss,
-            "code_bytes": len(self._code),
-            "parameters": trainer.backend.parameters,
-            "ranks": trainer.backend.ranks.world_size,
-            "device": trainer.backend.device.name,
-            **self._data,
-        }
-        return Exported(PACKED, len(content), score.bits_per_byte, facts=facts)
-
-    def _write(self, trainer: Trainer, weights: list[TensorRecord]) -> None:
-        v, line, code = self._v, self._run_log.line, len(self._code)
-        control, keep = v["CONTROL_TENSOR_NAME_PATTERNS"], v["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"]
-        state = write_state(STATE, weights)
-        line(f"Serialized model: {state} bytes")
-        line(f"Code size: {code} bytes")
-        line(f"Total submission size: {state + code} bytes")
-        report = write_packed(PACKED, weights, QUANTISERS[v["INT8_RULE"]], control, keep)
-        line(
-            f"Serialized model int8+zlib: {report.bytes} bytes "
-            f"(payload:{report.payload} raw_torch:{report.raw} payload_ratio:{report.ratio:.2f}x)"
-        )
-        keep_copies(trainer, {f"artifact/{PACKED}": PACKED.read_bytes(), CODE: self._code})
-        total, limit = report.bytes + code, v["ARTIFACT_LIMIT_BYTES"]
-        line(f"Total submission size int8+zlib: {total} bytes")
-        if 0 < limit < total:
-            self.over = total - limit
-            each = report.bytes / trainer.backend.parameters
-            fits = f"at {each:.3f} bytes per parameter, about {int((limit - code) / each):,} parameters would fit"
-            fits = fits if limit > code else "the code alone is larger"
-            line(f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; {fits}")
+def state_dict(records: Iterable[TensorRecord]) -> bytes:
+    """Return the torch file of a state dict."""
+    return torch_bytes({record.name: tensor(record) for record in records})
 
 
-def early_stop_line(trainer: Trainer, run_log: RunLog, iterations: int) -> None:
-    """Log that the clock ended the run, if it did."""
-    p = trainer.progress
-    if p.step < iterations:
-        milliseconds = timing(p.elapsed_seconds, p.step).split()[0]
-        run_log.line(f"stopping_early: wallclock_cap {milliseconds} step:{p.step}/{iterations}")
+def npz(records: Iterable[TensorRecord]) -> bytes:
+    """Return the file of the arrays for MLX, bfloat16 ones as float32; the same numbers give the same bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
+        for item in swap_halves(records):
+            member = io.BytesIO()
+            np.lib.format.write_array(member, to_array(item), version=(1, 0), allow_pickle=False)
+            file.writestr(zipfile.ZipInfo(f"{item.name}.npy"), member.getvalue())
+    return buffer.getvalue()
 
 
-def keep_copies(trainer: Trainer, files: Mapping[str, bytes]) -> None:
-    """Copy the files of a run into its folder, because the next run overwrites them."""
-    assert trainer.outputs is not None
-    for name, content in files.items():
-        path = trainer.outputs.folder.path / name
-        with writing(path):
-            write_atomically(path, content)
-
-
-def score_lines(trainer: Trainer, run_log: RunLog, name: str = ROUND_TRIP) -> Score:
-    """Score the weights of the model and log the score, rounded and exact."""
-    began = time.perf_counter()
-    score = trainer.evaluation.score("val", None)
-    milliseconds = 1000 * (time.perf_counter() - began)
-    run_log.line(f"{name} val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f} eval_time:{milliseconds:.0f}ms")
-    run_log.line(f"{name}_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
-    if not math.isfinite(score.loss):
-        raise RunError(f"the loss is {score.loss}: the weights are not finite, so this is not a score")
-    return score
-
-
-@dataclass(frozen=True)
-class PackedReport:
-    """Sizes of a quantised file in bytes: on disk, its tensors, before zlib, and the tensors before quantisation."""
-
-    bytes: int
-    payload: int
-    raw: int
-    tensors: int
-
-    @property
-    def ratio(self) -> float:
-        """How much smaller quantisation makes the tensors."""
-        return self.tensors / max(self.payload, 1)
-
-
-def write_state(path: Path, records: Iterable[TensorRecord]) -> int:
-    """Write a state dict and return the size of the file."""
-    data = _torch_bytes({one.name: tensor(one) for one in records})
-    with writing(path):
-        write_atomically(path, data)
-    return len(data)
-
-
-def write_packed(
-    path: Path,
-    records: Sequence[TensorRecord],
-    quantiser: str = "int8-golf",
-    control: Sequence[str] = CONTROL,
-    keep: Sequence[str] = CONTROL,
-    encode: Encode | None = None,
-) -> PackedReport:
-    """Write the quantised file, whose content before zlib `encode` makes.
+def quantised(
+    records: Iterable[TensorRecord], quantiser: str, control: Sequence[str], keep: Sequence[str], mlx: bool = False
+) -> tuple[bytes, int]:
+    """Return the quantised file before zlib, a torch file or MLX's pickle, and the bytes of the tensors in it.
 
     Names that contain a part in `control` are never quantised, those with one in `keep` stay float32.
     """
-    data, payload = (encode or pack)(records, quantiser, control, keep)
-    content = zlib.compress(data, 9)
-    with writing(path):
-        write_atomically(path, content)
-    return PackedReport(len(content), payload, len(data), sum(len(one.data) for one in records))
-
-
-def pack(records: Iterable[TensorRecord], quantiser: str, control: Sequence[str], keep: Sequence[str]) -> tuple[bytes, int]:
-    """Return the torch file of the quantised tensors, and the bytes of the tensors in it."""
-    contents, payload = quantised_contents(records, quantiser, control, keep, tensor)
-    return _torch_bytes(contents), payload
-
-
-def quantised_contents(
-    records: Iterable[TensorRecord],
-    quantiser: str,
-    control: Sequence[str],
-    keep: Sequence[str],
-    convert: Callable[[TensorRecord], Any],
-) -> tuple[dict[str, Any], int]:
-    """Return the dict that a quantised file holds, its tensors made by `convert`, and their bytes."""
+    convert: Callable[[TensorRecord], Any] = to_array if mlx else tensor
     contents: dict[str, Any] = {"__quant_format__": FORMAT, "quantized": {}, "scales": {}, "dtypes": {}, "passthrough": {}}
     meta: dict[str, Any] = {}
     original_dtypes: dict[str, str] = {}
     payload = 0
-    for one in records:
-        is_control = any(part in one.name for part in control)
-        control_dtype = "fp32" if any(part in one.name for part in keep) else "fp16"
-        stored, converted = quantise([one], *(("none", control_dtype) if is_control else (quantiser, "fp32")), keep)
+    for item in swap_halves(records) if mlx else records:
+        is_control = any(part in item.name for part in control)
+        control_dtype = "fp32" if any(part in item.name for part in keep) else "fp16"
+        stored, converted = quantise([item], *(("none", control_dtype) if is_control else (quantiser, "fp32")), keep)
         payload += sum(len(part.data) for part in stored)
         codes, *scales = (convert(part) for part in stored)
         if not scales:
-            contents["passthrough"][one.name] = codes
+            contents["passthrough"][item.name] = codes
             if converted:
-                original_dtypes[one.name] = DTYPES[one.dtype]
+                original_dtypes[item.name] = DTYPES[item.dtype]
             continue
-        contents["quantized"][one.name], contents["scales"][one.name] = codes, scales[0]
-        contents["dtypes"][one.name] = DTYPES[one.dtype]
+        contents["quantized"][item.name], contents["scales"][item.name] = codes, scales[0]
+        contents["dtypes"][item.name] = DTYPES[item.dtype]
         if scales[0].ndim:
-            meta[one.name] = {"scheme": "per_row", "axis": 0}
+            meta[item.name] = {"scheme": "per_row", "axis": 0}
     contents |= {key: value for key, value in (("qmeta", meta), ("passthrough_orig_dtypes", original_dtypes)) if value}
-    return contents, payload
+    return (pickle.dumps(contents, PICKLE_PROTOCOL) if mlx else torch_bytes(contents)), payload
+
+
+def swap_halves(records: Iterable[TensorRecord]) -> list[TensorRecord]:
+    """Return the weights with the halves of every head's rows in c_q and c_k swapped; twice restores them."""
+    weights = {item.name: item for item in records}
+    size = weights[EMBEDDING].shape[1] // weights["blocks.0.attn.q_gain"].shape[0]  # rows of a head
+    for name, item in weights.items():
+        if name.endswith(SWAPPED) and item.shape[0] % size == 0:
+            halves = np.frombuffer(item.data, np.uint8).reshape(item.shape[0] // size, 2, -1)
+            swapped = np.ascontiguousarray(halves[:, ::-1]).reshape(-1).data
+            weights[name] = TensorRecord(name, item.dtype, item.shape, swapped)
+    return list(weights.values())
+
+
+# Reading.
 
 
 def read_file(path: Path) -> bytes:
@@ -221,33 +119,42 @@ def read_file(path: Path) -> bytes:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def is_zip(data: bytes) -> bool:
-    """Return True for final_model.pt or an .npz, False for the quantised file."""
-    return data[:2] == b"PK"
+def is_zip(content: bytes) -> bool:
+    """Return True for final_model.pt or an .npz, False for a quantised file."""
+    return content[:2] == b"PK"
 
 
-def read_golf(data: bytes, path: Path) -> dict[str, TensorRecord]:
-    """Return the weights in either file, in their original dtypes."""
+def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
+    """Return the weights in any of the files, in their original dtypes and with our order of rows."""
     try:
-        data = data if is_zip(data) else unpacked(data)
-        contents = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        check_held(contents, len(data))
-        if not isinstance(contents, dict):
-            raise ValueError("it holds no tensors by name")
-        if "__quant_format__" not in contents:
+        content = content if is_zip(content) else unpacked(content)
+        if not is_zip(content):
+            return {item.name: item for item in swap_halves(_restored(_Unpickler(io.BytesIO(content)).load(), _record).values())}
+        with zipfile.ZipFile(io.BytesIO(content)) as file:
+            if sum(member.file_size for member in file.infolist()) > MAX_UNPACKED_BYTES:
+                raise ValueError("it unpacks to more than a model of this kind has")
+            if any(name.endswith(".npy") for name in file.namelist()):
+                members = {name.removesuffix(".npy"): file.read(name) for name in file.namelist()}
+                arrays = {name: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False) for name, data in members.items()}
+                return {item.name: item for item in swap_halves(_record(name, array) for name, array in arrays.items())}
+        contents = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        check_held(contents, len(content))
+        if isinstance(contents, dict) and "__quant_format__" not in contents:
             return {name: record(name, value) for name, value in contents.items()}
-        return restored(contents, record)
-    except pickle.UnpicklingError:
+        return _restored(contents, record)
+    except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} is damaged, or holds more than weights; it was not loaded, because it could run code"
+            f"{where} is damaged, or holds more than weights; it was not loaded, because it could run code: {error!s:.100}"
         ) from None
-    except Exception as error:  # whatever a damaged file makes of torch's reader
-        reason = " ".join(str(error).split("\n")[0].split())
-        raise CheckpointError(f"{path} is not a model that golf wrote, or it is damaged: {reason:.160}") from None
+    except Exception as error:  # whatever a damaged file makes of zipfile, torch and numpy
+        reason = " ".join(str(error).split("\n")[0].split()) or type(error).__name__
+        raise CheckpointError(f"{where} is not a model that golf wrote, or it is damaged: {reason:.160}") from None
 
 
-def restored(contents: Mapping[str, Any], record: Callable[[str, Any], TensorRecord]) -> dict[str, TensorRecord]:
+def _restored(contents: Any, record: Callable[[str, Any], TensorRecord]) -> dict[str, TensorRecord]:
     """Return the weights of a quantised file's dict; ValueError if its parts do not fit together."""
+    if not isinstance(contents, dict):
+        raise ValueError("it holds no weights by name")
     if contents["__quant_format__"] != FORMAT:
         raise ValueError(f"its format is {contents['__quant_format__']!r:.40} and not {FORMAT}")
     stored = {name: record(name, value) for name, value in {**contents["quantized"], **contents["passthrough"]}.items()}
@@ -259,19 +166,110 @@ def restored(contents: Mapping[str, Any], record: Callable[[str, Any], TensorRec
     return dequantise(stored, {name: names[dtype] for name, dtype in dtypes.items()})
 
 
-def unpacked(data: bytes) -> bytes:
-    """Return the decompressed content; ValueError if it is damaged."""
+def unpacked(content: bytes) -> bytes:
+    """Return the decompressed content; ValueError if it is cut short or unpacks to far more than weights would."""
     unpacker = zlib.decompressobj()
-    try:
-        content = unpacker.decompress(data, min(MAX_UNPACKED_BYTES, FREE_BYTES + MAX_RATIO * len(data)))
-    except zlib.error as error:
-        raise ValueError(f"zlib: {error}") from None
+    data = unpacker.decompress(content, min(MAX_UNPACKED_BYTES, FREE_BYTES + MAX_RATIO * len(content)))
     if not unpacker.eof:
         raise ValueError("it is cut short")
-    return content
+    return data
 
 
-def _torch_bytes(contents: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(contents, buffer)
-    return buffer.getvalue()
+def _record(name: str, value: Any) -> TensorRecord:
+    if not isinstance(value, np.ndarray) or value.dtype.str not in ARRAY_DTYPES:
+        raise ValueError(f"{name!r:.100} is not an array of weights")
+    raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return TensorRecord(name, ARRAY_DTYPES[value.dtype.str], value.shape, raw.data)
+
+
+class _Dtype:
+    """A dtype by its name, as numpy pickles one."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str, *_: Any):
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        if state[1] not in ("<", "|"):
+            raise pickle.UnpicklingError("its numbers are not little-endian")
+
+
+def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
+    if not isinstance(buffer, bytes | bytearray) or not isinstance(dtype, _Dtype) or dtype.name not in ("f4", "f2", "i1"):
+        raise pickle.UnpicklingError("it holds an array that is not of weights")
+    return np.frombuffer(buffer, f"<{dtype.name}").reshape(shape, order=order)
+
+
+ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,  # written by numpy 1
+    ("numpy", "dtype"): _Dtype,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickles dicts, numbers, texts and arrays, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return partial(ALLOWED[module, name])  # a copy: a pickle can change what it is given
+
+
+# `ingot import`: shapes come from the tensors, the rest from golf's defaults.
+
+
+def is_golf(path: Path) -> bool:
+    """Return True for a golf model file: a zlib stream, or a zip that contains golf's embedding."""
+    try:
+        if not zipfile.is_zipfile(path):
+            with open_to_read(path) as file:
+                return file.read(2) in ZLIB
+        with zipfile.ZipFile(path) as archive:
+            parts = {part.filename: part for part in archive.infolist() if part.compress_type == zipfile.ZIP_STORED}
+            pickles = [archive.read(part) for name, part in parts.items() if name.endswith("/data.pkl")]  # of a torch file
+            return f"{EMBEDDING}.npy" in parts or any(EMBEDDING.encode() in content for content in pickles)
+    except Exception:  # whatever a damaged file makes of zipfile; its reader reports what is wrong
+        return False
+
+
+def import_golf(
+    path: Path, tokenizer: str | None, say: Callable[[str], None]
+) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
+    """Return the weights, the settings of their model, the tokenizer, and the settings of golf's scoring."""
+    from ingot.inference.model import foreign_weights, open_model
+
+    if tokenizer is None:
+        raise ConfigError(f"{path} does not hold its tokenizer; give the .model file of TOKENIZER_PATH with --tokenizer")
+    weights = read_weights(read_file(path), str(path))
+    settings, records, opened = model_settings(weights, path), list(weights.values()), open_tokenizer(tokenizer)
+    if opened.vocab_size != settings["vocab_size"]:
+        raise DataError(f"{tokenizer} has {opened.vocab_size:,} ids and the model of {path} {settings['vocab_size']:,}")
+    try:
+        open_model(foreign_weights(path, records, settings, opened), opened, "cpu")
+    except ConfigError as error:
+        raise CheckpointError(f"{path} does not hold the model of golf's baseline: {error}") from None
+    length = settings["context"]
+    say(f"{path} does not say its context, rope base and softcap; golf's defaults are used: {length:,}, 10,000 and 30")
+    return records, settings, opened, {"seq_len": length, "bytes": "pieces", "whole_rows": True}
+
+
+def model_settings(weights: Mapping[str, TensorRecord], path: Path) -> dict[str, Any]:
+    """Return the settings of the model that weights fit."""
+    try:
+        vocab_size, width = weights[EMBEDDING].shape
+        (heads,) = weights["blocks.0.attn.q_gain"].shape
+        return {
+            "family": "golf",
+            "vocab_size": vocab_size,
+            "context": VARIABLES["TRAIN_SEQ_LEN"].default,
+            "layers": len({name.split(".")[1] for name in weights if name.startswith("blocks.")}),
+            "heads": heads,
+            "width": width,
+            "kv_heads": weights["blocks.0.attn.c_k.weight"].shape[0] // (width // heads),
+            "mlp_multiple": weights["blocks.0.mlp.fc.weight"].shape[0] // width,
+            "tied": "lm_head.weight" not in weights,
+        }
+    except (KeyError, IndexError, ValueError, ZeroDivisionError):
+        raise CheckpointError(f"{path} does not hold the model of golf's baseline, the only one that can be imported") from None

@@ -25,12 +25,7 @@ from ingot.runtime.files import open_to_read
 from ingot.runtime.machine import made_by
 
 RULE = "=" * 100
-KERNELS = {
-    "cudnn": "cudnn",
-    "flash": "flash",
-    "efficient": "mem_efficient",
-    "math": "math",
-}  # in the order of the log
+KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # in the order of the log
 ALWAYS_LOGGED = 10  # first steps
 
 
@@ -91,12 +86,15 @@ def torch_head(model_file: str | None) -> tuple[list[str], list[str]]:
     """Return the sources that compute and the versions of torch and the GPU, for the head of a log."""
     from ingot.model import golf, layers, loss
     from ingot.optim import groups, muon, schedules
-    from ingot.optim import muon as orthogonal
 
-    sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, orthogonal, schedules)]
+    sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, schedules)]
     if model_file:
         sources.append(custom_model_source(model_file))
-    return sources, [f"Running PyTorch {framework_version()}", _gpu()]
+    try:
+        gpu = subprocess.run(["nvidia-smi"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+    except OSError:
+        gpu = "no nvidia-smi"
+    return sources, [f"Running PyTorch {framework_version()}", gpu]
 
 
 def custom_model_source(file: str) -> str:
@@ -108,18 +106,11 @@ def custom_model_source(file: str) -> str:
         raise ConfigError(f"MODEL_FILE={file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _gpu() -> str:
-    try:
-        return subprocess.run(["nvidia-smi"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
-    except OSError:
-        return "no nvidia-smi"
-
-
 class GolfReporter(Reporter):
     """Writes the original's lines of a run."""
 
-    def __init__(self, values: Mapping[str, Any], run_log: RunLog):
-        self._v, self._run_log, self._epoch = values, run_log, 0
+    def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
+        self._v, self._run_log, self._data, self._epoch = values, run_log, data, 0
 
     def begin(self, report: BeginReport) -> None:
         v, line = self._v, self._run_log.line

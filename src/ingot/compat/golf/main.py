@@ -5,30 +5,149 @@ The challenge has a second script, for Macs (mlx_script.py): it overrides what d
 
 from __future__ import annotations
 
+import base64
+import math
 import os
 import sys
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ingot.backends.open import find_device, open_backend
-from ingot.compat.golf.data_check import DataFacts, check_data, data_lines
-from ingot.compat.golf.log import GolfReporter, RunLog, custom_model_source, torch_head
+from ingot.compat.golf.bundle import bundle
+from ingot.compat.golf.data_check import check_data, pattern
+from ingot.compat.golf.log import GolfReporter, RunLog, custom_model_source, timing, torch_head
 from ingot.compat.golf.translate import advice, translate, variable
-from ingot.compat.golf.variables import CARRIED, CODE, STATE, VARIABLES, look_alikes, read_variables, run_folder, usage
+from ingot.compat.golf.variables import (
+    CARRIED,
+    CODE,
+    PACKED,
+    STATE,
+    VARIABLES,
+    as_text,
+    differing,
+    look_alikes,
+    read_variables,
+    run_folder,
+    usage,
+)
 from ingot.compat.options import Option
 from ingot.config.loading import ResolvedConfig
 from ingot.console.entry import explained, process_start, warn
-from ingot.errors import ConfigError, IngotError, Rename
+from ingot.errors import ConfigError, IngotError, Rename, RunError
 from ingot.runs.lock import LOCK, RunLock
-from ingot.runs.reporter import Reporter
 from ingot.runtime.files import write_atomically, writing
+from ingot.runtime.machine import made_by
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.runtime.signals import listening_early
 from ingot.runtime.tensors import TensorRecord
+from ingot.train.end import Exported
+from ingot.train.stop import Shutdown
 from ingot.train.trainer import Trainer
+
+QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
+ROUND_TRIP = "final_int8_zlib_roundtrip"  # what the log calls the score of the quantised file
+
+
+class GolfExporter:
+    """Writes and scores the files of a run; `over` says afterwards by how many bytes they exceed the limit."""
+
+    def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
+        self._v, self._run_log, self._data, self.over, self._code = values, run_log, data, 0, b""
+        if run_log.writes:  # before training, so that the code is what the run began with
+            carried = {"MODEL_FILE": CARRIED} if values["MODEL_FILE"] else {}
+            self._code = bundle(differing(values) | carried, custom_model_source(values["MODEL_FILE"]) if carried else None)
+
+    def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
+        """Write the files on the first rank; score them on all ranks."""
+        from ingot.compat.golf.files import read_weights
+
+        self._early_stop_line(trainer)
+        allocated, reserved = (size >> 20 for size in trainer.backend.peak_memory())
+        self._run_log.line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
+        weights = trainer.backend.weights()
+        content = self._write(trainer, weights) if trainer.outputs is not None else b""
+        # Other ranks may be on machines that do not see the file.
+        content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
+        trainer.backend.load_weights(read_weights(content, str(PACKED)), str(PACKED))
+        facts = {
+            "variables": {name: as_text(value) for name, value in self._v.items() if value is not None},
+            "code_bytes": len(self._code),
+            "parameters": trainer.backend.parameters,
+            "ranks": trainer.backend.ranks.world_size,
+            "device": trainer.backend.device.name,
+        }
+        return self._score(trainer, PACKED, len(content), facts)
+
+    def _early_stop_line(self, trainer: Trainer) -> None:
+        p, iterations = trainer.progress, self._v["ITERATIONS"]
+        if p.step < iterations:
+            milliseconds = timing(p.elapsed_seconds, p.step).split()[0]
+            self._run_log.line(f"stopping_early: wallclock_cap {milliseconds} step:{p.step}/{iterations}")
+
+    def _write(self, trainer: Trainer, weights: Sequence[TensorRecord]) -> bytes:
+        """Write both files and return the content of the quantised one."""
+        from ingot.compat.golf.files import state_dict
+
+        line, code = self._run_log.line, len(self._code)
+        state = state_dict(weights)
+        write_files({STATE: state})
+        line(f"Serialized model: {len(state)} bytes")
+        line(f"Code size: {code} bytes")
+        line(f"Total submission size: {len(state) + code} bytes")
+        content, sizes = self._packed(weights, "raw_torch")
+        folder = trainer.outputs.folder.path if trainer.outputs is not None else Path()
+        write_files(
+            {PACKED: content, folder / "artifact" / PACKED: content, folder / CODE: self._code}
+        )  # the next run overwrites
+        line(f"Serialized model int8+zlib: {len(content)} bytes {sizes}")
+        total, limit = len(content) + code, self._v["ARTIFACT_LIMIT_BYTES"]
+        line(f"Total submission size int8+zlib: {total} bytes")
+        if 0 < limit < total:
+            self.over = total - limit
+            each = len(content) / trainer.backend.parameters
+            fits = f"at {each:.3f} bytes per parameter, about {int((limit - code) / each):,} parameters would fit"
+            fits = fits if limit > code else "the code alone is larger"
+            line(f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; {fits}")
+        return content
+
+    def _packed(self, weights: Sequence[TensorRecord], raw: str) -> tuple[bytes, str]:
+        """Return the quantised file, and its sizes as the log has them; `raw` is what the log calls its size before zlib."""
+        from ingot.compat.golf.files import quantised
+
+        control, keep = self._v["CONTROL_TENSOR_NAME_PATTERNS"], self._v["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"]
+        data, payload = quantised(weights, QUANTISERS[self._v["INT8_RULE"]], control, keep, raw == "raw_pickle")
+        ratio = sum(len(item.data) for item in weights) / max(payload, 1)
+        return zlib.compress(data, 9), f"(payload:{payload} {raw}:{len(data)} payload_ratio:{ratio:.2f}x)"
+
+    def _score(self, trainer: Trainer, path: Path, size: int, facts: Mapping[str, Any]) -> Exported:
+        """Score the weights that were read again."""
+        loss, bits_per_byte = score_lines(trainer, self._run_log)
+        return Exported(path, size, bits_per_byte, facts={"made_by": made_by(), "val_loss": loss, **facts, **self._data})
+
+
+def write_files(files: Mapping[Path, bytes]) -> None:
+    """Write files, each whole or not at all."""
+    for path, content in files.items():
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+
+
+def score_lines(trainer: Trainer, run_log: RunLog, name: str = ROUND_TRIP) -> tuple[float, float]:
+    """Score the weights of the model, log loss and bits per byte, rounded and exact, and return them."""
+    began = time.perf_counter()
+    score = trainer.evaluation.score("val", None)
+    milliseconds = 1000 * (time.perf_counter() - began)
+    run_log.line(f"{name} val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f} eval_time:{milliseconds:.0f}ms")
+    run_log.line(f"{name}_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
+    if not math.isfinite(score.loss):
+        raise RunError(f"the loss is {score.loss}: the weights are not finite, so this is not a score")
+    return score.loss, score.bits_per_byte
 
 
 class Script:
@@ -36,9 +155,11 @@ class Script:
 
     name = CODE
     variables: Mapping[str, Option] = VARIABLES
+    state_score = STATE.stem  # what the log calls the score of the file that is not quantised
     exclusive = True  # one run at a time in a folder, because its files have fixed names
     variable: Rename = staticmethod(variable)
-    data_lines: Callable[[Mapping[str, Any], DataFacts], list[str]] = staticmethod(data_lines)
+    reporter: type[GolfReporter] = GolfReporter
+    exporter: type[GolfExporter] = GolfExporter
 
     def read(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], Ranks]:
         """Return the value of every variable, and the rank of this process."""
@@ -56,21 +177,19 @@ class Script:
         """Return the sources that compute and the versions they run on, for the head of the log."""
         return torch_head(values["MODEL_FILE"])
 
-    def reporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> Reporter:
-        """Return what writes the lines of the log."""
-        return GolfReporter(values, run_log)
-
-    def exporter(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]) -> Any:
-        """Return what writes and scores the files; its `over` says afterwards by how many bytes they exceed the limit."""
-        from ingot.compat.golf.files import GolfExporter
-
-        return GolfExporter(values, run_log, data)
-
-    def weights(self, content: bytes, path: Path, values: Mapping[str, Any]) -> tuple[dict[str, TensorRecord], str]:
-        """Return the weights in one of its files, and what the log calls its score."""
-        from ingot.compat.golf.files import ROUND_TRIP, is_zip, read_golf
-
-        return read_golf(content, path), STATE.stem if is_zip(content) else ROUND_TRIP
+    def data_lines(self, values: Mapping[str, Any], name: str, shards: int, listed: int | None, usable: int) -> list[str]:
+        """Return the lines of the log about the data: its name, train shards here and in its manifest, and scored tokens."""
+        lines = [
+            f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}",
+            f"train_loader:dataset:{name} train_shards:{shards}",
+            f"val_loader:shards pattern={pattern(values, 'val')} tokens:{usable}",
+        ]
+        if listed is not None and shards < listed:
+            lines.append(
+                f"note: warning: DATA_PATH={values['DATA_PATH']} has {shards:,} of the {listed:,} train shards that its "
+                "manifest lists; the data repeats sooner"
+            )
+        return lines
 
 
 def main(arguments: Sequence[str] = (), carried: str | None = None) -> int:
@@ -100,16 +219,11 @@ def start_script(script: Script, arguments: Sequence[str], carried: str | None =
 
 def _write_carried(model: str) -> Path:
     """Write the custom model of a submission's file beside that file; a different file of that name is never replaced."""
-    code = Path(sys.argv[0])
-    path = code.with_name(CARRIED)
-    if path.exists():
-        if custom_model_source(str(path)) != model:
-            raise ConfigError(f"{path} is not the model that {code} carries; remove it, or rename it and set MODEL_FILE to it")
-        return path
-    try:
-        write_atomically(path, model)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; copy {code} to a folder that can be") from None
+    path = Path(sys.argv[0]).with_name(CARRIED)
+    if not path.exists():
+        write_files({path: model.encode()})
+    elif custom_model_source(str(path)) != model:
+        raise ConfigError(f"{path} is not the model that {sys.argv[0]} carries; remove it, or rename it and set MODEL_FILE to it")
     return path
 
 
@@ -130,7 +244,7 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
         run_log.show()
         try:
             if values["EVAL_ONLY_PATH"]:
-                return _score(script, values, resolved, ranks, run_log, data)
+                return _score(script, values, resolved, ranks, run_log)
             return _train(script, values, resolved, run_log, data)
         except IngotError as error:
             run_log.line(f"error: {error.render(script.variable, advice)}", console=False)
@@ -173,27 +287,21 @@ def _train(script: Script, values: Mapping[str, Any], resolved: ResolvedConfig, 
     return 1 if exporter.over else 0
 
 
-def _score(
-    script: Script,
-    values: Mapping[str, Any],
-    resolved: ResolvedConfig,
-    ranks: Ranks,
-    run_log: RunLog,
-    data: Mapping[str, Any],
-) -> int:
+def _score(script: Script, values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, run_log: RunLog) -> int:
     """Read a file of an earlier run and score it as the end of a run does."""
-    from ingot.compat.golf.files import read_file, score_lines
+    from ingot.compat.golf.files import is_zip, read_file, read_weights
     from ingot.train.resume import Progress
     from ingot.train.start import open_data
 
     path = Path(values["EVAL_ONLY_PATH"])
-    weights, name = script.weights(read_file(path), path, values)
+    content = read_file(path)
+    weights = read_weights(content, f"EVAL_ONLY_PATH={path}")
     dataset, rows = open_data(resolved.config, ranks.world_size)
     backend = open_backend(resolved.config, dataset.tokenizer.vocab_size, ranks)
     backend.load_weights(weights, str(path))
     run_log.write()
     run_log.line(f"model_params:{backend.parameters}")
-    reporter = script.reporter(values, run_log, data)
-    score_lines(Trainer(resolved.config, dataset, rows, backend, Progress(), reporter, None), run_log, name)
+    trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), script.reporter(values, run_log, {}), None)
+    score_lines(trainer, run_log, script.state_score if is_zip(content) else ROUND_TRIP)
     backend.close()
     return 0

@@ -18,9 +18,7 @@ from golf_toys import ROOT, Ran
 from numpy.typing import NDArray
 
 from ingot.backends.open import open_backend
-from ingot.compat.golf.files import pack
-from ingot.compat.golf.importing import is_golf, read_model
-from ingot.compat.golf.mlx_script import pickled, read_mlx, swap_halves, write_npz
+from ingot.compat.golf.files import is_golf, model_settings, npz, quantised, read_weights, swap_halves
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError
 from ingot.model.settings import CONTROL
@@ -31,7 +29,6 @@ GOLDEN = ROOT / "tests/golden/mlx"
 # The losses that the original has by its own files, in float32: nats per target of random tokens.
 LOSSES = {"toy_a_mlx_model.npz": 10.845495223999023, "toy_a_mlx_model.int8.ptz": 10.844837188720703}
 SHAPE = {"family": "golf", "layers": 2, "width": 128, "heads": 2, "kv_heads": 1, "mlp_multiple": 2, "vocab_size": 1024}
-HEAD = SHAPE["width"] // SHAPE["heads"]  # type: ignore[operator]
 
 
 def loss(weights: dict[str, TensorRecord], device: str) -> float:
@@ -45,15 +42,13 @@ def loss(weights: dict[str, TensorRecord], device: str) -> float:
 
 
 def original(name: str) -> dict[str, TensorRecord]:
-    return read_mlx((GOLDEN / name).read_bytes(), name, HEAD)
+    return read_weights((GOLDEN / name).read_bytes(), name)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_originals_files_are_imported_with_the_shape_of_their_arrays(name: str) -> None:
     assert is_golf(GOLDEN / name)
-    records, found = read_model(GOLDEN / name)
-    assert found == {**SHAPE, "context": 1024, "tied": True}
-    assert {one.name: bytes(one.data) for one in records} == {one.name: bytes(one.data) for one in original(name).values()}
+    assert model_settings(original(name), GOLDEN / name) == {**SHAPE, "context": 1024, "tied": True}
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -62,18 +57,16 @@ def test_files_of_the_original_have_the_originals_loss(request: pytest.FixtureRe
     if device == "mlx":
         request.getfixturevalue("installed")
     assert loss(original(name), device) == pytest.approx(LOSSES[name], rel=1e-5)  # its norms add 1e-6, ours 1e-7
-    unturned = {one.name: one for one in swap_halves(original(name).values(), HEAD)}
+    unturned = {one.name: one for one in swap_halves(original(name).values())}
     assert abs(loss(unturned, device) - LOSSES[name]) > 0.01
 
 
-def test_weights_written_and_read_again_have_the_same_loss(tmp_path: Path) -> None:
+def test_weights_written_and_read_again_have_the_same_loss() -> None:
     before = original("toy_a_mlx_model.npz")
-    weights = swap_halves(before.values(), HEAD)
-    size = write_npz(tmp_path / "x.npz", weights)
-    after = read_mlx((tmp_path / "x.npz").read_bytes(), "x.npz", HEAD)
-    assert size == (tmp_path / "x.npz").stat().st_size and loss(after, "cpu") == loss(before, "cpu")
-    data, _ = pickled(weights, "int8-golf", CONTROL, CONTROL)
-    small = read_mlx(zlib.compress(data), "x.ptz", HEAD)
+    after = read_weights(npz(before.values()), "x.npz")
+    assert loss(after, "cpu") == loss(before, "cpu")
+    data, _ = quantised(before.values(), "int8-golf", CONTROL, CONTROL, mlx=True)
+    small = read_weights(zlib.compress(data), "x.ptz")
     golden = original("toy_a_mlx_model.int8.ptz")
     assert small.keys() == golden.keys() == before.keys()
     assert all(bytes(small[name].data) == bytes(golden[name].data) for name in golden)  # the original's codes
@@ -85,8 +78,8 @@ def test_a_quantised_file_holds_what_the_originals_holds() -> None:
         arrays = {key: found.pop(key) for key in ("quantized", "scales", "passthrough")}
         return found, {key: {name: (a.dtype.str, a.shape) for name, a in part.items()} for key, part in arrays.items()}
 
-    weights = swap_halves(original("toy_a_mlx_model.npz").values(), HEAD)
-    ours, payload = pickled(weights, "int8-golf", CONTROL, CONTROL)
+    weights = original("toy_a_mlx_model.npz").values()
+    ours, payload = quantised(weights, "int8-golf", CONTROL, CONTROL, mlx=True)
     theirs = zlib.decompress((GOLDEN / "toy_a_mlx_model.int8.ptz").read_bytes())
     assert described(ours) == described(theirs) and payload == 596_496
     assert list(pickle.loads(ours)) == list(pickle.loads(theirs))
@@ -94,11 +87,10 @@ def test_a_quantised_file_holds_what_the_originals_holds() -> None:
 
 
 def test_a_quantised_file_has_the_codes_of_the_other_scripts() -> None:
-    import torch
 
     weights = list(original("toy_a_mlx_model.npz").values())
-    theirs = torch.load(io.BytesIO(pack(weights, "int8-golf", CONTROL, CONTROL)[0]), weights_only=True)
-    ours = pickle.loads(pickled(weights, "int8-golf", CONTROL, CONTROL)[0])
+    theirs = torch.load(io.BytesIO(quantised(swap_halves(weights), "int8-golf", CONTROL, CONTROL)[0]), weights_only=True)
+    ours = pickle.loads(quantised(weights, "int8-golf", CONTROL, CONTROL, mlx=True)[0])
     for part in ("quantized", "scales", "passthrough"):
         assert all(np.array_equal(ours[part][name], value.numpy()) for name, value in theirs[part].items())
 
@@ -136,7 +128,7 @@ def test_a_half_written_npz_is_refused_with_its_name(mlx: MLXGolf, whole: tuple[
     content = (whole[0] / "logs/toy_mlx_model.npz").read_bytes()
     (tmp_path / "half.npz").write_bytes(content[: len(content) // 2])
     said = mlx.refuses(4, EVAL_ONLY_PATH="half.npz")
-    assert said.startswith("EVAL_ONLY_PATH=half.npz is not a model that train_gpt_mlx.py wrote, or it is damaged: ")
+    assert said.startswith("EVAL_ONLY_PATH=half.npz is not a model that golf wrote, or it is damaged: ")
     assert mlx.refuses(4, EVAL_ONLY_PATH="none.npz") == "there is no file none.npz"
 
 
@@ -165,7 +157,7 @@ class Calls:
         (array([{}], "O"), "it asks for numpy"),
         (array(["text"], "<U4"), "it holds an array that is not of weights"),
         (array([1.0], ">f4"), "its numbers are not little-endian"),
-        ([1], "it holds no arrays by name"),
+        ([1], "it holds no weights by name"),
         ({"__quant_format__": "int6"}, "its format is 'int6' and not int8_clean_per_row_v1"),
         ({"quantized": {}}, "__quant_format__"),
     ],
@@ -175,20 +167,14 @@ def test_a_pickle_that_is_no_model_is_refused_and_runs_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError) as refused:
-        read_mlx(zlib.compress(pickle.dumps(content, 5)), "x.ptz", HEAD)
+        read_weights(zlib.compress(pickle.dumps(content, 5)), "x.ptz")
     assert said in str(refused.value) and str(refused.value).startswith("x.ptz ") and not list(tmp_path.iterdir())
 
 
 def test_a_pickle_that_asks_for_all_the_memory_is_refused_with_a_reason() -> None:
     lies = b"\x80\x05\x8e" + (1 << 50).to_bytes(8, "little") + b"x."  # begins bytes of a petabyte
     with pytest.raises(CheckpointError, match=r"or it is damaged: MemoryError$"):
-        read_mlx(zlib.compress(lies), "x.ptz", HEAD)
-
-
-def test_a_pickle_cannot_change_the_functions_it_is_given() -> None:
-    change = b"\x80\x05cnumpy\ndtype\n}(Vname\nVvalue\nub."  # takes numpy.dtype and sets an attribute of it
-    with pytest.raises(CheckpointError, match="it changes a function"):
-        read_mlx(zlib.compress(change), "x.ptz", HEAD)
+        read_weights(zlib.compress(lies), "x.ptz")
 
 
 def test_an_npz_with_objects_or_of_another_program_is_refused(tmp_path: Path) -> None:
@@ -197,25 +183,27 @@ def test_an_npz_with_objects_or_of_another_program_is_refused(tmp_path: Path) ->
     with zipfile.ZipFile(tmp_path / "text.npz", "w") as file:
         file.writestr("a.npy", "text")
     for path in sorted(tmp_path.iterdir()):
-        with pytest.raises(CheckpointError, match="is not a model that train_gpt_mlx"):
-            read_mlx(path.read_bytes(), path.name, HEAD)
+        with pytest.raises(CheckpointError, match="is not a model that golf wrote"):
+            read_weights(path.read_bytes(), path.name)
 
 
-def test_a_file_of_the_script_for_gpus_is_called_that_and_not_damaged() -> None:
-    w = to_record("tok_emb.weight", np.ones((8, 4), np.float32), "F32")
-    file = io.BytesIO()
-    torch.save({"tok_emb.weight": torch.ones(8, 4)}, file)
-    for content in (file.getvalue(), zlib.compress(pack([w], "int8-golf", CONTROL, ())[0])):
-        with pytest.raises(CheckpointError) as refused:
-            read_mlx(content, "EVAL_ONLY_PATH=x", HEAD)
-        read = "which scores it; train_gpt_mlx.py reads its own _mlx_model.npz and _mlx_model.int8.ptz"
-        assert str(refused.value) == f"EVAL_ONLY_PATH=x is a file of train_gpt.py, {read}"
+def swapped(values: np.ndarray, name: str) -> list[int]:
+    """The first column of a weight after its halves were swapped, by heads of 4 rows."""
+    shapes = {"tok_emb.weight": np.zeros((1, 8)), "blocks.0.attn.q_gain": np.zeros(2), name: values}
+    weights = swap_halves(to_record(key, value, "F32") for key, value in shapes.items())
+    twice = swap_halves(weights)
+    assert bytes(twice[2].data) == bytes(to_record(name, values, "F32").data)
+    return [int(value) for value in to_array(weights[2])[:, 0]]
 
 
 def test_swapping_the_halves_of_heads_twice_gives_them_back() -> None:
-    w = to_record("blocks.0.attn.c_q.weight", np.arange(8 * 3).reshape(8, 3), "F32")
-    (swapped,) = swap_halves([w], 4)
-    assert to_array(swapped)[:, 0].astype(int).tolist() == [6, 9, 0, 3, 18, 21, 12, 15]
-    assert bytes(swap_halves([swapped], 4)[0].data) == bytes(w.data)
-    (other,) = swap_halves([to_record("blocks.0.attn.c_v.weight", np.arange(24).reshape(8, 3), "F32")], 4)
-    assert to_array(other)[:, 0].astype(int).tolist() == list(range(0, 24, 3))
+    values = np.arange(8 * 3).reshape(8, 3)
+    assert swapped(values, "blocks.0.attn.c_q.weight") == [6, 9, 0, 3, 18, 21, 12, 15]
+    assert swapped(values, "blocks.0.attn.c_v.weight") == list(range(0, 24, 3))
+
+
+def test_a_pickle_cannot_change_the_functions_that_later_files_are_read_with() -> None:
+    change = b"\x80\x05cnumpy\ndtype\n}(Vname\nVvalue\nub."  # takes numpy.dtype and sets an attribute of it
+    with pytest.raises(CheckpointError):
+        read_weights(zlib.compress(change), "x.ptz")
+    assert original("toy_a_mlx_model.int8.ptz")
