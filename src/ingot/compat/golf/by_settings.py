@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 
 from ingot.artifact.container import read_artifact
 from ingot.backends.open import open_inference
-from ingot.compat.golf.variables import CODE, LIMIT_BYTES, run_folder
+from ingot.compat.golf.variables import CODE, run_folder
 from ingot.config.loading import load_config
 from ingot.console.entry import explained, process_start, say
 from ingot.data.loading.data_path import open_dataset
@@ -42,7 +41,7 @@ VARIABLE_OF = {setting: name for name, settings in VARIABLES.items() for setting
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Train, or score the file of EVAL_ONLY_PATH, as the environment says; return 1 if artifact and code exceed the limit."""
+    """Train, or score the file of EVAL_ONLY_PATH, as the environment says."""
     with explained(CODE, lambda setting: VARIABLE_OF.get(setting, setting)) as outcome, listening_early():
         if arguments:
             names = ", ".join([*VARIABLES, "RUN_ID", SCORED])
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         if path := os.environ.get(SCORED):
             score_artifact(Path(path), settings)
         else:
-            outcome.code = _train(settings)
+            _train(settings)
     return outcome.code
 
 
@@ -79,23 +78,13 @@ def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-def _train(settings: dict[str, Any]) -> int:
-    """Train and print the size of artifact and code; return 1 if they exceed the limit."""
+def _train(settings: dict[str, Any]) -> None:
     ranks = ranks_from_environment()
     if run_id := os.environ.get("RUN_ID"):
         settings["training.output_dir"] = str(run_folder(Path("logs"), run_id, ranks.first))
     resolved = load_config(python=settings, environment={})
     score = partial(_score_export, settings)
-    result = run(resolved, LineReporter(say), partial(export_artifact, score=score), began=process_start())
-    if result.status != "completed" or result.artifact_bytes is None or not ranks.first:
-        return 0
-    code = Path(sys.argv[0]).stat().st_size
-    total = result.artifact_bytes + code
-    say(f"Code size: {code} bytes")
-    say(f"Total submission size: {total} bytes, {result.artifact_path}")
-    if total > LIMIT_BYTES:
-        say(f"error: {total} bytes are {total - LIMIT_BYTES} more than {LIMIT_BYTES}; lower budget.artifact_bytes")
-    return int(total > LIMIT_BYTES)
+    run(resolved, LineReporter(say), partial(export_artifact, score=score), began=process_start())
 
 
 def _score_export(settings: Mapping[str, Any], path: Path, *_: object) -> dict[str, float]:

@@ -35,27 +35,6 @@ MAX_SHARDS = 1_000_000  # file names have six digits
 
 
 @dataclass(frozen=True)
-class Downloaded:
-    """The outcome of a download."""
-
-    folder: str
-    repo: str
-    commit: str | None
-    variant: str
-    dataset: str
-    tokenizer: list[str]
-    train_shards: int
-    val_shards: int
-    train_tokens: int
-    val_tokens: int
-    files: int
-    fetched_files: int
-    fetched_bytes: int
-    warnings: list[str]
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Plan:
     """The files of one dataset to download, by names that are the same below the hub's prefix and below the output folder."""
 
@@ -120,8 +99,8 @@ def download(
     skip_manifest: bool = False,
     notify: Callable[[str], None] = warn,
     progress: Callable[..., None] | None = None,
-) -> Downloaded:
-    """Download the shards and the tokenizer of a published dataset into a folder.
+) -> dict[str, Any]:
+    """Download the shards and the tokenizer of a published dataset into a folder, and return the facts that --json prints.
 
     `progress` is a status line's; without one, there is a line for each file that arrives.
     """
@@ -198,23 +177,23 @@ def download(
     warnings = [f"{plan.folder} holds {here:,} train shards, and training reads them all"] if here > len(plan.train) else []
     for warning in warnings:
         notify(f"warning: {warning}")
-    return Downloaded(
-        folder=str(output),
-        repo=hub.repo,
-        commit=commit,
-        variant=variant,
-        dataset=str(output / plan.folder),
-        tokenizer=[str(output / name) for name in plan.tokenizer],
-        train_shards=len(plan.train),
-        val_shards=len(plan.val),
-        train_tokens=sum(token_count(output / name) for name in plan.train),
-        val_tokens=sum(token_count(output / name) for name in plan.val),
-        files=len(names),
-        fetched_files=len(sizes),
-        fetched_bytes=sum(sizes),
-        warnings=warnings,
-        seconds=round(time.monotonic() - started, 3),
-    )
+    return {
+        "folder": str(output),
+        "repo": hub.repo,
+        "commit": commit,
+        "variant": variant,
+        "dataset": str(output / plan.folder),
+        "tokenizer": [str(output / name) for name in plan.tokenizer],
+        "train_shards": len(plan.train),
+        "val_shards": len(plan.val),
+        "train_tokens": sum(token_count(output / name) for name in plan.train),
+        "val_tokens": sum(token_count(output / name) for name in plan.val),
+        "files": len(names),
+        "fetched_files": len(sizes),
+        "fetched_bytes": sum(sizes),
+        "warnings": warnings,
+        "seconds": round(time.monotonic() - started, 3),
+    }
 
 
 def _refuse_foreign_files(output: Path, plan: Plan, is_here: Callable[[str], bool], origin: str) -> None:
@@ -282,15 +261,12 @@ def download_and_print(output: Path, as_json: bool, repo: str, **request: Any) -
     if as_json:
         print_json(result)
         return
-    for split, shards, tokens in (
-        ("train", result.train_shards, result.train_tokens),
-        ("validation", result.val_shards, result.val_tokens),
-    ):
-        print(f"{result.dataset}: {shards:,} {split} {'shard' if shards == 1 else 'shards'} of {tokens:,} tokens")
-    commit = result.commit[:12] if result.commit else "an unknown commit"
-    print(f"tokenizer: {', '.join(result.tokenizer)}")
+    for split, title in (("train", "train"), ("val", "validation")):
+        shards, tokens = result[f"{split}_shards"], result[f"{split}_tokens"]
+        print(f"{result['dataset']}: {shards:,} {title} {'shard' if shards == 1 else 'shards'} of {tokens:,} tokens")
+    print(f"tokenizer: {', '.join(result['tokenizer'])}")
     print(
-        f"{result.repo} at {commit}: {result.files:,} files, {result.fetched_files:,} fetched now "
-        f"({result.fetched_bytes / 1e6:,.1f} MB), {result.seconds:.1f} s"
+        f"{result['repo']} at {(result['commit'] or 'unknown')[:12]}: {result['files']:,} files, "
+        f"{result['fetched_files']:,} fetched now ({result['fetched_bytes'] / 1e6:,.1f} MB), {result['seconds']:.1f} s"
     )
-    print(f"train on it with: ingot train --recipe demo --data.path {shlex.quote(result.dataset)}")
+    print(f"train on it with: ingot train --recipe demo --data.path {shlex.quote(result['dataset'])}")

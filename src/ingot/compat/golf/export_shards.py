@@ -68,17 +68,6 @@ class Docs:
     root: str | None
 
 
-@dataclass(frozen=True)
-class ExportSummary:
-    """The outcome of an export; `kept` are the datasets that were complete before."""
-
-    folder: str
-    manifest: dict[str, Any]
-    kept: list[str]
-    warnings: list[str]
-    seconds: float
-
-
 def export(
     output: Path,
     specs: Sequence[Spec],
@@ -91,8 +80,8 @@ def export(
     batch: int | None = None,
     notify: Notify = lambda line: None,
     progress: Progress = lambda what, done, total: None,
-) -> ExportSummary:
-    """Fill a folder with the documents, tokenizers and shards of golf's layout.
+) -> dict[str, Any]:
+    """Fill a folder with the documents, tokenizers and shards of golf's layout; return the facts that --json prints.
 
     `workers` processes encode, one per processor by default. Neither their number nor the batches change the output.
     """
@@ -135,7 +124,8 @@ def export(
             listing["tokenizers"].append(_relative(built.entry, output))
             listing["datasets"].append(_dataset_entry(built, manifest))
             _write_json(output / MANIFEST, listing)
-    return ExportSummary(str(output), listing, kept, warnings, round(time.monotonic() - started, 3))
+    seconds = round(time.monotonic() - started, 3)
+    return {"folder": str(output), "manifest": listing, "kept": kept, "warnings": warnings, "seconds": seconds}
 
 
 def read_docs(path: Path, what: str, progress: Progress = lambda what, done, total: None) -> Iterator[str]:
@@ -356,13 +346,13 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
         if args.json:
             print_json(result)
             return outcome.code
-        for entry in result.manifest["datasets"]:
-            stats, kept = entry["stats"], " (was complete)" if entry["name"] in result.kept else ""
-            print(f"{result.folder}/{entry['path']}: {entry['vocab_size']:,} ids, {stats['docs_total']:,} documents{kept}")
+        for entry in result["manifest"]["datasets"]:
+            stats, kept = entry["stats"], " (was complete)" if entry["name"] in result["kept"] else ""
+            print(f"{result['folder']}/{entry['path']}: {entry['vocab_size']:,} ids, {stats['docs_total']:,} documents{kept}")
             for split, title in (("train", "train"), ("val", "validation")):
                 files, tokens, documents = (stats[f"{what}_{split}"] for what in ("files", "tokens", "docs"))
                 print(f"  {title}: {documents:,} documents, {tokens:,} tokens, {files:,} {'shard' if files == 1 else 'shards'}")
-        print(f"{result.folder}/manifest.json lists them, {result.seconds:.1f} s")
+        print(f"{result['folder']}/manifest.json lists them, {result['seconds']:.1f} s")
     return outcome.code
 
 

@@ -1,8 +1,8 @@
 """The model files of golf's scripts: torch files of train_gpt.py, arrays of train_gpt_mlx.py, and each quantised in zlib.
 
-The challenge's own scripts read them, so names, types and dtypes in them are fixed. Torch files and pickles may hold code; they are
-read as weights only, and code in them is never run. The original's MLX script rotates positions the other way than its CUDA script,
-and our weights follow CUDA: in MLX files the halves of every head's rows in c_q and c_k are swapped, which is exact.
+The challenge's own scripts read them, so names, types and dtypes are fixed. Torch files and pickles may hold code; they are read
+as weights only, and code in them is never run. The original's MLX script rotates positions the other way than its CUDA script,
+which our weights follow: in MLX files the halves of every head's rows in c_q and c_k are swapped, which is exact.
 """
 
 from __future__ import annotations

@@ -8,11 +8,9 @@ with U+2585 in them, and reads the others stripped, while the exported text is n
 from __future__ import annotations
 
 import json
-import lzma
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files as resources
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -20,9 +18,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ingot.data.store.documents import marks_of
-from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, Tokenizer
-from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
-from ingot.data.tokenizers.hf_json import from_json
+from ingot.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from ingot.data.tokenizers.learn_vocabulary import learn
 from ingot.data.tokenizers.plain import byte_file
 from ingot.data.tokenizers.tokenizer_base import NARROW
@@ -41,17 +37,14 @@ class Kind(NamedTuple):
     size: int | None = None
 
 
-BYTE, SENTENCEPIECE, HF_BPE, TIKTOKEN = "byte", "sentencepiece_bpe", "hf_bpe", "tiktoken"
+BYTE, SENTENCEPIECE = "byte", "sentencepiece_bpe"
 KINDS = {
     BYTE: Kind("pure_byte_260", "byte260", "fineweb_pure_byte_260.json", 260),
     SENTENCEPIECE: Kind("sp_bpe_{}", "sp{}", "fineweb_{}_bpe.model"),
-    HF_BPE: Kind("hf_bpe_{}", "hfbpe{}", "fineweb_{}_hf_bpe.json"),
-    TIKTOKEN: Kind("gpt2", "gpt2", "gpt2.tiktoken", 50_257),
 }
 ALIASES = {
     "pure_byte": BYTE,
     "sentencepiece": SENTENCEPIECE,
-    "gpt2": TIKTOKEN,
     # Functions of golf's own module, which older files name as the builder.
     "build_pure_byte_tokenizer": BYTE,
     "build_sentencepiece_tokenizer": SENTENCEPIECE,
@@ -118,10 +111,10 @@ class Spec(BaseModel):
     @property
     def files(self) -> tuple[str, ...]:
         """The names below tokenizers/, the one to open first."""
-        kind = self.tokenizer_kind
-        if kind != SENTENCEPIECE:
-            return (self.filename or KINDS[kind].file.format(self.size),)
-        stem = self.model_prefix or Path(KINDS[kind].file.format(self.size)).stem
+        file = KINDS[self.tokenizer_kind].file.format(self.size)
+        if self.tokenizer_kind == BYTE:
+            return (self.filename or file,)
+        stem = self.model_prefix or Path(file).stem
         return f"{stem}.model", f"{stem}.vocab"
 
     @property
@@ -200,8 +193,13 @@ class Built:
 def build(spec: Spec, documents: Iterable[str], notify: Callable[[str], None]) -> Built:
     """Return the tokenizer of a spec, learned from the documents where it is not fixed or reused."""
     try:
-        files = _make_files(spec, islice(documents, spec.tokenizer_train_docs))
-        tokenizer = _open(spec, files[spec.files[0]])
+        if spec.tokenizer_kind == BYTE:
+            tokenizer: Tokenizer = ByteTokenizer()
+            files = {spec.files[0]: byte_file()}
+        else:
+            model, vocabulary = _sentencepiece_files(spec, islice(documents, spec.tokenizer_train_docs))
+            tokenizer = SentencePieceTokenizer(model)
+            files = dict(zip(spec.files, (model, vocabulary or vocabulary_lines(model)), strict=True))
         if tokenizer.bos is None:
             raise DataError("it has no token for the start of a document, and every document needs one")
         if spec.reuse_model_path and tokenizer.vocab_size != spec.size:
@@ -225,47 +223,24 @@ def build(spec: Spec, documents: Iterable[str], notify: Callable[[str], None]) -
     paths = [f"tokenizers/{name}" for name in spec.files]
     if spec.tokenizer_kind == SENTENCEPIECE:
         return Built(spec, tokenizer, files, entry | {"model_path": paths[0], "vocab_path": paths[1]})
-    pad, unknown = (0, 3) if spec.tokenizer_kind == BYTE else (None, None)
-    return Built(spec, tokenizer, files, entry | {"path": paths[0], "pad_id": pad, "unk_id": unknown})
+    return Built(spec, tokenizer, files, entry | {"path": paths[0], "pad_id": 0, "unk_id": 3})
 
 
-def _open(spec: Spec, contents: bytes) -> Tokenizer:
-    match spec.tokenizer_kind:
-        case "sentencepiece_bpe":
-            return SentencePieceTokenizer(contents)
-        case "hf_bpe":
-            return from_json(contents, None if spec.reuse_model_path else END_OF_TEXT)
-        case "byte":
-            return ByteTokenizer()
-    return GPT2Tokenizer()
-
-
-def _make_files(spec: Spec, documents: Iterable[str]) -> dict[str, bytes]:
-    file, overrides = spec.files[0], spec.trainer_overrides or {}
-    if spec.tokenizer_kind == BYTE:
-        return {file: byte_file()}
-    if spec.tokenizer_kind == TIKTOKEN:
-        return {file: lzma.decompress((resources("ingot.data.tokenizers") / "gpt2.tiktoken.xz").read_bytes())}
-    beside = None
+def _sentencepiece_files(spec: Spec, documents: Iterable[str]) -> tuple[bytes, bytes | None]:
+    """Return the model, reused or learned, and the vocabulary beside it, if there is one."""
     if spec.reuse_model_path:
-        reused = user_path(spec.reuse_model_path)
-        with reading(reused):
-            contents: bytes | None = reused.read_bytes()
-            beside = reused.with_suffix(".vocab").read_bytes() if reused.with_suffix(".vocab").is_file() else None
-    elif spec.tokenizer_kind == HF_BPE:
-        contents = learn("bpe", documents, spec.size, overrides)
-    else:
-        settings = {"max_sentence_length": MAX_SENTENCE_BYTES, **overrides}
-        stripped = (document.replace("\0", " ").strip() for document in documents)
-        longest = settings["max_sentence_length"]
-        sentences = (text for text in stripped if len(text.encode()) <= longest and BOUNDARY not in text)
-        contents = learn("sentencepiece", sentences, spec.size, settings)
-    if contents is None:
+        path = user_path(spec.reuse_model_path)
+        beside = path.with_suffix(".vocab")
+        with reading(path):
+            return path.read_bytes(), beside.read_bytes() if beside.is_file() else None
+    settings = {"max_sentence_length": MAX_SENTENCE_BYTES, **(spec.trainer_overrides or {})}
+    longest = settings["max_sentence_length"]
+    stripped = (document.replace("\0", " ").strip() for document in documents)
+    sentences = (text for text in stripped if len(text.encode()) <= longest and BOUNDARY not in text)
+    model = learn("sentencepiece", sentences, spec.size, settings)
+    if model is None:
         raise DataError("the documents hold no text to learn from")
-    if spec.tokenizer_kind == HF_BPE:
-        return {file: contents}
-    SentencePieceTokenizer(contents)  # refuses a file that is not a model
-    return {file: contents, spec.files[1]: beside or vocabulary_lines(contents)}
+    return model, None
 
 
 def vocabulary_lines(model: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import ingot
 from ingot.compat.golf import export_shards as golf_data
@@ -66,7 +67,7 @@ class Folder:
             hub = Hub(REPO)
             hub.offline = True
         request = {"val_documents": 1, "chunk_tokens": 500, "notify": self.lines.append, **request}
-        return export(self.path, self.specs(*(records or [BYTE]), **options), hub, "datasets", **request)
+        return SimpleNamespace(**export(self.path, self.specs(*(records or [BYTE]), **options), hub, "datasets", **request))
 
     def split(self, dataset, split):
         return [open_shard(path).tolist() for path in sorted((self / f"datasets/{dataset}").glob(f"fineweb_{split}_*.bin"))]

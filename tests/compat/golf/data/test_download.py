@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ class Folder:
         given = {"train_shards": 2, "notify": self.lines.append, **request}
         asked = {"repo": REPO, "endpoint": self.hub.endpoint, "cache": self.cache}
         asked |= {name: given.pop(name) for name in asked.keys() & given.keys()}
-        return download(self.path, Hub(**asked), **given)
+        return SimpleNamespace(**download(self.path, Hub(**asked), **given))
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name

@@ -22,7 +22,7 @@ from ingot.data.hub import Hub
 from ingot.data.prepare.blocks import EveryText, encode_block, text_blocks
 from ingot.data.store.dataset import Dataset
 from ingot.data.store.shards import token_count
-from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, SentencePieceTokenizer, open_tokenizer
+from ingot.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, open_tokenizer
 from ingot.data.verify.audit import audit
 from ingot.errors import ConfigError, DataError
 
@@ -402,29 +402,6 @@ def test_a_model_that_cannot_be_used_again_is_refused_before_anything_is_made(fo
     with pytest.raises((ConfigError, DataError), match=f"tokenizer sp_bpe_290: .*{said}"):
         folder({"vocab_size": 290}, reuse=[f"290={tmp_path / 'm.model'}"])
     assert {path.name for path in folder.path.iterdir()} <= {"docs_selected.jsonl", ".download.lock"}
-
-
-def test_a_byte_level_bpe_is_learned_and_used_again(folder, tmp_path):
-    folder.docs(TEXTS)
-    folder({"kind": "hf_bpe", "vocab_size": 280})
-    file = folder / "tokenizers/fineweb_280_hf_bpe.json"
-    tokenizer = open_tokenizer(str(file))
-    assert folder.stream("fineweb10B_hfbpe280", "val") == tokenizer.encode_document(TEXTS[0]).tolist()
-    assert folder.manifest()["tokenizers"][0]["path"] == "tokenizers/fineweb_280_hf_bpe.json"
-    other = Folder(tmp_path / "other", TEXTS)
-    other({"kind": "hf_bpe", "vocab_size": 280, "reuse_model_path": str(file)})
-    assert (
-        other.content("fineweb10B_hfbpe280")["fineweb_val_000000.bin"]
-        == folder.content("fineweb10B_hfbpe280")["fineweb_val_000000.bin"]
-    )
-
-
-def test_gpt2s_tokens_come_with_their_ranks(folder):
-    folder({"kind": "tiktoken"}, workers=1)
-    assert folder.stream("fineweb10B_gpt2", "train") == [50256, 50256, *GPT2Tokenizer().encode("two words here").tolist()]
-    assert open_tokenizer(str(folder / "tokenizers/gpt2.tiktoken")).kind == "gpt2"
-    entry = folder.manifest()["tokenizers"][0]
-    assert (entry["vocab_size"], entry["bos_id"], entry["eos_id"]) == (50_257, 50_256, 50_256)
 
 
 # The script

@@ -23,8 +23,6 @@ def specs(tmp_path, content, **options):
         ({"builder": "build_sentencepiece_tokenizer", "vocab_size": 9}, "sentencepiece_bpe"),
         ({"dataset_suffix": "byte260"}, "byte"),
         ({"vocab_size": 1024}, "sentencepiece_bpe"),
-        ({"kind": "hf_bpe", "vocab_size": 1024}, "hf_bpe"),
-        ({"kind": "gpt2"}, "tiktoken"),
     ],
 )
 @pytest.mark.parametrize("wrap", [list, lambda x: {"tokenizers": x}, lambda x: {"tokenizer_specs": x}])
