@@ -82,27 +82,15 @@ def alone(golf: Golf, place: Path, **given: str) -> subprocess.CompletedProcess[
     return subprocess.run([sys.executable, place / "train_gpt.py"], env=environment | given, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        (
-            "there",
-            "there/train_gpt_model.py is not the model that there/train_gpt.py carries; remove it, or rename it and set MODEL_",
-        ),
-        (
-            "nowhere",
-            "nowhere/train_gpt_model.py cannot be written: No such file or directory; copy nowhere/train_gpt.py to a folder",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("place", "code"), [("there", 2), ("nowhere", 4)])
 def test_a_model_that_cannot_be_put_beside_the_script_is_refused_in_a_line(
-    golf: Golf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, said: str
+    golf: Golf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, code: int
 ) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there/train_gpt_model.py").write_text("another model")
     monkeypatch.setattr(sys, "argv", [f"{place}/train_gpt.py"])
     carrying = Golf(golf.toys, main=partial(main, carried=LIKE_THE_TOY))
-    assert carrying.refuses(2, MODEL_FILE="train_gpt_model.py").startswith(said)
+    assert f"{place}/train_gpt_model.py" in carrying.refuses(code, MODEL_FILE="train_gpt_model.py")
     assert (tmp_path / "there/train_gpt_model.py").read_text() == "another model" and not (tmp_path / "logs").exists()
 
 

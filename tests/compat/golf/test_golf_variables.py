@@ -261,7 +261,7 @@ def test_errors_of_the_engine_are_put_into_the_words_of_the_door() -> None:
 
 def test_advice_that_golf_has_its_own_words_for_is_still_given_by_the_engine() -> None:
     engine = "".join(path.read_text() for path in Path(ingot.__file__).parent.rglob("*.py") if "compat" not in path.parts)
-    assert [ours for ours in ADVICE if f'"{ours}"' not in engine] == []
+    assert [ours for ours in ADVICE if ours.partition(" or {2}")[0].removesuffix(", and start again") not in engine] == []
 
 
 @pytest.mark.parametrize("ranks", [{"RANK": "0", "WORLD_SIZE": "0"}, {"RANK": "0", "WORLD_SIZE": "-1"}])

@@ -134,7 +134,6 @@ def write_files(files: Mapping[Path, bytes]) -> None:
     """Write files, each whole or not at all."""
     for path, content in files.items():
         with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
 
 

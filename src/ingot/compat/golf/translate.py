@@ -27,7 +27,7 @@ ADVICE = {
         "lower the learning rate, set GRAD_CLIP_NORM or look at the data, and start again"
     ),
     "lower {0} or set {1}, and start again": "lower {0}, and start again",
-    "lower {0}, or set {1} or {2}, and start again": "lower {0}, and start again",
+    "lower {0} or set {1} or {2}, and start again": "lower {0}, and start again",
     "shorten it, shrink the model or set {1}": "shorten it or shrink the model",
 }
 

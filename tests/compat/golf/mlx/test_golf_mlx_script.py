@@ -112,7 +112,8 @@ def test_a_mistake_names_the_variable_and_its_value(mlx: MLXGolf, given: dict[st
 
 @pytest.mark.parametrize("given", [{"WORLD_SIZE": "2", "RANK": "0"}, {"RANK": "1"}, {"WORLD_SIZE": "1"}])
 def test_more_than_one_process_is_refused(mlx: MLXGolf, given: dict[str, str]) -> None:
-    assert next(iter(given)) in mlx.refuses(2, **given)
+    said = mlx.refuses(2, **given)
+    assert "WORLD_SIZE" in said or "RANK" in said
 
 
 def test_a_name_of_a_folder_that_the_disk_does_not_take_is_refused_in_a_sentence(mlx: MLXGolf) -> None:
