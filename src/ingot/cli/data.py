@@ -55,7 +55,7 @@ def convert_command(
     as_json: AsJson = False,
 ) -> None:
     """Convert token data from one format to another."""
-    from ingot.data.formats.convert import Layout, convert
+    from ingot.data.formats.convert import FileLayout, convert
     from ingot.data.formats.opener import open_tokens
 
     opened = open_tokens(source, from_format)
@@ -67,7 +67,7 @@ def convert_command(
             to,
             tokenizer=tokenizer,
             mark=mark,
-            layout=Layout(name, shard_tokens, max_length, overlap),
+            layout=FileLayout(name, shard_tokens, max_length, overlap),
             overwrite=force,
             progress=progress,
         )

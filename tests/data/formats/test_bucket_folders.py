@@ -9,9 +9,9 @@ import pytest
 from bucket_files import EOS, documents_of, write_buckets, write_pair
 from toy_tokenizers import byte_level_config
 
+from ingot.compat.gpt_simple.tokenize_jsonl import WindowRule, tokenize
 from ingot.config.schema import DataSection
 from ingot.data.formats.gpt_simple_folder import index_bytes, token_width
-from ingot.data.formats.tokenize_jsonl import Windows, tokenize
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.errors import DataError
@@ -53,7 +53,7 @@ def test_a_window_cut_in_a_document_does_not_end_it_where_the_start_mark_is_the_
     (tmp_path / "text").mkdir()
     (tmp_path / "text/a.jsonl").write_text(json.dumps({"text": "abcdefghij" * 5}))
     for split in ("train", "val"):
-        tokenize(tmp_path / "text", tmp_path / "data" / split / "main", str(tokenizer), Windows(24, 4, least_characters=0))
+        tokenize(tmp_path / "text", tmp_path / "data" / split / "main", str(tokenizer), WindowRule(24, 4, least_characters=0))
     data = open_dataset(str(tmp_path / "data"), str(tokenizer))
     windows, mark = data.split("train").documents, data.tokenizer.bos
     batch = np.empty((windows, 2, 24), np.int32)

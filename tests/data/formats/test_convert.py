@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from ingot.cli.data import convert_command
 from ingot.data.formats import convert as module
-from ingot.data.formats.convert import Layout, convert
+from ingot.data.formats.convert import FileLayout, convert
 from ingot.data.formats.gpt_simple_folder import Pair
 from ingot.data.formats.opener import open_tokens
 from ingot.data.prepare.pipeline import prepare, write_dataset
@@ -67,7 +67,7 @@ def refused(message, call, *given, error=DataError, **options):
 def test_data_that_goes_there_and_comes_back_is_the_same_data(tmp_path_factory, train, format, tokenizer, shard_tokens):
     base = tmp_path_factory.mktemp("convert")
     manifest = prepared(base / "ours", tokenizer, train, shard_tokens=shard_tokens)
-    layout = Layout(shard_tokens=shard_tokens, max_length=7, overlap=3)
+    layout = FileLayout(shard_tokens=shard_tokens, max_length=100, overlap=3)
     there = convert(open_tokens(base / "ours"), base / "theirs", format, layout=layout)
     back = convert(open_tokens(base / "theirs"), base / "back", "ingot", tokenizer=tokenizer.kind, layout=layout)
     assert Dataset.open(base / "back").fingerprint == manifest.fingerprint
@@ -95,7 +95,7 @@ def test_tiny_shakespeare_becomes_nanogpts_own_files_to_the_byte(tmp_path):
 
 def test_characters_go_through_every_format(tmp_path):
     manifest = prepared(tmp_path / "ours", CharTokenizer("held outabcé"), ["abcé" * 20], shard_tokens=50)
-    layout = Layout(shard_tokens=50, max_length=16, overlap=4)
+    layout = FileLayout(shard_tokens=50, max_length=16, overlap=4)
     convert(open_tokens(tmp_path / "ours"), tmp_path / "nanogpt", "nanogpt")
     convert(open_tokens(tmp_path / "nanogpt"), tmp_path / "shards", "shards", layout=layout)
     convert(open_tokens(tmp_path / "shards"), tmp_path / "simple", "gpt-simple", layout=layout)
@@ -108,8 +108,9 @@ def test_characters_go_through_every_format(tmp_path):
 @pytest.mark.parametrize("format", ["nanogpt", "gpt-simple", "shards"])
 def test_what_comes_back_is_whole(tmp_path, format):
     prepared(tmp_path / "ours", BYTE, ["one", "two " * 20, "three"], shard_tokens=50)
-    convert(open_tokens(tmp_path / "ours"), tmp_path / "theirs", format)
-    convert(open_tokens(tmp_path / "theirs"), tmp_path / "back", "ingot", tokenizer="byte", layout=Layout(shard_tokens=30))
+    convert(open_tokens(tmp_path / "ours"), tmp_path / "theirs", format, layout=FileLayout(max_length=32, overlap=8))
+    convert(open_tokens(tmp_path / "theirs"), tmp_path / "back", "ingot", tokenizer="byte", layout=FileLayout(shard_tokens=30))
+    assert texts(tmp_path / "back") == ["one", "two " * 20, "three"]
     assert audit(tmp_path / "back").ok
 
 
@@ -153,7 +154,7 @@ def test_a_mark_can_be_given_where_there_is_no_tokenizer(tmp_path):
     source = nanogpt(tmp_path / "in", 5, 6, 9, 7, 9)
     convert(source, tmp_path / "simple", "gpt-simple", mark=9)
     assert [list(document[0]) for document in Pair(tmp_path / "simple/train/main/00000.bin").documents(9)] == [[5, 6], [7]]
-    convert(open_tokens(tmp_path / "simple"), tmp_path / "shards", "shards", mark=9, layout=Layout(name="mine"))
+    convert(open_tokens(tmp_path / "simple"), tmp_path / "shards", "shards", mark=9, layout=FileLayout(name="mine"))
     assert list(open_shard(tmp_path / "shards/mine_train_000000.bin")) == [9, 5, 6, 9, 7]
 
 
@@ -187,7 +188,7 @@ def test_a_tokenizer_says_what_stands_around_documents(tokenizer, marks):
 
 def test_tokens_that_are_not_in_the_vocabulary_are_refused_and_nothing_is_left(tmp_path):
     source = nanogpt(tmp_path / "in", 5, 300)
-    message = "holds token 300, outside the byte vocabulary of 260 ids; give the tokenizer it was made with"
+    message = "holds token 300, outside the 260 ids of byte"
     refused(message, convert, source, tmp_path / "new/out", "ingot", tokenizer="byte")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -232,11 +233,11 @@ def test_what_the_tokens_stand_for_must_be_known_once_and_only_once(tmp_path):
         ({"to": "gguf"}, "unknown format 'gguf'; known are ingot, nanogpt, gpt-simple, shards"),
         ({"mark": 1 << 24}, "--mark 16777216 is not a token id"),
         ({"mark": -1}, "--mark -1 is not a token id"),
-        ({"layout": Layout(shard_tokens=0)}, "--shard-tokens 0 is out of range"),
-        ({"layout": Layout(shard_tokens=2**31)}, "--shard-tokens 2,147,483,648 is out of range"),
-        ({"layout": Layout(name="../x")}, "--name '../x' is not a name for files"),
-        ({"layout": Layout(name="")}, "--name '' is not a name for files"),
-        ({"to": "gpt-simple", "layout": Layout(overlap=2000)}, "an overlap of 2,000 does not fit windows of 3,072 tokens"),
+        ({"layout": FileLayout(shard_tokens=0)}, "--shard-tokens 0 is out of range"),
+        ({"layout": FileLayout(shard_tokens=2**31)}, "--shard-tokens 2,147,483,648 is out of range"),
+        ({"layout": FileLayout(name="../x")}, "--name '../x' is not a name for files"),
+        ({"layout": FileLayout(name="")}, "--name '' is not a name for files"),
+        ({"to": "gpt-simple", "layout": FileLayout(overlap=2000)}, "an overlap of 2,000 does not fit windows of 3,072 tokens"),
         ({"tokenizer": "gpt3"}, "unknown tokenizer 'gpt3'"),
     ],
 )
@@ -301,7 +302,7 @@ def test_a_conversion_that_fails_leaves_the_old_output_and_nothing_else(tmp_path
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "write_meta", fail)
+    monkeypatch.setattr(module, "meta_bytes", fail)
     refused("cannot write", convert, source, output, "nanogpt", tokenizer="byte", overwrite=True)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
@@ -312,7 +313,7 @@ def test_what_a_killed_conversion_left_is_swept_away_by_the_next(tmp_path, pytho
     program = (
         "import os, signal, sys; from pathlib import Path\n"
         "from ingot.data.formats import convert as module; from ingot.data.formats.opener import open_tokens\n"
-        "module.write_meta = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "module.meta_bytes = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "base = Path(sys.argv[1]); module.convert(open_tokens(base / 'in'), base / 'out', 'nanogpt', tokenizer='byte')"
     )
     assert python(program, tmp_path).wait(60) == -9
@@ -328,7 +329,7 @@ def test_more_files_than_a_process_may_open_are_converted(tmp_path):
     try:
         for source, output, to in (("ours", "shards", "shards"), ("shards", "simple", "gpt-simple"), ("simple", "back", "ingot")):
             tokenizer = None if source == "ours" else "byte"
-            convert(open_tokens(tmp_path / source), tmp_path / output, to, tokenizer=tokenizer, layout=Layout(shard_tokens=4))
+            convert(open_tokens(tmp_path / source), tmp_path / output, to, tokenizer=tokenizer, layout=FileLayout(shard_tokens=4))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(list((tmp_path / "shards").iterdir())) > 80

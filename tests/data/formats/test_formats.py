@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_files import write_shard
 
-from ingot.data.formats.gpt_simple_folder import Pair, PairWriter, index_bytes, read_index, token_width
-from ingot.data.formats.nanogpt_folder import META, char_tokenizer, meta_bytes, nanogpt_writer, read_meta
+from ingot.data.formats.convert import FileLayout, PairWriter, PlainWriter, StreamWriter, with_marks
+from ingot.data.formats.gpt_simple_folder import Pair, index_bytes, read_index, token_width
+from ingot.data.formats.nanogpt_folder import META, char_tokenizer, meta_bytes, read_meta
 from ingot.data.formats.opener import detect, open_tokens
-from ingot.data.formats.shard_folder import shard_writer
 from ingot.data.store.documents import Marks, cut
-from ingot.data.store.shards import HEADER_BYTES, TokenStream, open_plain, open_shard
-from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
+from ingot.data.store.shards import HEADER_BYTES, ShardWriter, TokenStream, open_plain, open_shard
+from ingot.data.tokenizers import ByteTokenizer, CharTokenizer
 from ingot.errors import ConfigError, DataError
 
 MARK = 7
@@ -155,9 +155,9 @@ def test_a_damaged_shard_is_not_taken_for_data_without_a_header(tmp_path):
 def test_nanogpt_files_give_back_what_was_written(tmp_path_factory, bodies, marked):
     folder, marks = tmp_path_factory.mktemp("nano"), Marks(MARK, MARK) if marked else Marks()
     with ExitStack() as files:
-        writer = nanogpt_writer(folder, "train", marks, None, files)
+        writer = StreamWriter(1 << 62, lambda _: PlainWriter(folder / "train.bin", files))
         for body in bodies:
-            writer.add([ids(*body[:3]), ids(*body[3:])])
+            writer.add_document(with_marks([ids(*body[:3]), ids(*body[3:])], Marks(eos=marks.eos)))
         writer.close()
     flat = [token for body in bodies for token in (*body, *([MARK] if marked else []))]
     if not flat:
@@ -268,9 +268,9 @@ def test_a_meta_that_is_no_list_of_sorted_characters_gives_no_tokenizer(tmp_path
 def test_shards_give_back_what_was_written_wherever_files_end(tmp_path_factory, bodies, limit):
     folder = tmp_path_factory.mktemp("shards")
     with ExitStack() as files:
-        writer = shard_writer(folder, "train", Marks(MARK, MARK), None, files, "fineweb", limit)
+        writer = StreamWriter(limit, lambda n: ShardWriter(folder / f"fineweb_train_{n:06d}.bin", files, limit))
         for body in bodies:
-            writer.add([ids(*body)])
+            writer.add_document(with_marks([ids(*body)], Marks(bos=MARK)))
         writer.close()
     if not bodies:
         return
@@ -323,12 +323,11 @@ def test_a_damaged_shard_is_refused(tmp_path, contents, problem):
 # gpt-simple
 
 
-def write_pairs(folder, bodies, eos=MARK, **layout):
-    given = {"limit": 10**9, "max_length": 3072, "overlap": 256, **layout}
+def write_pairs(folder, bodies, eos=MARK, width=2, **layout):
     with ExitStack() as files:
-        writer = PairWriter(folder, Marks(eos, eos), None, files, **given)
+        writer = PairWriter(folder, files, FileLayout(**layout), width)
         for body in bodies:
-            writer.add([ids(*body)] if body else [])
+            writer.add_document(with_marks([ids(*body)] if body else [], Marks(eos=eos)))
         writer.close()
     return writer
 
@@ -353,7 +352,7 @@ def test_the_vocabulary_decides_how_wide_tokens_are(tmp_path):
 @given(BODIES, st.integers(1, 9), st.integers(0, 4), st.integers(1, 30), st.sampled_from([2, 4]))
 def test_pairs_give_back_what_was_written_wherever_windows_end(tmp_path_factory, bodies, max_length, overlap, limit, width):
     folder = tmp_path_factory.mktemp("pairs")
-    layout = {"max_length": max_length, "overlap": min(overlap, max_length // 2), "limit": limit, "width": width}
+    layout = {"max_length": max_length, "overlap": min(overlap, max_length // 2), "shard_tokens": limit, "width": width}
     writer = write_pairs(folder / "train/web", bodies, **layout)
     if not bodies:
         return
@@ -462,10 +461,3 @@ def test_the_characters_of_a_folder_are_its_tokenizer(tmp_path):
     source = open_tokens(tmp_path)
     assert source.tokenizer.spec() == {"kind": "char", "characters": "ab"}
     assert source.about == "nanoGPT's train.bin with meta.pkl (2 characters)"
-
-
-def test_gpt2_needs_no_meta(tmp_path):
-    from ingot.data.formats.nanogpt_folder import write_meta
-
-    write_meta(tmp_path, GPT2Tokenizer())
-    assert not list(tmp_path.iterdir())

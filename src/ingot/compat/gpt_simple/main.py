@@ -98,22 +98,23 @@ def init(options: Namespace, say: Callable[[str], None]) -> None:
 
 def tokenize(options: Namespace, say: Callable[[str], None]) -> None:
     """Turn the JSON lines of a folder into .bin/.idx pairs, one per file, and report each file."""
+    from ingot.compat.gpt_simple.tokenize_jsonl import WindowRule
+    from ingot.compat.gpt_simple.tokenize_jsonl import tokenize as tokenize_files
     from ingot.compat.gpt_simple.translate import tokenizer_name
-    from ingot.data.formats.tokenize_jsonl import Windows, refuse_failed
-    from ingot.data.formats.tokenize_jsonl import tokenize as tokenize_files
 
     probability = options.overlap_probability if options.probabilistic_overlap else 1.0
     length, overlap = options.max_length, min(options.overlap_size, max(0, options.max_length // 2))
     if overlap < options.overlap_size and length > 0:  # the original starts windows at least half a window apart
         say(f"--overlap_size {options.overlap_size} is more than half of --max_length {length}: windows share {overlap} tokens")
-    windows = Windows(length, overlap, probability, options.min_text_length)
+    windows = WindowRule(length, overlap, probability, options.min_text_length)
     source, output = Path(options.input_dir), Path(options.output_dir)
     with progress_bar("tokenizing", unit="files") as progress:
         files = tokenize_files(source, output, tokenizer_name(options.tokenizer_path), windows, options.num_workers, progress)
     for file in files:
         skipped = file.short + file.bad_lines + file.empty
         say(f"{file.file}: {file.documents:,} documents, {file.windows:,} windows, {file.tokens:,} tokens, {skipped:,} skipped")
-    refuse_failed(files)
+    if errors := [file.error for file in files if file.error]:
+        raise RunError(f"{len(errors)} of {len(files)} files could not be tokenized: {'; '.join(errors)}")
 
 
 def generate(options: Namespace, say: Callable[[str], None]) -> None:

@@ -7,39 +7,35 @@ removed on reading and added on writing, so a document keeps its tokens and noth
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
 from ingot.data import SHARD_TOKENS, SPLITS
-from ingot.data.formats.gpt_simple_folder import WIDE, PairWriter, token_width
-from ingot.data.formats.nanogpt_folder import check_meta_size, nanogpt_writer, write_meta
-from ingot.data.formats.opener import OPENERS
-from ingot.data.formats.shard_folder import shard_writer
-from ingot.data.formats.token_writers import ByteCounter, FolderWriter, TokenWriter
-from ingot.data.store.dataset import Dataset
-from ingot.data.store.documents import Marks, marks_of
-from ingot.data.store.shards import MAX_TOKENS, TOKEN_BYTES
+from ingot.data.formats.gpt_simple_folder import DTYPES, check_windows, cut_windows, index_bytes, token_width
+from ingot.data.formats.nanogpt_folder import FILES, META, check_meta_size, meta_bytes
+from ingot.data.formats.opener import OPENERS, tokenizer_mismatch
+from ingot.data.store.dataset import Dataset, SplitRecord
+from ingot.data.store.documents import Document, Marks, marks_of
+from ingot.data.store.shards import CHUNK_TOKENS, MAX_TOKENS, TOKEN_BYTES, ShardWriter
 from ingot.data.store.staging import check_output, staged
-from ingot.data.store.writer import write_manifest
+from ingot.data.store.writer import SplitWriter, write_manifest
 from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer, open_tokenizer
-from ingot.data.tokenizers.by_name import HEAD, round_trips
-from ingot.data.tokenizers.tokenizer_base import NARROW
+from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, IdArray, id_type
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import write_atomically
 
 log = logging.getLogger(__name__)
 
-FORMATS = tuple(OPENERS)
 NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # the file name that golf's scripts expect, and the default bucket
 PROGRESS_TOKENS = 1 << 20
-SAMPLED = 32  # documents per split used to check the tokenizer
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
 
@@ -53,7 +49,7 @@ class WrittenCounts:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Conversion:
     """The result of a conversion."""
 
     source: Path
@@ -66,7 +62,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """The layout of the output files."""
 
     name: str | None = None
@@ -82,53 +78,69 @@ def convert(
     *,
     tokenizer: str | None = None,
     mark: int | None = None,
-    layout: Layout = Layout(),  # noqa: B008 (frozen)
+    layout: FileLayout = FileLayout(),  # noqa: B008 (frozen)
     overwrite: bool = False,
     progress: Progress | None = None,
-) -> Summary:
+) -> Conversion:
     """Write a dataset to the folder `output` in the format `to`. `mark` separates documents if no tokenizer defines one."""
     started = time.monotonic()
     _check(source, output, to, mark, layout)
     check_output(output, overwrite)
     opened = _tokenizer(source, tokenizer, to)
-    written_marks = marks_of(opened) if opened else Marks(mark, mark)
-    read_marks = written_marks if mark is None else Marks(mark, mark)
+    marks = marks_of(opened) if opened else Marks(mark, mark)
+    read_marks = marks if mark is None else Marks(mark, mark)
     if read_marks == Marks() and source.format in ("nanogpt", "shards") and opened is None:
         log.warning("nothing says where documents begin, so each split is one; give --tokenizer, or --mark ID")
-    if opened and source.known_tokenizer is None:
-        _check_tokenizer(source, opened, read_marks)
+    written_marks = {"ingot": Marks(bos=opened.bos if opened else None), "shards": Marks(bos=marks.bos)}.get(
+        to, Marks(eos=marks.eos)
+    )
+    wide = opened.vocab_size > NARROW if opened else any(split.dtype.itemsize > TOKEN_BYTES for split in source.splits.values())
+    wide = wide or (opened is None and (marks.eos or 0) >= NARROW)
+    buckets = sorted({bucket.name for split in source.splits.values() for bucket in split.record.buckets})
+    counts: dict[str, WrittenCounts] = {}
+    records: dict[str, SplitRecord] = {}
+    done, total = 0, sum(source.tokens.values())
     with staged(output, overwrite) as stage, ExitStack() as files:
-        make = partial(_writer, stage.folder, to, written_marks, opened, layout, files, source)
-        writers = {split: make(split) for split in SPLITS if split in source.tokens or to == "ingot"}
-        _copy(source, writers, read_marks, progress)
-        if to in ("nanogpt", "shards") and len(names := _bucket_names(source)) > 1:
-            log.warning("%s has no buckets, so %s are one now", to, ", ".join(names))
-        if not writers.get("train") or not writers["train"].documents:
+        for split in SPLITS if to == "ingot" else source.tokens:
+            writer = _writer(stage.folder, split, to, opened, layout, wide, files)
+            text_bytes = 0
+            for bucket, documents in source.split(split).bucket_documents(read_marks) if split in source.tokens else ():
+                if bucket is not None and buckets != [NAMES["gpt-simple"]]:  # gpt-simple's name for data without buckets
+                    writer.begin_bucket(bucket)
+                for document in documents:
+                    if opened:
+                        text_bytes += _text_bytes(document, opened, source.folder)
+                    writer.add_document(with_marks(document, written_marks))
+                    before, done = done, done + sum(map(len, document))
+                    if progress and done // PROGRESS_TOKENS > before // PROGRESS_TOKENS:
+                        progress(2 * done, 2 * total)
+            if isinstance(record := writer.close(), SplitRecord):
+                records[split] = record
+            counts[split] = WrittenCounts(writer.documents, writer.tokens, text_bytes if opened else None)
+        if progress:
+            progress(2 * total, 2 * total)
+        if "train" not in counts or not counts["train"].documents:
             raise DataError(f"{source.folder} has nothing to train on: no training documents")
-        if opened and to == "nanogpt":
-            write_meta(stage.folder, opened)
+        if opened and to == "nanogpt" and opened.kind != "gpt2":  # nanoGPT assumes GPT-2's vocabulary without a meta.pkl
+            write_atomically(stage.folder / META, meta_bytes(opened))
         if opened and to == "ingot":
-            splits = {name: w.record for name, w in writers.items() if isinstance(w, FolderWriter) and w.record}
             origin = {"converted_from": source.format, "input": str(source.folder), "bytes": "those that the tokens stand for"}
-            write_manifest(stage.folder, opened, splits, origin)
-    counts = {split: WrittenCounts(writer.documents, writer.tokens, writer.bytes) for split, writer in writers.items()}
-    if to in ("nanogpt", "gpt-simple") and "val" not in writers:
+            write_manifest(stage.folder, opened, records, origin)
+    if to in ("nanogpt", "shards") and len(buckets) > 1:
+        log.warning("%s has no buckets, so %s are one now", to, ", ".join(buckets))
+    if to in ("nanogpt", "gpt-simple") and "val" not in counts:
         log.warning("%s has no validation data, which %s needs", source.folder, to)
     if opened and not opened.lossless and to == "ingot":
         log.warning(
             "bytes are those that the tokens stand for; the text itself, of which %s may lose some, is not there", opened.kind
         )
     kind = opened.kind if opened else None
-    return Summary(source.folder, source.format, output, to, kind, counts, time.monotonic() - started)
+    return Conversion(source.folder, source.format, output, to, kind, counts, time.monotonic() - started)
 
 
-def _bucket_names(source: Dataset) -> list[str]:
-    return sorted({bucket.name for split in source.splits.values() for bucket in split.record.buckets})
-
-
-def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: Layout) -> None:
-    if to not in FORMATS:
-        raise ConfigError(f"unknown format {to!r}; known are {', '.join(FORMATS)}")
+def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: FileLayout) -> None:
+    if to not in OPENERS:
+        raise ConfigError(f"unknown format {to!r}; known are {', '.join(OPENERS)}")
     if source.format == to == "ingot":
         raise ConfigError(f"{source.folder} is a prepared folder already")
     if mark is not None and not 0 <= mark < MAX_VOCABULARY:
@@ -142,82 +154,160 @@ def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: Lay
 
 
 def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:
-    if source.known_tokenizer is not None:
-        if name not in (None, source.known_tokenizer.kind):
-            raise ConfigError(
-                f"{source.folder} names its own tokenizer, {source.known_tokenizer.kind}; leave --tokenizer {name} out"
-            )
-        return source.known_tokenizer
+    """Return the tokenizer of the source, or the named one after a look at whether it made the tokens."""
+    if (own := source.known_tokenizer) is not None:
+        if name not in (None, own.kind):
+            raise ConfigError(f"{source.folder} names its own tokenizer, {own.kind}; leave --tokenizer {name} out")
+        return own
     if name is None and to == "ingot":
         raise ConfigError(
             f"{source.folder} does not say what its tokens stand for; give --tokenizer (gpt2, a .model, tokenizer.json)"
         )
-    return None if name is None else open_tokenizer(name)
-
-
-def _check_tokenizer(source: Dataset, tokenizer: Tokenizer, marks: Marks) -> None:
-    """Refuse a tokenizer that did not make the tokens, as far as the first documents of each split tell."""
+    if name is None:
+        return None
+    opened = open_tokenizer(name)
     if source.format == "nanogpt":
-        check_meta_size(source.folder if source.folder.is_dir() else source.folder.parent, tokenizer)
-    documents = chain.from_iterable(islice(source.documents(split, marks), SAMPLED) for split in source.splits)
-    heads = [np.concatenate(document)[:HEAD] for parts in documents if (document := [part[:HEAD] for part in parts[:8]])]
-    result = round_trips(tokenizer, (head for head in heads if head.max() < tokenizer.vocab_size))
-    if not result.fit:
-        raise DataError(
-            f"the {tokenizer.kind} tokenizer did not make the tokens of {source.folder}: it makes other tokens of the text of "
-            f"{len(result.wrong)} of {result.tried} documents; give the one that made them"
-        )
+        check_meta_size(source.folder if source.folder.is_dir() else source.folder.parent, opened)
+    if problem := tokenizer_mismatch(source, opened):
+        raise DataError(f"{problem}; give the tokenizer that made them")
+    return opened
+
+
+def _text_bytes(document: Document, tokenizer: Tokenizer, name: Path) -> int:
+    """Return how many bytes of text the tokens of a document stand for, after a check that all are in the vocabulary."""
+    total, previous = 0, OUTSIDE
+    for ids in document:
+        if (largest := int(ids.max())) >= tokenizer.vocab_size:
+            vocabulary = f"the {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,} ids"
+            raise DataError(f"{name} holds token {largest:,}, outside {vocabulary}; give the tokenizer that made the tokens")
+        wide = ids.astype(np.int32)
+        total += int(tokenizer.target_bytes(np.append(np.int32(previous), wide[:-1]), wide).sum())
+        previous = int(wide[-1])
+    return total
+
+
+def with_marks(document: Document, marks: Marks) -> Document:
+    """Put the marks around a document; small parts are joined, which is faster than writing them one by one."""
+    before, after = ([] if mark is None else [np.array([mark], id_type(mark + 1))] for mark in (marks.bos, marks.eos))
+    parts = [*before, *document, *after]
+    return [np.concatenate(parts)] if len(parts) > 1 and sum(map(len, parts)) <= CHUNK_TOKENS else parts
+
+
+class DocumentWriter(Protocol):
+    """Writes one split of any format and counts its documents and tokens, marks and repetitions included."""
+
+    documents: int
+    tokens: int
+
+    def begin_bucket(self, name: str) -> None:
+        """Put the documents that follow into this bucket, if the format has buckets."""
+
+    def add_document(self, parts: Document) -> None:
+        """Write a document with its marks."""
+
+    def close(self) -> object:
+        """Complete the last file."""
 
 
 def _writer(
-    folder: Path,
-    to: str,
-    marks: Marks,
-    tokenizer: Tokenizer | None,
-    layout: Layout,
-    files: ExitStack,
-    source: Dataset,
-    split: str,
-) -> TokenWriter:
-    counter = ByteCounter(tokenizer, str(source.folder)) if tokenizer else None
-    wide = tokenizer.vocab_size > NARROW if tokenizer else _is_wide(source) or (marks.eos or 0) >= NARROW
-    name = layout.name or NAMES.get(to, "")
+    folder: Path, split: str, to: str, tokenizer: Tokenizer | None, layout: FileLayout, wide: bool, files: ExitStack
+) -> DocumentWriter:
+    name, limit = layout.name or NAMES.get(to, ""), layout.shard_tokens
     if to == "nanogpt":
-        return nanogpt_writer(folder, split, marks, counter, files)
+        return StreamWriter(1 << 62, lambda number: PlainWriter(folder / FILES[split], files))
     if to == "shards":
-        return shard_writer(folder, split, marks, counter, files, name, layout.shard_tokens, wide)
+        return StreamWriter(limit, lambda n: ShardWriter(folder / f"{name}_{split}_{n:06d}.bin", files, limit, wide=wide))
     if to == "gpt-simple":
-        return PairWriter(
-            folder / split / name,
-            marks,
-            counter,
-            files,
-            limit=layout.shard_tokens,
-            max_length=layout.max_length,
-            overlap=layout.overlap,
-            width=token_width(tokenizer.vocab_size) if tokenizer else WIDE if wide else 2,
-        )
-    assert tokenizer and counter
-    return FolderWriter(folder, split, tokenizer, counter, layout.shard_tokens, files)
+        return PairWriter(folder / split / name, files, layout, token_width(tokenizer.vocab_size if tokenizer else wide << 16))
+    assert tokenizer
+    return SplitWriter(folder, split, tokenizer, limit, files)
 
 
-def _copy(source: Dataset, writers: dict[str, TokenWriter], marks: Marks, progress: Progress | None) -> None:
-    done, reported, total = 0, 0, sum(source.tokens.values())
-    keep_buckets = _bucket_names(source) != [NAMES["gpt-simple"]]  # gpt-simple's name for data without buckets
-    for split, writer in writers.items():
-        for bucket, documents in source.split(split).bucket_documents(marks) if split in source.tokens else ():
-            if bucket is not None and keep_buckets:
-                writer.begin_bucket(bucket)
-            for document in documents:
-                writer.add(document)
-                done += sum(map(len, document))
-                if progress and done - reported >= PROGRESS_TOKENS:
-                    reported = done
-                    progress(2 * done, 2 * total)
-        writer.close()
-    if progress:
-        progress(2 * total, 2 * total)
+class PlainWriter:
+    """Writes tokens to a file without a header."""
+
+    def __init__(self, path: Path, files: ExitStack, dtype: str = "<u2") -> None:
+        self.path, self.tokens, self._dtype = path, 0, dtype
+        self._file: BinaryIO = files.enter_context(path.open("xb"))
+
+    def append(self, tokens: IdArray) -> None:
+        """Append tokens."""
+        if self._dtype == "<u2" and (largest := int(tokens.max(initial=0))) >= NARROW:
+            raise DataError(f"token {largest:,} does not fit {self.path.name}, whose ids have 16 bits; choose another format")
+        self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
+        self.tokens += len(tokens)
+
+    def close(self) -> None:
+        """Flush the file to disk and close it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
 
 
-def _is_wide(source: Dataset) -> bool:
-    return any(split.dtype.itemsize > TOKEN_BYTES for split in source.splits.values())
+class StreamWriter:
+    """Writes a stream into files of at most `limit` tokens; a document may continue in the next file."""
+
+    def __init__(self, limit: int, open_file: Callable[[int], ShardWriter | PlainWriter]) -> None:
+        self.documents = self.tokens = 0
+        self._limit, self._open, self._files = limit, open_file, 0
+        self._file: ShardWriter | PlainWriter | None = None
+
+    def begin_bucket(self, name: str) -> None:
+        """Do nothing: these formats have no buckets."""
+
+    def add_document(self, parts: Document) -> None:
+        self.documents += any(map(len, parts))
+        for part in parts:
+            self.tokens += len(part)
+            while len(part):
+                if self._file is None:
+                    self._file, self._files = self._open(self._files), self._files + 1
+                here = part[: self._limit - self._file.tokens]
+                self._file.append(here)
+                part = part[len(here) :]
+                if self._file.tokens == self._limit:
+                    self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class PairWriter:
+    """Writes SPLIT/BUCKET/NUMBER.bin and .idx; a file is full at `shard_tokens` tokens, and no document is split over two."""
+
+    def __init__(self, folder: Path, files: ExitStack, layout: FileLayout, width: int = 2) -> None:
+        check_windows(layout.max_length, layout.overlap)
+        self.documents = self.tokens = 0
+        self._folder, self._files, self._layout, self._width, self._number = folder, files, layout, width, 0
+        self._file: PlainWriter | None = None
+        self._offsets: list[int] = []
+        self._repeats: list[int] = []
+
+    def begin_bucket(self, name: str) -> None:
+        self.close()
+        self._folder, self._number = self._folder.with_name(name), 0
+
+    def add_document(self, parts: Document) -> None:
+        if not parts:
+            return
+        tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if self._file is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file = PlainWriter(self._folder / f"{self._number:05d}.bin", self._files, DTYPES[self._width])
+            self._number, self._offsets, self._repeats = self._number + 1, [0], []
+        for start, stop, repeats in cut_windows(len(tokens), self._layout.max_length, self._layout.overlap):
+            self._file.append(tokens[start:stop])
+            self._offsets.append(self._file.tokens)
+            self._repeats.append(repeats)
+            self.tokens += stop - start
+        self.documents += 1
+        if self._file.tokens >= self._layout.shard_tokens:
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            write_atomically(self._file.path.with_suffix(".idx"), index_bytes(self._offsets, self._repeats, self._width))
+            self._file = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data import SPLITS
-from ingot.data.formats.token_writers import ByteCounter, PlainWriter, TokenWriter, one_token
 from ingot.data.store.dataset import BucketRecord, Dataset, Split, foreign_record
 from ingot.data.store.documents import Document, Marks, marks_of
 from ingot.data.store.shards import DataProblem, map_tokens, read_file
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import IdArray
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import write_atomically
 
 MAGIC, VERSION = b"GPTS", 1
 HEADER = struct.Struct("<4sIII")  # magic, version, bytes per token, windows
 DTYPES = {2: "<u2", 4: "<u4"}  # bytes per token -> dtype
-WIDE = 4
 AGAIN = "copy it again or tokenize again"
 
 
@@ -77,10 +73,7 @@ def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
         raise DataError(f"unexpected header in {path}: {size:,} bytes instead of {HEADER.size}; {AGAIN}")
     magic, version, width, count = HEADER.unpack_from(contents)
     if (magic, version) != (MAGIC, VERSION) or width not in DTYPES:
-        raise DataError(
-            f"unexpected header in {path}: magic {magic!r}, version {version}, {width} bytes per token instead of "
-            f"{MAGIC!r}, {VERSION}, 2 or 4; {AGAIN}"
-        )
+        raise DataError(f"unexpected header in {path}: magic {magic!r}, version {version}, {width} bytes per token; {AGAIN}")
     expected = HEADER.size + 8 * (count + 1) + 2 * count
     if size != expected:
         raise DataError(f"size mismatch in {path}: {expected:,} bytes expected for {count:,} windows, {size:,} found; {AGAIN}")
@@ -172,65 +165,6 @@ class WindowSplit(Split):
             yield name, (document for pair in pairs for document in pair.documents(marks.eos))
 
 
-class PairWriter(TokenWriter):
-    """Writes SPLIT/BUCKET/NUMBER.bin and .idx; a file is full when it has `limit` tokens, and no document is split over two."""
-
-    def __init__(
-        self,
-        folder: Path,
-        marks: Marks,
-        counter: ByteCounter | None,
-        files: ExitStack,
-        *,
-        limit: int,
-        max_length: int,
-        overlap: int,
-        width: int = 2,
-    ) -> None:
-        super().__init__(marks, counter)
-        check_windows(max_length, overlap)
-        self._folder, self._files, self._limit, self._width = folder, files, limit, width
-        self._max_length, self._overlap, self._number = max_length, overlap, 0
-        self._file: PlainWriter | None = None
-        self._offsets: list[int] = []
-        self._repeats: list[int] = []
-
-    def begin_bucket(self, name: str) -> None:
-        self.close()
-        self._folder, self._number = self._folder.with_name(name), 0
-
-    def add(self, document: Document) -> None:
-        parts = [*document, *([] if self.marks.eos is None else [one_token(self.marks.eos)])]
-        if not parts:
-            return
-        tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        file = self._file or self._begin()
-        for start, stop, repeats in cut_windows(len(tokens), self._max_length, self._overlap):
-            file.append(tokens[start:stop])
-            self._offsets.append(file.tokens)
-            self._repeats.append(repeats)
-            self.tokens += stop - start
-        self.documents += 1
-        if self.counter and self.bytes is not None:
-            self.counter.begin()
-            self.bytes += int(self.counter.count(tokens).sum())
-        if file.tokens >= self._limit:
-            self.close()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            write_atomically(self._file.path.with_suffix(".idx"), index_bytes(self._offsets, self._repeats, self._width))
-            self._file = None
-
-    def _begin(self) -> PlainWriter:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._file = PlainWriter(self._folder / f"{self._number:05d}.bin", self._files, DTYPES[self._width])
-        self._number += 1
-        self._offsets, self._repeats = [0], []
-        return self._file
-
-
 def check_windows(max_length: int, overlap: int) -> None:
     """Refuse windows that would repeat more than half of themselves, or more than an .idx can record."""
     if not 0 <= 2 * overlap <= max_length or max_length < 1 or overlap > 0xFFFF:
@@ -266,17 +200,17 @@ def _repeated(window: IdArray, last: IdArray | None, recorded: int, ended: bool)
     """Return how many tokens of a window to drop: all of one after the end of its document; None if it repeats nothing."""
     if last is None:
         return None
-    trailer = len(window) == recorded + 1 and window[-1] == last[-1] and _ends_with(last[:-1], window[:-1])
+
+    def ends_with(ids: IdArray, end: IdArray) -> bool:
+        return len(end) <= len(ids) and bool((ids[len(ids) - len(end) :] == end).all())
+
+    trailer = len(window) == recorded + 1 and window[-1] == last[-1] and ends_with(last[:-1], window[:-1])
     if ended and trailer:
         return len(window)
     for count in (min(recorded, len(last) - len(last) // 2), recorded):
-        if _ends_with(last, window[:count]):
+        if ends_with(last, window[:count]):
             return count
     return len(window) if trailer else None
-
-
-def _ends_with(ids: IdArray, end: IdArray) -> bool:
-    return len(end) <= len(ids) and bool((ids[len(ids) - len(end) :] == end).all())
 
 
 def _without_mark(document: Document, eos: int | None) -> Document:

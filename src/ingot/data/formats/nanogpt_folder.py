@@ -8,17 +8,13 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ingot.data.formats.token_writers import ByteCounter, PlainWriter, StreamWriter
 from ingot.data.store.dataset import Dataset, Split, foreign_record
-from ingot.data.store.documents import Marks
 from ingot.data.store.shards import HEADER_BYTES, open_plain, read_file
 from ingot.data.tokenizers import CharTokenizer, NumberTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError, Setting
-from ingot.runtime.files import write_atomically
 
 META = "meta.pkl"
 TOKENIZER = Setting("data.tokenizer")
@@ -27,13 +23,13 @@ FILES = {"train": "train.bin", "val": "val.bin"}
 
 def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
     """Open a folder with train.bin and perhaps val.bin, or one such file; nothing in them can be checked beyond their size."""
+    folder = path if path.is_dir() else path.parent
     if path.is_dir():
         files = {split: path / name for split, name in FILES.items() if (path / name).is_file()}
     else:
         files = {"val" if path.name.startswith("val") else "train": path}
     if not files:
         raise DataError(f"{path} has neither train.bin nor val.bin; it is not nanoGPT data")
-    folder = path if path.is_dir() else path.parent
     splits = {}
     for name, file in files.items():
         sizes = {file: len(open_plain(file))}
@@ -43,18 +39,6 @@ def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
         tokenizer = char_tokenizer(meta)
         about += f" with {META}" + (f" ({tokenizer.vocab_size} characters)" if tokenizer else "")
     return Dataset(path, "nanogpt", splits, about, tokenizer=tokenizer)
-
-
-def nanogpt_writer(folder: Path, split: str, marks: Marks, counter: ByteCounter | None, files: ExitStack) -> StreamWriter:
-    """Write train.bin or val.bin: each document followed by its end mark."""
-    limit = 1 << 62
-    return StreamWriter(Marks(None, marks.eos), counter, limit, lambda _: PlainWriter(folder / FILES[split], files))
-
-
-def write_meta(folder: Path, tokenizer: Tokenizer) -> None:
-    """Write meta.pkl, except for GPT-2's vocabulary, which nanoGPT assumes without one."""
-    if tokenizer.kind != "gpt2":
-        write_atomically(folder / META, meta_bytes(tokenizer))
 
 
 def check_headerless(dataset: Dataset) -> None:

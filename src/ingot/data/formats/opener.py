@@ -31,8 +31,6 @@ OPENERS: dict[str, Callable[[Path, bool], Dataset]] = {
 }
 LOOKED_FOR = f"{MANIFEST}, train.bin, .bin with .idx, or shards with a header"
 TOKENIZER = Setting("data.tokenizer")
-NAMED = "the tokenizer; name the one that made them with {0}"
-ASSUMED = "GPT-2's tokenizer, the default without a meta.pkl; put that file beside them, or name what made them with {0}"
 SAMPLES, SAMPLE_TOKENS = 32, 4096  # places sampled in all files together, at least 2 in each, and the tokens of each place
 
 
@@ -91,24 +89,32 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
     format = detect(folder) if folder.is_dir() else None
     if format in (None, "ingot"):
         return None
-    dataset = open_tokens(folder, format)
-    made_by = NAMED
+    dataset, advice = open_tokens(folder, format), "name the tokenizer that made them with {0}"
     if format == "nanogpt":
-        made_by = NAMED if tokenizer or (folder / META).is_file() else ASSUMED
         opened = nanogpt_tokenizer(folder, tokenizer)
+        if tokenizer is None and not (folder / META).is_file():
+            advice = f"GPT-2's tokenizer is the default without a {META}; put that file beside them, or {advice}"
     else:
         tokenizer = tokenizer or (paired_tokenizer(folder) if format == "shards" else None)
         if tokenizer is None:
             raise NoTokenizer(folder)
-        _check_counterparts(dataset)
+        train, val = dataset.buckets("train"), dataset.buckets("val")
+        for name in sorted(train.keys() ^ val.keys()):  # training reads and evaluates every bucket
+            has, lacks = ("train", "val") if name in train else ("val", "train")
+            raise DataError(f"{folder / has / name} has files and {folder / lacks / name} has none; add some to it")
         opened = open_tokenizer(tokenizer)
-    check_tokens(dataset, opened, trust_tokens, made_by)
+    if problem := tokenizer_mismatch(dataset, opened, trust_tokens):
+        advice = f"{advice}; if the tokens differ on purpose, set {{1}}"
+        raise DataError(problem, TOKENIZER, Setting("data.trust_tokens"), advice=advice)
     dataset.use_tokenizer(opened)
     return dataset
 
 
-def check_tokens(dataset: Dataset, tokenizer: Tokenizer, trust_tokens: bool, made_by: str) -> None:
-    """Refuse a tokenizer that did not make the tokens, as far as a few places of each file tell."""
+def tokenizer_mismatch(dataset: Dataset, tokenizer: Tokenizer, trust_tokens: bool = False) -> str | None:
+    """Return how a few places of each file show that another tokenizer made the tokens, or None.
+
+    With `trust_tokens` they only have to be in the vocabulary.
+    """
     samples, files = [], sum(len(split.paths) for split in dataset.splits.values())
     for split in dataset.splits.values():
         for path in split.paths:
@@ -117,22 +123,8 @@ def check_tokens(dataset: Dataset, tokenizer: Tokenizer, trust_tokens: bool, mad
             for start in np.linspace(0, last, max(2, SAMPLES // files)).astype(int):
                 part = tokens[start : start + SAMPLE_TOKENS]
                 if (largest := part.max(initial=0)) >= tokenizer.vocab_size:
-                    ids = f"the {tokenizer.vocab_size:,} ids of {made_by}"
-                    raise DataError(f"{path} holds token {largest}, outside {ids}", TOKENIZER)
+                    return f"{path} holds token {largest:,}, outside the {tokenizer.vocab_size:,} ids of {tokenizer.kind}"
                 samples.append(part)
-    if not (trust_tokens or round_trips(tokenizer, samples).fit):
-        raise DataError(
-            f"the tokens of {dataset.folder} are not those that their text has in {made_by}",
-            TOKENIZER,
-            Setting("data.trust_tokens"),
-            advice="if that is on purpose, set {1}",
-        )
-
-
-def _check_counterparts(dataset: Dataset) -> None:
-    """Refuse a bucket that is in one split only: training reads and evaluates every bucket."""
-    train, val = dataset.buckets("train"), dataset.buckets("val")
-    for name in sorted(train.keys() ^ val.keys()):
-        has, lacks = ("train", "val") if name in train else ("val", "train")
-        missing = dataset.folder / lacks / name
-        raise DataError(f"{dataset.folder / has / name} has files and {missing} has none; add some to it")
+    if trust_tokens or round_trips(tokenizer, samples).fit:
+        return None
+    return f"the {tokenizer.kind} tokenizer did not make the tokens of {dataset.folder}: it makes other tokens of their text"

@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from ingot.data import SPLITS
-from ingot.data.formats.token_writers import ByteCounter, StreamWriter
 from ingot.data.store.dataset import Dataset, Split, foreign_record, readable_shards
-from ingot.data.store.documents import Marks
-from ingot.data.store.shards import DataProblem, ShardWriter
+from ingot.data.store.shards import DataProblem
 from ingot.errors import DataError
 
 MANIFEST = "manifest.json"
@@ -31,15 +28,15 @@ def open_shards(path: Path, strict: bool = True) -> Dataset:
 
     With `strict` the first damaged shard is an error, else damaged shards are left out and noted in `problems`.
     """
+    folder, problems, splits = path if path.is_dir() else path.parent, list[DataProblem](), {}
     every = sorted(file for file in path.glob("*.bin") if file.is_file()) if path.is_dir() else [path]
     files = {split: shard_files(path, split) for split in SPLITS} if path.is_dir() else {}
     if not any(files.values()):
         tokens = [file for file in every if len(every) == 1 or not NO_TOKENS.search(file.stem.lower())]
-        is_val = [bool(VALIDATION.search(file.stem.lower())) for file in tokens]
-        files = {split: [file for file, val in zip(tokens, is_val, strict=True) if val == (split == "val")] for split in SPLITS}
+        val = [file for file in tokens if VALIDATION.search(file.stem.lower())]
+        files = {"train": [file for file in tokens if file not in val], "val": val}
     if not any(files.values()):
         raise DataError(f"{path} holds no .bin files")
-    folder, problems, splits = path if path.is_dir() else path.parent, list[DataProblem](), {}
     for split, paths in files.items():
         if paths:
             sizes, dtype = readable_shards(paths, problems)
@@ -55,25 +52,6 @@ def open_shards(path: Path, strict: bool = True) -> Dataset:
 def shard_files(folder: Path, split: str) -> list[Path]:
     """Return the shards named *_SPLIT_* in the order of their names, without the files of byte counts beside them."""
     return sorted(path for path in folder.glob(f"*_{split}_*.bin") if path.is_file() and "_bytes_" not in path.name)
-
-
-def shard_writer(
-    folder: Path,
-    split: str,
-    marks: Marks,
-    counter: ByteCounter | None,
-    files: ExitStack,
-    name: str,
-    limit: int,
-    wide: bool = False,
-) -> StreamWriter:
-    """Write NAME_SPLIT_NUMBER.bin: each document after its start mark; `wide` selects 32-bit ids."""
-    prefix = f"{name}_{split}" if name else split
-
-    def begin(number: int) -> ShardWriter:
-        return ShardWriter(folder / f"{prefix}_{number:06d}.bin", files, limit, wide=wide)
-
-    return StreamWriter(Marks(marks.bos, None), counter, limit, begin)
 
 
 def parse_manifest(content: bytes, where: str) -> Record:

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from ingot.compat.gpt_simple.tokenize_jsonl import WindowRule, tokenize
 from ingot.data.formats.gpt_simple_folder import Pair, cut_windows, read_index
-from ingot.data.formats.tokenize_jsonl import Windows, refuse_failed, tokenize
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import ConfigError, DataError, RunError
 
@@ -42,7 +42,7 @@ def test_a_pair_for_every_file_read_back_as_the_same_documents(tmp_path):
     texts = {"a": ["the first text", "x" * 30], "b": ["another one"]}
     lines(tmp_path / "in" / "a.jsonl", *texts["a"])
     lines(tmp_path / "in" / "b.jsonl.gz", *texts["b"])
-    found = tokenize(tmp_path / "in", tmp_path / "out", "byte", Windows(16, 4, least_characters=1))
+    found = tokenize(tmp_path / "in", tmp_path / "out", "byte", WindowRule(16, 4, least_characters=1))
     assert [(one.file, one.documents, one.error) for one in found] == [("a.jsonl", 2, ""), ("b.jsonl.gz", 1, "")]
     for name, some in texts.items():
         pair = Pair(tmp_path / "out" / f"{name}.bin")
@@ -66,32 +66,33 @@ def test_lines_that_are_left_out_are_counted(tmp_path):
         '{"text": "\\ud800 is half of a pair"}',
     ]
     (tmp_path / "in" / "a.jsonl").write_text("\n".join(rows))
-    [one] = tokenize(tmp_path / "in", tmp_path / "out", "byte", Windows(least_characters=5))
+    [one] = tokenize(tmp_path / "in", tmp_path / "out", "byte", WindowRule(least_characters=5))
     assert (one.documents, one.bad_lines, one.short, one.empty) == (1, 5, 1, 0)
 
 
 def test_an_overlap_by_chance_is_the_same_each_time_and_about_as_often_as_asked():
-    windows = Windows(16, 4, 0.7)
+    windows = WindowRule(16, 4, 0.7)
     drawn = [windows.overlap_of("a.jsonl", line) for line in range(1000)]
     assert set(drawn) == {0, 4} and 650 < drawn.count(4) < 750
     assert drawn[:8] == [4, 4, 0, 4, 0, 0, 4, 0]  # of any process, on any day
-    assert Windows(16, 4, 0.0).overlap_of("a", 1) == 0 and Windows(16, 4).overlap_of("a", 1) == 4
+    assert WindowRule(16, 4, 0.0).overlap_of("a", 1) == 0 and WindowRule(16, 4).overlap_of("a", 1) == 4
 
 
-def test_a_file_that_fails_is_told_after_the_rest_is_made(tmp_path):
+def test_a_file_that_fails_is_told_after_the_rest_is_made(tmp_path, cli):
     lines(tmp_path / "in" / "b.jsonl", "some text")
     (tmp_path / "in" / "a.jsonl.gz").write_bytes(b"not packed")
-    found = tokenize(tmp_path / "in", tmp_path / "out", "byte", Windows(least_characters=1))
+    found = tokenize(tmp_path / "in", tmp_path / "out", "byte", WindowRule(least_characters=1))
     assert [bool(one.error) for one in found] == [True, False]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b.bin", "b.idx"]
-    with pytest.raises(RunError, match=r"1 of 2 files could not be tokenized: .*a\.jsonl\.gz"):
-        refuse_failed(found)
+    words = ("--input_dir", tmp_path / "in", "--output_dir", tmp_path / "again", "--tokenizer_path", "gpt2")
+    said = cli("tokenize", *words, "--min_text_length", 1, code=RunError.exit_code).err
+    assert "b.jsonl: 1 documents" in said and "1 of 2 files" in said and str(tmp_path / "in/a.jsonl.gz") in said
 
 
 def test_several_processes_write_the_same_bytes(tmp_path):
     for name in "abc":
         lines(tmp_path / "in" / f"{name}.jsonl", *(f"{name} {number} " * 9 for number in range(20)))
-    windows = Windows(16, 4, 0.5, 1)
+    windows = WindowRule(16, 4, 0.5, 1)
     one = tokenize(tmp_path / "in", tmp_path / "one", "byte", windows)
     two = tokenize(tmp_path / "in", tmp_path / "two", "byte", windows, workers=2)
     assert one == two
@@ -102,7 +103,7 @@ def test_several_processes_write_the_same_bytes(tmp_path):
 def test_mistakes_are_told_before_anything_is_written(tmp_path):
     lines(tmp_path / "in" / "a.jsonl", "text")
     with pytest.raises(ConfigError, match="an overlap of 9 does not fit windows of 16 tokens"):
-        tokenize(tmp_path / "in", tmp_path / "out", "byte", Windows(16, 9))
+        tokenize(tmp_path / "in", tmp_path / "out", "byte", WindowRule(16, 9))
     with pytest.raises(DataError, match=r"there is no folder .*; give the one with the \.jsonl"):
         tokenize(tmp_path / "none", tmp_path / "out", "byte")
     lines(tmp_path / "in" / "a.jsonl.gz", "text")
