@@ -1,14 +1,11 @@
 import hashlib
-import resource
 import struct
-import threading
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
 from shard_files import write_shard
 
-from ingot.data.store import shards
 from ingot.data.store.shards import ShardWriter, open_shard, token_count
 from ingot.errors import DataError
 
@@ -35,9 +32,8 @@ def test_the_file_is_1024_bytes_of_header_and_little_endian_tokens(tmp_path):
 
 @pytest.mark.parametrize("limit", [100, 1000])
 @pytest.mark.parametrize("sizes", [[100], [9, 1, 10, 80], [3] * 33 + [1], [99, 0, 1]])
-def test_a_shard_grows_by_parts_of_any_size_and_knows_its_checksum(tmp_path, monkeypatch, limit, sizes):
-    monkeypatch.setattr(shards, "PART_TOKENS", 10)
-    tokens, threads = np.arange(100, dtype=np.uint16), threading.active_count()
+def test_a_shard_grows_by_parts_of_any_size_and_knows_its_checksum(tmp_path, limit, sizes):
+    tokens = np.arange(100, dtype=np.uint16)
     with ExitStack() as files:
         writer = ShardWriter(tmp_path / "a.bin", files, limit)
         for part in np.split(tokens, np.cumsum(sizes[:-1])):
@@ -45,18 +41,6 @@ def test_a_shard_grows_by_parts_of_any_size_and_knows_its_checksum(tmp_path, mon
         sha256 = writer.close()
     assert np.array_equal(open_shard(tmp_path / "a.bin"), tokens)
     assert sha256 == hashlib.sha256((tmp_path / "a.bin").read_bytes()).hexdigest()
-    assert threading.active_count() == threads
-
-
-def test_tokens_that_were_appended_may_change_afterwards(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "PART_TOKENS", 4)
-    tokens = np.arange(30, dtype=np.uint16)
-    with ExitStack() as files:
-        writer = ShardWriter(tmp_path / "a.bin", files)
-        writer.append(tokens)
-        tokens[:] = 7
-        writer.close()
-    assert open_shard(tmp_path / "a.bin").tolist() == list(range(30))
 
 
 @pytest.mark.parametrize("limit", [50, 1000])
@@ -74,21 +58,6 @@ def test_a_shard_that_another_process_began_is_continued_where_it_was_saved(tmp_
         sha256 = writer.close()
     assert open_shard(tmp_path / "a.bin").tolist() == tokens.tolist()
     assert sha256 == hashlib.sha256((tmp_path / "a.bin").read_bytes()).hexdigest()
-
-
-def test_what_the_disk_refuses_to_the_thread_is_raised(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "PART_TOKENS", 1000)
-    threads = threading.active_count()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-    try:
-        with pytest.raises(OSError, match=r"File too large"), ExitStack() as files:
-            writer = ShardWriter(tmp_path / "a.bin", files)
-            for _ in range(20):
-                writer.append(np.zeros(1000, np.uint16))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert threading.active_count() == threads
 
 
 def test_tokens_are_mapped_and_cannot_be_changed(shard):

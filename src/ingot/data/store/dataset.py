@@ -292,8 +292,11 @@ class Dataset:
         not a prepared folder.
         """
         folder, problems = Path(path), list[DataProblem]()
-        if strict:
-            _refuse_other(folder, fitting)
+        if strict and not (folder / MANIFEST).is_file():
+            holds_text = folder.is_dir() or (folder.is_file() and is_text(folder))
+            command = prepare_command(folder if holds_text else "FILE", "DIR" if folder.exists() else folder, fitting)
+            problem = f"it has no {MANIFEST}" if folder.exists() else "there is no such folder"
+            raise DataError(f"no data at {folder}: {problem}; if you have text, prepare it with: {command}")
         manifest = _read_manifest(folder / MANIFEST, problems)
         tokenizer = _read_tokenizer(folder / MANIFEST, manifest, problems) if manifest is not None else None
         records: Mapping[str, SplitRecord | None] = manifest.splits if manifest is not None else dict.fromkeys(SPLITS)
@@ -431,8 +434,8 @@ def readable_shards(paths: Sequence[Path], problems: list[DataProblem]) -> tuple
         if isinstance(header, DataProblem):
             problems.append(header)
         else:
-            sizes[path] = header.tokens
-            dtype = max(dtype, np.dtype(header.dtype), key=lambda dtype: dtype.itemsize)
+            sizes[path] = header[1]
+            dtype = max(dtype, np.dtype(header[0]), key=lambda dtype: dtype.itemsize)
     return sizes, dtype
 
 
@@ -452,19 +455,6 @@ def _open_split(name: str, folder: Path, record: SplitRecord | None, problems: l
         except ValueError as problem:
             problems.append(DataProblem("document-index", str(folder / record.document_index), str(problem)))
     return Split(name, folder, record, sizes, dtype=dtype)
-
-
-def _refuse_other(folder: Path, tokenizer: str) -> None:
-    if folder.is_file():
-        source = folder if is_text(folder) else "FILE"
-        command = prepare_command(source, folder.with_name(f"{folder.stem}-{Path(tokenizer).stem}"), tokenizer)
-        raise DataError(f"{folder} is a file, not a prepared folder; prepare one with: {command}")
-    if not folder.is_dir():
-        command = prepare_command("FILE", folder, tokenizer)
-        raise DataError(f"no data at {folder}: there is no such folder; prepare it with: {command}")
-    if not (folder / MANIFEST).is_file():
-        command = prepare_command(folder, "DIR", tokenizer)
-        raise DataError(f"no data at {folder}: the folder has no {MANIFEST}; if it holds text, prepare it with: {command}")
 
 
 def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:

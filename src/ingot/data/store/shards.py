@@ -11,12 +11,11 @@ import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,84 +61,47 @@ HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 TOKEN_BYTES = 2  # bytes per token in version 1
 MAX_TOKENS = 2**31 - 1  # the header stores the count as int32
-PART_TOKENS = 1 << 22  # tokens per write: smaller writes make the writing thread wait for the GIL more often
+PART_TOKENS = 1 << 22  # tokens counted at a time: counting all at once takes many times a long document's memory
+BUFFER_BYTES = 1 << 20
 
 
 class ShardWriter:
     """Writes one shard; the header is written last, so that an unfinished file never looks like a shard.
 
-    A thread writes and hashes tokens while the caller produces more. The header, with the token count, comes first in the
-    checksum: `limit` is assumed as the count, and a shard that ends with another count is hashed again from the file.
-    `written` is the number of tokens that an interrupted process saved in this file; anything after them is cut off. `wide`
-    selects uint32.
+    The header, with the token count, comes first in the checksum: `limit` is assumed as the count, and a shard that ends with
+    another count is hashed again from the file. `written` is the number of tokens that an interrupted process saved in this file;
+    anything after them is cut off. `wide` selects uint32.
     """
 
     def __init__(self, path: Path, files: ExitStack, limit: int = MAX_TOKENS, written: int = 0, wide: bool = False) -> None:
-        self.path, self.tokens, self._files = path, written, files
+        self.path, self.tokens = path, written
         self._version = WIDE_VERSION if wide else VERSION
-        dtype = np.dtype(DTYPES[MAGIC, self._version])
-        self._file = files.enter_context(path.open("r+b" if written else "xb"))
-        self._file.truncate(HEADER_BYTES + dtype.itemsize * written)
+        self._dtype = np.dtype(DTYPES[MAGIC, self._version])
+        self._file = files.enter_context(path.open("r+b" if written else "xb", buffering=BUFFER_BYTES))
+        self._file.truncate(HEADER_BYTES + self._dtype.itemsize * written)
         self._file.seek(0, os.SEEK_END)
         self._sum = hashlib.sha256(_header(limit, self._version))
         self._hashed_count = 0 if written else limit  # the token count for which the running checksum is valid
-        self._part, self._other = (np.empty(min(limit, PART_TOKENS), dtype) for _ in range(2))
-        self._filled = 0
-        self._thread: ThreadPoolExecutor | None = None
-        self._writing: Future[None] | None = None
 
     def append(self, tokens: NDArray[Any]) -> None:
         """Append tokens."""
+        data = np.ascontiguousarray(tokens, self._dtype).data
+        self._file.write(data)
+        self._sum.update(data)
         self.tokens += len(tokens)
-        while len(tokens):
-            part, tokens = np.split(tokens, [len(self._part) - self._filled])
-            self._part[self._filled : self._filled + len(part)] = part
-            self._filled += len(part)
-            if self._filled == len(self._part):
-                self._hand_over()
 
     def sync(self) -> None:
         """Flush all tokens to disk."""
-        self._write_rest()
-        self._flush()
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def close(self) -> str:
         """Write the header, flush the file to disk and return its sha256."""
-        self._write_rest()
         self._file.seek(0)
         self._file.write(_header(self.tokens, self._version))
-        self._flush()
+        self.sync()
         self._file.close()
-        if self._thread:
-            self._thread.shutdown()
         return self._sum.hexdigest() if self.tokens == self._hashed_count else file_sha256(self.path)
-
-    def _hand_over(self) -> None:
-        self._wait()
-        self._thread = self._thread or self._files.enter_context(ThreadPoolExecutor(1))
-        self._writing = self._thread.submit(self._write_through, self._part)
-        self._part, self._other, self._filled = self._other, self._part, 0
-
-    def _wait(self) -> None:
-        if self._writing:
-            self._writing.result()  # raises an error of the thread
-
-    def _write_rest(self) -> None:
-        self._wait()
-        self._write(self._part[: self._filled])
-        self._filled = 0
-
-    def _write_through(self, tokens: NDArray[Any]) -> None:
-        self._write(tokens)
-        self._flush()
-
-    def _write(self, tokens: NDArray[Any]) -> None:
-        self._file.write(tokens.data)
-        self._sum.update(tokens.data)
-
-    def _flush(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
 
 def _header(tokens: int, version: int) -> bytes:
@@ -148,15 +110,8 @@ def _header(tokens: int, version: int) -> bytes:
     return header.tobytes()
 
 
-class Header(NamedTuple):
-    """The dtype and the token count of a shard."""
-
-    dtype: str
-    tokens: int
-
-
-def read_header(path: Path) -> Header | DataProblem:
-    """Read the header of a shard and check it against the file's size; return what is wrong with it otherwise."""
+def read_header(path: Path) -> tuple[str, int] | DataProblem:
+    """Return the dtype and the token count of a shard, or what is wrong with its header and size."""
     try:
         with open_to_read(path) as file:
             header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
@@ -175,7 +130,7 @@ def read_header(path: Path) -> Header | DataProblem:
         state = "is cut short" if size < expected else "is too long"
         problem = f"{expected:,} bytes expected for {count:,} tokens, {size:,} found: the file {state}"
         return DataProblem("shard-size", str(path), problem)
-    return Header(dtype, count)
+    return dtype, count
 
 
 def has_header(path: Path) -> bool:
@@ -186,13 +141,13 @@ def has_header(path: Path) -> bool:
 
 def token_count(path: Path) -> int:
     """Return the token count of a shard after checking its header and size."""
-    return _valid_header(path).tokens
+    return _valid_header(path)[1]
 
 
 def open_shard(path: Path) -> NDArray[Any]:
     """Map the tokens of a shard; pages are read when they are touched."""
-    header = _valid_header(path)
-    return map_tokens(path, header.dtype, HEADER_BYTES, header.tokens)
+    dtype, tokens = _valid_header(path)
+    return map_tokens(path, dtype, HEADER_BYTES, tokens)
 
 
 def read_file(path: Path, limit: int = -1) -> tuple[bytes, int]:
@@ -225,7 +180,7 @@ def map_tokens(path: Path, dtype: str, offset: int, count: int) -> NDArray[Any]:
         raise DataError(f"cannot map {path}: {error}") from error
 
 
-def _valid_header(path: Path) -> Header:
+def _valid_header(path: Path) -> tuple[str, int]:
     if isinstance(header := read_header(path), DataProblem):
         raise header.error()
     return header

@@ -13,10 +13,9 @@ import json
 import logging
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +70,39 @@ def staged(
     the files of a folder match a point in its journal.
     """
     target = output.resolve()
+    folder, old = (target.with_name(f".{target.name}.partial-0{suffix}") for suffix in ("", OLD))
     stage: StagedFolder | None = None
     try:
-        parents = [parent for parent in target.parents if not parent.exists()]
         with ExitStack() as undo:
-            for parent in reversed(parents):
+            for parent in reversed([parent for parent in target.parents if not parent.exists()]):
                 parent.mkdir(exist_ok=True)
                 undo.callback(remove_if_empty, parent)
-            stage, lock = _open_stage(target, work, is_sound)
-            undo.callback(lock.release)
+            if folder.is_symlink():
+                raise ConfigError(f"{folder} is a symbolic link, and nothing is written through links; remove it")
+            folder.mkdir(exist_ok=True)
+            lock = undo.enter_context(FolderLock(folder))
+            if not lock.acquire() or (lock.held is None and any(folder.iterdir())):
+                raise ConfigError(f"another process is writing {output}; wait for it, or remove {folder} if there is none")
+            stage = StagedFolder(folder, work, _last_point(folder, work, is_sound))
             undo.push(lambda kind, error, trace: _abandon(stage, error))
+            if old.exists() and not os.path.lexists(target):
+                old.rename(target)  # the process that replaced it was killed before it renamed the new folder
+                log.warning("%s is back: a run that was to replace it was killed in between", target)
+                check_output(output, overwrite)
             yield stage
-            (stage.folder / JOURNAL).unlink(missing_ok=True)
-            for folder in (stage.folder, *(path for path in stage.folder.rglob("*") if path.is_dir())):
-                fsync_dir(folder)
-            _publish(stage.folder, target, output, overwrite)
+            (folder / JOURNAL).unlink(missing_ok=True)
+            for written in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+                fsync_dir(written)
+            try:
+                folder.rename(target)  # succeeds if the target does not exist or is an empty folder
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                check_output(output, overwrite)
+                shutil.rmtree(old, ignore_errors=True)
+                target.rename(old)
+                folder.rename(target)
+                shutil.rmtree(old, ignore_errors=True)
             undo.pop_all()
             lock.release()
             fsync_dir(target.parent)
@@ -131,79 +148,28 @@ def _abandon(stage: StagedFolder, error: BaseException | None) -> bool:
     return False
 
 
-def _open_stage(target: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> tuple[StagedFolder, FolderLock]:
-    """Open the folder that a killed process left for the same work, or create one; remove other leftovers."""
-    prefix = f".{target.name}.partial-"
-    taken: tuple[StagedFolder, FolderLock] | None = None
-    for folder in sorted(path for path in target.parent.iterdir() if path.name.startswith(prefix) and not path.is_symlink()):
-        with suppress(OSError):
-            if folder.name.endswith(OLD) and not os.path.lexists(target):
-                folder.rename(target)  # restore it: the replacing process was killed before it renamed the new folder
-                log.warning("%s is back: a run that was to replace it was killed in between", target)
-                continue
-            lock = FolderLock(folder)
-            if not lock.acquire() or lock.held is None:  # locked: another process is writing this folder
-                lock.release()
-                continue
-            point, why = (None, "this command cannot continue it") if taken or work is None else _last_point(folder, work)
-            if point is not None and is_sound(folder, point):
-                taken = StagedFolder(folder, work, point), lock
-                continue
-            log.warning("removing %s, which a run that was stopped left: %s", folder, why or "its files are not what it noted")
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.release()
-    if taken:
-        return taken
-    folder, lock = _locked_folder(target.parent, prefix)
-    return StagedFolder(folder, work), lock
-
-
-def _last_point(folder: Path, work: Any) -> tuple[Any, str]:
-    """Return the last point in the journal of this work, or None and the reason; a truncated last line is removed."""
-    journal = folder / JOURNAL
-    nothing = "it had not come far enough to be continued"
-    if any(path.is_symlink() for path in folder.rglob("*")):
-        return None, "it holds links, and nothing is written through links"
+def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> Any:
+    """Return the last point of a killed process at the same work; None, with the folder emptied, if it cannot be continued."""
+    why = "this command cannot continue it"
     try:
-        text = journal.read_bytes()
-        os.truncate(journal, text.rfind(b"\n") + 1)
-        lines = text.split(b"\n")[:-1]
-        if len(lines) < 2:
-            return None, nothing
+        links = any(path.is_symlink() for path in folder.rglob("*"))  # nothing is written through links
+        text = b"" if work is None or links else (folder / JOURNAL).read_bytes()
+        lines = text.split(b"\n")[:-1]  # a truncated last line is dropped
         was, now = json.loads(lines[0]), json.loads(json.dumps(work))
+        if was == now and len(lines) > 1 and is_sound(folder, point := json.loads(lines[-1])):
+            os.truncate(folder / JOURNAL, text.rfind(b"\n") + 1)
+            return point
+        why = "its files are not what it noted"
         if was != now:
-            told = [key for key in now if was.get(key) != now[key]] if isinstance(was, dict) and isinstance(now, dict) else []
-            return None, f"it was other work ({', '.join(told) or 'of another kind'} differed)"
-        return json.loads(lines[-1]), ""
-    except (OSError, ValueError):
-        return None, nothing
-
-
-def _locked_folder(parent: Path, prefix: str) -> tuple[Path, FolderLock]:
-    while True:
-        folder = parent / f"{prefix}{secrets.token_hex(4)}"
-        folder.mkdir()
-        with suppress(FileNotFoundError):  # before it was locked, another process removed the folder as a leftover
-            lock = FolderLock(folder)
-            if lock.acquire():
-                return folder, lock
-
-
-def _publish(folder: Path, target: Path, output: Path, overwrite: bool) -> None:
-    old = folder.with_name(folder.name + OLD)
-    while True:
-        try:
-            folder.rename(target)  # succeeds if the target does not exist or is an empty folder
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            check_output(output, overwrite)
-            shutil.rmtree(old, ignore_errors=True)
-            with suppress(FileNotFoundError):
-                target.rename(old)
-        else:
-            shutil.rmtree(old, ignore_errors=True)
-            return
+            why = f"it was other work ({', '.join(key for key in now if was.get(key) != now[key])} differed)"
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        pass
+    left = list(folder.iterdir())
+    if left:
+        log.warning("removing what a run that was stopped left in %s: %s", folder, why)
+    for path in left:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return None
 
 
 # Folders that a command fills file by file: one process at a time, and a file gets its name only when complete.
