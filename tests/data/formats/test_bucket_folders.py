@@ -140,8 +140,7 @@ def test_tokens_without_an_index_and_an_index_without_tokens_are_named(folder):
         open_dataset(str(folder), "byte")
 
 
-@pytest.mark.parametrize(("name", "hint"), [("boks", r"did you mean books\?"), ("zzz", "there are books, web")])
-def test_a_mix_of_an_unknown_bucket_is_refused_with_a_suggestion(folder, name, hint):
-    with pytest.raises(DataError, match=rf"data\.mix names the bucket {name}, which .* does not have; {hint}") as error:
-        make_rows(DataSection(seq_len=16, sampling="pack", mix={name: 1}), 4, open_dataset(str(folder), "byte"))
+def test_a_mix_of_an_unknown_bucket_is_refused_with_those_there_are(folder):
+    with pytest.raises(DataError, match=r"data\.mix names the bucket boks; .* books, web") as error:
+        make_rows(DataSection(seq_len=16, sampling="pack", mix={"boks": 1}), 4, open_dataset(str(folder), "byte"))
     assert error.value.exit_code == 3

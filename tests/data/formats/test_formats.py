@@ -137,8 +137,8 @@ def test_what_cannot_be_told_is_refused_and_says_what_to_do(tmp_path):
     folder_of(tmp_path, **{"a.txt": b"x"})
     refused("holds text (a.txt) and no tokens; prepare it with: ingot data prepare --input", open_tokens, tmp_path)
     folder_of(tmp_path / "b", **{"x.bin": shard_bytes([1] * 99, magic=1)})
-    refused("cannot tell what", open_tokens, tmp_path / "b")
-    refused("cannot tell what", open_tokens, tmp_path / "b/x.bin")
+    refused("give --from nanogpt", open_tokens, tmp_path / "b")
+    refused("give --from nanogpt", open_tokens, tmp_path / "b/x.bin")
     refused("unknown format 'llm'; known are ingot, nanogpt, gpt-simple, shards", open_tokens, tmp_path, "llm", error=ConfigError)
 
 

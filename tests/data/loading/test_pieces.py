@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from numbered import Numbered, Reading
 from ingot.data.loading.order import Shuffle
 from ingot.data.loading.packing import PackedRows
 from ingot.data.loading.reader import RowReader, read_rank_batch
-from ingot.data.loading.rows import Windows, read_pieces
+from ingot.data.loading.rows import WindowRows
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED
 
@@ -20,13 +21,15 @@ LONG = 12
 
 
 def batch_of(source, samples, share, seq_len):
-    batch = np.full((len(share) * source.seq_len // seq_len, source.planes, seq_len), -9, np.int32)
-    return batch, read_pieces(source, samples, share, batch)
+    buffer = np.full((len(share) * source.seq_len // seq_len, source.planes, seq_len), -9, np.int32)
+    plan = Reading(samples.start, len(samples), seq_len)
+    read = read_rank_batch(source, plan, SimpleNamespace(share=lambda rows: share), buffer)
+    return read.batch, read.targets
 
 
 @pytest.mark.parametrize("seq_len", [1, 3, 4, 12])
 def test_a_long_row_becomes_pieces_one_after_the_other(seq_len):
-    source = Windows(Numbered(500), Shuffle(500, LONG, 7), LONG)
+    source = WindowRows(Numbered(500), Shuffle(500, LONG, 7), LONG)
     whole, targets = batch_of(source, range(5, 11), range(1, 4), LONG)
     pieces, same = batch_of(source, range(5, 11), range(1, 4), seq_len)
     assert targets == same == 6 * LONG
@@ -35,7 +38,7 @@ def test_a_long_row_becomes_pieces_one_after_the_other(seq_len):
 
 
 def test_pieces_keep_documents_apart_and_their_last_targets():
-    source = Windows(Numbered(500, 0, 3, 40, 41, 100), Shuffle(500, LONG, 7), LONG, documents=True)
+    source = WindowRows(Numbered(500, 0, 3, 40, 41, 100), Shuffle(500, LONG, 7), LONG, documents=True)
     whole, _ = batch_of(source, range(41), range(41), LONG)
     pieces, _ = batch_of(source, range(41), range(41), 4)
     assert np.array_equal(pieces[:, 2].reshape(41, LONG), whole[:, 2])
@@ -58,7 +61,7 @@ STAGES = st.lists(st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 3, 4, 6, 1
 def test_every_token_is_read_once_per_epoch_whatever_the_stages_and_ranks(stages, ranks, tokens):
     """Stages of (samples, row length, steps) in turns until an epoch is over."""
     order = Shuffle(tokens, LONG, 1)
-    source, sample, seen = Windows(Numbered(tokens), order, LONG), 0, Counter()
+    source, sample, seen = WindowRows(Numbered(tokens), order, LONG), 0, Counter()
     while sample < order.windows:
         for samples, seq_len, steps in stages:
             for _ in range(steps):
@@ -71,14 +74,14 @@ def test_every_token_is_read_once_per_epoch_whatever_the_stages_and_ranks(stages
 
 
 def test_ranks_share_the_rows_of_one_in_their_order():
-    source, plan = Windows(Numbered(500), Shuffle(500, LONG, 7), LONG), Reading(3, 7, 4)
+    source, plan = WindowRows(Numbered(500), Shuffle(500, LONG, 7), LONG), Reading(3, 7, 4)
     alone = read_rank_batch(source, plan, Ranks(), np.empty((7, 2, LONG), np.int32))
     shared = [read_rank_batch(source, plan, Ranks(rank, 3), np.empty((3, 2, LONG), np.int32)) for rank in range(3)]
     assert np.array_equal(np.concatenate([rank_batch.batch for rank_batch in shared]), alone.batch)
     assert {rank_batch.targets for rank_batch in shared} == {alone.targets} == {7 * LONG}
 
 
-class Counting(Windows):
+class Counting(WindowRows):
     """Rows that note which samples were read."""
 
     def read(self, samples, share, batch):

@@ -10,12 +10,11 @@ from numbered import Numbered, Reading
 from shard_files import write_shard
 
 from ingot.config.schema import DataSection
-from ingot.data.formats.nanogpt_folder import write_meta
+from ingot.data.formats.nanogpt_folder import META, meta_bytes
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.order import DataExhausted
-from ingot.data.loading.packing import PackedRows
+from ingot.data.loading.packing import PackedRows, RedrawnRows
 from ingot.data.loading.reader import read_rank_batch
-from ingot.data.loading.redraw import RedrawnRows
 from ingot.data.loading.rows import LimitedRows, make_rows
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer
 from ingot.errors import DataError
@@ -187,7 +186,7 @@ def test_tokens_in_front_of_the_first_mark_are_a_document_too(tmp_path):
 def test_tokens_without_an_index_and_without_a_mark_are_refused(tmp_path):
     (tmp_path / "chars").mkdir()
     np.arange(40, dtype=np.uint16).tofile(tmp_path / "chars/train.bin")
-    write_meta(tmp_path / "chars", CharTokenizer([chr(48 + i) for i in range(40)]))  # which have no mark
+    (tmp_path / "chars" / META).write_bytes(meta_bytes(CharTokenizer([chr(48 + i) for i in range(40)])))  # which have no mark
     for dataset in (open_dataset(str(tmp_path / "chars")), golf_shards(tmp_path / "none", list(b"abcdefgh" * 5), "byte")):
         with pytest.raises(DataError, match=r"nothing says where documents begin in .*ingot data convert .* --mark ID"):
             make_rows(DataSection(seq_len=8, sampling="redraw"), 1, dataset)

@@ -11,7 +11,7 @@ from shard_files import write_shard
 from ingot.config.schema import DataSection
 from ingot.data.loading.order import Random, Sequential, Shuffle
 from ingot.data.loading.reader import RowReader
-from ingot.data.loading.rows import Windows, document_numbers, make_rows
+from ingot.data.loading.rows import WindowRows, document_numbers, make_rows
 from ingot.data.store.dataset import ShardRecord, Split, SplitRecord
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
@@ -188,7 +188,7 @@ class Given:
 
 def rows_at(split, seq_len, *starts):
     batch = np.empty((len(starts), 2, seq_len), np.int32)
-    Windows(split, Given(*starts), seq_len).read(range(len(starts)), range(len(starts)), batch)
+    WindowRows(split, Given(*starts), seq_len).read(range(len(starts)), range(len(starts)), batch)
     return batch
 
 
@@ -207,7 +207,7 @@ def test_a_window_that_reaches_the_end_goes_on_at_the_start(split):
 
 
 def test_windows_have_a_target_for_every_token(split):
-    rows = Windows(split, Shuffle(1000, 20, 0), 20)
+    rows = WindowRows(split, Shuffle(1000, 20, 0), 20)
     assert rows.read(range(7, 12), range(1, 3), np.empty((2, 2, 20), np.int32)) == 100
 
 
@@ -243,7 +243,7 @@ def test_the_stream_begins_again_behind_its_end():
 
 
 def test_rows_of_the_stream_wrap_into_its_start(split):
-    rows = Windows(split, Sequential(1000, 20, rows=5, spans=1), 20)
+    rows = WindowRows(split, Sequential(1000, 20, rows=5, spans=1), 20)
     batch = np.empty((5, 2, 20), np.int32)
     rows.read(range(45, 50), range(5), batch)  # the tenth step: 9 * 101 = 909
     assert batch[:, 0].ravel().tolist() == [*range(909, 1000), *range(9)]
@@ -317,7 +317,7 @@ def reader_of():
     def open_reader(split, order, ranks=None, rows=5, sample=0, host_buffer=host_buffer):
         first = Reading(sample, rows, order.seq_len)
         opened.append(
-            Steady(Windows(split, order, order.seq_len), ranks or Ranks(), first, Reading.following, [first], host_buffer)
+            Steady(WindowRows(split, order, order.seq_len), ranks or Ranks(), first, Reading.following, [first], host_buffer)
         )
         return opened[-1]
 

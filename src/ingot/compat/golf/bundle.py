@@ -32,7 +32,7 @@ LEFT_OUT = (
 LEFT_OUT_OF = {
     GOLF: (
         "ingot.artifact.container", "ingot.artifact.fresh_process", "ingot.artifact.rans", "ingot.backends.torch.rounding",
-        "ingot.data.loading.redraw", "ingot.model.frontier", "ingot.train.fit_artifact",
+        "ingot.model.frontier", "ingot.train.fit_artifact",
     ),
     BY_SETTINGS: ("ingot.backends.torch.custom_model", "ingot.model.golf"),
 }  # fmt: skip

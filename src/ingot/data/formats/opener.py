@@ -73,12 +73,7 @@ def _refuse(path: Path) -> str:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     if text := next((file for file in files if is_text(file)), None):
         raise DataError(f"{path} holds text ({text.name}) and no tokens; prepare it with: {prepare_command(path, 'DIR')}")
-    if binary := next((file for file in files if file.suffix == ".bin"), None):
-        raise DataError(
-            f"cannot tell what {path} is: {binary.name} has no known header and no .idx; it may be a damaged shard, or data "
-            "without a header: in that case give --from nanogpt"
-        )
-    raise DataError(f"no token data at {path}; looked for {LOOKED_FOR}")
+    raise DataError(f"no token data at {path}; looked for {LOOKED_FOR}; for data without a header give --from nanogpt")
 
 
 def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False) -> Dataset | None:

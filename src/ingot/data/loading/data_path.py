@@ -10,7 +10,7 @@ from ingot.data.formats.opener import open_foreign
 from ingot.data.prepare.cached import PREFIX, SUFFIXES, prepared_lines, sample_bytes, sample_path
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.text.text_files import file_bytes, find_buckets
-from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.data.tokenizers import open_tokenizer
 from ingot.data.tokenizers.by_name import is_learned, is_learned_as
 from ingot.errors import DataError, Setting
 from ingot.runtime.files import allow_open_files, user_path
@@ -73,25 +73,18 @@ def _refuse_missing_published(folder: Path, tokenizer: str) -> None:
 
 
 def _check_same(name: str, dataset: Dataset, path: str) -> None:
+    """Refuse a tokenizer that is not the one the text was prepared with."""
     source = dataset.manifest.source
     recorded = source.get("tokenizer") if isinstance(source, dict) else None
     trained = recorded if isinstance(recorded, str) and is_learned(recorded) else None
     if is_learned(name):
-        if is_learned_as(name, dataset.tokenizer, trained):
-            return
-        given = name
+        same = is_learned_as(name, dataset.tokenizer, trained)
     else:
-        opened = open_tokenizer(name)
-        if opened.fingerprint() == dataset.tokenizer.fingerprint():
-            return
-        given = f"{name} ({_describe(opened)})"
-    made_by = _describe(dataset.tokenizer)
-    raise DataError(
-        f"{{0}} is {given} and {path} was prepared with {f'{trained} ({made_by})' if trained else made_by}",
-        Setting("data.tokenizer"),
-        advice=f"leave {{0}} out or prepare the text again with --tokenizer {name}",
-    )
-
-
-def _describe(tokenizer: Tokenizer) -> str:
-    return f"{tokenizer.kind}, {tokenizer.vocab_size:,} ids, fingerprint {tokenizer.fingerprint()[:12]}"
+        same = open_tokenizer(name).fingerprint() == dataset.tokenizer.fingerprint()
+    if not same:
+        made_by = trained or f"{dataset.tokenizer.kind} of {dataset.tokenizer.vocab_size:,} ids"
+        raise DataError(
+            f"{{0}} is {name} and {path} was prepared with another tokenizer, {made_by}",
+            Setting("data.tokenizer"),
+            advice=f"leave {{0}} out or prepare the text again with --tokenizer {name}",
+        )

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,22 +27,13 @@ BLOCK = 1024  # documents packed together, which fills 98 to 99% of the position
 DRAWN = 64  # blocks whose documents are drawn in one call, which is faster than one call per block
 
 
-class Piece(NamedTuple):
+class DocumentPart(NamedTuple):
     """A contiguous part of one document that fits into a row."""
 
     start: int
     length: int
-    ends: bool  # True for the last piece of a document
-    told: int = 0  # leading inputs whose targets are already predicted in another piece
-
-
-class Pieces(NamedTuple):
-    """A batch of pieces, stored as one array per field."""
-
-    start: NDArray[np.int64]
-    length: NDArray[np.int64]
-    ends: NDArray[np.bool_]
-    told: NDArray[np.int64]
+    ends: bool  # True for the last part of a document
+    predicted: int = 0  # leading inputs whose targets are already predicted in another part
 
 
 class PackedRows(ByNumber):
@@ -70,7 +62,7 @@ class PackedRows(ByNumber):
         self._starts, self._repeats = split.document_starts(), split.document_repeats()  # memory-mapped, so ranks share the pages
         self._blocks = max(1, -(-(len(self._starts) - 1) // BLOCK))  # blocks per epoch
         self._firsts = [0]  # first sample of each block counted so far
-        self._kept: tuple[int, list[list[Piece]]] = (-1, [])  # the most recently used block and its rows
+        self._kept: tuple[int, list[list[DocumentPart]]] = (-1, [])  # the most recently used block and its rows
         self._drawn: tuple[tuple[int, int], NDArray[np.int64]] = (-1, -1), np.empty(0, np.int64)  # (epoch, group), documents
         self._lock = threading.Lock()  # shared by the training loop and the read-ahead thread
 
@@ -89,23 +81,23 @@ class PackedRows(ByNumber):
     def read(self, samples: range, share: range, batch: Batch) -> int:
         with self._lock:
             rows = [self._row(sample) for sample in samples]
-        for line, pieces in zip(batch, rows[share.start : share.stop], strict=True):
-            self._fill(line, pieces)
-        return sum(self._count(piece) for pieces in rows for piece in pieces)
+        for line, parts in zip(batch, rows[share.start : share.stop], strict=True):
+            self._fill(line, parts)
+        return sum(self._count(part) for parts in rows for part in parts)
 
-    def _fill(self, line: Batch, pieces: list[Piece]) -> None:
+    def _fill(self, line: Batch, parts: list[DocumentPart]) -> None:
         line[0], line[1], at, number = 0, IGNORED, 0, 0
-        for piece in pieces:
-            here = slice(at, at + piece.length)
-            # Unless the document ends with the piece, read one more token: the target of the last input.
-            tokens = self._split.read(piece.start, piece.start + piece.length + (not piece.ends))
-            line[0, here] = tokens[: piece.length]
+        for part in parts:
+            here = slice(at, at + part.length)
+            # Unless the document ends with the part, read one more token: the target of the last input.
+            tokens = self._split.read(part.start, part.start + part.length + (not part.ends))
+            line[0, here] = tokens[: part.length]
             line[1, at : at + len(tokens) - 1] = tokens[1:]
-            if piece.ends and self._bos is not None:
+            if part.ends and self._bos is not None:
                 line[1, here.stop - 1] = self._bos
             ended = self._after_marks(line[0, here])
             line[1, here][ended] = IGNORED
-            line[1, at : at + piece.told] = IGNORED
+            line[1, at : at + part.predicted] = IGNORED
             if self.planes == 3:
                 line[2, here] = number + np.cumsum(ended) - ended
                 number = int(line[2, here.stop - 1]) + 1
@@ -117,20 +109,16 @@ class PackedRows(ByNumber):
         """Return a mask of the tokens that end a document."""
         return tokens == self._split.eos if self._split.eos is not None else np.zeros(len(tokens), bool)
 
-    def _targets(self, piece: Piece) -> int:
-        """Return the maximum number of targets in a piece; every end mark inside it takes one away."""
-        return max(0, piece.length - piece.told - (piece.ends and self._bos is None))
-
-    def _count(self, piece: Piece) -> int:
+    def _count(self, part: DocumentPart) -> int:
+        """Return the number of targets in a part; every end mark inside it takes one away."""
         if self._split.eos is None:
-            return self._targets(piece)
-        tokens = self._split.read(piece.start + piece.told, piece.start + piece.length)
-        inner = self._after_marks(tokens)
-        if piece.ends and self._bos is None:
+            return max(0, part.length - part.predicted - (part.ends and self._bos is None))
+        inner = self._after_marks(self._split.read(part.start + part.predicted, part.start + part.length))
+        if part.ends and self._bos is None:
             inner[-1:] = True  # the last token has no target, whether or not it is a mark
-        return len(tokens) - int(np.count_nonzero(inner))
+        return len(inner) - int(np.count_nonzero(inner))
 
-    def _row(self, sample: int) -> list[Piece]:
+    def _row(self, sample: int) -> list[DocumentPart]:
         number = self._block(sample)
         if self._kept[0] != number:
             self._kept = number, self._rows(number)
@@ -149,44 +137,41 @@ class PackedRows(ByNumber):
     def _count_block(self) -> None:
         """Count the rows of the next block; a million documents take about a second."""
         epoch, block = divmod(len(self._firsts) - 1, self._blocks)
-        lengths = self._pieces(epoch, block).length
+        _, lengths, *_ = self._parts(epoch, block)
         self._firsts.append(self._firsts[-1] + (len(lengths) if self._alone else rows_filled(lengths, self.seq_len)))
 
-    def _rows(self, number: int) -> list[list[Piece]]:
+    def _rows(self, number: int) -> list[list[DocumentPart]]:
         """Pack the documents of a block and return its rows in shuffled order."""
         epoch, block = divmod(number, self._blocks)
-        pieces = [Piece(*piece) for piece in zip(*(column.tolist() for column in self._pieces(epoch, block)), strict=True)]
-        lengths = [self.seq_len if self._alone else piece.length for piece in pieces]
-        rows = [[pieces[i] for i in row] for row in best_fit(lengths, self.seq_len)]
+        parts = [DocumentPart(*part) for part in zip(*(column.tolist() for column in self._parts(epoch, block)), strict=True)]
+        lengths = [self.seq_len if self._alone else part.length for part in parts]
+        rows = [[parts[i] for i in row] for row in best_fit(lengths, self.seq_len)]
         order = permuted(np.arange(len(rows), dtype=np.uint64), len(rows), key=mix(self._seed, epoch, block * BLOCK, 1))
         return [rows[i] for i in order.tolist()]
 
-    def _documents(self, epoch: int, block: int) -> NDArray[np.int64]:
-        """Return the document numbers of a block."""
+    def _parts(self, epoch: int, block: int) -> tuple[NDArray[Any], ...]:
+        """Return the parts of a block's documents, in document order: an array for each field of DocumentPart."""
         drawn, at = (epoch, block // DRAWN), block % DRAWN * BLOCK
         if self._drawn[0] != drawn:
-            first, documents = drawn[1] * DRAWN * BLOCK, len(self._starts) - 1
-            places = np.arange(first, min(first + DRAWN * BLOCK, documents), dtype=np.uint64)
-            self._drawn = drawn, permuted(places, documents, key=mix(self._seed, epoch)).astype(np.int64)
-        chosen = self._drawn[1][at : at + BLOCK]
-        return chosen[~self._already_read[chosen]] if epoch == 0 and self._already_read is not None else chosen
-
-    def _pieces(self, epoch: int, block: int) -> Pieces:
-        """Return the pieces of a block's documents, in document order."""
-        documents = self._documents(epoch, block)
+            first, count = drawn[1] * DRAWN * BLOCK, len(self._starts) - 1
+            places = np.arange(first, min(first + DRAWN * BLOCK, count), dtype=np.uint64)
+            self._drawn = drawn, permuted(places, count, key=mix(self._seed, epoch)).astype(np.int64)
+        documents = self._drawn[1][at : at + BLOCK]
+        if epoch == 0 and self._already_read is not None:
+            documents = documents[~self._already_read[documents]]
         begins, stops = (np.asarray(self._starts[documents + last]).astype(np.int64) for last in (0, 1))
         repeats = np.zeros_like(begins) if self._repeats is None else self._repeats[documents].astype(np.int64)
         step = self.seq_len - self._overlap
         counts = 1 + (np.maximum(1, stops - begins - self._overlap) - 1) // step
-        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # index of a piece in its document
+        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # index of a part in its document
         start, stop = np.repeat(begins, counts) + number * step, np.repeat(stops, counts)
         length = np.minimum(self.seq_len, stop - start)
         ends = start + length >= stop
-        # Tokens shared with an earlier piece or document were predicted there, so their targets are not counted again.
+        # Tokens shared with an earlier part or document were predicted there, so their targets are not counted again.
         before = np.repeat(begins + np.maximum(0, repeats - 1), counts) - start
-        told = np.clip(np.where(number > 0, np.maximum(before, self._overlap), before), 0, length)
-        worth = length - told - (ends & (self._bos is None)) > 0  # a one-token document without a mark has nothing to predict
-        return Pieces(start[worth], length[worth], ends[worth], told[worth])
+        predicted = np.clip(np.where(number > 0, np.maximum(before, self._overlap), before), 0, length)
+        worth = length - predicted - (ends & (self._bos is None)) > 0  # a one-token document without a mark predicts nothing
+        return start[worth], length[worth], ends[worth], predicted[worth]
 
 
 def rows_filled(lengths: NDArray[np.int64], capacity: int) -> int:
@@ -195,11 +180,11 @@ def rows_filled(lengths: NDArray[np.int64], capacity: int) -> int:
     rows = len(lengths) - len(shorter)
     room: list[int] = []  # free positions in each row that is not full, sorted
     for length in shorter:
-        found = bisect_left(room, length)
-        if found == len(room):
+        place = bisect_left(room, length)
+        if place == len(room):
             rows += 1
             insort(room, capacity - length)
-        elif left := room.pop(found) - length:
+        elif left := room.pop(place) - length:
             insort(room, left)
     return rows
 
@@ -210,13 +195,108 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     room: list[tuple[int, int]] = []  # (free positions, row) for each row that is not full, sorted
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = lengths[number]
-        found = bisect_left(room, (length, 0))
-        if found == len(room):
+        place = bisect_left(room, (length, 0))
+        if place == len(room):
             rows.append([])
             left, row = capacity, len(rows) - 1
         else:
-            left, row = room.pop(found)
+            left, row = room.pop(place)
         rows[row].append(number)
         if left > length:
             insort(room, (left - length, row))
     return rows
+
+
+# Redrawn rows: every epoch concatenates the documents in a new order, cuts rows from a random offset and shuffles them. The
+# concatenated stream is never stored: memory holds the end of each document for one epoch, and tokens are copied from the files
+# when a row is read.
+
+DOCUMENTS, ROWS, OFFSET = 0, 1, 2  # mixed into the seed so that the three draws are independent
+PART = 1 << 20  # documents drawn at a time
+
+
+class RedrawnRows(ByNumber):
+    """Rows of `seq_len` tokens from documents that are reshuffled each epoch; every token is an input once per epoch.
+
+    The documents form a ring: a row may begin inside a document that another row ends with, and the target of the last token is
+    the first. The last row of an epoch is padded with positions without targets. Tokens that a document repeats from the previous
+    one are left out.
+    """
+
+    def __init__(self, split: Documents, seq_len: int, seed: int, documents: bool = False):
+        self.seq_len, self.planes = seq_len, 3 if documents else 2
+        self._split, self._seed = split, seed
+        self._starts, self._repeats = split.document_starts(), split.document_repeats()
+        self._documents = len(self._starts) - 1
+        self.tokens = split.tokens - (0 if self._repeats is None else int(self._repeats.sum(dtype=np.int64)))
+        self._rows = -(-self.tokens // seq_len)
+        self._ring = lru_cache(maxsize=1)(self._draw)  # one entry is enough: rows are read epoch by epoch
+
+    def epoch(self, sample: int) -> int:
+        return sample // self._rows
+
+    def available(self, samples: range, epochs: int) -> int:
+        return max(0, min(samples.stop, epochs * self._rows) - samples.start)
+
+    def read(self, samples: range, share: range, batch: Batch) -> int:
+        numbers = np.arange(samples.start, samples.stop, dtype=np.uint64)
+        epochs, rows = np.divmod(numbers, np.uint64(self._rows))
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            rows[here] = permuted(rows[here], self._rows, key=mix(self._seed, epoch, ROWS))
+            mine = np.flatnonzero(here[share.start : share.stop])
+            if len(mine):
+                self._fill(batch, mine, rows[share.start + mine].astype(np.int64), epoch)
+        empty = self._rows * self.seq_len - self.tokens  # padding positions in the last row of an epoch
+        return len(samples) * self.seq_len - empty * int(np.count_nonzero(rows == self._rows - 1))
+
+    def _fill(self, batch: Batch, lines: NDArray[np.int64], rows: NDArray[np.int64], epoch: int) -> None:
+        """Write rows of one epoch, given by their numbers in the ring, into lines of the batch."""
+        ring_ends, offset = self._ring(epoch)
+        counts = np.minimum(self.seq_len, self.tokens - rows * self.seq_len)
+        begins = (offset + rows * self.seq_len) % self.tokens
+        stops = begins + counts + 1  # one past the last target
+        first = np.searchsorted(ring_ends, begins, side="right")
+        # A row that wraps around the ring keeps counting documents: with D documents, index D is index 0 again.
+        last = np.searchsorted(ring_ends, (stops - 1) % self.tokens, side="right") + (stops > self.tokens) * self._documents
+        sizes = last - first + 1
+        places = np.repeat(first - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+        starts, lengths = self._chosen(places % self._documents, epoch)
+        # Tokens of each row's first document that precede the row.
+        skipped = begins - ring_ends[first] + lengths[np.cumsum(sizes) - sizes]
+        window, at = np.empty(self.seq_len + 1, np.int32), 0
+        for line, count, skip, size in zip(lines.tolist(), counts.tolist(), skipped.tolist(), sizes.tolist(), strict=True):
+            pieces = zip(starts[at : at + size].tolist(), lengths[at : at + size].tolist(), strict=True)
+            self._fill_line(batch[line], window[: count + 1], skip, pieces)
+            at += size
+
+    def _fill_line(self, line: Batch, window: NDArray[np.int32], skip: int, pieces: Iterable[tuple[int, int]]) -> None:
+        """Write a row from the start and length of each of its documents, without the first `skip` tokens of the first one."""
+        filled, count, number = 0, len(window) - 1, 0
+        for start, length in pieces:
+            stop = min(filled + length - skip, count + 1)
+            self._split.read(start + skip, start + skip + stop - filled, window[filled:stop])
+            if self.planes == 3:
+                line[2, filled:stop] = number
+                number += stop > filled
+            filled, skip = stop, 0
+        line[0, :count], line[1, :count] = window[:-1], window[1:]
+        line[0, count:], line[1, count:] = 0, IGNORED
+        if self.planes == 3:
+            line[2, count:] = number  # padding attends only to itself
+
+    def _draw(self, epoch: int) -> tuple[NDArray[np.int64], int]:
+        """Return the end of each document in the epoch's order, and the position of the first row in the ring."""
+        ends = np.empty(self._documents, np.int64)
+        for first in range(0, self._documents, PART):
+            places = np.arange(first, min(first + PART, self._documents))
+            ends[places] = self._chosen(places, epoch)[1]
+        return np.cumsum(ends, out=ends), mix(self._seed, epoch, OFFSET) % self.tokens
+
+    def _chosen(self, places: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the starts and lengths of the documents at the given positions of an epoch's order."""
+        chosen = permuted(places.astype(np.uint64), self._documents, key=mix(self._seed, epoch, DOCUMENTS))
+        starts, stops = (self._starts[chosen + np.uint64(last)].astype(np.int64) for last in (0, 1))
+        if self._repeats is not None:
+            starts += self._repeats[chosen]
+        return starts, stops - starts

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from ingot.data.loading.order import DataExhausted, Places
-from ingot.data.loading.rows import Rows, read_pieces
+from ingot.data.loading.rows import Rows
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import Batch
 
@@ -56,7 +56,7 @@ class RankBatch:
 class _Ahead:
     """A batch read ahead, or DataExhausted, with its plan and the number of plan changes before it."""
 
-    found: RankBatch | DataExhausted
+    result: RankBatch | DataExhausted
     plan: Reading
     turn: int
     buffer: Batch
@@ -97,27 +97,27 @@ class RowReader(Generic[Plan]):
 
     def next(self, plan: Plan) -> RankBatch:
         """Return the batch of the next step, which has this plan."""
-        found = self._take()
-        if _rows_of(found.plan) != _rows_of(plan):
+        ahead = self._take()
+        if _rows_of(ahead.plan) != _rows_of(plan):
             with self._changing:
                 self._plan, self._turn = plan, self._turn + 1
-            while found.turn != self._turn:
-                self._free.put(found.buffer)
-                found = self._take()
-        if isinstance(found.found, DataExhausted):
-            self._free.put(found.buffer)
-            raise found.found
-        self._in_use.append(found.buffer)
+            while ahead.turn != self._turn:
+                self._free.put(ahead.buffer)
+                ahead = self._take()
+        if isinstance(ahead.result, DataExhausted):
+            self._free.put(ahead.buffer)
+            raise ahead.result
+        self._in_use.append(ahead.buffer)
         if len(self._in_use) > 2:
             self._free.put(self._in_use.pop(0))
-        return found.found
+        return ahead.result
 
     def _take(self) -> _Ahead:
-        found = self._ready.get()
-        if isinstance(found, Exception):
-            self._ready.put(found)  # keep the error for later calls: the thread has ended and puts nothing more
-            raise found
-        return found
+        ahead = self._ready.get()
+        if isinstance(ahead, Exception):
+            self._ready.put(ahead)  # keep the error for later calls: the thread has ended and puts nothing more
+            raise ahead
+        return ahead
 
     def close(self) -> None:
         """Stop the thread and drop the batches it has read ahead."""
@@ -136,15 +136,15 @@ class RowReader(Generic[Plan]):
                     return
                 with self._changing:
                     plan, turn = self._plan, self._turn
-                found: RankBatch | DataExhausted
+                result: RankBatch | DataExhausted
                 try:
-                    found = read_rank_batch(self._source, plan, self._ranks, buffer)
+                    result = read_rank_batch(self._source, plan, self._ranks, buffer)
                 except DataExhausted as end:
-                    found = end
-                self._ready.put(_Ahead(found, plan, turn, buffer))
+                    result = end
+                self._ready.put(_Ahead(result, plan, turn, buffer))
                 with self._changing:
-                    if turn == self._turn and isinstance(found, RankBatch):
-                        self._plan = self._following(plan, found)
+                    if turn == self._turn and isinstance(result, RankBatch):
+                        self._plan = self._following(plan, result)
         except Exception as error:  # passed to the training loop, which raises it at its next step
             self._ready.put(error)
 
@@ -154,11 +154,22 @@ def _rows_of(plan: Reading) -> tuple[object, ...]:
 
 
 def read_rank_batch(source: Rows, plan: Reading, ranks: Ranks, buffer: Batch) -> RankBatch:
-    """Read a rank's share of a step into the front of a buffer and return it as a RankBatch."""
-    share = ranks.share(plan.samples)
-    size = (len(share) * (source.seq_len // plan.seq_len), source.planes, plan.seq_len)
+    """Read a rank's share of a step into the front of a buffer and return it as a RankBatch.
+
+    Longer rows of the source are cut into consecutive pieces of the step's sequence length. A token keeps its document number and
+    its target, even if the target is in the next piece.
+    """
+    share, pieces, planes = ranks.share(plan.samples), source.seq_len // plan.seq_len, source.planes
+    size = (len(share) * pieces, planes, plan.seq_len)
     batch = buffer.reshape(-1)[: size[0] * size[1] * size[2]].reshape(size)
     samples = range(plan.sample, plan.sample + plan.samples)
     rows = source.at(plan.phase, plan.places)
-    targets, (next_sample, places) = read_pieces(rows, samples, share, batch), rows.after(samples)
+    if pieces == 1:
+        targets = rows.read(samples, share, batch)
+    else:
+        whole = np.empty((len(share), planes, source.seq_len), np.int32)
+        targets = rows.read(samples, share, whole)
+        cut = whole.reshape(len(share), planes, pieces, plan.seq_len)
+        batch.reshape(len(share), pieces, planes, plan.seq_len)[:] = cut.swapaxes(1, 2)
+    next_sample, places = rows.after(samples)
     return RankBatch(batch, targets, source.at(plan.phase, places).epoch(next_sample), next_sample, places)

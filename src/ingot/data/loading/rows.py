@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 
 from ingot.config.schema import DataSection
 from ingot.data.loading.order import ByNumber, DataExhausted, Order, Places, Random, Sequential, Shuffle
-from ingot.data.loading.packing import PackedRows
-from ingot.data.loading.redraw import RedrawnRows
+from ingot.data.loading.packing import PackedRows, RedrawnRows
 from ingot.data.store.dataset import Dataset
 from ingot.data.store.documents import Documents
 from ingot.errors import DataError, Setting
@@ -98,13 +96,13 @@ class MixedRows:
 
     def after(self, samples: range) -> tuple[int, Places]:
         drawn = self._draw(samples)
-        places = {name: self._place(name) + int(np.count_nonzero(drawn == i)) for i, name in enumerate(self.sources)}
+        places = {name: self.places.get(name, 0) + int(np.count_nonzero(drawn == i)) for i, name in enumerate(self.sources)}
         return samples.start + len(drawn), {**self.places, **places}  # a bucket outside the mix keeps its position
 
     def epoch(self, sample: int) -> int:
         """Return the number of complete passes over every bucket of the mix."""
         weights = self.mixes[self.phase]
-        return min(source.epoch(self._place(name)) for name, source in self.sources.items() if weights.get(name))
+        return min(source.epoch(self.places.get(name, 0)) for name, source in self.sources.items() if weights.get(name))
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
         drawn, targets = self._draw(samples), 0
@@ -120,8 +118,11 @@ class MixedRows:
     def _draw(self, samples: range) -> NDArray[np.int64]:
         """Return the bucket index of each sample, without the samples past the end of the data."""
         weights = self.mixes[self.phase]
-        left = [name for name in self.sources if weights.get(name) and (self.halt or self._has_rows(name))]
-        alive = {number: weights[name] for number, name in enumerate(self.sources) if name in left}
+        alive = {  # exhausted buckets are left out of the draw
+            number: weights[name]
+            for number, (name, source) in enumerate(self.sources.items())
+            if weights.get(name) and (self.halt or self.epochs is None or source.available(self._range(name, 1), self.epochs))
+        }
         numbers = np.arange(samples.start, samples.stop, dtype=np.uint64)
         draws = (scramble(numbers ^ np.uint64(mix(self.seed, DRAWS))) >> np.uint64(11)) * 2.0**-53  # uniform in [0, 1)
         drawn = np.empty(0, np.int64)
@@ -145,50 +146,32 @@ class MixedRows:
         """Return the bucket index and position of the first row that its bucket cannot supply, or None if there is none."""
         if self.epochs is None:
             return None
-        found = []
+        lacking = []
         for number, (name, source) in enumerate(self.sources.items()):
             rows = np.flatnonzero(drawn == number)
             if number in alive and (has := source.available(self._range(name, len(rows)), self.epochs)) < len(rows):
-                found.append((int(rows[has]), number))
-        return (min(found)[1], min(found)[0]) if found else None
-
-    def _has_rows(self, name: str) -> bool:
-        """Return True if a bucket has another row; exhausted buckets are left out of the draw."""
-        return self.epochs is None or self.sources[name].available(self._range(name, 1), self.epochs) > 0
+                lacking.append((int(rows[has]), number))
+        return (min(lacking)[1], min(lacking)[0]) if lacking else None
 
     def _range(self, name: str, rows: int) -> range:
-        return range(self._place(name), self._place(name) + rows)
-
-    def _place(self, name: str) -> int:
-        return self.places.get(name, 0)
+        return range(self.places.get(name, 0), self.places.get(name, 0) + rows)
 
 
 def mixed_rows(settings: DataSection, dataset: Dataset, make: Callable[[str, Documents, int], FiniteRows]) -> MixedRows:
     """Build the rows of a run with a mix or phases; `make` builds the rows of one bucket from its name, documents and seed."""
     mixes = [phase.mix for phase in settings.phases] or [settings.mix]
     buckets = dataset.buckets("train")
-    setting = "data.phases" if settings.phases else "data.mix"
-    for name in sorted({name for weights in mixes for name in weights} - buckets.keys()):
-        raise _unknown(name, list(buckets), setting, dataset)
-    sources = {
-        name: make(name, bucket, mix(settings.seed, _number(name)))
-        for name, bucket in buckets.items()
-        if any(weights.get(name) for weights in mixes)
-    }
+    if unknown := sorted({name for weights in mixes for name in weights} - buckets.keys()):
+        raise DataError(
+            f"{{0}} names the bucket {unknown[0]}; the buckets of {dataset.folder} are {', '.join(buckets) or 'none'}",
+            Setting("data.phases" if settings.phases else "data.mix"),
+        )
+    sources = {}
+    for name, bucket in buckets.items():
+        if any(weights.get(name) for weights in mixes):
+            number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")  # other buckets do not change its order
+            sources[name] = make(name, bucket, mix(settings.seed, number))
     return MixedRows(sources, tuple(mixes), settings.seed, settings.epochs, settings.exhausted == "halt")
-
-
-def _unknown(name: str, buckets: list[str], setting: str, dataset: Dataset) -> DataError:
-    if not buckets:
-        return DataError(f"{{0}} names the bucket {name} and {dataset.folder} has no buckets", Setting(setting))
-    close = get_close_matches(name, buckets, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(buckets)}"
-    return DataError(f"{{0}} names the bucket {name}, which {dataset.folder} does not have; {hint}", Setting(setting))
-
-
-def _number(name: str) -> int:
-    """Return a seed component derived from the bucket's name alone, so that other buckets do not change its order."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
 
 # Runs continued from another program: documents that it has already read are left out of the first epoch.
@@ -199,40 +182,38 @@ Mask = NDArray[np.bool_]  # one entry per document of a bucket: True if already 
 
 def write_already_read(path: Path, masks: Mapping[str, Mask]) -> None:
     """Write the list of already read documents of each bucket as JSON."""
-    told = {
+    buckets = {
         name: {"documents": len(mask), "read": np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()}
         for name, mask in masks.items()
     }
-    write_atomically(path, json.dumps({"format": FORMAT, "version": VERSION, "buckets": told}))
+    write_atomically(path, json.dumps({"format": FORMAT, "version": VERSION, "buckets": buckets}))
 
 
 def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
     """Return a mask of already read documents for each bucket of a dataset, from a file by `write_already_read`."""
+    setting, masks = Setting("data.already_read", path), {}
     try:
         record = read_json(user_path(path))
         if (record["format"], record["version"]) != (FORMAT, VERSION):
             raise ValueError(FORMAT)
-        told = {
-            name: (int(one["documents"]), np.array(one["read"], np.int64).reshape(-1, 2))
-            for name, one in record["buckets"].items()
-        }
+        for name, bucket in dataset.buckets("train").items():
+            documents = len(bucket.document_starts()) - 1
+            read = record["buckets"].get(name, {"documents": documents, "read": []})
+            if read["documents"] != documents:
+                raise DataError(
+                    f"{{0}} lists {read['documents']:,} documents in the bucket {name}, and {dataset.folder} has {documents:,}",
+                    setting,
+                    advice="it is of other data: give the data that the run began with",
+                )
+            masks[name] = np.zeros(documents, np.bool_)
+            for first, stop in read["read"]:
+                if not 0 <= first <= stop <= documents:
+                    raise ValueError(first, stop)
+                masks[name][first:stop] = True
     except OSError as error:
-        raise DataError(f"{{0}} cannot be read: {error.strerror}", Setting("data.already_read", path)) from None
+        raise DataError(f"{{0}} cannot be read: {error.strerror}", setting) from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError("{0} is not a list of documents, or it is damaged", Setting("data.already_read", path)) from None
-    masks = {}
-    for name, bucket in dataset.buckets("train").items():
-        documents = len(bucket.document_starts()) - 1
-        count, ranges = told.get(name, (documents, np.empty((0, 2), np.int64)))
-        if count != documents or (len(ranges) and not 0 <= ranges.min() <= ranges.max() <= documents):
-            raise DataError(
-                f"{{0}} lists the bucket {name} with {count:,} documents, and {dataset.folder} has {documents:,} in it",
-                Setting("data.already_read", path),
-                advice="it is of other data: give the data that the run began with",
-            )
-        masks[name] = np.zeros(documents, np.bool_)
-        for first, stop in ranges.tolist():
-            masks[name][first:stop] = True
+        raise DataError("{0} is not a list of documents, or it is damaged", setting) from None
     return masks
 
 
@@ -271,26 +252,8 @@ class FiniteRows(Rows, Protocol):
         """Return how many of the samples, counted from the first, are within `epochs` epochs."""
 
 
-def read_pieces(source: Rows, samples: range, share: range, batch: Batch) -> int:
-    """Read rows at the batch's sequence length, cutting longer source rows into consecutive pieces, and return the target count.
-
-    A token keeps its document number and its target, even if the target is in the next piece. The count covers all samples.
-    """
-    length = batch.shape[-1]
-    if length == source.seq_len:
-        return source.read(samples, share, batch)
-    pieces = source.seq_len // length
-    whole = np.empty((len(share), source.planes, source.seq_len), np.int32)
-    targets = source.read(samples, share, whole)
-    # The layout of the batch is (rows, pieces, planes, length).
-    batch.reshape(len(share), pieces, source.planes, length)[:] = whole.reshape(
-        len(share), source.planes, pieces, length
-    ).swapaxes(1, 2)
-    return targets
-
-
 @dataclass(frozen=True)
-class Windows(ByNumber):
+class WindowRows(ByNumber):
     """Rows that are windows of the token stream, regardless of document boundaries."""
 
     split: Documents
@@ -381,4 +344,4 @@ def _rows(
             order = Sequential(tokens, seq_len, rows_per_step, settings.spans)
         case _:
             order = Shuffle(tokens, seq_len, seed)
-    return Windows(split, order, seq_len, settings.document_mask)
+    return WindowRows(split, order, seq_len, settings.document_mask)

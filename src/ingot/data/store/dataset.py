@@ -115,13 +115,14 @@ def identity(record: dict[str, Any]) -> str:
     recorded keeps its fingerprint.
     """
     tokenizer = {**record["tokenizer"], "spec": {k: v for k, v in record["tokenizer"]["spec"].items() if k != PACKED}}
-    splits = {name: _identity_of_split(split) for name, split in record["splits"].items()}
+    splits = {}
+    for name, split in record["splits"].items():
+        counted = {
+            "piece_bytes": split.get("piece_bytes") not in (None, split.get("bytes")),
+            "buckets": bool(split.get("buckets")),
+        }
+        splits[name] = {key: value for key, value in split.items() if key not in OPTIONAL or counted.get(key)}
     return digest({key: record.get(key) for key in IDENTITY} | {"tokenizer": tokenizer, "splits": splits})
-
-
-def _identity_of_split(split: dict[str, Any]) -> dict[str, Any]:
-    counted = {"piece_bytes": split.get("piece_bytes") not in (None, split.get("bytes")), "buckets": bool(split.get("buckets"))}
-    return {key: value for key, value in split.items() if key not in OPTIONAL or counted.get(key)}
 
 
 def foreign_record(folder: Path, sizes: Mapping[Path, int], **counts: Any) -> SplitRecord:
@@ -235,6 +236,7 @@ class Bucket:
         self.bytes, self.piece_bytes, self.is_prepared = record.bytes, record.piece_bytes, split.is_prepared
         self._split, self._first_token = split, first_token
         self._documents = slice(first_document, first_document + record.documents)
+        self._starts: NDArray[np.uint64] | None = None
 
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Copy tokens start..stop of the bucket."""
@@ -244,12 +246,10 @@ class Bucket:
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Return where each document begins in the bucket, followed by the end of the last."""
+        if self._starts is None:  # every row with a document mask needs them
+            starts = self._split.document_starts()[self._documents.start : self._documents.stop + 1]
+            self._starts = np.asarray(starts) - np.uint64(self._first_token)
         return self._starts
-
-    @cached_property
-    def _starts(self) -> NDArray[np.uint64]:  # every row with a document mask needs them
-        starts = self._split.document_starts()[self._documents.start : self._documents.stop + 1]
-        return np.asarray(starts) - np.uint64(self._first_token)
 
     def document_repeats(self) -> NDArray[np.uint16] | None:
         """Return how many tokens each document repeats of the previous one; None if none does."""
@@ -350,13 +350,13 @@ class Dataset:
         """
         if self._manifest is not None:
             return self._manifest.fingerprint
-        return digest({"tokenizer": self.tokenizer.fingerprint(), "files": self._file_checksums()})
-
-    def _file_checksums(self) -> Any:
+        files: Any
         if self.format == "gpt-simple":
             pairs = [pair for split in self.splits.values() for path in split.paths for pair in (path, path.with_suffix(".idx"))]
-            return [[str(path.relative_to(self.folder)), _checksum_of_ends(path)] for path in pairs]
-        return {name: [[path.name, _checksum_of_ends(path)] for path in self.split(name).paths] for name in SPLITS}
+            files = [[str(path.relative_to(self.folder)), _checksum_of_ends(path)] for path in pairs]
+        else:
+            files = {name: [[path.name, _checksum_of_ends(path)] for path in self.split(name).paths] for name in SPLITS}
+        return digest({"tokenizer": self.tokenizer.fingerprint(), "files": files})
 
     def split(self, name: str) -> Split:
         """Return the split train or val; one without files is empty."""
@@ -470,7 +470,16 @@ def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
             problem = f"has version {version} and this ingot reads up to {VERSION}"
         else:
             manifest = Manifest.model_validate(record, strict=True)
-            problems.extend(_contradictions(file, record, manifest))
+            damaged = partial(DataProblem, "dataset-json", str(file))
+            if manifest.fingerprint != identity(record):
+                problems.append(damaged("was edited or damaged: its fingerprint does not match its contents"))
+            if missing := [name for name in SPLITS if name not in manifest.splits]:
+                problems.append(damaged(f"is damaged: it has no split {missing[0]}", place="splits"))
+            for name, split in manifest.splits.items():
+                for key in ("tokens", "documents", "bytes"):
+                    if (total := sum(getattr(shard, key) for shard in split.shards)) != (recorded := getattr(split, key)):
+                        problem = f"is damaged: shards of {total:,} {key} in a split of {recorded:,}"
+                        problems.append(damaged(problem, place=f"splits.{name}"))
             return manifest
     except ValidationError as error:
         first = error.errors()[0]
@@ -481,18 +490,6 @@ def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
         problem = f"cannot be read: {error.strerror}"
     problems.append(DataProblem("dataset-json", str(file), problem, advice))
     return None
-
-
-def _contradictions(file: Path, record: dict[str, Any], manifest: Manifest) -> Iterator[DataProblem]:
-    damaged = partial(DataProblem, "dataset-json", str(file))
-    if manifest.fingerprint != identity(record):
-        yield damaged("was edited or damaged: its fingerprint does not match its contents")
-    if missing := [name for name in SPLITS if name not in manifest.splits]:
-        yield damaged(f"is damaged: it has no split {missing[0]}", place="splits")
-    for name, split in manifest.splits.items():
-        for key in ("tokens", "documents", "bytes"):
-            if (total := sum(getattr(shard, key) for shard in split.shards)) != (recorded := getattr(split, key)):
-                yield damaged(f"is damaged: shards of {total:,} {key} in a split of {recorded:,}", place=f"splits.{name}")
 
 
 def _read_tokenizer(file: Path, manifest: Manifest, problems: list[DataProblem]) -> Tokenizer | None:

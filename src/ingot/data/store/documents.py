@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.store.shards import TokenStream
+from ingot.data.store.shards import TokenStream, map_tokens
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import IdArray
 from ingot.runtime.files import file_sha256
@@ -94,10 +94,7 @@ def check_index_size(path: Path, documents: int) -> None:
 def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> NDArray[np.uint64]:
     """Map a document index (each start, then the end of the last) and check it; ValueError says what is wrong with the file."""
     check_index_size(path, documents)
-    try:
-        starts = np.memmap(path, dtype="<u8", mode="r", shape=(documents + 1,))
-    except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror}") from None
+    starts = map_tokens(path, "<u8", 0, documents + 1)
     for first in range(0, documents, INDEX_PART):
         part = np.asarray(starts[first : first + INDEX_PART + 1])
         if len(falls := np.flatnonzero(part[1:] <= part[:-1])):

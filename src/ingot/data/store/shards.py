@@ -223,28 +223,29 @@ class TokenStream:
         """Copy tokens start..stop, into `out` (of any integer dtype) if it is given."""
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens {start} to {stop} of a stream of {self.tokens}")
-        count = stop - start
-        out = np.empty(count, self.dtype) if out is None else out[:count]
-        number, filled = bisect_right(self._ends, start), 0
-        while filled < count:
-            begin = start + filled - (self._ends[number] - self.sizes[number])
-            part = self._fitting(number, begin, begin + count - filled)
+        out, filled = np.empty(stop - start, self.dtype) if out is None else out[: stop - start], 0
+        for part in self._parts(start, stop):
             out[filled : filled + len(part)] = part
             filled += len(part)
-            number += 1
         return out
 
     def slice(self, start: int, stop: int) -> list[NDArray[Any]]:
         """Return tokens start..stop as consecutive views of the files."""
-        parts = []
+        return [part.astype(self.dtype, copy=False) for part in self._parts(start, stop) if len(part)]
+
+    def _parts(self, start: int, stop: int) -> Iterator[NDArray[Any]]:
         number = bisect_right(self._ends, start)
         while start < stop:
             begin = start - (self._ends[number] - self.sizes[number])
-            part = self._fitting(number, begin, begin + min(stop - start, CHUNK_TOKENS)).astype(self.dtype, copy=False)
-            parts += [part] if len(part) else []
+            part = self.shard(number)[begin : begin + min(stop - start, CHUNK_TOKENS)]
+            if part.dtype.itemsize > self.dtype.itemsize and (largest := int(part.max(initial=0))) > np.iinfo(self.dtype).max:
+                raise DataError(
+                    f"{self.paths[number]} holds token {largest:,}: ids above {np.iinfo(self.dtype).max:,} do not fit the "
+                    f"{8 * self.dtype.itemsize} bits of its tokenizer's ids; give the tokenizer that made the tokens"
+                )
+            yield part
             start += len(part)
             number += start == self._ends[number]
-        return parts
 
     def token(self, position: int) -> int:
         """Return the token at one position."""
@@ -262,14 +263,3 @@ class TokenStream:
         """Return the file of a token and a description of its position in that file."""
         number = min(bisect_right(self._ends, position), len(self.paths) - 1)
         return str(self.paths[number]), f"token {position - self._ends[number] + self.sizes[number]:,}"
-
-    def _fitting(self, number: int, begin: int, end: int) -> NDArray[Any]:
-        part = self.shard(number)[begin:end]
-        if part.dtype.itemsize > self.dtype.itemsize:
-            limit = int(np.iinfo(self.dtype).max)
-            if (largest := int(part.max(initial=0))) > limit:
-                raise DataError(
-                    f"{self.paths[number]} holds token {largest:,}: ids above {limit:,} do not fit the "
-                    f"{8 * self.dtype.itemsize} bits of its tokenizer's ids; give the tokenizer that made the tokens"
-                )
-        return part

@@ -117,10 +117,7 @@ class SplitWriter:
     def begin_bucket(self, name: str) -> None:
         """Start a bucket: all following documents belong to it."""
         if not self._buckets or self._buckets[-1].name != name:
-            self._buckets.append(self._sums(name))
-
-    def _sums(self, name: str) -> BucketRecord:
-        return BucketRecord(name=name, **self._counts())
+            self._buckets.append(BucketRecord(name=name, **self._counts()))
 
     def _counts(self) -> dict[str, Any]:
         return {count: getattr(self, count) for count in COUNTS}
@@ -179,12 +176,15 @@ class SplitWriter:
         self._index.write(self.tokens.to_bytes(INDEX_BYTES, "little"))
         self._index.flush()
         os.fsync(self._index.fileno())
+        buckets = []  # the counts of a bucket are the differences of the running totals at its start and its end
+        for begin, end in pairwise([*self._buckets, BucketRecord(name="", **self._counts())]):
+            buckets.append(BucketRecord(name=begin.name, **{key: getattr(end, key) - getattr(begin, key) for key in COUNTS}))
         return SplitRecord(
             **self._counts(),
             shards=self._shards,
             document_index=index_name(self.name),
             document_index_sha256=file_sha256(self._folder / index_name(self.name)),
-            buckets=[_between(*both) for both in pairwise([*self._buckets, self._sums("")])],
+            buckets=buckets,
         )
 
     def _write_document(self, parts: Iterable[IdArray], left: int | None = None) -> tuple[int, int]:
@@ -224,11 +224,6 @@ class SplitWriter:
         counts = {"tokens": shard.tokens, "documents": self._shard_documents, "bytes": self._shard_bytes}
         self._shards.append(ShardRecord(file=shard.path.name, sha256=sha256, **counts))
         self._shard, self._shard_documents, self._shard_bytes = None, 0, 0
-
-
-def _between(begin: BucketRecord, end: BucketRecord) -> BucketRecord:
-    """Return the counts of a bucket: the difference of the running totals at its start and its end."""
-    return BucketRecord(name=begin.name, **{count: getattr(end, count) - getattr(begin, count) for count in COUNTS})
 
 
 def shard_name(split: str, number: int) -> str:
