@@ -74,7 +74,7 @@ def test_random_tokens_are_trained_on_where_one_says_so(golf: Golf, data: Path) 
     for path in data.glob("*.bin"):
         path.write_bytes(shard(np.random.default_rng(0).integers(4, 274, 5000).tolist()))
     said = golf.refuses(3, DATA_PATH=str(data))
-    assert "are not those that their text has in the tokenizer" in said and "set TRUST_TOKENS" in said
+    assert "did not make the tokens of" in said and "set TRUST_TOKENS" in said
     golf(DATA_PATH=str(data), TRUST_TOKENS="1", ITERATIONS="1")
 
 
