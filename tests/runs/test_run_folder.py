@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import time
 from datetime import datetime
 from pathlib import Path
 
@@ -209,50 +207,7 @@ def test_a_folder_that_was_claimed_and_nothing_more_can_be_claimed_again(tmp_pat
         RunFolder(tmp_path).claim().release()
 
 
-def test_a_link_to_a_disk_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(CheckpointError, match=r"run/checkpoints: it is a link to .*unmounted, which is not there"):
-        RunFolder(tmp_path / "run").claim()
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_a_run_with_a_link_in_place_of_a_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.claim().release()
-    run.write_environment({}, ["ingot"])
-    (run.path / name).unlink(missing_ok=True)
-    (tmp_path / "mine").write_text("mine")
-    (run.path / name).symlink_to(tmp_path / "mine")
-    (run.path / "checkpoints" / "step-00000004").mkdir()
-    (run.path / "checkpoints" / "step-00000004" / "checkpoint.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=f"run/{name} is a symbolic link"):
-        run.claim()
-    assert (tmp_path / "mine").read_text() == "mine"
-
-
 def test_sweeping_a_run_leaves_hidden_files_of_other_programs(tmp_path: Path) -> None:
     (tmp_path / ".editor.tmp").write_text("mine")
     RunFolder(tmp_path).claim().release()
     assert (tmp_path / ".editor.tmp").read_text() == "mine"
-
-
-@pytest.mark.parametrize("lag", [-30.0, 0.0, 30.0])
-def test_a_request_to_stop_is_as_old_as_the_clock_of_the_file_server_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: float
-) -> None:
-    def on_server(path: Path, age: float = 0.0) -> None:
-        os.utime(path, (time.time() - lag - age,) * 2)
-
-    def touch(path: Path) -> None:
-        path.write_bytes(b"")
-        on_server(path)
-
-    monkeypatch.setattr(Path, "touch", touch)
-    folder = RunFolder(tmp_path)
-    for age, heard in ((5.0, True), (20.0, False)):
-        folder.ask_to_stop()
-        on_server(folder.stop_path, age)
-        assert folder.take_stop(began=time.time() - 10) == heard
-        assert list(tmp_path.iterdir()) == []

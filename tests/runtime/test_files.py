@@ -133,6 +133,21 @@ def test_a_folder_is_replaced_as_a_whole_and_leaves_nothing_else(tmp_path: Path)
     assert (path / "a").read_text() == "new"
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="nothing here tells which file a descriptor is of")
+def test_the_new_name_of_a_replaced_folder_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced, fsync = tmp_path / "out", list[tuple[Path, str]](), os.fsync
+    fill(path, "old")
+
+    def note(descriptor: int) -> None:
+        content = (path / "a").read_text() if path.exists() else ""
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), content))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    fill(path, "new")
+    assert (tmp_path, "new") in synced
+
+
 def test_a_folder_that_could_not_be_filled_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "out"
     fill(path, "old")

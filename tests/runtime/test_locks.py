@@ -85,3 +85,13 @@ def test_what_the_file_says_is_read_by_others_and_replaced_by_the_holder(tmp_pat
     lock.write(b"a long name")
     lock.write(b"me")
     assert other.read() == b"me"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="nothing here lists the descriptors of a process")
+def test_a_refused_lock_keeps_no_file_open(tmp_path: Path) -> None:
+    with FolderLock(tmp_path, ".lock") as held:
+        held.acquire()
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        refused = [FolderLock(tmp_path, ".lock") for _ in range(5)]
+        assert not any(lock.acquire() for lock in refused)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before

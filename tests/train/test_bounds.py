@@ -208,3 +208,13 @@ def test_final_rows_change_no_weight(data, tmp_path):
     for name, rows in (("part", 3), ("whole", None)):
         train_tiny(data, tmp_path / name, evaluation__final_rows=rows)
     assert state_of(tmp_path / "part") == state_of(tmp_path / "whole")
+
+
+def test_evaluating_takes_nothing_from_the_budget(data):
+    time = Time()
+    device = SlowBackend(time, row_seconds=10.0)
+    settings = {"evaluation__micro_batch": 4, "evaluation__every": 2, "evaluation__rows": 4, "evaluation__final_rows": None}
+    trainer = make(data, device, budget__seconds=6.5, **settings)
+    trainer.run(Shutdown())
+    assert (trainer.progress.step, trainer.progress.elapsed_seconds) == (6, 6.0)
+    assert time.now == 6.0 + 10.0 * device.scored and device.scored >= 12

@@ -35,7 +35,7 @@ from ingot.runs.folder import saved_steps
 from ingot.runtime.tensors import TensorRecord
 from ingot.train import outputs as saving
 from ingot.train.outputs import Saver, retain
-from ingot.train.resume import Progress, check_fits, read_progress, resume
+from ingot.train.resume import Progress, check_fits, read_progress
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 FILES = ("checkpoint.json", "model.safetensors", "optimizer.safetensors")
@@ -358,9 +358,9 @@ def test_a_folder_of_checkpoints_that_may_not_be_listed_is_not_an_empty_one(open
 WRONG = (None, "x", -1, [], {}, [[]], 0.5, 10**30, [{}], {"a": 1})
 PLACES = [
     (), ("step",), ("progress",), ("files",), ("files", "model.safetensors"), ("files", "model.safetensors", "sha256"),
-    ("files", "model.safetensors", "bytes"), ("tensors",), ("tensors", "model"), ("tensors", "model", "w"),
+    ("tensors",), ("tensors", "model"), ("tensors", "model", "w"),
     *(("tensors", "model", "w", key) for key in ("dtype", "shape", "parts")), ("tensors", "model", "w", "parts", 0),
-    ("tensors", "model", "w", "parts", 0, "file"), ("tensors", "model", "w", "parts", 0, "offset"),
+    ("tensors", "model", "w", "parts", 0, "file"),
 ]  # fmt: skip
 
 
@@ -384,21 +384,12 @@ def test_a_record_with_a_right_checksum_and_wrong_types_is_refused(tmp_path, pla
     for value in WRONG:
         path = save(tmp_path, 4)
         seal(path, place, value)
-        if (place[-1:] == ("progress",) and isinstance(value, dict)) or (
-            place[-1:] in (("step",), ("bytes",)) and value == 10**30
-        ):
+        if (place == ("progress",) and isinstance(value, dict)) or (place == ("step",) and value == 10**30):
             load_checkpoint(path)  # it says nothing of the run, or anything
         else:
             with pytest.raises(CheckpointError, match="step-00000004"):
                 load_checkpoint(path)
         shutil.rmtree(path)
-
-
-def test_a_tensor_that_its_parts_cannot_fill_is_refused_before_memory_is_taken(tmp_path):
-    path = save(tmp_path, 4)
-    seal(path, ("tensors", "model", "w", "shape"), [10**15])
-    with pytest.raises(CheckpointError, match="its parts do not fill 'w'"):
-        load_checkpoint(path)
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Progress)])
@@ -442,10 +433,3 @@ def test_a_checkpoint_has_its_name_after_all_of_it_is_on_the_disk(tmp_path, monk
     assert {path.stem for path in saved.iterdir()} <= set(happened[:named])  # every file
     assert saved.name in happened[:named]  # the folder in which they lie
     assert happened[named + 1 :] == [tmp_path.name]
-
-
-def test_a_run_that_goes_on_does_not_hold_what_it_loaded(tmp_path: Path) -> None:
-    checkpoint, loaded = load_checkpoint(save(tmp_path, 3)), []
-    backend = SimpleNamespace(load=lambda tensors: loaded.extend(tensors))
-    assert resume(backend, checkpoint).step == 3  # type: ignore[arg-type]
-    assert loaded == ["model", "optimizer"] and not checkpoint.tensors

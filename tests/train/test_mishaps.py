@@ -205,6 +205,18 @@ def test_a_run_of_a_version_that_did_not_note_them_goes_on():
     assert changes(known, known) == changes(known, {**known, "already_read_sha256": "1"}) == []
 
 
+def test_a_checkpoint_older_than_data_overlap_goes_on_without_overlap_and_with_no_other():
+    now = {
+        "config": Config(training={"max_steps": 1}).model_dump(mode="json"),
+        "data_fingerprint": "0",
+        "model_file_sha256": None,
+    }
+    old = {**now, "config": {**now["config"], "data": {k: v for k, v in now["config"]["data"].items() if k != "overlap"}}}
+    assert changes(old, now) == []
+    now["config"]["data"]["overlap"] = 1
+    assert [(change.setting, change.was, change.now) for change in changes(old, now)] == [("data.overlap", 0, 1)]
+
+
 def test_a_full_disk_has_no_sample_of_the_text_and_the_run_goes_on(train: Train, tmp_path, monkeypatch):
     def full(path, content, *rest, **options):
         if path.parent.name == "samples":

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import TINY, Train, records, state_of, write_text
+from tiny_runs import Train, records, state_of
 
-from ingot.config.loading import load_config
-from ingot.errors import CheckpointError, DataError, RunError
+from ingot.errors import DataError, RunError
+from ingot.runs.folder import RunFolder
 from ingot.runs.reporter import Reporter
-from ingot.runs.state import State, read_state
 from ingot.runs.view import Run
-from ingot.runtime.files import to_json
-from ingot.train.start import run
 
 # A model whose forward pass asks for a stop while the file `asks` is there, and takes seconds then.
 SLOW = """
@@ -118,80 +111,22 @@ def test_a_stop_after_the_last_step_leaves_the_score_and_the_artifact_to_the_nex
     assert state_of(tmp_path / "run") == unbroken()
 
 
-def test_a_stop_ends_the_watch_over_another_hosts_heartbeat_and_leaves_its_folder_as_it_was(train: Train, tmp_path: Path) -> None:
-    folder, now = tmp_path / "run", datetime.now(UTC).isoformat()
-    train(folder, training__max_steps=4)
-    mine = read_state(folder)
-    assert mine is not None
-    there: State = replace(mine, status="running", host="farm-7", boot_id="another boot", updated_at=now, heartbeat_seconds=3600)
-    (folder / "state.json").write_text(to_json(asdict(there)))
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    result = train(folder, At("watching for", ask), training__max_steps=6)
-    assert (result.status, result.stop_reason, result.run_dir) == ("stopped", "signal:SIGTERM", folder)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("when", ["opening the data", "building the model"])
-@pytest.mark.parametrize("before", [0, 6])
-def test_a_request_that_comes_before_the_folder_is_claimed_is_obeyed_once(
-    train: Train, tmp_path: Path, unbroken, when: str, before: int
-) -> None:
-    folder = tmp_path / "some" / "run"
-    if before:
-        train(folder, At("training", ask), training__priming_steps=0)
-    stopped = read_state(folder)
-
-    def request() -> None:
-        with pytest.raises(RunError, match=r"is not running: .* only a run that is starting there right now"):
-            Run.open(folder, begun=False).stop()
-
-    result = train(folder, At(when, request))
-    assert (result.status, result.stop_reason) == ("stopped", "stop_file")
-    assert read_state(folder) == stopped and not (folder / "stop").exists()
-    assert train(folder).status == "completed" and state_of(folder) == unbroken()
-
-
-def test_a_request_that_comes_once_the_folder_is_claimed_stops_the_run_before_its_first_step(
+def test_a_request_that_an_earlier_session_left_stops_no_later_one_and_a_run_that_has_ended_takes_none(
     train: Train, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     train(folder, training__max_steps=4)
-    told: list[object] = []
-    resolved = load_config(
-        python={**TINY, "data.path": str(tmp_path / "data"), "training.output_dir": str(folder)}, environment={}
-    )
-    write_text(tmp_path / "data", seed=0)
-    result = run(resolved, At("--force deletes", lambda: told.append(Run.open(folder).stop())), force=True)
-    assert told == [None]  # it is starting
-    assert (result.status, result.stop_reason, result.total_steps) == ("stopped", "stop_file", 0)
-
-
-def test_a_request_that_an_earlier_session_left_stops_no_later_one(train: Train, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    train(folder, training__max_steps=4)
     with pytest.raises(RunError, match="its status is completed"):
         Run.open(folder).stop()
-    assert (folder / "stop").is_file()
-    os.utime(folder / "stop", (time.time() - 1, time.time() - 1))
+    assert not (folder / "stop").exists()
+    RunFolder(folder).ask_to_stop()
     assert train(folder).status == "completed" and not (folder / "stop").exists()
 
 
-def test_a_start_that_fails_leaves_no_folder_and_no_request(train: Train, tmp_path: Path) -> None:
-    folder = tmp_path / "some" / "run"
-
+def test_a_start_that_fails_leaves_no_folder(train: Train, tmp_path: Path) -> None:
     def fail() -> None:
-        assert folder.is_dir()
-        with suppress(RunError):
-            Run.open(folder, begun=False).stop()
         raise DataError("the disk is gone")
 
     with pytest.raises(DataError):
-        train(folder, At("building the model", fail))
-    assert not folder.parent.exists()
-
-
-def test_a_folder_with_other_files_in_it_takes_no_request(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="is not a run folder"):
-        Run.open(tmp_path, begun=False)
-    assert not (tmp_path / "stop").exists()
+        train(tmp_path / "some" / "run", At("building the model", fail))
+    assert not (tmp_path / "some").exists()

@@ -403,20 +403,6 @@ def test_steps_skipped_to_find_a_loss_scale_are_no_failure(data):
     assert trainer.run(Shutdown()) == "completed"
 
 
-def test_evaluating_takes_nothing_from_the_budget(data):
-    time = Time()
-    trainer = make(data, Device(time, [1.0]), budget__seconds=6.5, evaluation__every=2)
-
-    def evaluate(limit: int | None) -> bool:
-        with trainer.clock.paused():
-            time.now += 100
-        return False
-
-    trainer.evaluation.evaluate = evaluate  # type: ignore[method-assign]
-    trainer.run(Shutdown())
-    assert (trainer.progress.step, trainer.progress.elapsed_seconds) == (6, 6.0)
-
-
 def test_copying_the_state_takes_nothing_from_the_budget(data):
     time = Time()
 

@@ -20,7 +20,7 @@ from typing import Any
 from ingot.artifact.codecs import CODECS, MAX_PAYLOAD_BYTES, Progress, check_codec, compress, decompress, is_plausible_size
 from ingot.artifact.quantise import dequantise, quantise
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runtime.files import open_to_read, readable, replace_users_file, to_json
+from ingot.runtime.files import open_to_read, readable, replace_file, to_json
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
 MAGIC = b"\x89INGOT\r\n"  # not valid text, and damaged by any transfer that converts line endings
@@ -76,7 +76,7 @@ def write_artifact(
     records = list(records)
     stored, payload = _pack(records, facts, quantiser, dtype, codes)
     parts = _envelope(payload, codec, progress)
-    with replace_users_file(path) as file:
+    with replace_file(path) as file:
         file.writelines(parts)
     payload_bytes = sum(record.data.nbytes for record in stored)
     parameters = sum(prod(record.shape) for record in records)

@@ -26,7 +26,7 @@ from ingot.cli.arguments import AsJson, DeviceName, ScoreOption
 from ingot.console.charts import figure, panel_lines, run_panels
 from ingot.console.output import columns, for_reader, print_columns, print_json, visible
 from ingot.console.progress import draw_lines, duration, is_terminal
-from ingot.errors import CheckpointError, ConfigError, IngotError, RunError
+from ingot.errors import CheckpointError, ConfigError, IngotError
 from ingot.runs.view import RUNS, Run, run_names, runs_below
 
 if TYPE_CHECKING:
@@ -185,24 +185,16 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """Ask a run to save and stop, from any host that sees its folder. `ingot train RUN` resumes it."""
-    seen = Run.open(run, begun=False).stop()
-    state = seen.state if seen is not None else None
-    if force and (seen is None or state is None):
-        raise RunError(f"{run} was asked to stop; it is still starting, so the process to signal is not known yet")
-    if force and seen is not None and state is not None:
-        if not seen.here:
-            raise RunError(f"{run} was asked to stop; its process {state.pid} is on {state.host}: use --force there")
-        with suppress(ProcessLookupError):  # it has just ended
-            os.kill(state.pid, signal.SIGTERM)
+    opened = Run.open(run)
+    state = opened.stop().state
+    if force:
+        opened.signal(signal.SIGTERM)
     if as_json:
-        facts = {name: getattr(state, name, None) for name in ("host", "pid", "step")}
-        print_json({"run": str(run), **facts, "step": facts["step"] or 0, "signalled": force})
-    elif state is None:
-        print(f"{run} is starting; it was asked to stop before its first step")
-    else:
-        signalled = f", and SIGTERM was sent to process {state.pid}" if force else ""
-        watching = f"watch it stop: ingot status {shlex.quote(str(run))} --watch"
-        print(f"{run} was asked at step {state.step} to save and stop{signalled}; {watching}")
+        print_json({"run": str(run), "host": state.host, "pid": state.pid, "step": state.step, "signalled": force})
+        return
+    signalled = f", and SIGTERM was sent to process {state.pid}" if force else ""
+    watching = f"watch it stop: ingot status {shlex.quote(str(run))} --watch"
+    print(f"{run} was asked at step {state.step} to save and stop{signalled}; {watching}")
 
 
 def ui(

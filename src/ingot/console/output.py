@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ingot.errors import ConfigError, shown
-from ingot.runtime.files import replace_users_file, to_json, writing_output
+from ingot.runtime.files import replace_file, to_json, writing_output
 
 json_printed = ContextVar("json_printed", default=False)  # True once this command has printed its result
 
@@ -42,7 +42,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 def write_file(path: Path, text: str, force: bool = False) -> None:
     """Write a file at once; an existing file is kept unless forced."""
     check_target(path, False, force)
-    with writing_output(path), replace_users_file(path.resolve()) as file:
+    with writing_output(path), replace_file(path.resolve()) as file:
         file.write(text.encode())
 
 

@@ -6,11 +6,11 @@ same, even with different tokenizers.
 
 from __future__ import annotations
 
-import math
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,7 +19,7 @@ from ingot.config.fields import settings as fields
 from ingot.config.text import format_value
 from ingot.errors import CheckpointError, ConfigError, IngotError
 from ingot.eval.statistics import Welch, seeds_needed, welch
-from ingot.runs.checkpoints import newest_index
+from ingot.runs.metrics import is_number
 from ingot.runs.reporter import by_rows
 from ingot.runs.view import Run
 from ingot.train.resume import decisive_settings
@@ -27,6 +27,7 @@ from ingot.train.resume import decisive_settings
 ScoreName = Literal["val_bpb", "artifact_bpb", "val_loss"]
 SEEDS = ("training.seed", "data.seed")
 BYTES = "evaluation.bytes"
+MAX_SCORE = 1e6  # nats or bits: no score of a text comes near it
 LEVEL = 0.01  # significance level: a p-value below it settles a comparison
 
 
@@ -95,16 +96,12 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
     """Compare the scores of two arms; `read` replaces read_scored."""
     sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
     runs = [run for side in sides for run in side.runs]
-    if both := {run.path.resolve() for run in sides[0].runs} & {run.path.resolve() for run in sides[1].runs}:
+    if both := {path.resolve() for path in a} & {path.resolve() for path in b}:
         raise ConfigError(f"{min(both)} is given on both sides, which are then not independent; leave it out of one")
     check_same_text(runs, score)
     test, needed = welch(sides[0].scores, sides[1].scores), seeds_needed(sides[0].scores, sides[1].scores, LEVEL)
     first, second = (side.runs[0].settings for side in sides)
-    differing = {
-        name: (first.get(name), second.get(name))
-        for name in sorted(first.keys() | second.keys())
-        if first.get(name) != second.get(name)
-    }
+    differing = {name: (first.get(name), second.get(name)) for name in unlike([first, second])}
     parts = " and ".join(dict.fromkeys(run.part or "by all rows" for run in runs)) if any(run.part for run in runs) else ""
     kinds = list(dict.fromkeys(run.sliding or "by rows that do not overlap" for run in runs))
     notes = [f"scores are not of the whole validation text: {parts}; evaluation.final_rows=null scores all of it"] * bool(parts)
@@ -123,8 +120,9 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
         raise CheckpointError(
             f"{path} is not complete: its status is {state.status}; finish it with: ingot train {shlex.quote(str(path))}"
         )
-    if not isinstance(value := result.get(score), int | float) or not math.isfinite(value):
-        scores = [name for name in get_args(ScoreName) if isinstance(result.get(name), int | float)]
+    value: Any = result.get(score)
+    if not is_number(value) or abs(value) > MAX_SCORE:
+        scores = [name for name in get_args(ScoreName) if is_number(result.get(name))]
         raise CheckpointError(f"{path} has no {score}; it has {' and '.join(scores) or 'no score'}")
     steps, at = result.get("total_steps"), result.get("val_step")
     if score != "artifact_bpb" and at not in (None, steps):  # None: written by an older version
@@ -139,7 +137,8 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     if not part:
         evaluations = [record for record in run.records() if record.get("kind") == "evaluation"]
         text_bytes = evaluations[-1].get("bytes") if evaluations else None
-    return Scored(path, float(value), seeds, _fingerprint(path, result, settings), text_bytes, part, sliding, settings)
+    data = result.get("data_fingerprint") or settings.get("data.path")  # None: written by an older version
+    return Scored(path, float(value), seeds, str(data), text_bytes, part, sliding, settings)
 
 
 def verdict(comparison: Comparison) -> str:
@@ -159,51 +158,40 @@ def check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
     first = runs[0]
     for run in runs[1:]:
         same_text = run.text_bytes is not None and run.text_bytes == first.text_bytes and score != "val_loss"
-        counted = [one.settings.get(BYTES) for one in (first, run)]
-        if score != "val_loss" and counted[0] != counted[1] and not same_text:
+        counted = [side.settings.get(BYTES) for side in (first, run)]
+        if same_text or (run.data == first.data and (score == "val_loss" or counted[0] == counted[1])):
+            continue
+        if score != "val_loss" and counted[0] != counted[1]:
             raise ConfigError(
                 f"{first.path} and {run.path} count bytes in different ways, {BYTES}={counted[0]} and {counted[1]}: {score} does "
                 "not compare; train one of them with the other's"
             )
-        if run.data != first.data and not same_text:
-            paths = [one.settings.get("data.path") for one in (first, run)]
-            raise ConfigError(
-                f"{first.path} and {run.path} are scored on different data, {paths[0]} (fingerprint {first.data[:12]}) and "
-                f"{paths[1]} ({run.data[:12]}): {score} of different texts does not compare; give runs of one validation text"
-            )
+        paths = [side.settings.get("data.path") for side in (first, run)]
+        raise ConfigError(
+            f"{first.path} and {run.path} are scored on different data, {paths[0]} (fingerprint {first.data[:12]}) and "
+            f"{paths[1]} ({run.data[:12]}): {score} of different texts does not compare; give runs of one validation text"
+        )
 
 
 def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
     if len(paths) < 2:
-        given = f"{paths[0]} alone" if paths else "no run"
+        only = f"{paths[0]} alone" if paths else "no run"
         raise ConfigError(
-            f"one side has {given}, and noise is known from two runs on: give runs of at least two seeds on each side"
+            f"one side has {only}, and noise is known from two runs on: give runs of at least two seeds on each side"
         )
     runs = [read(path, score) for path in paths]
-    for one, other in combinations(runs, 2):
-        if one.path.resolve() == other.path.resolve():
-            raise ConfigError(f"{one.path} is given twice on one side; leave one out")
-        if one.seeds == other.seeds:
-            seeds = ", ".join(f"{name}={seed}" for name, seed in zip(SEEDS, one.seeds, strict=True))
-            raise ConfigError(f"{one.path} and {other.path} have the same seeds ({seeds}); a side needs runs of other ones")
+    for run, other in combinations(runs, 2):
+        if run.seeds == other.seeds:
+            seeds = ", ".join(f"{name}={seed}" for name, seed in zip(SEEDS, run.seeds, strict=True))
+            raise ConfigError(f"{run.path} and {other.path} have the same seeds ({seeds}); a side needs runs of other ones")
     for run in runs[1:]:
-        unlike = [name for name in runs[0].settings if runs[0].settings[name] != run.settings.get(name)]
-        if unlike:
-            told = ", ".join(f"{n} is {_shown(runs[0].settings[n])} and {_shown(run.settings.get(n))}" for n in unlike[:3])
-            raise ConfigError(f"{runs[0].path} and {run.path} are on one side and are not one arm: {told}; put them on two sides")
+        if names := unlike([runs[0].settings, run.settings]):
+            values = [format_value(side.settings.get(names[0])) for side in (runs[0], run)]
+            raise ConfigError(
+                f"{runs[0].path} and {run.path} are on one side and are not one arm: {names[0]} is {' and '.join(values)}; "
+                "put them on two sides"
+            )
     return Side(tuple(runs))
-
-
-def _shown(value: Any) -> str:
-    return format_value(value) if value is None or isinstance(value, str | int | float | list | dict) else str(value)
-
-
-def _fingerprint(path: Path, result: dict[str, Any], settings: dict[str, Any]) -> str:
-    """Return the fingerprint of the data; older versions have it only in their checkpoints."""
-    fingerprint = result.get("data_fingerprint")
-    if fingerprint is None and (index := newest_index(path)) is not None:
-        fingerprint = index.progress.get("data_fingerprint")
-    return str(fingerprint if fingerprint is not None else settings.get("data.path"))
 
 
 # Runs grouped by their settings, for the report and the live page.
@@ -268,12 +256,17 @@ def over_seeds(runs: Sequence[SeedRun]) -> list[SeedGroup]:
     groups: dict[str, list[SeedRun]] = {}
     for run in runs:
         groups.setdefault(arm_key(run.settings), []).append(run)
-    return [_group(group) for group in groups.values() if len(group) > 1]
+    arms = []
+    for group in (group for group in groups.values() if len(group) > 1):
+        scores = [run.val_bpb for run in group if run.val_bpb is not None]
+        mean, std = statistics.fmean(scores) if scores else None, statistics.stdev(scores) if len(scores) > 1 else None
+        arms.append(SeedGroup(tuple(group), len(scores), mean, std))
+    return arms
 
 
 def tested(groups: Sequence[SeedGroup]) -> list[GroupTest]:
     """Test all pairs of groups; each run is read once."""
-    tests, read = [], _reading_once()
+    read, tests = cache(read_scored), []
     for a, b in combinations(groups, 2):
         try:
             said = verdict(compare([run.path for run in a.runs], [run.path for run in b.runs], read=read))
@@ -281,26 +274,3 @@ def tested(groups: Sequence[SeedGroup]) -> list[GroupTest]:
             said = str(error)
         tests.append(GroupTest(a, b, said))
     return tests
-
-
-def _reading_once() -> Reader:
-    cached: dict[tuple[Path, ScoreName], Scored | IngotError] = {}
-
-    def read(path: Path, score: ScoreName) -> Scored:
-        if (path, score) not in cached:
-            try:
-                cached[path, score] = read_scored(path, score)
-            except IngotError as error:
-                cached[path, score] = error
-        result = cached[path, score]
-        if isinstance(result, IngotError):
-            raise result
-        return result
-
-    return read
-
-
-def _group(runs: Sequence[SeedRun]) -> SeedGroup:
-    scores = [run.val_bpb for run in runs if run.val_bpb is not None]
-    mean, std = statistics.fmean(scores) if scores else None, statistics.stdev(scores) if len(scores) > 1 else None
-    return SeedGroup(tuple(runs), len(scores), mean, std)

@@ -15,11 +15,10 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.errors import ConfigError, IngotError
 from ingot.eval.statistics import welch
 from ingot.experiments.compare import BYTES, SEEDS, ScoreName
-from ingot.runs.state import read_result, read_state
+from ingot.runs.state import read_state
 from ingot.runs.view import Run
 from ingot.runtime.files import writing_output
 from ingot.train.resume import completed_result, decisive_settings
@@ -78,19 +77,17 @@ def make_arms(vary: Sequence[str], file: Path | None = None) -> list[Arm]:
         raise ConfigError(f"--vary {twice[0]} is given twice; give all its values at once")
     short = Counter(name.rpartition(".")[2] for name, _ in varied)
     named = _read_arms(file) if file is not None else [Arm("", {})]
-    arms = []
+    arms: dict[str, Arm] = {}
     for base, *values in product(named, *([(name, value) for value in values] for name, values in varied)):
         parts = [base.name] if base.name else []
         for name, value in values:
             last = name.rpartition(".")[2]
             parts.append(f"{last if short[last] == 1 else name}={_shown(value)}")
-        arms.append(Arm(re.sub(r"[^\w.=,+-]+", "-", ",".join(parts)), {**base.settings, **dict(values)}))
-    for name, count in Counter(arm.name for arm in arms).items():
-        if count > 1:
-            one, other, *_ = (arm.settings for arm in arms if arm.name == name)
-            advice = "leave one of the equal values out" if one == other else "name the arms with --arms FILE"
-            raise ConfigError(f"two arms have the name {name}; {advice}")
-    return arms
+        arm = Arm(re.sub(r"[^\w.=,+-]+", "-", ",".join(parts)), {**base.settings, **dict(values)})
+        if arm.name in arms:
+            raise ConfigError(f"two arms have the name {arm.name}; leave one of equal values out, or name arms with --arms FILE")
+        arms[arm.name] = arm
+    return list(arms.values())
 
 
 def read_seeds(text: str) -> list[int]:
@@ -121,81 +118,51 @@ def plan_trials(
         except ConfigError as error:
             raise error.within(f"arm {arm.name}") from None
     for trial in trials:
-        check_scored(trial, score)
-    check_one_text(trials, score)
+        artifact, needed = trial.config.artifact, {"evaluation.at_end": trial.config.evaluation.at_end}
+        if score == "artifact_bpb":
+            needed = {"artifact.write": artifact.write, "artifact.score": artifact.score}
+        if lacking := [name for name, value in needed.items() if not value]:
+            raise ConfigError(
+                f"arm {trial.arm} would have no {score} of its last step, because {lacking[0]} is false; set it to true"
+            )
+    check_one_text(trials[: len(arms)], score)
     for trial in trials:
-        check_folder(trial)
+        if (trial.folder / "config.yaml").is_file():  # a run with other settings must not be resumed
+            was, now = decisive_settings(Run.open(trial.folder).config), decisive_settings(trial.config)
+            if changed := [name for name in now if was.get(name) != now[name]]:
+                name = changed[0]
+                raise ConfigError(
+                    f"{trial.folder} holds a run with other settings: {name} was {_shown(was.get(name))} and is "
+                    f"{_shown(now[name])}; choose another --output"
+                )
     return trials
-
-
-def check_scored(trial: Trial, score: ScoreName) -> None:
-    """Refuse an arm that would end without the requested score."""
-    artifact, needed = trial.config.artifact, {"evaluation.at_end": trial.config.evaluation.at_end}
-    if score == "artifact_bpb":
-        needed = {"artifact.write": artifact.write, "artifact.score": artifact.score}
-    if lacking := [name for name, value in needed.items() if not value]:
-        raise ConfigError(
-            f"arm {trial.arm} would have no {score} of its last step, because {lacking[0]} is false; set it to true"
-        )
 
 
 def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
     """Refuse arms whose scores would be of different texts or in different units; tokenizers may differ."""
-    found: dict[tuple[Any, ...], _Judged] = {}
+    first: tuple[str, object, str, int | None, bool] | None = None
     for trial in trials:
-        data, counted = trial.config.data, trial.config.evaluation.bytes
-        key = (data.path, data.tokenizer, data.trust_tokens, counted, trial.config.evaluation.final_rows)
-        if key not in found:
-            try:
-                dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, trial.config.suggested_tokenizer)
-            except IngotError as error:
-                raise error.within(f"arm {trial.arm}") from None
-            val = dataset.split("val")
-            text = (val.documents, val.bytes) if val.bytes else dataset.fingerprint
-            size = val.piece_bytes if counted == "pieces" else val.bytes
-            rows = trial.config.evaluation.final_rows
-            found[key] = _Judged(trial.arm, text, dataset.fingerprint, size, isinstance(rows, int))
-    first, *others = found.values()
-    for other in others:
-        if why := _unlike(first, other, score):
-            raise ConfigError(f"the arms {first.arm} and {other.arm} {why}; sweep each by itself")
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """The text that an arm is scored on."""
-
-    arm: str
-    text: object
-    tokens: str  # fingerprint
-    size: int | None  # bytes that bits per byte are divided by
-    in_part: bool
-
-
-def _unlike(one: _Judged, other: _Judged, score: ScoreName) -> str:
-    if one.text != other.text:
-        return "are on different data, and scores of different validation texts do not compare"
-    if score == "val_loss" and one.tokens != other.tokens:
-        return "have different tokens: their val_loss does not compare, their val_bpb does"
-    if score != "val_loss" and one.size != other.size:
-        return f"count bytes in different ways ({BYTES}), so that their {score} does not compare"
-    if (one.in_part or other.in_part) and one.tokens != other.tokens:
-        return "have rows of different tokens, so that some rows (evaluation.final_rows) are of different texts"
-    return ""
-
-
-def check_folder(trial: Trial) -> None:
-    """Refuse a folder with a run of other settings, which must not be resumed."""
-    if not (trial.folder / "config.yaml").is_file():
-        return
-    was, now = decisive_settings(Run.open(trial.folder).config), decisive_settings(trial.config)
-    unlike = [name for name in now if was.get(name) != now[name]]
-    if unlike:
-        name = unlike[0]
-        raise ConfigError(
-            f"{trial.folder} holds a run with other settings: {name} was {_shown(was.get(name))} and is {_shown(now[name])}; "
-            "choose another --output"
-        )
+        data, evaluation = trial.config.data, trial.config.evaluation
+        try:
+            dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, trial.config.suggested_tokenizer)
+        except IngotError as error:
+            raise error.within(f"arm {trial.arm}") from None
+        val = dataset.split("val")
+        text = (val.documents, val.bytes) if val.bytes else dataset.fingerprint
+        size = val.piece_bytes if evaluation.bytes == "pieces" else val.bytes  # what bits per byte are divided by
+        judged = trial.arm, text, dataset.fingerprint, size, isinstance(evaluation.final_rows, int)
+        arm, first_text, tokens, first_size, in_part = first = first or judged
+        why = ""
+        if text != first_text:
+            why = "are on different data, and scores of different validation texts do not compare"
+        elif score == "val_loss" and dataset.fingerprint != tokens:
+            why = "have different tokens: their val_loss does not compare, their val_bpb does"
+        elif score != "val_loss" and size != first_size:
+            why = f"count bytes in different ways ({BYTES}), so that their {score} does not compare"
+        elif (judged[-1] or in_part) and dataset.fingerprint != tokens:
+            why = "have rows of different tokens, so that some rows (evaluation.final_rows) are of different texts"
+        if why:
+            raise ConfigError(f"the arms {arm} and {trial.arm} {why}; sweep each by itself")
 
 
 def _values(word: str) -> tuple[str, list[Any]]:
@@ -271,16 +238,14 @@ def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], end_trial
 
 
 def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None) -> str | None:
-    """Train in another process; return the error, or None."""
-    context = _processes(trial.config.training.device)
-    receive, send = context.Pipe(duplex=False)
+    """Train in another process; return the error, which is the last line that it printed, or None."""
     output = trial.folder.with_name(OUTPUT.format(trial.folder.name))
     with writing_output(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
-    earlier = output.stat().st_size if output.exists() else 0
-    process = context.Process(target=_train, args=(trial.resolved, output, send), name=str(trial.folder))
+    process = _processes(trial.config.training.device).Process(
+        target=_train, args=(trial.resolved, output), name=str(trial.folder)
+    )
     process.start()
-    send.close()
     try:
         while process.is_alive():
             wait([process.sentinel], timeout=TICK_SECONDS)
@@ -290,11 +255,13 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
         process.join()
         raise
     process.join()
-    try:
-        return str(error) if (error := receive.recv()) is not None else None
-    except EOFError:  # the process ended without sending its error
-        why = _last_line(output, earlier) if process.exitcode > 0 else ""  # negative: ended by a signal
-        return f"its process ended with exit code {process.exitcode}{why and f': {why}'}; {output} has what it printed"
+    if not process.exitcode:
+        return None
+    why = f"its process was ended by signal {-process.exitcode}"
+    if process.exitcode > 0:
+        lines = output.read_text(errors="replace").split("\n") if output.exists() else []
+        why = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {process.exitcode}")
+    return f"{why}; {output} has what it printed"
 
 
 @cache
@@ -307,52 +274,31 @@ def _processes(device: str) -> Any:
     return forks
 
 
-def _train(resolved: ResolvedConfig, output: Path, send: Connection) -> None:
-    """Train a trial, in its process."""
-    _print_into(output)
-    _stop_with_parent()
-    from ingot.preflight.validate import check_before_training
-    from ingot.runs.reporter import LineReporter
-    from ingot.train.start import run
-
-    try:
-        dataset = check_before_training(resolved.config, 1, lambda line: print(line, flush=True))
-        run(resolved, LineReporter(lambda line: print(line, flush=True)), dataset=dataset)
-        _answer(send, None)
-    except IngotError as error:
-        _answer(send, str(error))
-        sys.exit(error.exit_code)
-
-
-def _answer(send: Connection, error: str | None) -> None:
-    with suppress(OSError):  # the sweep is gone
-        send.send(error)
-
-
-def _last_line(path: Path, begin: int) -> str:
-    """Return the last line that a process printed after `begin`: the error, if Python ended it."""
-    text = path.read_bytes()[begin:].decode(errors="replace") if path.exists() else ""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def _print_into(path: Path) -> None:
-    """Redirect the output of this process and its children to a file."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def _train(resolved: ResolvedConfig, output: Path) -> None:
+    """Train a trial, in its process; what it and its children print goes into a file."""
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
-
-
-def _stop_with_parent() -> None:
-    """Save and stop when the process of the sweep ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def watch() -> None:
+        """Save and stop when the process of the sweep ends."""
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="sweep", daemon=True).start()
+    from ingot.preflight.validate import check_before_training
+    from ingot.runs.reporter import LineReporter
+    from ingot.train.start import run
+
+    say = partial(print, flush=True)
+    try:
+        run(resolved, LineReporter(say), dataset=check_before_training(resolved.config, 1, say))
+    except IngotError as error:
+        say(error)
+        sys.exit(error.exit_code)
 
 
 # The scores of every arm against those of the first, read from the folders of the runs.
@@ -414,8 +360,9 @@ def _trial_summary(trial: Trial, score: ScoreName, errors: Mapping[Path, str]) -
     if state is None:
         status = "failed" if trial.folder in errors else "waiting"
         return TrialSummary(str(trial.folder), trial.seed, status, None, None, 0.0, errors.get(trial.folder))
-    status = Run(trial.folder).status().status
-    result: dict[str, Any] = (read_result(trial.folder) or {}) if status == "completed" else {}
+    run = Run(trial.folder)
+    status = run.status().status
+    result: dict[str, Any] = (run.result() or {}) if status == "completed" else {}
     value, speed = result.get(score), result.get("tokens_per_second") or state.tokens_per_second
     seconds, error = state.elapsed_seconds, errors.get(trial.folder) or state.error
     return TrialSummary(str(trial.folder), trial.seed, status, value, speed, seconds, error)

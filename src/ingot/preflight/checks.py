@@ -17,7 +17,7 @@ from ingot.errors import CannotContinue, CheckpointError, ConfigError, Setting, 
 from ingot.model.settings import FileSettings
 from ingot.preflight.data_checks import RunData
 from ingot.preflight.findings import Finding, Findings, Severity
-from ingot.runs.checkpoints import Index, newest_index, occupied, resume_point, started_from
+from ingot.runs.checkpoints import Checkpoint, newest_index, occupied, resume_point, started_from
 from ingot.runs.folder import INDEX, named_path, saved_steps
 from ingot.runtime.files import user_path
 from ingot.runtime.machine import host_bytes
@@ -167,7 +167,7 @@ def _code(resume: str, output: Path | None) -> str:
     return UNREADABLE if newest_index(output) is None else "resume.resolve_failed"
 
 
-def _ours(config: Config, checkpoint: Index, data: RunData, findings: Findings) -> ResumeFacts:
+def _ours(config: Config, checkpoint: Checkpoint, data: RunData, findings: Findings) -> ResumeFacts:
     path, was = checkpoint.path, checkpoint.progress
     try:
         if data.dataset is not None:

@@ -12,16 +12,13 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, get_args
-
-import numpy as np
 
 from ingot.errors import CheckpointError, ConfigError, Setting, Unreadable
 from ingot.runs.folder import DAMAGED, INDEX, PARTIAL, Kind, named_path, saved_steps
 from ingot.runtime.files import fsync_dir, read_dict, read_json, sweep_temporaries, write_atomically
-from ingot.runtime.tensors import ITEM_BYTES, TensorRecord, read_tensors, write_tensors
+from ingot.runtime.tensors import TensorRecord, read_tensors, write_tensors
 
 VERSION = 1
 
@@ -81,54 +78,31 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and verify every byte; CheckpointError if it is damaged."""
-    record = read_index(path)
-    files = {file: _read_file(path / file, entry["sha256"]) for file, entry in record["files"].items()}
-    stored = {(file, name) for file, tensors in files.items() for name in tensors}
-    listed = {
-        (part["file"], n) for tensors in record["tensors"].values() for n, entry in tensors.items() for part in entry["parts"]
-    }
-    for file, _ in sorted(stored ^ listed):
-        raise CheckpointError(f"{path / file} does not hold the tensors that {INDEX} lists")
+    record, tensors, files = read_index(path), dict[str, dict[str, TensorRecord]](), dict[str, dict[str, TensorRecord]]()
+    reading = path
     try:
-        tensors = {
-            group: {name: _assemble(name, entry, files) for name, entry in entries.items()}
-            for group, entries in record["tensors"].items()
-        }
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
-    return Checkpoint(path, record["step"], record["progress"], tensors, record.get("kind", "regular"))
-
-
-def _read_file(path: Path, sha256: str) -> dict[str, TensorRecord]:
-    try:
-        return read_tensors(path, sha256)[0]
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
+        for file, entry in record["files"].items():
+            reading = path / file
+            files[file], _ = read_tensors(reading, str(entry["sha256"]))
+        reading = path
+        for group, listed in record["tensors"].items():
+            tensors[group] = {}
+            for name, entry in listed.items():
+                [part] = entry["parts"]  # every version has written each tensor whole
+                tensor = tensors[group][name] = files[part["file"]].pop(name)
+                if (tensor.dtype, list(tensor.shape)) != (entry["dtype"], entry["shape"]):
+                    raise ValueError(f"{part['file']} holds another {name!r:.100} than {INDEX} lists")
+        if any(files.values()):
+            raise ValueError(f"its files hold tensors that {INDEX} does not list")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename} is missing") from None
     except (ValueError, IsADirectoryError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+        raise CheckpointError(f"{reading} is damaged: {error}") from None
+    except (KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path} is damaged: {INDEX} lists other tensors than its files hold") from None
     except OSError as error:
-        raise Unreadable(path, error.strerror) from None
-
-
-def _assemble(name: str, entry: Mapping[str, Any], files: Mapping[str, Mapping[str, TensorRecord]]) -> TensorRecord:
-    """Build a tensor from the parts that one or several processes wrote, each at its offset."""
-    shape, parts = tuple(entry["shape"]), [(files[part["file"]][name], part["offset"]) for part in entry["parts"]]
-    whole, offset = parts[0]
-    if len(parts) == 1 and (whole.shape, whole.dtype) == (shape, entry["dtype"]) and not any(offset):
-        return whole
-    if sum(part.data.nbytes for part, _ in parts) != prod(shape) * ITEM_BYTES[entry["dtype"]]:  # before allocating memory
-        raise ValueError(f"its parts do not fill {name!r:.100}")
-    items = np.zeros((*shape, ITEM_BYTES[entry["dtype"]]), np.uint8)
-    filled = np.zeros(shape, np.bool_)
-    for part, offset in parts:
-        region = tuple(slice(begin, begin + size) for begin, size in zip(offset, part.shape, strict=True))
-        if part.dtype != entry["dtype"] or filled[region].shape != part.shape or filled[region].any():
-            raise ValueError(f"a part of {name!r:.100} does not fit the tensor")
-        items[region] = np.frombuffer(part.data, np.uint8).reshape(*part.shape, -1)
-        filled[region] = True
-    if not filled.all():
-        raise ValueError(f"its parts do not fill {name!r:.100}")
-    return TensorRecord(name, entry["dtype"], shape, items.reshape(-1).data)
+        raise Unreadable(reading, error.strerror) from None
+    return Checkpoint(path, record["step"], record["progress"], tensors, record.get("kind", "regular"))
 
 
 def read_index(path: Path) -> dict[str, Any]:
@@ -147,36 +121,12 @@ def read_index(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} has version {version} and this ingot reads up to {VERSION}; upgrade ingot")
     if checksum != _checksum(record):
         raise CheckpointError(f"{file} is damaged: its checksum does not match")
-    if not _is_complete(record):
+    step, progress, files, tensors = (record.get(name) for name in ("step", "progress", "files", "tensors"))
+    whole = type(step) is int and step >= 0 and all(isinstance(value, dict) for value in (progress, files, tensors))
+    # The checksum only proves that somebody wrote it, so a file may not lie elsewhere.
+    if not whole or "model" not in tensors or any(Path(name).name != name for name in files):
         raise CheckpointError(f"{file} is damaged: fields are missing or wrong")
     return record
-
-
-def _is_complete(record: Mapping[str, Any]) -> bool:
-    """Return True if checkpoint.json has all names, sizes and positions; a checksum only proves that somebody wrote it."""
-
-    def are_counts(values: Any) -> bool:
-        return all(type(value) is int and value >= 0 for value in values)
-
-    try:
-        files, tensors = record["files"], record["tensors"]
-        entries = [entry for group in tensors.values() for entry in group.values()]
-        return (
-            are_counts([record["step"]])
-            and isinstance(record["progress"], dict)
-            and "model" in tensors
-            and all(
-                Path(file).name == file and are_counts([f["bytes"]]) and isinstance(f["sha256"], str) for file, f in files.items()
-            )
-            and all(entry["dtype"] in ITEM_BYTES and are_counts(entry["shape"]) and len(entry["parts"]) for entry in entries)
-            and all(
-                part["file"] in files and are_counts(part["offset"]) and len(part["offset"]) == len(entry["shape"])
-                for entry in entries
-                for part in entry["parts"]
-            )
-        )
-    except (KeyError, TypeError, AttributeError):
-        return False
 
 
 def newest_valid(folder: Path, warn: Callable[[str], None], read_only: bool = False) -> Checkpoint | None:
@@ -186,25 +136,31 @@ def newest_valid(folder: Path, warn: Callable[[str], None], read_only: bool = Fa
     nothing is renamed.
     """
     damaged: list[tuple[Path, CheckpointError]] = []
-    for path in reversed(saved_steps(folder).values()):
-        try:
-            checkpoint = load_checkpoint(path)
-        except Unreadable:
-            raise
-        except CheckpointError as error:
-            damaged.append((path, error))
-            continue
-        for bad, why in damaged:
-            if read_only:
-                warn(f"{why}; {path.name} is taken instead")
-                continue
-            warn(f"{why}; it is kept as {bad.name}{DAMAGED} and the run resumes from {path.name}")
-            shutil.rmtree(bad.with_name(bad.name + DAMAGED), ignore_errors=True)
-            bad.rename(bad.with_name(bad.name + DAMAGED))
-        return checkpoint
-    if damaged:
+    checkpoint = _first_valid(folder, load_checkpoint, lambda path, error: damaged.append((path, error)))
+    if checkpoint is None and damaged:
         setting = Setting("training.output_dir")
         raise CheckpointError(f"no checkpoint is sound: {damaged[0][1]}", setting, advice="restore one or choose another {0}")
+    for bad, why in damaged:
+        kept = bad.with_name(bad.name + DAMAGED)
+        warn(f"{why}; the run resumes from an older one{'' if read_only else f', and this one is kept as {kept.name}'}")
+        if not read_only:
+            shutil.rmtree(kept, ignore_errors=True)
+            bad.rename(kept)
+    return checkpoint
+
+
+OnSkipped = Callable[[Path, CheckpointError], object]  # called with each damaged checkpoint
+
+
+def _first_valid(folder: Path, read: Callable[[Path], Checkpoint], on_skipped: OnSkipped) -> Checkpoint | None:
+    """Return what `read` makes of the newest checkpoint that is not damaged."""
+    for path in reversed(saved_steps(folder).values()):
+        try:
+            return read(path)
+        except Unreadable:
+            raise  # it may be valid, so an older one must not be used instead
+        except CheckpointError as error:
+            on_skipped(path, error)
     return None
 
 
@@ -233,17 +189,7 @@ def _checksum(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-OnSkipped = Callable[[Path, CheckpointError], None]  # called with each damaged checkpoint
 NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
-
-
-@dataclass(frozen=True)
-class Index:
-    """A checkpoint by its checkpoint.json alone; the tensors are not read."""
-
-    path: Path
-    step: int
-    progress: dict[str, Any]
 
 
 def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
@@ -271,7 +217,7 @@ def locate_checkpoint(path: Path, which: str = "latest") -> Path:
     return steps[best]
 
 
-def resume_point(resume: str, run: Path | None, on_skipped: OnSkipped = lambda path, error: None) -> Index | None:
+def resume_point(resume: str, run: Path | None, on_skipped: OnSkipped = lambda path, error: None) -> Checkpoint | None:
     """Return the checkpoint that a run in this folder resumes from by training.resume; None if it starts afresh."""
     if resume == "never":
         return None
@@ -279,25 +225,18 @@ def resume_point(resume: str, run: Path | None, on_skipped: OnSkipped = lambda p
     return newest if resume == "auto" else open_index(resume_source(resume, run, newest))
 
 
-def newest_index(run: Path | None, on_skipped: OnSkipped = lambda path, error: None) -> Index | None:
+def newest_index(run: Path | None, on_skipped: OnSkipped = lambda path, error: None) -> Checkpoint | None:
     """Return the newest checkpoint of a run that is not damaged; None if there is none."""
-    for path in reversed(saved_steps(run / "checkpoints").values()) if run is not None else ():
-        try:
-            return open_index(path)
-        except Unreadable:
-            raise  # it may be valid, so an older one must not be used instead
-        except CheckpointError as error:
-            on_skipped(path, error)
-    return None
+    return _first_valid(run / "checkpoints", open_index, on_skipped) if run is not None else None
 
 
-def open_index(path: Path) -> Index:
-    """Read the checkpoint.json of a checkpoint."""
+def open_index(path: Path) -> Checkpoint:
+    """Return a checkpoint without its tensors, from checkpoint.json alone."""
     index = read_index(path)
-    return Index(path, index["step"], index["progress"])
+    return Checkpoint(path, index["step"], index["progress"], {}, index.get("kind", "regular"))
 
 
-def resume_source(resume: str, run: Path | None, newest: Index | Checkpoint | None) -> Path:
+def resume_source(resume: str, run: Path | None, newest: Checkpoint | None) -> Path:
     """Return the checkpoint that training.resume names; `newest` is the newest one of the run's own folder.
 
     It is `newest` itself if the same command ran before: that session has started from a copy of the named checkpoint.
@@ -314,7 +253,7 @@ def resume_source(resume: str, run: Path | None, newest: Index | Checkpoint | No
     return source
 
 
-def started_from(newest: Index | Checkpoint, path: Path) -> bool:
+def started_from(newest: Checkpoint, path: Path) -> bool:
     """Return True if the run of a checkpoint started from the given checkpoint or run elsewhere."""
     return newest.progress.get("resumed_from") == str(path.resolve())
 

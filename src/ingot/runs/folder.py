@@ -5,7 +5,6 @@ A process claims the folder before it writes. Readers need no lock, because ever
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import platform
@@ -13,10 +12,10 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -24,14 +23,12 @@ from typing import Any, Literal
 from ingot.errors import CheckpointError, Setting, Unreadable, shown
 from ingot.runs.lock import LOCK, RunLock, is_lock
 from ingot.runs.metrics import LineFile, Metrics
-from ingot.runs.state import RESULT, STATE, TrainingResult, read_state, result_record, this_process, utc_now
+from ingot.runs.state import RESULT, STATE, TrainingResult, read_state, this_process, utc_now
 from ingot.runtime.files import (
     FULL,
     file_sha256,
     read_dict,
-    read_json,
     sweep_temporaries,
-    temporary_beside,
     to_json,
     user_path,
     write_atomically,
@@ -44,21 +41,18 @@ STOP = "stop"  # a file that asks the run to save and stop
 MODEL_COPY = "model.py"  # copy of a custom model
 WANDB_ID = "wandb.json"  # id of the run at Weights & Biases
 TRACKIO_ID = "trackio.json"  # name of the run at trackio
-CLOCK_LAG_SECONDS = 0.02  # how far a file's modification time may lag
 EVENTS = "tensorboard"  # folder of TensorBoard event files
-ARTIFACTS = ("model.ingot", "model.safetensors")
-
+# What `train --force` deletes, besides checkpoints. model.py stays, because a user may have edited it.
+WRITTEN = (
+    "config.yaml", "environment.json", "metrics.jsonl", "log.txt", RESULT, STOP, STATE, WANDB_ID, TRACKIO_ID,
+    "samples/step-*.txt", "artifact/model.ingot", "artifact/model.safetensors", f"{EVENTS}/events.out.tfevents.*",
+)  # fmt: skip
 
 # Names of checkpoint folders. Reading a checkpoint needs numpy (runs/checkpoints.py); looking at a run does not.
 Kind = Literal["regular", "shutdown", "final"]  # saved during training, by a stop, by a completed run
 INDEX = "checkpoint.json"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 _NAME = re.compile(r"step-(\d{8,})")
-
-
-def is_checkpoint_name(name: str) -> bool:
-    """Return True if a folder with this name is a checkpoint."""
-    return _NAME.fullmatch(name) is not None
 
 
 def step_of(path: Path) -> int:
@@ -106,49 +100,37 @@ class RunFolder:
         self.path = path
         self.config_path = path / "config.yaml"
         self.environment_path = path / "environment.json"
-        self.log_path = path / "log.txt"
         self.samples = path / "samples"
         self.checkpoints = path / "checkpoints"
         self.artifact = path / "artifact"
         self._folders = (self.samples, self.checkpoints, self.artifact)
+        self.log_path = path / "log.txt"
         self.metrics, self._log = Metrics(path / "metrics.jsonl"), LineFile(self.log_path)
         self.result_path = path / RESULT
         self.stop_path = path / STOP
         self.session = 1  # number of this session, counted in environment.json
 
     def check_ownership(self, also: Sequence[str] = ()) -> None:
-        """Refuse a folder where our files, or those in `also`, would replace somebody else's or be written through links."""
+        """Refuse a folder in which our files, or those in `also`, would replace somebody else's."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
-        for path in (path for path in files if path.is_symlink()):
-            with writing(path):
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-        for path in (path for path in self._folders if path.is_symlink() and not path.exists()):
-            with writing(path):  # a link to another disk is fine, a broken one is not
-                raise OSError(errno.ENOENT, f"it is a link to {path.readlink()}, which is not there")
         with writing(self.path):
             if self._holds_a_run():
                 return
-            foreign = [path.name for path in files if path.exists() and not self._is_left_by_start(path)]
-            foreign += [folder.name for folder in self._folders if folder.exists() and not _is_empty_folder(folder)]
+            foreign = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
+            # A save that was killed before there was a run leaves a partial checkpoint.
+            partial = f"step-*{PARTIAL}"
+            foreign += [
+                folder.name
+                for folder in self._folders
+                if folder.exists() and not (folder.is_dir() and all(entry.match(partial) for entry in folder.iterdir()))
+            ]
         if foreign:
             raise CheckpointError(
                 f"{self.path} holds {' and '.join(foreign)}, which no run of Ingot wrote",
                 Setting("training.output_dir"),
                 advice="choose another {0}",
             )
-
-    def _is_left_by_start(self, path: Path) -> bool:
-        """Return True for a lock of ours, or a request to stop that was left for a run that had just started."""
-        return is_lock(path) if path.name == LOCK else path == self.stop_path and "asked_at" in (read_dict(path) or {})
-
-    def is_blank(self) -> bool:
-        """Return True if the folder holds nothing but what starting a run leaves."""
-        try:
-            entries = list(self.path.iterdir())
-            return all(self._is_left_by_start(path) or (path in self._folders and _is_empty_folder(path)) for path in entries)
-        except OSError:
-            return False
 
     def _holds_a_run(self) -> bool:
         """Return True if a run of any version wrote here: there is a file that nothing else writes, or traces of a claim."""
@@ -157,15 +139,10 @@ class RunFolder:
         saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
         return claimed or saved or {"started_at", "packages", "argv"} <= record.keys() or read_state(self.path) is not None
 
-    def claim(
-        self,
-        notify: Callable[[str], None] = lambda line: None,
-        also: Sequence[str] = (),
-        stop: Callable[[], bool] = lambda: False,
-    ) -> RunLock:
-        """Create the folder if needed, lock it for this process and remove half-written files of a killed one.
+    def claim(self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = ()) -> RunLock:
+        """Create the folder if needed, lock it for this process and remove what a killed one left.
 
-        A folder with files that no run wrote, or with those in `also`, is refused. `stop`: as with RunLock.
+        A folder with files that no run wrote, or with those in `also`, is refused.
         """
         messages: list[str] = []
 
@@ -176,7 +153,7 @@ class RunFolder:
         self.check_ownership(also)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        lock = RunLock(self.path, report, stop=stop).acquire()
+        lock = RunLock(self.path, report).acquire()
         try:
             with writing(self.path):
                 for folder in self._folders:
@@ -212,15 +189,35 @@ class RunFolder:
         config: str | None = None,
         besides: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write environment.json: versions, machine and command of this session; earlier sessions move to `earlier`.
+        """Write environment.json: what runs, where and when, but not who; earlier sessions move to `earlier`.
 
         `config`: the content of config.yaml if this session writes it; otherwise `besides` are the settings that it lacks.
         """
-        earlier = self._earlier_sessions()
+        last = read_dict(self.environment_path) or {}
+        before = last.pop("earlier", [])
+        earlier = [last, *(before if isinstance(before, list) else [])] if last else []
         self.session = len(earlier) + 1
-        record = _environment(packages, sys.argv if argv is None else argv)
-        record["config_sha256"] = hashlib.sha256(config.encode()).hexdigest() if config is not None else None
-        record |= {"besides_config": besides or {}, "earlier": earlier}
+        program, *arguments = sys.argv if argv is None else argv
+        commit = None
+        with suppress(OSError, subprocess.TimeoutExpired):
+            git = ["git", "rev-parse", "--verify", "HEAD"]
+            commit = (
+                subprocess.run(git, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL).stdout.strip() or None
+            )
+        record = {
+            "started_at": utc_now(),
+            "host": this_process()[0],
+            "platform": platform.platform(),
+            "cpu_count": os.cpu_count(),
+            "python": platform.python_version(),
+            "made_by": made_by(),
+            "packages": dict(packages),
+            "argv": [Path(program).name, *arguments],
+            "git_commit": commit,
+            "config_sha256": hashlib.sha256(config.encode()).hexdigest() if config is not None else None,
+            "besides_config": besides or {},
+            "earlier": earlier,
+        }
         with writing(self.environment_path):
             write_atomically(self.environment_path, to_json(record, indent=2) + "\n")
 
@@ -239,35 +236,22 @@ class RunFolder:
         with writing(self.stop_path):
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
 
-    def take_stop(self, began: float) -> bool:
-        """Remove a request to stop and return True if it was made after a session began, not for an earlier one.
-
-        Its age is measured against a file created now, because a file server may have another clock than ours.
-        """
-        taken = temporary_beside(self.stop_path)
-        with writing(self.stop_path):
-            try:
-                self.stop_path.rename(taken)  # first, so that a request made meanwhile is another file
-            except FileNotFoundError:
-                return False
-            requested_at = taken.stat().st_mtime
-            taken.unlink()
-            taken.touch()
-            age = taken.stat().st_mtime - requested_at
-            taken.unlink()
-        return age <= time.time() - began + CLOCK_LAG_SECONDS
-
     def remove_stop(self) -> None:
-        """Remove a request to stop that was obeyed."""
+        """Remove a request to stop that was obeyed, or that an earlier session left."""
         with writing(self.stop_path):
             self.stop_path.unlink(missing_ok=True)
 
     def write_result(self, result: TrainingResult, export: Mapping[str, Any]) -> None:
-        """Write result.json."""
+        """Write result.json: the result, with paths relative to the run folder, and facts from the export."""
         self.metrics.flush()
         self._log.flush()
+        record = {"session": self.session, "ended_at": utc_now(), **asdict(result), "export": dict(export)}
+        run_dir = record.pop("run_dir")
+        for name in ("checkpoint_path", "artifact_path"):
+            if record[name] is not None and record[name].is_relative_to(run_dir):
+                record[name] = record[name].relative_to(run_dir)
         with writing(self.result_path):
-            write_atomically(self.result_path, to_json(result_record(result, self.session, export), indent=2) + "\n")
+            write_atomically(self.result_path, to_json(record, indent=2) + "\n")
 
     def log(self, line: str) -> None:
         """Append a line to log.txt, with the time before it."""
@@ -284,121 +268,39 @@ class RunFolder:
                     raise
         return path
 
-    def _earlier_sessions(self) -> list[Any]:
-        last = read_dict(self.environment_path) or {}
-        earlier = last.pop("earlier", [])
-        return [last, *(earlier if isinstance(earlier, list) else [])] if last else []
+    def clear(self, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
+        """Delete what Ingot wrote, for `train --force`, and report it; files that others put there stay.
+
+        `also` are patterns of files that a compatibility command writes, `keep` are files to leave alone. The caller has claimed
+        the folder. Its lock and its empty folders stay, so that a process killed here can start again.
+        """
+        kept = {path.resolve() for path in keep}
+        doomed = {path for pattern in (*WRITTEN, *also) for path in self.path.glob(pattern) if path.is_file()}
+        doomed |= {
+            path
+            for path in self.checkpoints.glob("step-*")
+            if path.is_dir() and _NAME.fullmatch(path.name.removesuffix(PARTIAL).removesuffix(DAMAGED))
+        }
+        to_delete = sorted(path for path in doomed if path.resolve() not in kept)
+        if not to_delete:
+            return
+        counts = Counter(path.parent.relative_to(self.path).as_posix() for path in to_delete if path.parent != self.path)
+        names = [path.name for path in to_delete if path.parent == self.path]
+        say(f"--force deletes in {self.path}: {', '.join([*names, *(f'{name}/ ({count})' for name, count in counts.items())])}")
+        with writing(self.path):
+            for path in to_delete:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
 
 
-def _is_empty_folder(path: Path) -> bool:
-    """Return True if a folder holds nothing but what a killed save of a checkpoint left."""
-    return path.is_dir() and all(entry.match(f"step-*{PARTIAL}") for entry in path.iterdir())
-
-
-def _environment(packages: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:
-    """Return what runs, where and when; nothing about who."""
-    return {
-        "started_at": utc_now(),
-        "host": this_process()[0],
-        "platform": platform.platform(),
-        "cpu_count": os.cpu_count(),
-        "python": platform.python_version(),
-        "made_by": made_by(),
-        "packages": dict(packages),
-        "argv": [Path(argv[0]).name, *argv[1:]] if argv else [],
-        "git_commit": _git_commit(),
-    }
-
-
-def _git_commit() -> str | None:
-    command = ["git", "rev-parse", "--verify", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
-
-
-@contextmanager
-def starting(path: Path | None) -> Iterator[None]:
-    """Create a run folder before it is claimed, so that a request to stop can be left in it; remove it if the start fails."""
-    made = [folder for folder in (path, *path.parents) if not folder.exists()] if path is not None and _is_free(path) else []
-    with suppress(OSError):  # reported when the folder is claimed
-        for folder in reversed(made):
-            folder.mkdir()
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            for folder in made:
-                if [entry.name for entry in folder.iterdir()] == [RunFolder(folder).stop_path.name]:
-                    RunFolder(folder).remove_stop()
-                folder.rmdir()
-        raise
-
-
-def is_claimed(path: Path) -> bool:
-    """Return True if a process of this machine holds the folder; False also if the disk has no locks."""
-    with suppress(OSError), FolderLock(path) as lock:
-        return not lock.acquire()
+def holds_lock(path: Path, pid: int) -> bool:
+    """Return True if a process of this machine has locked a run folder, which it keeps open for that."""
+    descriptors = Path(f"/proc/{pid}/fd")
+    if not descriptors.parent.parent.is_dir():  # without /proc nobody tells who of this machine it is
+        with suppress(OSError), FolderLock(path) as lock:
+            return not lock.acquire()
+    with suppress(OSError):  # the process is gone, or another user's
+        return any(descriptor.exists() and descriptor.samefile(path) for descriptor in descriptors.iterdir())
     return False
-
-
-def _is_free(path: Path) -> bool:
-    try:
-        return not path.is_symlink() and not path.exists()
-    except OSError:
-        return False
-
-
-def clear(folder: RunFolder, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
-    """Delete what Ingot wrote into a run folder, for `train --force`, and report it; files that others put there stay.
-
-    `also` are patterns of files that a compatibility command writes, `keep` are files to leave alone. The caller has claimed the
-    folder. Its lock and its empty folders stay, so that a process killed here can start again.
-    """
-    kept = {path.resolve() for path in keep}
-    matching = {path for pattern in also for path in folder.path.glob(pattern)}
-    to_delete = [path for path in [*_written(folder), *sorted(matching)] if path.resolve() not in kept]
-    if not to_delete:
-        return
-    counts = Counter(path.parent.relative_to(folder.path).as_posix() for path in to_delete if path.parent != folder.path)
-    names = [path.name for path in to_delete if path.parent == folder.path]
-    say(f"--force deletes in {folder.path}: {', '.join([*names, *(f'{name}/ ({count})' for name, count in counts.items())])}")
-    with writing(folder.path):
-        for path in to_delete:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-
-
-def _written(folder: RunFolder) -> list[Path]:
-    checkpoints = [path for path in sorted(folder.checkpoints.glob("step-*")) if _is_ours(path)]
-    files = [folder.config_path, folder.environment_path, folder.metrics.path, folder.log_path, folder.result_path]
-    files += [folder.stop_path, folder.path / STATE, folder.path / WANDB_ID, folder.path / TRACKIO_ID]
-    if _model_hashes(checkpoints) & _hash_of(folder.path / MODEL_COPY):
-        files.append(folder.path / MODEL_COPY)
-    written = [path for path in files if path.is_file()] + checkpoints
-    written += sorted(folder.samples.glob("step-*.txt"))
-    written += [folder.artifact / name for name in ARTIFACTS if (folder.artifact / name).is_file()]
-    return written + sorted((folder.path / EVENTS).glob("events.out.tfevents.*"))
-
-
-def _is_ours(path: Path) -> bool:
-    return path.is_dir() and is_checkpoint_name(path.name.removesuffix(PARTIAL).removesuffix(DAMAGED))
-
-
-def _model_hashes(checkpoints: Sequence[Path]) -> set[str]:
-    """Return the checksums of the custom models of checkpoints: model.py is ours to delete only if it is one of them."""
-    hashes = set()
-    for path in checkpoints:
-        try:
-            hashes.add(str(read_json(path / INDEX)["progress"]["model_file_sha256"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return hashes
-
-
-def _hash_of(path: Path) -> set[str]:
-    return {hashlib.sha256(path.read_bytes()).hexdigest()} if path.is_file() else set()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from ingot.errors import Interrupted, RunError, Setting
+from ingot.errors import RunError, Setting
 from ingot.runs.state import CLOCK_SKEW_SECONDS, State, read_state, this_process, utc_now
 from ingot.runtime.files import to_json, writing
 from ingot.runtime.locks import FolderLock
@@ -26,26 +26,17 @@ LOCK_TIMEOUT_SECONDS = 0.5  # the nanogpt command takes the lock for an instant 
 class RunLock:
     """The right to write into a run folder, held until released or until the process ends in whatever way."""
 
-    def __init__(
-        self,
-        folder: Path,
-        notify: Callable[[str], None] = lambda line: None,
-        elsewhere: str = "another {0}",
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.folder, self._notify, self._elsewhere, self._stop = folder, notify, elsewhere, stop
+    def __init__(self, folder: Path, notify: Callable[[str], None] = lambda line: None, elsewhere: str = "another {0}") -> None:
+        self.folder, self._notify, self._elsewhere = folder, notify, elsewhere
         self._lock = FolderLock(folder, LOCK)
 
     def acquire(self) -> Self:
-        """Take the folder; RunError says who has it. May watch a silent heartbeat for two of its intervals.
-
-        Interrupted: `stop`, which is called meanwhile, returned True.
-        """
+        """Take the folder; RunError says who has it. May watch a silent heartbeat for two of its intervals."""
         if self._lock.held is not False:
             return self
         with writing(self.folder / LOCK):
             if not self._lock.acquire(LOCK_TIMEOUT_SECONDS):
-                raise _in_use(self.folder, _holder(self._lock.read()) or _owner(read_state(self.folder)), self._elsewhere)
+                raise self._in_use(_record(self._lock.read()))
             try:
                 self._take_over(self._lock.read())
             except BaseException:
@@ -66,76 +57,60 @@ class RunLock:
     def _take_over(self, before: bytes) -> None:
         """Record that we have the folder, unless a process beyond the reach of our lock still writes there."""
         host, pid, boot_id = this_process()
-        ours = not before.strip() or _holder(before) is not None  # any other content is not ours to replace
+        holder, ours = _record(before), not before.strip() or bool(_record(before))  # other content is not ours to replace
         if ours:
             self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
         try:
             state = read_state(self.folder)
             if state is None or state.status != "running":
                 return
-            if not self._proves_dead(state, before) and _is_beating(self.folder, state, self._notify, self._stop):
-                raise _in_use(self.folder, _owner(state), self._elsewhere)
+            # Our lock proves that a process of this kernel is gone if it is the folder's, or the file that names the process:
+            # a deleted and recreated file is another lock.
+            same_file = (holder.get("pid"), holder.get("boot_id")) == (state.pid, state.boot_id)
+            dead = state.boot_id == boot_id and (self._lock.folder_held or bool(self._lock.held and same_file))
+            if not dead and self._is_beating(state):
+                raise self._in_use({})
         except BaseException:
             if ours:
                 self._lock.write(before)
             raise
         self._notify(f"taking over from process {state.pid} on {state.host}, which was last heard of at step {state.step}")
 
-    def _proves_dead(self, state: State, before: bytes) -> bool:
-        """Return True if holding the lock proves that the process of a state is gone.
+    def _is_beating(self, seen: State) -> bool:
+        """Return True if a process beyond the reach of our lock still writes state.json."""
+        if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
+            return False
+        patience = 2.2 * seen.heartbeat_seconds + 0.5
+        self._notify(f"{self.folder} was in use on {seen.host} a moment ago; watching for {patience:.0f} s whether it still is")
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            time.sleep(min(0.25, seen.heartbeat_seconds / 4))
+            now = read_state(self.folder)
+            if now is not None and now != seen:
+                return now.status == "running"
+        return False
 
-        The process must be of this kernel and have held this very lock: the folder's, or the file that names it, since a deleted
-        and recreated file is another lock.
-        """
-        named = _record(before)
-        same_file = (named.get("pid"), named.get("boot_id")) == (state.pid, state.boot_id)
-        return state.boot_id == this_process()[2] and (self._lock.folder_held or bool(self._lock.held and same_file))
+    def _in_use(self, holder: dict[str, Any]) -> RunError:
+        state, who = read_state(self.folder), "another process"
+        if not holder and state is not None:
+            holder = {"pid": state.pid, "host": state.host, "since": state.started_at}
+        if holder:
+            since = str(holder["since"])[:19].replace("T", " ")
+            who = f"process {holder['pid']} on {holder['host']} since {since} UTC"
+        advice = f"wait for it, stop it, or choose {self._elsewhere}"
+        return RunError(f"{self.folder} is in use by {who}", Setting("training.output_dir"), advice=advice)
 
 
 def is_lock(path: Path) -> bool:
     """Return True if a file is the lock of a run by its content; an empty one was just created."""
     content = FolderLock(path.parent, path.name).read()
-    return path.is_file() and (not content or _holder(content) is not None)
-
-
-def _is_beating(folder: Path, seen: State, notify: Callable[[str], None], stop: Callable[[], bool]) -> bool:
-    """Return True if a process beyond the reach of our lock still writes state.json."""
-    if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
-        return False
-    patience = 2.2 * seen.heartbeat_seconds + 0.5
-    notify(f"{folder} was in use on {seen.host} a moment ago; watching for {patience:.0f} s whether it still is")
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        time.sleep(min(0.25, seen.heartbeat_seconds / 4))
-        if stop():
-            raise Interrupted
-        now = read_state(folder)
-        if now is not None and now != seen:
-            return now.status == "running"
-    return False
-
-
-def _holder(content: bytes) -> tuple[Any, Any, str] | None:
-    record = _record(content)
-    return (record["pid"], record["host"], str(record["since"])) if {"pid", "host", "since"} <= record.keys() else None
+    return path.is_file() and (not content or bool(_record(content)))
 
 
 def _record(content: bytes) -> dict[str, Any]:
-    """Return the content of a lock file; empty if it was just created or is somebody else's."""
+    """Return who holds a lock file; empty if it was just created or is somebody else's."""
     try:
-        return dict(json.loads(content))
+        record = dict(json.loads(content))
     except (ValueError, TypeError):
         return {}
-
-
-def _owner(state: State | None) -> tuple[Any, Any, str] | None:
-    return (state.pid, state.host, state.started_at) if state is not None else None
-
-
-def _in_use(folder: Path, owner: tuple[Any, Any, str] | None, elsewhere: str) -> RunError:
-    who = "another process"
-    if owner is not None:
-        pid, host, since = owner
-        who = f"process {pid} on {host} since {since[:19].replace('T', ' ')} UTC"
-    advice = f"wait for it, stop it, or choose {elsewhere}"
-    return RunError(f"{folder} is in use by {who}", Setting("training.output_dir"), advice=advice)
+    return record if {"pid", "host", "since"} <= record.keys() else {}

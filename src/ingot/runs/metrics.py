@@ -74,10 +74,21 @@ class Metrics(LineFile):
 
         `evaluated`: False if the evaluation at this very step will be repeated, so that its record goes too.
         """
+
+        def is_kept(line: bytes) -> bool:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                return False
+            if not isinstance(record, dict):
+                return False
+            last = step - 1 if record.get("kind") == "evaluation" and not evaluated else step
+            return not isinstance(record.get("step"), int | float) or record["step"] <= last
+
         with writing(self.path):
             content = self.path.read_bytes() if self.path.exists() else b""
             lines = content.splitlines()
-            kept = [line for line in lines if (record := _parse(line)) is not None and not _is_after(record, step, evaluated)]
+            kept = [line for line in lines if is_kept(line)]
             repaired = b"".join(line + b"\n" for line in kept)
             if repaired != content:
                 write_atomically(self.path, repaired)
@@ -90,16 +101,3 @@ def is_number(value: object) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
         return False
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def _is_after(record: dict[str, Any], step: int, evaluated: bool) -> bool:
-    last = step - 1 if record.get("kind") == "evaluation" and not evaluated else step
-    return isinstance(record.get("step"), int | float) and record["step"] > last

@@ -1,18 +1,14 @@
 """The numbers of metrics.jsonl in bounded memory, read incrementally: curves, step times, best score and task scores.
 
 Each line is read once, from the byte where the last read ended, so watching a run costs the same however long it has trained.
-Damaged lines are skipped and counted. A file that a resume has replaced is read again from its start. What was read can be saved
-in a cache file, so that the next process does not parse a long file again.
+Damaged lines are skipped and counted. A file that a resume has replaced is read again from its start.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
+import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -23,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from ingot.errors import Unreadable
-from ingot.runtime.files import open_to_read, write_atomically
+from ingot.runtime.files import open_to_read
 
 AXES = ("step", "tokens", "elapsed_seconds")
 STEP_SECONDS = "step_seconds"  # computed from the elapsed seconds of two neighbouring lines
@@ -34,9 +30,7 @@ COLUMNS = {
 MAX_BINS = 768  # a chart is about as many pixels wide; 1,000 more lines change at most 884 bins
 MAX_AXIS = 2.0**53  # largest integer a float holds exactly; no step, token count or second of a run comes near it
 BLOCK_BYTES = 1 << 20  # read at once: some 3,000 lines, 10 ms
-FINGERPRINT_BYTES = 4096  # leading bytes that identify a file
-CACHE_VERSION = 2
-CACHED = ("lines", "damaged", "best", "scored", "accuracies", "offset", "_previous", "_tokens")  # attributes that JSON can hold
+LAST_LINE_BYTES = 4096  # of the line read last, which must still be in its place
 
 Columns = NDArray[np.float64]
 Axis = Literal["steps", "tokens", "seconds"]
@@ -68,8 +62,13 @@ class Bins:
         """Add lines of shape (columns, lines) and return the first bin that changed."""
         count = columns.shape[1]
         first = self.lines // self.stride
-        while (self.lines + count - 1) // self.stride >= MAX_BINS:
-            self._merge_pairs()
+        while (self.lines + count - 1) // self.stride >= MAX_BINS:  # two neighbours become one bin
+            for part, merge, empty in (
+                (self.low, np.fmin, np.nan), (self.high, np.fmax, np.nan), (self._sum, np.add, 0.0), (self._count, np.add, 0.0),
+            ):  # fmt: skip
+                part[:, : MAX_BINS // 2] = merge(part[:, ::2], part[:, 1::2])
+                part[:, MAX_BINS // 2 :] = empty
+            self.stride *= 2
             first = 0
         bins = (self.lines + np.arange(count)) // self.stride
         for row, values in enumerate(columns):
@@ -82,30 +81,10 @@ class Bins:
         self.lines += count
         return first
 
-    def _merge_pairs(self) -> None:
-        half = (len(self.names), MAX_BINS // 2)
-        self.low = np.hstack([np.fmin(self.low[:, ::2], self.low[:, 1::2]), np.full(half, np.nan)])
-        self.high = np.hstack([np.fmax(self.high[:, ::2], self.high[:, 1::2]), np.full(half, np.nan)])
-        self._sum = np.hstack([self._sum[:, ::2] + self._sum[:, 1::2], np.zeros(half)])
-        self._count = np.hstack([self._count[:, ::2] + self._count[:, 1::2], np.zeros(half)])
-        self.stride *= 2
-
     def points(self, x: str, y: str) -> list[Point]:
         """Return (mean of x, mean of y) of every bin that has both."""
         pair = self.mean[[self.names.index(x), self.names.index(y)], : self.used]
         return [(float(a), float(b)) for a, b in pair.T[np.isfinite(pair).all(axis=0)]]
-
-    def pack(self) -> Columns:
-        """Return all numbers of the used bins, to be saved."""
-        return np.stack([part[:, : self.used] for part in (self.low, self.high, self._sum, self._count)])
-
-    def unpack(self, packed: Columns, lines: int, stride: int) -> None:
-        """Restore what `pack` returned; ValueError if it does not fit these columns."""
-        self.lines, self.stride = lines, stride
-        if packed.shape != (4, len(self.names), self.used) or self.used > MAX_BINS:
-            raise ValueError("the saved bins have another shape")
-        for part, saved in zip((self.low, self.high, self._sum, self._count), packed, strict=True):
-            part[:, : self.used] = saved
 
 
 STALL_FACTOR = 3.0  # a step this many times slower than the median counts as a stall
@@ -130,35 +109,6 @@ class Timing:
     stalls: list[Stall]
 
 
-class StepTimes:
-    """A histogram of seconds per step, and the slowest stretches."""
-
-    def __init__(self) -> None:
-        self.counts = np.zeros(CLASSES)
-        self.slowest: list[tuple[int, float, int]] = []  # last step, seconds per step, number of steps
-
-    def push(self, last_step: Columns, seconds_per_step: Columns, steps: Columns) -> None:
-        """Add stretches of steps."""
-        classes = np.log(np.maximum(seconds_per_step, SHORTEST) / SHORTEST) / CLASS_WIDTH
-        np.add.at(self.counts, np.minimum(classes, CLASSES - 1).astype(int), 1.0)
-        for at in np.argsort(seconds_per_step)[-MAX_SLOW:]:
-            self.slowest.append((int(last_step[at]), float(seconds_per_step[at]), int(steps[at])))
-        self.slowest = sorted(self.slowest, key=lambda stretch: -stretch[1])[:MAX_SLOW]
-
-    def timing(self) -> Timing:
-        """Return percentiles, right to 1% of their value, and the longest stalls."""
-        if not (total := self.counts.sum()):
-            return Timing({}, [])
-        cumulative = np.cumsum(self.counts)
-        classes = {name: int(np.searchsorted(cumulative, share * total, side="right")) for name, share in PERCENTILES.items()}
-        percentiles = {
-            name: SHORTEST * float(np.exp((min(index, CLASSES - 1) + 0.5) * CLASS_WIDTH)) for name, index in classes.items()
-        }
-        median = percentiles["p50"]
-        stalls = [Stall(step, (each - median) * steps) for step, each, steps in self.slowest if each > STALL_FACTOR * median]
-        return Timing(percentiles, sorted(stalls, key=lambda stall: -stall.seconds))
-
-
 @dataclass(frozen=True)
 class Curves:
     """Points of a run over one axis; `val_bpb` is empty if nothing was evaluated, `tasks` holds the accuracy on each task."""
@@ -180,7 +130,8 @@ class Series:
     def _reset(self) -> None:
         self.bins = {kind: Bins(names) for kind, names in COLUMNS.items()}
         self.first_changed = dict.fromkeys(COLUMNS, 0)  # first bin that changed since `mark_sent`
-        self.step_times = StepTimes()
+        self._step_counts = np.zeros(CLASSES)  # histogram of seconds per step
+        self._slowest: list[list[float]] = []  # last step, seconds per step, number of steps
         self.lines = self.damaged = self.offset = 0  # `offset`: bytes read
         self.best: dict[str, Any] | None = None  # step and val_bpb of the last evaluation that was the best so far
         self.scored: dict[str, Any] | None = None  # step and tasks of the last evaluation that scored tasks
@@ -194,8 +145,19 @@ class Series:
         self.first_changed = dict.fromkeys(COLUMNS, MAX_BINS)
 
     def timing(self) -> Timing:
-        """Return seconds per step: percentiles and stalls."""
-        return self.step_times.timing()
+        """Return the percentiles of seconds per step, right to 1% of their value, and the longest stalls."""
+        if not (total := self._step_counts.sum()):
+            return Timing({}, [])
+        cumulative = np.cumsum(self._step_counts)
+        percentiles = {
+            name: SHORTEST * math.exp((int(np.searchsorted(cumulative, share * total, side="right")) + 0.5) * CLASS_WIDTH)
+            for name, share in PERCENTILES.items()
+        }
+        median = percentiles["p50"]
+        stalls = [
+            Stall(int(step), (each - median) * steps) for step, each, steps in self._slowest if each > STALL_FACTOR * median
+        ]
+        return Timing(percentiles, sorted(stalls, key=lambda stall: -stall.seconds))
 
     def curves(self, axis: Axis = "steps") -> Curves:
         """Return the curves over steps, tokens or seconds; a number that is not finite leaves a gap."""
@@ -231,12 +193,12 @@ class Series:
         end = content.rfind(b"\n") + 1
         if not end and len(content) == BLOCK_BYTES:  # Ingot writes no line this long
             self.damaged += 1
-            self.offset, self._last_line = self.offset + BLOCK_BYTES, content[-FINGERPRINT_BYTES:]
+            self.offset, self._last_line = self.offset + BLOCK_BYTES, content[-LAST_LINE_BYTES:]
             return True
         if not end:
             return False  # the last line may still be being written
         self.offset += end
-        self._last_line = content[content.rfind(b"\n", 0, end - 1) + 1 : end][-FINGERPRINT_BYTES:]
+        self._last_line = content[content.rfind(b"\n", 0, end - 1) + 1 : end][-LAST_LINE_BYTES:]
         self._add(content[:end])
         return len(content) == BLOCK_BYTES
 
@@ -263,22 +225,19 @@ class Series:
         if evaluations:
             self._push("evaluation", _columns(evaluations, COLUMNS["evaluation"]))
         for record in evaluations:
-            self._add_scores(record)
+            if record.get("best") and np.isfinite(_number(record.get("val_bpb"))):
+                self.best = {"step": record["step"], "val_bpb": record["val_bpb"]}
+            tasks = record.get("tasks")
+            tasks = {name: task for name, task in tasks.items() if isinstance(task, dict)} if isinstance(tasks, dict) else {}
+            if tasks:
+                self.scored = {"step": record["step"], "tasks": tasks}
+            for name, task in tasks.items():
+                # acc_norm scores by log-probability per character: what papers report where answers differ in length.
+                values = [*(record.get(axis) for axis in AXES), task.get("acc_norm", task.get("acc"))]
+                self.accuracies.setdefault(name, []).append([_number(value) for value in values])
 
     def _push(self, kind: str, columns: Columns) -> None:
         self.first_changed[kind] = min(self.first_changed[kind], self.bins[kind].push(columns))
-
-    def _add_scores(self, record: Mapping[str, Any]) -> None:
-        if record.get("best") and np.isfinite(_number(record.get("val_bpb"))):
-            self.best = {"step": record["step"], "val_bpb": record["val_bpb"]}
-        tasks = record.get("tasks")
-        tasks = {name: task for name, task in tasks.items() if isinstance(task, dict)} if isinstance(tasks, dict) else {}
-        if tasks:
-            self.scored = {"step": record["step"], "tasks": tasks}
-        for name, task in tasks.items():
-            # acc_norm scores by log-probability per character: what papers report where answers differ in length.
-            values = [*(record.get(axis) for axis in AXES), task.get("acc_norm", task.get("acc"))]
-            self.accuracies.setdefault(name, []).append([_number(value) for value in values])
 
     def _step_seconds(self, lines: Columns) -> Columns:
         """Return seconds per step before each of (step, elapsed, session) lines; nan before the first line of a session."""
@@ -287,67 +246,11 @@ class Series:
         steps, seconds, sessions = np.diff(np.hstack([before, lines]), axis=1)
         valid = (steps > 0) & (seconds >= 0) & (sessions == 0)
         each = np.divide(seconds, steps, out=np.full_like(seconds, np.nan), where=valid)
-        self.step_times.push(lines[0][valid], each[valid], steps[valid])
+        classes = np.log(np.maximum(each[valid], SHORTEST) / SHORTEST) / CLASS_WIDTH
+        np.add.at(self._step_counts, np.minimum(classes, CLASSES - 1).astype(int), 1.0)
+        stretches = [*self._slowest, *np.stack([lines[0], each, steps])[:, valid].T.tolist()]
+        self._slowest = sorted(stretches, key=lambda stretch: -stretch[1])[:MAX_SLOW]
         return each
-
-    def save_cache(self, file: Path) -> None:
-        """Save what was read, so that the next reader starts there."""
-        if (fingerprint := self._fingerprint(self.offset)) is None:
-            return
-        about = {
-            "version": CACHE_VERSION,
-            "fingerprint": fingerprint,
-            "last_line": self._last_line.decode("latin-1"),
-            "bins": {kind: [bins.lines, bins.stride] for kind, bins in self.bins.items()},
-            "slowest": self.step_times.slowest,
-            **{name: getattr(self, name) for name in CACHED},
-        }
-        packed = io.BytesIO()
-        about_bytes = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-        arrays = {kind: bins.pack() for kind, bins in self.bins.items()}
-        np.savez(
-            packed, about=about_bytes, step_times=self.step_times.counts, train=arrays["train"], evaluation=arrays["evaluation"]
-        )
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, packed.getvalue(), durable=False)
-
-    def load_cache(self, file: Path) -> bool:
-        """Start from a saved cache if it is of this very file; return True if it was."""
-        with suppress(Exception):  # whatever is wrong with a cache, the file itself can be read
-            with np.load(file, allow_pickle=False) as saved:
-                about = json.loads(saved["about"].tobytes())
-                if about["version"] != CACHE_VERSION or not _is_same(
-                    about["fingerprint"], self._fingerprint(int(about["offset"]))
-                ):
-                    return False
-                for kind, bins in self.bins.items():
-                    bins.unpack(saved[kind], *about["bins"][kind])
-                self.step_times.counts = saved["step_times"]
-            self.step_times.slowest = [(int(step), float(each), int(steps)) for step, each, steps in about["slowest"]]
-            self._last_line = about["last_line"].encode("latin-1")
-            for name in CACHED:
-                setattr(self, name, about[name])
-            with open_to_read(self.path) as read:
-                self._inode = os.fstat(read.fileno()).st_ino
-                if self._has_last_line(read) and self.step_times.counts.shape == (CLASSES,):
-                    return True
-        self._reset()
-        return False
-
-    def _fingerprint(self, offset: int) -> list[Any] | None:
-        """Return size, modification time and a hash of the first bytes, or None if the file cannot be read."""
-        try:
-            with open_to_read(self.path) as file:
-                stat = os.fstat(file.fileno())
-                head = file.read(min(FINGERPRINT_BYTES, offset))
-                return [stat.st_size, stat.st_mtime_ns, hashlib.sha256(head).hexdigest()]
-        except OSError:
-            return None
-
-
-def _is_same(cached: Sequence[Any], now: Sequence[Any] | None) -> bool:
-    """Return True if a file is the cached one, or that one with more lines."""
-    return now is not None and cached[2] == now[2] and (now[0] > cached[0] or list(cached[:2]) == list(now[:2]))
 
 
 def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:

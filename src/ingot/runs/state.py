@@ -12,8 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from ingot.runtime.files import read_dict, read_json, to_json, write_atomically
 
 Status = Literal["running", "stopped", "completed", "halted", "failed"]
 STATE = "state.json"
+RESULT = "result.json"
 CLOCK_SKEW_SECONDS = 300.0  # clocks of two hosts may differ by this much (Kerberos allows the same)
 
 
@@ -70,26 +71,19 @@ class Heartbeat:
         self, folder: Path, every_seconds: float = 5.0, warn: Callable[[str], None] = lambda line: None, **values: Any
     ) -> None:
         now = utc_now()
-        self._path = folder / STATE
-        self._warn = warn
+        self._path, self._warn = folder / STATE, warn
         self._warned = self._written = False
         self._stranger: State | None = None  # found in place of ours; somebody may have copied it there
         self._other: State | None = None  # state of a live process that writes here too
-        self._state = State("running", *this_process(), started_at=now, updated_at=now, heartbeat_seconds=every_seconds)
-        self._state = replace(self._state, **values)
+        self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # written next
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
-    @property
-    def state(self) -> State:
-        """The state that the next heartbeat will write."""
-        return self._state
-
     def update(self, **values: Any) -> None:
         """Set the latest values by their names in `State`."""
         with self._changing:
-            before, self._state = self._state, replace(self._state, **values)
+            before, self.state = self.state, replace(self.state, **values)
         if "status" in values and values["status"] != before.status:
             self._write(durable=True)
 
@@ -110,34 +104,32 @@ class Heartbeat:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._over.set()
-        self._thread.join(timeout=2 * self._state.heartbeat_seconds)
-        if self._state.status != "running" or error is None:
+        self._thread.join(timeout=2 * self.state.heartbeat_seconds)
+        if self.state.status != "running" or error is None:
             return
-        if isinstance(error, KeyboardInterrupt):
-            self.update(status="stopped", error="interrupted")
-        else:
-            self.update(status="failed", error=str(error) or type(error).__name__)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        reason = "interrupted" if interrupted else str(error) or type(error).__name__
+        self.update(status="stopped" if interrupted else "failed", error=reason)
 
     def _beat(self) -> None:
-        while not self._over.wait(self._state.heartbeat_seconds):
+        while not self._over.wait(self.state.heartbeat_seconds):
             # Not synced: behind a checkpoint a sync can take longer than a heartbeat, and a live run would look dead.
             self._write(durable=False)
 
     def _write(self, durable: bool) -> None:
         with self._writing:  # the values are read inside, so an old status never overwrites a new one
-            mine, found = self._state, read_state(self._path.parent) if self._written else None
-            if found is not None and found.status == "running" and (found.host, found.boot_id) != (mine.host, mine.boot_id):
-                before, self._stranger = self._stranger, found
+            mine, there = self.state, read_state(self._path.parent) if self._written else None
+            if there is not None and there.status == "running" and (there.host, there.boot_id) != (mine.host, mine.boot_id):
+                before, self._stranger = self._stranger, there
                 if before is None and not durable:
                     return  # the next beat shows whether it is alive
-                if before is not None and before.updated_at != found.updated_at:
-                    self._other = found
+                if before is not None and before.updated_at != there.updated_at:
+                    self._other = there
             if self._other is not None:
                 return
             try:
-                write_atomically(
-                    self._path, to_json(asdict(replace(mine, updated_at=utc_now())), indent=2) + "\n", durable=durable
-                )
+                content = to_json(replace(mine, updated_at=utc_now()), indent=2) + "\n"
+                write_atomically(self._path, content, durable=durable)
                 self._warned, self._written = False, True
             except OSError as error:
                 if not self._warned:
@@ -181,9 +173,6 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-RESULT = "result.json"
-
-
 @dataclass(frozen=True)
 class TrainingResult:
     """The result of a session."""
@@ -213,20 +202,9 @@ class TrainingResult:
     peak_memory_bytes: int | None = None  # peak on the first rank: GPU memory, or process memory without a GPU
 
 
-def result_record(result: TrainingResult, session: int, export: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of result.json: the result, with paths relative to the run folder, and facts from the export."""
-    values = {name: _relative(result.run_dir, value) for name, value in asdict(result).items() if name != "run_dir"}
-    return {"session": session, "ended_at": utc_now(), **values, "export": dict(export)}
-
-
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """Read result.json; None if there is none or it is damaged."""
-    return read_dict(folder / RESULT)
-
-
 def read_training_result(folder: Path) -> TrainingResult | None:
     """Read result.json as a TrainingResult; None if there is none or it is of another version."""
-    record = read_result(folder) or {}
+    record = read_dict(folder / RESULT) or {}
     stored = [field for field in fields(TrainingResult) if field.name in record]
     if not all(_has_type(record[field.name], str(field.type)) for field in stored):
         return None
@@ -237,9 +215,3 @@ def read_training_result(folder: Path) -> TrainingResult | None:
         return TrainingResult(**values, run_dir=folder)
     except TypeError:
         return None
-
-
-def _relative(folder: Path, value: Any) -> Any:
-    if not isinstance(value, Path):
-        return value
-    return str(value.relative_to(folder) if value.is_relative_to(folder) else value)

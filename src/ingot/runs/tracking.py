@@ -15,12 +15,12 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ingot.config.schema import TrackingSection
-from ingot.errors import ConfigError, IngotError, RunError
+from ingot.errors import ConfigError
 from ingot.runs.folder import EVENTS, TRACKIO_ID, WANDB_ID
 from ingot.runs.reporter import EvaluationReport, Reporter, StepReport, task_metrics
 from ingot.runs.state import this_process
@@ -55,12 +55,9 @@ class Tracking(Reporter):
 
     def step(self, report: StepReport, log: bool) -> None:
         if log:
-            self._send(report)
+            self.evaluation(report)
 
-    def evaluation(self, report: EvaluationReport) -> None:
-        self._send(report)
-
-    def _send(self, report: Report) -> None:
+    def evaluation(self, report: Report) -> None:
         chosen = self._choose_values(report)
         values = numbers_of(report) if chosen is None else chosen
         for name, tracker in list(self._trackers.items()) if values else []:
@@ -91,26 +88,42 @@ def open_tracking(
     warn: Callable[[str], None],
 ) -> Tracking:
     """Start the trackers that the settings ask for, after a step; one that cannot be started is reported and left out."""
-    tracking = Tracking(choose_values, warn)
+    tracking, name = Tracking(choose_values, warn), folder.resolve().name
 
     def start_wandb() -> Tracker:
-        run = WandbRun(settings, folder, config, wandb_id)
-        tracking.wandb_id = run.id
-        return run
+        wandb = check_installed(f"tracking.wandb_project={settings.wandb_project}")
+        tracking.wandb_id = wandb_id or read_id(folder / WANDB_ID) or secrets.token_hex(4)
+        write_id(folder / WANDB_ID, tracking.wandb_id)
+        arguments: dict[str, Any] = {"project": settings.wandb_project, "name": settings.wandb_run_name or name}
+        arguments |= {"config": dict(config), "dir": str(folder), "id": tracking.wandb_id, "resume": "allow"}
+        run = wandb.init(**arguments, mode=settings.wandb_mode)
+        return Dashboard(run, lambda failed: run.finish(exit_code=int(failed)))
 
-    wanted: list[tuple[str, object, Callable[[], Tracker]]] = [
-        ("Weights & Biases", settings.wandb_project is not None, start_wandb),
-        ("trackio", settings.trackio_project is not None, lambda: TrackioRun(settings, folder, config, resumed=step > 0)),
-        ("TensorBoard", settings.tensorboard, lambda: EventFile(folder / EVENTS, step)),
-    ]
-    for name, is_wanted, start in wanted:
+    def start_trackio() -> Tracker:
+        """Start a run in trackio's store on this machine; a resumed run continues there by its name."""
+        trackio = check_installed(f"tracking.trackio_project={settings.trackio_project}", "trackio")
+        before = read_id(folder / TRACKIO_ID) if step > 0 else None
+        run_name = before or f"{name}-{secrets.token_hex(4)}"
+        write_id(folder / TRACKIO_ID, run_name)
+        arguments: dict[str, Any] = {"project": settings.trackio_project, "name": run_name, "config": dict(config)}
+        arguments |= {"resume": "never" if before is None else "allow", "embed": False}
+        with redirect_stdout(io.StringIO()):  # it prints advertisements
+            run = trackio.init(**arguments, auto_log_gpu=False, auto_log_cpu=False)
+        return Dashboard(run, lambda failed: trackio.finish())
+
+    wanted: dict[str, tuple[object, Callable[[], Tracker], str]] = {
+        "Weights & Biases": (settings.wandb_project, start_wandb, "log in with `wandb login` or set WANDB_MODE=offline; "),
+        "trackio": (settings.trackio_project, start_trackio, ""),
+        "TensorBoard": (settings.tensorboard, partial(EventFile, folder / EVENTS, step), ""),
+    }
+    for tracker, (is_wanted, start, advice) in wanted.items():
         try:
             if is_wanted:
-                tracking.add(name, start())
-        except IngotError as error:
+                tracking.add(tracker, start())
+        except ConfigError as error:
             warn(f"{error}; training goes on without it")
-        except OSError as error:
-            warn(f"{folder / EVENTS} cannot be written: {error.strerror}; training goes on without {name}")
+        except Exception as error:  # the exception classes have changed with the packages' versions
+            warn(f"{tracker} does not start: {_reason(error)}; {advice}training goes on without it")
     return tracking
 
 
@@ -155,63 +168,24 @@ def check_installed(setting: str, package: str = "wandb") -> Any:
         raise ConfigError(f"{setting} needs {PACKAGES[package]}", advice=install) from None
 
 
-class WandbRun:
-    """A run at Weights & Biases; a resumed run continues there by its id."""
+class Dashboard:
+    """A run at Weights & Biases, or in trackio, which has the same interface."""
 
-    def __init__(self, settings: TrackingSection, folder: Path, config: Mapping[str, Any], run_id: str | None) -> None:
-        wandb = check_installed(f"tracking.wandb_project={settings.wandb_project}")
-        self.id = run_id or read_id(folder / WANDB_ID) or secrets.token_hex(4)
-        write_id(folder / WANDB_ID, self.id)
-        arguments: dict[str, Any] = {"project": settings.wandb_project, "name": settings.wandb_run_name or folder.resolve().name}
-        arguments |= {"config": dict(config), "dir": str(folder), "id": self.id, "resume": "allow", "mode": settings.wandb_mode}
-        advice = "; log in with `wandb login`, or set WANDB_MODE=offline, or go without"
-        self._run = _start("wandb", lambda: wandb.init(**arguments), advice)
+    def __init__(self, run: Any, finish: Callable[[bool], None]) -> None:
+        self._run, self._finish = run, finish
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Send the values of a step."""
         self._run.log(dict(values), step=step)
 
     def close(self, failed: bool) -> None:
-        """End the run at Weights & Biases."""
-        self._run.finish(exit_code=int(failed))
-
-
-class TrackioRun:
-    """A run in trackio's store on this machine, which `trackio show` draws; a resumed run continues there by its name."""
-
-    def __init__(self, settings: TrackingSection, folder: Path, config: Mapping[str, Any], resumed: bool) -> None:
-        self._trackio = check_installed(f"tracking.trackio_project={settings.trackio_project}", "trackio")
-        known = read_id(folder / TRACKIO_ID) if resumed else None
-        name = known or f"{folder.resolve().name}-{secrets.token_hex(4)}"
-        write_id(folder / TRACKIO_ID, name)
-        arguments: dict[str, Any] = {"project": settings.trackio_project, "name": name, "config": dict(config)}
-        arguments |= {"resume": "never" if known is None else "allow", "embed": False}
-        arguments |= {"auto_log_gpu": False, "auto_log_cpu": False}
-        with redirect_stdout(io.StringIO()):  # it prints advertisements
-            self._run = _start("trackio", lambda: self._trackio.init(**arguments))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send the values of a step; a thread of trackio writes them."""
-        self._run.log(dict(values), step=step)
-
-    def close(self, failed: bool) -> None:
-        """End the run at trackio."""
+        """End the run there."""
         with redirect_stdout(io.StringIO()):
-            self._trackio.finish()
-
-
-def _start(package: str, init: Callable[[], Any], advice: str = "") -> Any:
-    try:
-        return init()
-    except Exception as error:  # the exception classes have changed with the packages' versions
-        raise RunError(f"{PACKAGES[package]} does not start: {_reason(error)}{advice}") from None
+            self._finish(failed)
 
 
 def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # wire types of protocol buffer fields
 
 
 class EventFile:
@@ -222,14 +196,14 @@ class EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         host, pid, _ = this_process()
         self._file: BinaryIO = (folder / f"events.out.tfevents.{time.time():.6f}.{host}.{pid}").open("xb")
-        self._write(0, _field(3, BYTES, b"brain.Event:2"))
+        self._write(0, _field(3, b"brain.Event:2"))
         if step:
-            self._write(step + 1, _field(7, BYTES, _field(1, VARINT, 1)))
+            self._write(step + 1, _field(7, _field(1, 1)))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append the values of a step."""
-        scalars = (_field(1, BYTES, name.encode()) + _field(2, FLOAT, float(value)) for name, value in values.items())
-        self._write(step, _field(5, BYTES, b"".join(_field(1, BYTES, scalar) for scalar in scalars)))
+        scalars = (_field(1, name.encode()) + _field(2, float(value)) for name, value in values.items())
+        self._write(step, _field(5, b"".join(_field(1, scalar) for scalar in scalars)))
 
     def close(self, failed: bool) -> None:
         """Sync and close the file."""
@@ -237,19 +211,19 @@ class EventFile:
         self._file.close()
 
     def _write(self, step: int, content: bytes) -> None:
-        event = _field(1, DOUBLE, time.time()) + (_field(2, VARINT, step) if step else b"") + content
+        event = struct.pack("<Bd", 1 << 3 | 1, time.time()) + (_field(2, step) if step else b"") + content
         length = struct.pack("<Q", len(event))
         self._file.write(length + _masked_checksum(length) + event + _masked_checksum(event))
         self._file.flush()  # somebody may be watching
 
 
-def _field(number: int, kind: int, value: int | float | bytes) -> bytes:
-    tag = _varint(number << 3 | kind)
+def _field(number: int, value: int | float | bytes) -> bytes:
+    """Return a field of a protocol buffer: a varint, a 32-bit float or bytes."""
     if isinstance(value, bytes):
-        return tag + _varint(len(value)) + value
-    if kind == VARINT:
-        return tag + _varint(int(value))
-    return tag + struct.pack("<d" if kind == DOUBLE else "<f", value)
+        return _varint(number << 3 | 2) + _varint(len(value)) + value
+    if isinstance(value, float):
+        return _varint(number << 3 | 5) + struct.pack("<f", value)
+    return _varint(number << 3) + _varint(value)
 
 
 def _varint(value: int) -> bytes:
@@ -264,16 +238,8 @@ def _masked_checksum(data: bytes) -> bytes:
     """Return the masked CRC-32C of TensorFlow records."""
     crc = 0xFFFFFFFF
     for byte in data:
-        crc = crc >> 8 ^ _table()[(crc ^ byte) & 0xFF]
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     crc ^= 0xFFFFFFFF
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-@cache
-def _table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ingot.errors import CheckpointError, RunError, Unreadable, shown
-from ingot.runs.folder import RunFolder, is_claimed, saved_steps
-from ingot.runs.state import CLOCK_SKEW_SECONDS, STATE, State, Status, read_result, read_state, this_process
-from ingot.runtime.files import open_to_read
+from ingot.runs.folder import RunFolder, holds_lock, saved_steps
+from ingot.runs.state import CLOCK_SKEW_SECONDS, RESULT, STATE, State, Status, read_state, this_process
+from ingot.runtime.files import open_to_read, read_dict
 from ingot.runtime.processes import is_alive
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class Run:
         self.path, self._folder = path, RunFolder(path)
 
     @classmethod
-    def open(cls, path: str | Path, begun: bool = True) -> Run:
-        """Open a run folder; CheckpointError if it is none. With begun=False the run may still be starting."""
+    def open(cls, path: str | Path) -> Run:
+        """Open a run folder; CheckpointError if it is none."""
         run = cls(Path(path))
-        if not run.config_path.is_file() and read_state(run.path) is None and (begun or not run._folder.is_blank()):
+        if not run.config_path.is_file() and read_state(run.path) is None:
             raise CheckpointError(f"{path} is not a run folder: it has no {run.config_path.name}; name a run folder")
         return run
 
@@ -82,29 +82,38 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """Return how the run is doing as JSON values; a run that cannot be read has the status "unreadable" and says why."""
+        status, error, age = None, None, None
         try:
             status = self.status()
-        except (CheckpointError, OSError) as error:
-            return {**_record(self.path, None), "status": "unreadable", "error": str(error)}
-        age = max(0.0, round(status.age_seconds, 3))  # another host's clock may be ahead
-        return {**_record(self.path, status.state), "status": status.status, "last_heard_seconds": age}
+            age = max(0.0, round(status.age_seconds, 3))  # another host's clock may be ahead
+        except (CheckpointError, OSError) as unreadable:
+            error = str(unreadable)
+        state = status.state if status is not None else None
+        record: dict[str, Any] = {"run": str(self.path), "status": status.status if status is not None else "unreadable"}
+        record |= {name: getattr(state, name, None) for name in COPIED}
+        steps, seconds = record["max_steps"], record["budget_seconds"]
+        record["steps_left"] = max(0, steps - record["step"]) if steps is not None else None
+        record["budget_seconds_left"] = max(0.0, seconds - record["elapsed_seconds"]) if seconds is not None else None
+        return {**record, "last_heard_seconds": age, "error": error or record["error"]}
 
-    def stop(self) -> RunStatus | None:
-        """Ask the run to save and stop by leaving a file, and return its status; None if it is about to begin.
+    def stop(self) -> RunStatus:
+        """Ask the run to save and stop by leaving a file, and return its status; RunError if it is not running."""
+        status = self.status()
+        if status.status != "running":
+            raise RunError(f"{self.path} is not running: its status is {status.status}")
+        self._folder.ask_to_stop()
+        return status
 
-        RunError if nothing runs. The file stays: a session that has not yet claimed the folder obeys a request younger than
-        itself, and a later one removes it.
-        """
-        status = self.status() if read_state(self.path) is not None or not self._folder.is_blank() else None
-        if status is not None and status.status == "running":
-            self._folder.ask_to_stop()
-            return status
-        with suppress(CheckpointError):  # a folder that we may not write to has no run of ours
-            self._folder.ask_to_stop()
-        if is_claimed(self.path):
-            return None
-        why = f"its status is {status.status}" if status is not None else "no run has begun there"
-        raise RunError(f"{self.path} is not running: {why}; only a run that is starting there right now will see the request")
+    def signal(self, number: int) -> None:
+        """Send a signal to the process of a running run; RunError if that is not a process which holds the run's lock."""
+        status = self.status()
+        pid, host = status.state.pid, status.state.host
+        if not status.here:
+            raise RunError(f"the process {pid} of {self.path} is on {host}; use --force there")
+        if not holds_lock(self.path, pid):  # state.json may name any process
+            raise RunError(f"process {pid} does not hold the lock of {self.path}, or is another user's, and gets no signal")
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, number)
 
     @cached_property
     def series(self) -> Series:
@@ -147,16 +156,7 @@ class Run:
 
     def result(self) -> dict[str, Any] | None:
         """Return result.json of the last session; None before it has ended, or if the file is damaged."""
-        return read_result(self.path)
-
-
-def _record(path: Path, state: State | None) -> dict[str, Any]:
-    """Return the fields of a record; without a state, all but the path are None."""
-    record: dict[str, Any] = {"run": str(path), "status": None, **{name: getattr(state, name, None) for name in COPIED}}
-    steps, seconds = record["max_steps"], record["budget_seconds"]
-    record["steps_left"] = max(0, steps - record["step"]) if steps is not None else None
-    record["budget_seconds_left"] = max(0.0, seconds - record["elapsed_seconds"]) if seconds is not None else None
-    return {**record, "last_heard_seconds": None}
+        return read_dict(self.path / RESULT)
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:

@@ -5,9 +5,7 @@ A process killed in between leaves only the temporary file, which the next owner
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import glob
 import hashlib
 import importlib.util
@@ -16,9 +14,9 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
@@ -48,7 +46,7 @@ def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) 
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-@contextlib.contextmanager
+@contextmanager
 def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` when the block ends and is deleted when it fails; a device is never replaced."""
     temporary = temporary_beside(path)
@@ -62,14 +60,14 @@ def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             temporary.unlink()
         raise
     if durable:
         fsync_dir(path.parent)
 
 
-@contextlib.contextmanager
+@contextmanager
 def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
     """Yield a folder that replaces `path` when the block ends and is deleted when it fails.
 
@@ -206,7 +204,7 @@ def to_json(record: object, indent: int | None = None, escape: bool = True) -> s
     return json.dumps(_plain(record), allow_nan=False, indent=indent, ensure_ascii=escape)
 
 
-@contextlib.contextmanager
+@contextmanager
 def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Setting = _OUTPUT_DIR) -> Iterator[None]:
     """Turn an OSError while writing into an error with advice; `setting` is the one that chose the path."""
     try:
@@ -220,7 +218,7 @@ def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Sett
         raise error(what, setting, advice=advice) from refused
 
 
-@contextlib.contextmanager
+@contextmanager
 def writing_output(path: Path) -> Iterator[None]:
     """Turn an OSError while writing a user's output file into a ConfigError."""
     try:
@@ -229,7 +227,7 @@ def writing_output(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be written: {refused.strerror or refused}") from None
 
 
-@contextlib.contextmanager
+@contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn an OSError while reading into a DataError."""
     try:
@@ -238,7 +236,7 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"cannot read {refused.filename or path}: {refused.strerror}") from refused
 
 
-@contextlib.contextmanager
+@contextmanager
 def readable(path: Path, error: type[IngotError]) -> Iterator[None]:
     """Turn OSError, MemoryError and ValueError while reading a file into one error."""
     try:
@@ -267,7 +265,7 @@ def _plain(value: object) -> object:
 
 def remove_if_empty(folder: Path) -> None:
     """Remove a folder if it is empty."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         folder.rmdir()
 
 
@@ -291,46 +289,13 @@ def allow_open_files(most: int = 1 << 16) -> None:
 
     The usual limit of 1,024 would end a run after as many shards, possibly days after its start.
     """
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return
     now, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if now == resource.RLIM_INFINITY:
-        return
     wanted = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
     for count in (wanted, min(wanted, 10_240)):  # the limit of macOS, which reports none
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, count), allowed))
-            return
-
-
-LEFTOVER_SECONDS = 60.0  # a temporary file that is older and not locked is left over
-_NAME = re.compile(r"\.[0-9a-f]{8}\.tmp")
-
-
-@contextmanager
-def replace_users_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that replaces `path` when the block ends; leftovers of killed writes are removed first."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        if _NAME.fullmatch(left.name.removeprefix(f".{path.name}")):
-            _remove_if_left(left)
-    with replace_file(path) as file:
-        with suppress(OSError):  # a disk without locks: there no file is taken for a leftover
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield file
-
-
-def _remove_if_left(path: Path) -> None:
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            status = os.fstat(descriptor)
-            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > LEFTOVER_SECONDS:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-        finally:
-            os.close(descriptor)
+        with suppress(OSError, ValueError):
+            if now != resource.RLIM_INFINITY:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, count), allowed))
+            break
 
 
 # Plots with matplotlib, an optional dependency: required before anything is computed, and written atomically.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from ingot.runs.state import Status, TrainingResult
 from ingot.runtime.files import writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.fit_artifact import find_codes
-from ingot.train.resume import Progress
 from ingot.train.stop import Shutdown, reason_name
 from ingot.train.trainer import Trainer
 
@@ -59,28 +58,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
     stop_reason = reason_name(reason) if reason else trainer.end_reason
     run_dir = outputs.folder.path if outputs is not None else Path(config.training.output_dir or ".")
     checkpoints = saved_steps(outputs.folder.checkpoints) if outputs is not None else {}
-    result = replace(
-        _result(progress, status, stop_reason, exported, run_dir),
-        checkpoint_path=checkpoints.get(progress.step),
-        sample=evaluation.last_sample,
-        data_fingerprint=trainer.dataset.fingerprint,
-        peak_memory_bytes=trainer.backend.peak_memory()[0],
-    )
-    if outputs is not None:
-        outputs.heartbeat.check()
-        outputs.folder.write_result(result, exported.facts)
-        outputs.folder.remove_stop()
-        outputs.heartbeat.update(status=status, stop_reason=result.stop_reason)
-    return result
-
-
-def stopped_early(output_dir: str | None, reason: int) -> TrainingResult:
-    """Return the result of a session that was asked to stop before it had claimed the run folder."""
-    return _result(Progress(), "stopped", reason_name(reason), Exported(), Path(output_dir or "."))
-
-
-def _result(progress: Progress, status: Status, stop_reason: str | None, exported: Exported, run_dir: Path) -> TrainingResult:
-    return TrainingResult(
+    result = TrainingResult(
         status=status,
         final_loss=progress.loss,
         val_loss=progress.val_loss,
@@ -94,15 +72,23 @@ def _result(progress: Progress, status: Status, stop_reason: str | None, exporte
         total_steps=progress.step,
         training_seconds=progress.elapsed_seconds,
         tokens_per_second=progress.tokens / progress.elapsed_seconds if progress.elapsed_seconds else 0.0,
-        checkpoint_path=None,
+        checkpoint_path=checkpoints.get(progress.step),
         artifact_path=exported.path,
         artifact_bytes=exported.bytes,
         artifact_bpb=exported.bpb,
         artifact_rows=exported.rows,
-        sample=None,
+        sample=evaluation.last_sample,
         run_dir=run_dir,
         stop_reason=stop_reason,
+        data_fingerprint=trainer.dataset.fingerprint,
+        peak_memory_bytes=trainer.backend.peak_memory()[0],
     )
+    if outputs is not None:
+        outputs.heartbeat.check()
+        outputs.folder.write_result(result, exported.facts)
+        outputs.folder.remove_stop()
+        outputs.heartbeat.update(status=status, stop_reason=result.stop_reason)
+    return result
 
 
 def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., Any] = score_in_fresh_process) -> Exported | None:

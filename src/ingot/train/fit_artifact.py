@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.artifact.container import artifact_sizes
 from ingot.artifact.quantise import BY_MODEL
-from ingot.backends.base import Inference, Rounder, Rounding
+from ingot.backends.base import Rounder, Rounding
 from ingot.backends.open import open_inference
 from ingot.config.schema import ArtifactSection, Config
 from ingot.data.store.dataset import Dataset
@@ -46,19 +46,6 @@ class Steps:
         return f"matrices int{m.bits} with k {m.k:.2f}, embeddings int{e.bits} with k {e.k:.2f}"
 
 
-@dataclass(frozen=True)
-class _Task:
-    """The model to round, and how to measure the size and score of the result."""
-
-    settings: ArtifactSection
-    rounder: Rounder
-    limit: int
-    size: Callable[[Codes], int]  # bytes of the whole file
-    score: Callable[[], float]  # bits per byte on training text
-    say: Callable[[str], None]
-    stop: Callable[[], bool]
-
-
 def find_codes(
     config: Config,
     weights: Sequence[TensorRecord],
@@ -77,11 +64,19 @@ def find_codes(
         return {}
     model = open_inference(config, dataset.tokenizer.vocab_size)
     model.load_weights({record.name: record for record in weights}, "the model")
-    calibration, score = _text(config, dataset, model)
-    rounder = model.rounder(calibration if a.quantiser == "gptq" else [])
+    # Every other row of training text calibrates, and the model is scored on the rest.
+    length = config.data.seq_len
+    reading = config.evaluation.model_copy(update={"micro_batch": max(1, BATCH_TOKENS // length)})
+    evaluator = evaluator_of(config.model_copy(update={"evaluation": reading}), dataset, "train")
+    rows = evaluator.rows(max(2, (CPU_TOKENS if model.device.kind == "cpu" else GPU_TOKENS) // length))
+    scored = rows[1::2] if len(rows) > 1 else rows
+    rounder = model.rounder(evaluator.batches(rows[::2]) if a.quantiser == "gptq" else [])
 
     def size(codes: Codes) -> int:
         return next(artifact_sizes(weights, facts, a.quantiser, [a.codec], a.dtype, codes=codes))[1]
+
+    def score() -> float:
+        return evaluator.score(scored, model.score).bits_per_byte
 
     if limit is None or a.k != "auto":
         k, embedding_k = (K if a.k == "auto" else a.k), (EMBEDDING_K if a.embedding_k == "auto" else a.embedding_k)
@@ -89,85 +84,78 @@ def find_codes(
         rounder.round(steps.matrices, steps.embeddings)
         say(f"rounded: {steps}")
         return rounder.codes()
-    return _fit(_Task(a, rounder, limit, size, score, say, stop))
+    return _Fit(a, rounder, limit, size, score, say, stop).codes()
 
 
-def _text(config: Config, dataset: Dataset, model: Inference) -> tuple[Any, Callable[[], float]]:
-    """Return batches of training text for calibration, and a function that scores the model on other training text."""
-    length = config.data.seq_len
-    reading = config.evaluation.model_copy(update={"micro_batch": max(1, BATCH_TOKENS // length)})
-    evaluator = evaluator_of(config.model_copy(update={"evaluation": reading}), dataset, "train")
-    rows = evaluator.rows(max(2, (CPU_TOKENS if model.device.kind == "cpu" else GPU_TOKENS) // length))
-    scored = rows[1::2] if len(rows) > 1 else rows
-    return evaluator.batches(rows[::2]), lambda: evaluator.score(scored, model.score).bits_per_byte
+@dataclass(frozen=True)
+class _Fit:
+    """The search for the best steps with which the file fits, or for the coarsest if none fit."""
 
+    settings: ArtifactSection
+    rounder: Rounder
+    limit: int
+    size: Callable[[Codes], int]  # bytes of the whole file
+    score: Callable[[], float]  # bits per byte on training text
+    say: Callable[[str], None]
+    stop: Callable[[], bool]
 
-def _fit(task: _Task) -> Codes:
-    """Return the codes of the best steps with which the file fits, or of the coarsest if none fit."""
-    a = task.settings
-    tried = [a.embedding_k] if a.embedding_k != "auto" else [k * (2 ** (a.embedding_bits - 1) - 1) / 127 for k in EMBEDDING_KS]
-    embeddings = [Rounding(a.embedding_bits, k) for k in tried]
-    first = Steps(_matrices(a, K / 31), embeddings[0])
-    rest = -task.rounder.round(first.matrices, first.embeddings) + task.size(task.rounder.codes())  # bytes that are not codes
-    found = [Steps(_fitting(task, e, task.limit - rest), e) for e in embeddings]
-    best = found[0] if len(found) == 1 else min(found, key=_scored(task, rest))
-    return _just_below(task, best)
+    def codes(self) -> Codes:
+        """Return the codes of the best steps."""
+        a = self.settings
+        scale = (2 ** (a.embedding_bits - 1) - 1) / 127
+        tried = [k * scale for k in EMBEDDING_KS] if a.embedding_k == "auto" else [a.embedding_k]
+        embeddings = [Rounding(a.embedding_bits, k) for k in tried]
+        first = Steps(self._matrices(K / 31), embeddings[0])
+        rest = -self.rounder.round(first.matrices, first.embeddings) + self.size(self.rounder.codes())  # bytes that are not codes
+        candidates = [Steps(self._fitting(rounding, self.limit - rest), rounding) for rounding in embeddings]
 
+        def score(steps: Steps) -> float:
+            if self.stop():
+                return float("inf")
+            size = self.rounder.round(steps.matrices, steps.embeddings) + rest
+            bpb = self.score()
+            self.say(f"{steps}: about {size:,.0f} bytes, {bpb:.4f} bits per byte of training text")
+            coarsest = _step(steps.matrices) == LARGEST_STEP
+            return size if coarsest and size > self.limit else bpb  # what cannot fit sorts by size, after everything that fits
 
-def _scored(task: _Task, rest: float) -> Callable[[Steps], float]:
-    def score(steps: Steps) -> float:
-        if task.stop():
-            return float("inf")
-        size = task.rounder.round(steps.matrices, steps.embeddings) + rest
-        bpb = task.score()
-        task.say(f"{steps}: about {size:,.0f} bytes, {bpb:.4f} bits per byte of training text")
-        coarsest = _step(steps.matrices) == LARGEST_STEP
-        return size if coarsest and size > task.limit else bpb  # what cannot fit sorts by size, after everything that fits
+        return self._just_below(candidates[0] if len(candidates) == 1 else min(candidates, key=score))
 
-    return score
+    def _matrices(self, step: float) -> Rounding:
+        """Return the rounding for a step in standard deviations: with the fewest bits from artifact.bits on that clip little."""
+        by_bits = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(self.settings.bits, 9)]
+        return next((rounding for rounding in by_bits if rounding.k >= MIN_K), Rounding(8, MIN_K))
 
+    def _fitting(self, embeddings: Rounding, size: float) -> Rounding:
+        """Return the finest rounding of matrices with which all codes are estimated to have at most `size` bytes."""
+        matrix_bytes, step = size - self.rounder.estimate(embeddings, True), K / 31
+        for _ in range(TRIES):
+            step = self._moved(step, self.rounder.estimate(self._matrices(step), False) - matrix_bytes)
+        return self._matrices(step)
 
-def _matrices(a: ArtifactSection, step: float) -> Rounding:
-    """Return the rounding for a step in standard deviations, with the fewest bits (at least artifact.bits) that clip little."""
-    found = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(a.bits, 9)]
-    return next((rounding for rounding in found if rounding.k >= MIN_K), Rounding(8, MIN_K))
+    def _moved(self, step: float, over: float) -> float:
+        """Return the step with which the matrices take `over` bytes less, within sensible bounds."""
+        octave = self.rounder.estimate(self._matrices(step), False) - self.rounder.estimate(self._matrices(2 * step), False)
+        moved = step * 2 ** max(-3.0, min(3.0, over / max(octave, 1.0)))
+        return min(max(moved, MIN_K / 127), LARGEST_STEP)
+
+    def _just_below(self, steps: Steps) -> Codes:
+        """Return the codes of these steps, refined until the real file is just below the limit."""
+        kept: tuple[Steps, Codes, int] | None = None
+        for _ in range(TRIES):
+            self.rounder.round(steps.matrices, steps.embeddings)
+            codes = self.rounder.codes()
+            size = self.size(codes)
+            left, step = self.limit - size, _step(steps.matrices)
+            if kept is None or (kept[2] <= size <= self.limit if kept[2] <= self.limit else size < kept[2]):
+                kept = steps, codes, size
+            moved = self._moved(step, CLOSE / 2 * self.limit - left)
+            if 0 <= left <= CLOSE * self.limit or moved == step or self.stop():
+                break
+            steps = Steps(self._matrices(moved), steps.embeddings)
+        assert kept is not None
+        self.say(f"rounded: {kept[0]}: {kept[2]:,} of {self.limit:,} bytes")
+        return kept[1]
 
 
 def _step(rounding: Rounding) -> float:
     return rounding.k / rounding.most
-
-
-def _fitting(task: _Task, embeddings: Rounding, size: float) -> Rounding:
-    """Return the finest rounding of matrices with which all codes are estimated to have at most `size` bytes."""
-    a, matrix_bytes = task.settings, size - task.rounder.estimate(embeddings, True)
-    step = K / 31
-    for _ in range(TRIES):
-        step = _moved(task, step, task.rounder.estimate(_matrices(a, step), False) - matrix_bytes)
-    return _matrices(a, step)
-
-
-def _moved(task: _Task, step: float, over: float) -> float:
-    """Return the step with which the matrices take `over` bytes less, within sensible bounds."""
-    a = task.settings
-    octave = task.rounder.estimate(_matrices(a, step), False) - task.rounder.estimate(_matrices(a, 2 * step), False)
-    moved = step * 2 ** max(-3.0, min(3.0, over / max(octave, 1.0)))
-    return min(max(moved, MIN_K / 127), LARGEST_STEP)
-
-
-def _just_below(task: _Task, steps: Steps) -> Codes:
-    """Return the codes of these steps, refined until the real file is just below the limit."""
-    kept: tuple[Steps, Codes, int] | None = None
-    for _ in range(TRIES):
-        task.rounder.round(steps.matrices, steps.embeddings)
-        codes = task.rounder.codes()
-        size = task.size(codes)
-        left, step = task.limit - size, _step(steps.matrices)
-        if kept is None or (kept[2] <= size <= task.limit if kept[2] <= task.limit else size < kept[2]):
-            kept = steps, codes, size
-        moved = _moved(task, step, CLOSE / 2 * task.limit - left)
-        if 0 <= left <= CLOSE * task.limit or moved == step or task.stop():
-            break
-        steps = Steps(_matrices(task.settings, moved), steps.embeddings)
-    assert kept is not None
-    task.say(f"rounded: {kept[0]}: {kept[2]:,} of {task.limit:,} bytes")
-    return kept[1]

@@ -15,17 +15,16 @@ from ingot.backends.open import packages
 from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config, TrainingSection
-from ingot.errors import CheckpointError, Interrupted
+from ingot.errors import CheckpointError
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, Tensors, read_kind, save_checkpoint, sweep, update_progress
-from ingot.runs.folder import MODEL_COPY, PARTIAL, TRACKIO_ID, WANDB_ID, Kind, RunFolder, clear, new_run_dir, saved_steps
+from ingot.runs.folder import MODEL_COPY, PARTIAL, TRACKIO_ID, WANDB_ID, Kind, RunFolder, new_run_dir, saved_steps
 from ingot.runs.reporter import MultiReporter, Reporter
 from ingot.runs.state import Heartbeat
 from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.machine import installed
 from ingot.train.resume import Progress, check_sources, refuse_occupied, settings_beyond_file
-from ingot.train.stop import STOP_FILE, Shutdown
 
 STATE_BYTES = 12  # per parameter: the weight and AdamW's two moments in fp32
 SLOW_DISK = 200e6  # bytes per second
@@ -39,7 +38,6 @@ class Saver:
     ):
         self._folder, self._keep_last, self._keep_every = folder, training.keep_last, training.keep_every
         self._done, self._failed = done, failed
-        self._kinds: dict[int, Kind] = {}  # kinds of the checkpoints in the folder that are known so far
         self._thread: threading.Thread | None = None
         self.error: CheckpointError | None = None
         self.longest_seconds = 0.0  # longest time from a save request until the checkpoint was on disk
@@ -64,11 +62,10 @@ class Saver:
         path = saved_steps(self._folder).get(step)
         if path is None:
             return  # it could not be saved
-        old_kind = self._kind(step, path)
+        old_kind = read_kind(path)
         with writing(self._folder):
             update_progress(path, progress, kind)
         if kind is not None and kind != old_kind:
-            self._kinds[step] = kind
             with suppress(CheckpointError):  # the log may not be writable, as after a save
                 self._done(path, kind)
 
@@ -92,7 +89,6 @@ class Saver:
     ) -> None:
         try:
             path = save_checkpoint(self._folder, step, state(), progress, kind)
-            self._kinds[step] = kind
         except Exception as error:  # whatever it is, such as a full memory, the run has to know that this step is not saved
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             advice = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
@@ -101,7 +97,7 @@ class Saver:
                 self._failed(f"{self.error}; training continues and the next save tries again")
             return
         try:
-            retain(self._folder, self._keep_last, self._keep_every, best, self._kind)
+            retain(self._folder, self._keep_last, self._keep_every, best)
         except (OSError, CheckpointError) as error:  # this step is saved all the same
             with suppress(CheckpointError):
                 reason = getattr(error, "strerror", None) or error
@@ -110,19 +106,8 @@ class Saver:
         with suppress(CheckpointError):
             self._done(path, kind)
 
-    def _kind(self, step: int, path: Path) -> Kind:
-        if step not in self._kinds:
-            self._kinds[step] = read_kind(path)
-        return self._kinds[step]
 
-
-def retain(
-    folder: Path,
-    keep_last: int | None,
-    keep_every: int,
-    best: int | None,
-    kind_of: Callable[[int, Path], Kind] = lambda step, path: read_kind(path),
-) -> None:
+def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | None) -> None:
     """Delete old checkpoints, but not the newest regular ones, the newest of a stop and of a completed run, the best, milestones.
 
     OSError: one of them cannot be deleted; the others are.
@@ -132,9 +117,9 @@ def retain(
     steps = saved_steps(folder)
     of_kind: dict[Kind, list[int]] = {"regular": [], "shutdown": [], "final": []}
     for step, path in steps.items():
-        of_kind[kind_of(step, path)].append(step)
+        of_kind[read_kind(path)].append(step)
     kept = {*of_kind["regular"][-keep_last:], *of_kind["shutdown"][-1:], *of_kind["final"][-1:], best}
-    refused = None
+    failure = None
     for step, path in steps.items():
         if step not in kept and not (keep_every and step % keep_every == 0):
             doomed = path.with_name(path.name + PARTIAL)  # a kill in between must not leave half a checkpoint
@@ -143,9 +128,9 @@ def retain(
                     shutil.rmtree(doomed)
                 shutil.rmtree(path.rename(doomed))
             except OSError as error:
-                refused = error
-    if refused is not None:
-        raise refused
+                failure = error
+    if failure is not None:
+        raise failure
 
 
 @dataclass(frozen=True)
@@ -158,18 +143,9 @@ class RunOutputs:
 
 
 def claim_folder(
-    resolved: ResolvedConfig,
-    reporter: Reporter,
-    stack: ExitStack,
-    to_delete: Sequence[str] | None,
-    facts: dict[str, Any],
-    shutdown: Shutdown,
-    began: float,
+    resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, to_delete: Sequence[str] | None, facts: dict[str, Any]
 ) -> RunFolder:
-    """Claim the run folder for this process; with patterns of files `to_delete`, empty it of an earlier run.
-
-    Raise Interrupted if a stop was requested since the session began.
-    """
+    """Claim the run folder for this process; with patterns of files `to_delete`, empty it of an earlier run."""
     config = resolved.config
     training, tracking, model = config.training, config.tracking, config.model
     folder = RunFolder(user_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
@@ -178,15 +154,13 @@ def claim_folder(
     own_files = [MODEL_COPY] if isinstance(model, FileSettings) else []
     own_files += [WANDB_ID] if tracking.wandb_project is not None else []
     own_files += [TRACKIO_ID] if tracking.trackio_project is not None else []
-    stack.enter_context(folder.claim(reporter.message, own_files, lambda: shutdown.requested))
-    if folder.take_stop(began):
-        shutdown.ask(STOP_FILE)
-        raise Interrupted
+    stack.enter_context(folder.claim(reporter.message, own_files))
+    folder.remove_stop()  # it was meant for an earlier session
     sweep(folder.checkpoints)
     if to_delete is not None:
         check_sources(config, folder, facts)
         model_files = [user_path(model.file)] if isinstance(model, FileSettings) else []
-        clear(folder, reporter.message, to_delete, keep=[*resolved.files, *model_files])
+        folder.clear(reporter.message, to_delete, keep=[*resolved.files, *model_files])
     return folder
 
 
@@ -212,11 +186,8 @@ def open_outputs(
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
             write_atomically(folder.path / MODEL_COPY, user_path(config.model.file).read_bytes())
-    progress = checkpoint.progress if checkpoint is not None else {}
-    if checkpoint is None:
-        folder.metrics.truncate_after(-1)
-    else:
-        folder.metrics.truncate_after(checkpoint.step, evaluated=progress.get("val_step") == checkpoint.step)
+    progress, step = (checkpoint.progress, checkpoint.step) if checkpoint is not None else ({}, -1)
+    folder.metrics.truncate_after(step, evaluated=progress.get("val_step") == step)
     state: dict[str, Any] = {
         **{name: progress[name] for name in ("step", "loss", "val_bpb", "tokens", "elapsed_seconds") if name in progress},
         "checkpoint": checkpoint.path.name if checkpoint is not None else None,

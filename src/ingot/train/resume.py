@@ -122,43 +122,25 @@ def read_progress(checkpoint: Checkpoint) -> Progress:
     return progress
 
 
-def resume(backend: Backend, checkpoint: Checkpoint | None) -> Progress:
-    """Load a checkpoint's state into the backend and return its progress; without one, the progress of a new run."""
-    if checkpoint is None:
-        return Progress()
-    backend.load(checkpoint.tensors)
-    checkpoint.tensors.clear()  # the backend has its own copy, and the run may last for weeks
-    return read_progress(checkpoint)
-
-
 def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
     """Return the checkpoint in the run folder to resume from; one that training.resume names is first copied there."""
-    checkpoint = newest_valid(folder.checkpoints, say)
-    if checkpoint is None and config.training.resume == "auto":
+    checkpoint, named = newest_valid(folder.checkpoints, say), config.training.resume
+    if checkpoint is None and named == "auto":
         refuse_lost(folder.path)
-    if config.training.resume not in ("auto", "never"):
-        checkpoint = _copy_named(config.training.resume, folder, checkpoint, facts, say)
-    if checkpoint is not None:
-        check_fits(checkpoint, facts)
-    return checkpoint
-
-
-def _copy_named(
-    named: str, folder: RunFolder, newest: Checkpoint | None, facts: dict[str, Any], say: Callable[[str], None]
-) -> Checkpoint:
-    """Copy the checkpoint that training.resume names into the run folder, unless an earlier session has done so."""
-    path = resume_source(named, folder.path, newest)
-    if newest is not None:
-        return newest  # the named one, or a descendant of its copy
-    source = load_checkpoint(path)
-    check_fits(source, facts)
+    source = resume_source(named, folder.path, checkpoint) if named not in ("auto", "never") else None
+    if source is None or checkpoint is not None:  # the named one, or a descendant of the copy that an earlier session made
+        if checkpoint is not None:
+            check_fits(checkpoint, facts)
+        return checkpoint
+    original = load_checkpoint(source)
+    check_fits(original, facts)
     # A new run at Weights & Biases too: two branches that log to the trunk's run would overwrite each other's numbers.
-    progress = {**source.progress, "resumed_from": str(named_path(named, folder.path).resolve()), "wandb_id": None}
+    progress = {**original.progress, "resumed_from": str(named_path(named, folder.path).resolve()), "wandb_id": None}
     with writing(folder.checkpoints):
-        tensors = {group: list(records.values()) for group, records in source.tensors.items()}
-        copy = save_checkpoint(folder.checkpoints, source.step, tensors, progress)
-    say(f"starts from the state of {source.path}")
-    return replace(source, path=copy, progress=progress, kind="regular")
+        tensors = {group: list(records.values()) for group, records in original.tensors.items()}
+        copy = save_checkpoint(folder.checkpoints, original.step, tensors, progress)
+    say(f"starts from the state of {original.path}")
+    return replace(original, path=copy, progress=progress, kind="regular")
 
 
 def refuse_lost(folder: Path) -> None:
@@ -221,40 +203,32 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
         for name in names or sorted((was["config"][section].keys() | current.keys()) - {"file"}):
             if (name in saved or not names) and saved.get(name) != current.get(name):
                 changed.append(Change(f"{section}.{name}", saved.get(name), current.get(name)))
-    had_mix, has_mix = (any(facts["config"]["data"].get(name) for name in ("mix", "phases")) for facts in (was, now))
-    if had_mix != has_mix:
-        before, after = ("set" if mixed else "empty" for mixed in (had_mix, has_mix))
-        sentence = "{0} and data.phases were {1} and are {2}: only runs with a mix know how far each bucket has been read"
-        changed.append(Change("data.mix", before, after, sentence))
-    if was.get("model_file_sha256") != now["model_file_sha256"]:
-        sentence = "the contents of {0} have changed"
-        changed.append(Change("model.file", was.get("model_file_sha256"), now["model_file_sha256"], sentence))
+    mixed = ["set" if any(facts["config"]["data"].get(name) for name in ("mix", "phases")) else "empty" for facts in (was, now)]
     left_out = now.get("already_read_sha256")
-    if was.get("already_read_sha256", left_out) != left_out:  # not in checkpoints of versions without the setting
-        sentence = "{0} lists other documents than before, so the rows would differ"
-        changed.append(Change("data.already_read", was["already_read_sha256"], left_out, sentence))
-    if was["data_fingerprint"] != now["data_fingerprint"]:
-        before, after = (facts["data_fingerprint"][:12] for facts in (was, now))
-        sentence = f"it was trained on other data than {now['config']['data']['path']} (fingerprint {{1}} and {{2}})"
-        changed.append(Change("data.path", before, after, sentence))
-    return changed
+    others: dict[str, tuple[Any, Any, str]] = {
+        "data.mix": (
+            mixed[0], mixed[1],
+            "{0} and data.phases were {1} and are {2}: only runs with a mix know how far each bucket has been read",
+        ),
+        "model.file": (was.get("model_file_sha256"), now["model_file_sha256"], "the contents of {0} have changed"),
+        "data.already_read": (
+            was.get("already_read_sha256", left_out), left_out,  # not in checkpoints of versions without the setting
+            "{0} lists other documents than before, so the rows would differ",
+        ),
+        "data.path": (
+            was["data_fingerprint"], now["data_fingerprint"],
+            f"it was trained on other data than {now['config']['data']['path']} "
+            f"(fingerprint {was['data_fingerprint']:.12} and {now['data_fingerprint']:.12})",
+        ),
+    }  # fmt: skip
+    return changed + [Change(name, *change) for name, change in others.items() if change[0] != change[1]]
 
 
 def starts_fresh(config: Config) -> bool:
     """Return True if a run seems to have no checkpoint to resume from."""
-    return config.training.resume in ("auto", "never") and not has_checkpoints(config)
-
-
-def has_checkpoints(config: Config) -> bool:
-    """Return True if there are checkpoints in the run folder."""
     folder = config.training.output_dir
-    return folder is not None and bool(saved_steps(user_path(folder) / "checkpoints"))
-
-
-def locate_initial_weights(config: Config) -> None:
-    """Refuse training.weights that do not exist, unless the run resumes with its own."""
-    if config.training.weights is not None and not has_checkpoints(config):
-        locate_weights(user_path(config.training.weights))
+    saved = folder is not None and bool(saved_steps(user_path(folder) / "checkpoints"))
+    return config.training.resume in ("auto", "never") and not saved
 
 
 def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer) -> None:
@@ -263,7 +237,7 @@ def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer)
     try:
         backend.load_weights(weights.tensors, str(weights.path))
     except CheckpointError as error:
-        raise (_misfit(config, weights, tokenizer) or error) from None
+        raise _misfit(config, weights, tokenizer, error) from None
 
 
 def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
@@ -272,25 +246,17 @@ def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
     No framework is loaded, so gpt-simple's files, which only torch can read, are only checked for existence.
     """
     path = locate_weights(user_path(str(config.training.weights)))
-    if is_checkpoint(path):
+    if is_checkpoint(path) or tokenizer is None:
         return
-    weights = open_weights(path)
-    size = model_size(config, tokenizer.vocab_size) if tokenizer is not None else None
+    weights, size = open_weights(path), model_size(config, tokenizer.vocab_size)
     parameters = sum(math.prod(record.shape) for record in weights.tensors.values())
-    if size is not None and tokenizer is not None and parameters != size.total:
+    if size is not None and parameters != size.total:
         message = f"{weights.path} has {parameters:,} parameters, but this model has {size.total:,}"
-        raise _misfit(config, weights, tokenizer) or CheckpointError(message)
+        raise _misfit(config, weights, tokenizer, CheckpointError(message))
 
 
-def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer) -> CheckpointError | None:
-    """Return the error for weights of another model, with the settings to change; None if no setting would help."""
-    needed = _settings_to_fit(config, weights, tokenizer)
-    listed = ", ".join(f"{{{number}}}" for number in range(len(needed)))
-    return CheckpointError(f"{weights.path} does not fit this model", *needed, advice=f"set {listed}") if needed else None
-
-
-def _settings_to_fit(config: Config, weights: Weights, tokenizer: Tokenizer) -> list[Setting]:
-    """Return the settings that would turn this model into the one the weights belong to."""
+def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: CheckpointError) -> CheckpointError:
+    """Return the error for weights of another model, with the settings that would make them fit if there are any."""
     was, now = weights.config.model, config.model
     ours, defaults = now.model_dump(), FAMILIES[was.family].model_fields
     needed = [
@@ -302,7 +268,7 @@ def _settings_to_fit(config: Config, weights: Weights, tokenizer: Tokenizer) -> 
     if had is not None and had != has:
         if tokenizer.vocab_size > had or weights.facts.get("tokenizer_fingerprint") not in (None, tokenizer.fingerprint()):
             kind = (weights.facts.get("tokenizer") or {}).get("kind", "another")
-            raise CheckpointError(
+            return CheckpointError(
                 f"{weights.path} was trained with a tokenizer of {had:,} ids ({kind}), but the data has one of "
                 f"{tokenizer.vocab_size:,} ({tokenizer.kind})",
                 Setting("data.path"),
@@ -313,7 +279,10 @@ def _settings_to_fit(config: Config, weights: Weights, tokenizer: Tokenizer) -> 
     if was.family == "gpt2" and (now.context or seq_len) != context:  # gpt2 learns one vector per position
         needed += [Setting("data.seq_len", context)] if seq_len > context else []
         needed += [Setting("model.context", context)] if seq_len < context or now.context is not None else []
-    return needed
+    if not needed:
+        return error
+    listed = ", ".join(f"{{{number}}}" for number in range(len(needed)))
+    return CheckpointError(f"{weights.path} does not fit this model", *needed, advice=f"set {listed}")
 
 
 def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:

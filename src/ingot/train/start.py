@@ -19,17 +19,15 @@ from ingot.config.schema import Config
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import ConfigError, DataError, IngotError, Interrupted, PeerLost
+from ingot.errors import ConfigError, DataError, IngotError, PeerLost
 from ingot.eval.evaluator import evaluator_of
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
-from ingot.runs.folder import starting
 from ingot.runs.reporter import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.state import TrainingResult
-from ingot.runtime.files import user_path
 from ingot.runtime.machine import collected_later
 from ingot.runtime.processes import die_with
 from ingot.runtime.ranks import ranks_from_environment
-from ingot.train.end import Exporter, export_artifact, finish, stopped_early
+from ingot.train.end import Exporter, export_artifact, finish
 from ingot.train.evaluation import open_tasks
 from ingot.train.outputs import RunOutputs, add_tracking, claim_folder, open_outputs
 from ingot.train.resume import (
@@ -37,8 +35,7 @@ from ingot.train.resume import (
     facts_of,
     find_state,
     load_initial_weights,
-    locate_initial_weights,
-    resume,
+    read_progress,
     starts_fresh,
 )
 from ingot.train.step_plan import refuse_idle_ranks
@@ -67,9 +64,7 @@ def run(
     began = began if began is not None else time.time()
     walltime = find_walltime(config.training, began)
     front = reporter = reporter if reporter is not None and ranks.first else Reporter()
-    output_dir = config.training.output_dir if ranks.first else None
     with ExitStack() as stack:
-        stack.enter_context(starting(user_path(output_dir) if output_dir else None))
         reporter.waiting("opening the data")
         dataset, rows = open_data(config, ranks.world_size, dataset)
         context = config.model.context or config.data.seq_len
@@ -82,15 +77,15 @@ def run(
         if loaded:  # before the folder is claimed, so that weights that do not fit leave no run folder
             load_initial_weights(config, backend, dataset.tokenizer)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
-        try:
-            outputs, checkpoint, reporter = _open_run(
-                resolved, backend, facts, reporter, stack, shutdown, began, walltime, files if force else None
-            )
-        except Interrupted:
-            return stopped_early(config.training.output_dir, shutdown.reason)
+        to_delete = files if force else None
+        outputs, checkpoint, reporter = _open_run(resolved, backend, facts, reporter, stack, shutdown, walltime, to_delete)
         if checkpoint is None and config.training.weights is not None and not loaded:
             load_initial_weights(config, backend, dataset.tokenizer)
-        progress = resume(backend, checkpoint)
+        progress = Progress()
+        if checkpoint is not None:
+            progress = read_progress(checkpoint)
+            backend.load(checkpoint.tensors)
+            checkpoint.tensors.clear()  # the backend has its own copy, and the run may last for weeks
         reporter = add_tracking(config, outputs, progress, front, reporter, stack)
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
         trainer.saved_step = checkpoint.step if checkpoint is not None else None
@@ -100,7 +95,23 @@ def run(
         trainer.prepare(choices if isinstance(choices, dict) else {})
         if outputs is not None:
             outputs.heartbeat.update(flops_per_token=backend.flops_per_token(config.data.seq_len))
-        reporter.begin(_begin_report(config, dataset, backend, outputs, progress))
+        tuned = backend.tuned()
+        report = BeginReport(
+            run=str(outputs.folder.path) if outputs is not None else "",
+            device=backend.device.name,
+            precision=tuned["precision"],
+            ranks=ranks.world_size,
+            parameters=backend.parameters,
+            train_tokens=dataset.split("train").tokens,
+            tokens_per_step=config.training.tokens_per_step,
+            micro_batch=tuned["micro_batch"],
+            attention=tuned["attention"],
+            resumed_at=progress.step,
+            max_steps=config.training.max_steps,
+            budget_seconds=config.budget.seconds,
+            elapsed_seconds=progress.elapsed_seconds,
+        )
+        reporter.begin(report)
         trainer.prime(shutdown)
         starting_up.close()
         status = trainer.run(shutdown)
@@ -119,18 +130,14 @@ def _open_run(
     reporter: Reporter,
     stack: ExitStack,
     shutdown: Shutdown,
-    began: float,
     walltime: Walltime | None,
     to_delete: Sequence[str] | None,
 ) -> tuple[RunOutputs | None, Checkpoint | None, Reporter]:
-    """Return the outputs on the first rank, the checkpoint every rank resumes from, and a reporter that also writes log.txt.
-
-    Raise Interrupted on every rank if a stop was requested first.
-    """
+    """Return the outputs on the first rank, the checkpoint every rank resumes from, and a reporter that also writes log.txt."""
     outputs, checkpoint = None, None
     if backend.ranks.first:
         try:
-            folder = claim_folder(resolved, reporter, stack, to_delete, facts, shutdown, began)
+            folder = claim_folder(resolved, reporter, stack, to_delete, facts)
             reporter = MultiReporter(reporter, LineReporter(folder.log))
             checkpoint = find_state(resolved.config, folder, facts, reporter.message)
             outputs = open_outputs(resolved, folder, checkpoint, reporter, stack)
@@ -140,15 +147,9 @@ def _open_run(
         except IngotError as error:
             backend.broadcast(json.dumps({"exit_code": error.exit_code}))
             raise
-        except Interrupted:
-            backend.broadcast(json.dumps({"reason": shutdown.reason}))
-            raise
     outcome = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
     if "exit_code" in outcome:
         raise PeerLost(outcome["exit_code"])
-    if "reason" in outcome:
-        shutdown.reason = outcome["reason"]
-        raise Interrupted
     if outcome["checkpoint"] is not None and checkpoint is None:
         checkpoint = load_checkpoint(Path(outcome["checkpoint"]))
     return outputs, checkpoint, reporter
@@ -164,31 +165,9 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
         raise ConfigError(f"artifact.quantiser={artifact.quantiser} needs torch and does not run on mlx; choose int8")
     if evaluation.sample_tokens:
         prompt_ids(dataset.tokenizer, evaluation.sample_prompt)
-    locate_initial_weights(config)
     val_tokens, during = dataset.split("val").tokens, evaluation.every or evaluation.at_start
     if during and val_tokens < 2:
         raise DataError(f"{data.path} has no validation text; set evaluation.every=0 and evaluation.at_start=false")
     if (during or evaluation.at_end) and val_tokens > 1:
         evaluator_of(config, dataset, "val").count(None)  # refuses a split that does not fill a row
     return dataset, make_rows(data, config.rows_per_step, dataset)
-
-
-def _begin_report(
-    config: Config, dataset: Dataset, backend: Backend, outputs: RunOutputs | None, progress: Progress
-) -> BeginReport:
-    choices = backend.tuned()
-    return BeginReport(
-        run=str(outputs.folder.path) if outputs is not None else "",
-        device=backend.device.name,
-        precision=choices["precision"],
-        ranks=backend.ranks.world_size,
-        parameters=backend.parameters,
-        train_tokens=dataset.split("train").tokens,
-        tokens_per_step=config.training.tokens_per_step,
-        micro_batch=choices["micro_batch"],
-        attention=choices["attention"],
-        resumed_at=progress.step,
-        max_steps=config.training.max_steps,
-        budget_seconds=config.budget.seconds,
-        elapsed_seconds=progress.elapsed_seconds,
-    )

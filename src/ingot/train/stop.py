@@ -91,10 +91,6 @@ class Walltime:
     def __str__(self) -> str:
         return f"{self.source} leaves {max(0.0, self.ends_at - time.time()):,.0f} s on the wall clock"
 
-    def is_spent(self, step_seconds: float, save_seconds: float) -> bool:
-        """Return True if another step would eat into the reserve."""
-        return time.time() + step_seconds + self.reserve_seconds(save_seconds) >= self.ends_at
-
     def reserve_seconds(self, save_seconds: float) -> float:
         """Return the seconds reserved for the last save."""
         if self.reserve is not None:
@@ -114,8 +110,13 @@ def find_walltime(
     """
     variables = os.environ if environment is None else environment
     source, number = SETTING, training.max_runtime_seconds
-    if number is None:
-        source, number = _first_number(variables, warn)
+    for name, unit in VARIABLES.items() if number is None else ():
+        if value := variables.get(name):
+            with suppress(ValueError):
+                if 0 < float(value) < math.inf:
+                    source, number = name, float(value)
+                    break
+            warn(f"{name}={value} in the environment is not a number of {unit}: this session does not stop by it")
     if number is None:
         return None
     ends_at = number if source == JOB_END else began + number
@@ -123,26 +124,15 @@ def find_walltime(
         advice = f"correct or unset {JOB_END}, or set {{0}}, which goes before it"
         past = f"{JOB_END}={variables[JOB_END]} in the environment lies {time.time() - ends_at:,.0f} s in the past"
         raise ConfigError(past, Setting(SETTING), advice=advice)
-    found = Walltime(ends_at, ends_at - began, source, training.walltime_reserve_seconds)
-    if found.reserve is not None and found.reserve >= found.seconds:
+    walltime = Walltime(ends_at, ends_at - began, source, training.walltime_reserve_seconds)
+    if walltime.reserve is not None and walltime.reserve >= walltime.seconds:
         raise ConfigError(
-            f"{{0}} leaves nothing of the {found.seconds:,.0f} s that {{1}} gives this session",
-            Setting(RESERVE, f"{found.reserve:g}"),
+            f"{{0}} leaves nothing of the {walltime.seconds:,.0f} s that {{1}} gives this session",
+            Setting(RESERVE, f"{walltime.reserve:g}"),
             Setting(source),
             advice="lower the first or give it more time",
         )
-    return found
-
-
-def _first_number(variables: Mapping[str, str], warn: Callable[[str], None]) -> tuple[str, float | None]:
-    """Return the name and value of the first variable that is a number; None if there is none."""
-    for name, unit in VARIABLES.items():
-        if value := variables.get(name):
-            with suppress(ValueError):
-                if 0 < (number := float(value)) < math.inf:
-                    return name, number
-            warn(f"{name}={value} in the environment is not a number of {unit}: this session does not stop by it")
-    return "", None
+    return walltime
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -199,7 +189,8 @@ class Shutdown:
 
     def has_time(self, seconds: float) -> bool:
         """Return True if after `seconds` more there is still time to save."""
-        return self._walltime is None or not self._walltime.is_spent(seconds, self._save_seconds())
+        limit = self._walltime
+        return limit is None or time.time() + seconds + limit.reserve_seconds(self._save_seconds()) < limit.ends_at
 
     def last_reason(self) -> int:
         """Return why this rank stopped, after it has saved: a stop file takes precedence, so that it ends a chain of jobs."""

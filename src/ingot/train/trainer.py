@@ -177,7 +177,11 @@ class Trainer:
         p, at = self.progress, self.progress.position(elapsed)
         plan = plan_step(self.config, at)
         rank_batch = reader.next(plan)
-        self._begin_phases(plan)
+        while self.config.data.phases and p.phases_begun <= plan.phase:  # also phases that are shorter than a step
+            p.phases_begun += 1
+            if p.phases_begun > 1:
+                self._finish_pending_step()
+                self.reporter.phase(p.phases_begun - 1, plan.tokens)
         pending = self.backend.step(rank_batch.batch, rank_batch.targets, plan)
         self._finish_pending_step()  # the step before: its results are ready while the device works on this one
         p.step += 1
@@ -185,15 +189,6 @@ class Trainer:
         p.tokens += rank_batch.targets
         p.starts, p.places = list(starts_with(at, plan)), dict(rank_batch.places)
         self._pending = (pending, plan, rank_batch)
-
-    def _begin_phases(self, plan: StepPlan) -> None:
-        """Count and report the phases that begin with a step, including those shorter than a step."""
-        p = self.progress
-        while self.config.data.phases and p.phases_begun <= plan.phase:
-            p.phases_begun += 1
-            if p.phases_begun > 1:
-                self._finish_pending_step()
-                self.reporter.phase(p.phases_begun - 1, plan.tokens)
 
     def _finish_pending_step(self) -> None:
         """Wait for the pending step, fail if its loss or gradient is not finite, and report it."""
@@ -265,11 +260,9 @@ class Trainer:
         """Report what to change if a step takes more than a tenth of the budget."""
         self._steps += 1
         budget, tokens, vocab_size = self.config.budget, self.config.training.tokens_per_step, self.dataset.tokenizer.vocab_size
-        if budget.seconds is None or budget.overshoot:
-            return
         # The second step decides, because the first is often slower; but after a very slow first step there may be no second.
-        slow = self._steps == 2 and seconds > budget.seconds / 10
-        if not slow and not (self._steps == 1 and seconds > budget.seconds / 2):
+        share = {1: 0.5, 2: 0.1}.get(self._steps, math.inf)
+        if budget.seconds is None or budget.overshoot or seconds <= share * budget.seconds:
             return
         large = vocab_size >= LARGE_VOCABULARY
         vocabulary = f", use a byte or small tokenizer instead of one of {vocab_size:,} ids" if large else ""

@@ -25,7 +25,6 @@ from programs import AT_TORCH, Ingot, checkpoints, losses, plant, progress
 
 from ingot.compat.gpt_simple import files, training
 from ingot.console.entry import STARTED_AT
-from ingot.runs.folder import RunFolder
 from ingot.runs.state import Heartbeat
 from ingot.train import stop as stopping
 
@@ -71,7 +70,7 @@ def test_the_flag_file_of_gpt_simple_stops_a_run_and_is_removed_by_it(
     cli: Cli, gpts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(stopping, "STOP_FILE_INTERVAL", 0.0)
     flag = gpts / "out/.shutdown_requested"
     with stopped_after_a_save(gpts, flag.touch):
         said = cli(*TRAIN, "--training.max_steps", 60)
@@ -278,16 +277,10 @@ def test_force_begins_anew_and_leaves_what_it_did_not_write(cli: Cli, gpts: Path
     assert (gpts / "out/notes.txt").read_text() == "mine"
 
 
-def test_stop_of_a_run_that_is_only_starting_is_left_for_it_and_waited_for(cli: Cli, gpts: Path) -> None:
+def test_stop_of_an_empty_folder_is_an_error_and_writes_nothing(cli: Cli, gpts: Path) -> None:
     (gpts / "out").mkdir()
-    assert "out is not running: no run has begun there" in cli("stop", "--output_dir", "out").err
-    assert (gpts / "out/stop").is_file()
-    lock = RunFolder(gpts / "out").claim()
-    ends = threading.Timer(0.2, lock.release)
-    ends.start()
-    said = cli("stop", "--output_dir", "out").err
-    ends.join()
-    assert "out is starting; it will stop before its first step" in said and "the run has ended before it began" in said
+    assert "there is no run in out" in cli("stop", "--output_dir", "out", code=1).err
+    assert not list((gpts / "out").iterdir())
 
 
 @pytest.mark.long

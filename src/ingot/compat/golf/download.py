@@ -27,7 +27,7 @@ from ingot.data.store.dataset import MANIFEST as PREPARED
 from ingot.data.store.shards import token_count
 from ingot.data.store.staging import alone_in, writing
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import fsync_dir, reading, replace_users_file, temporary_beside, write_atomically
+from ingot.runtime.files import fsync_dir, reading, replace_file, temporary_beside, write_atomically
 
 TOKENIZER_FILES = ("model_path", "vocab_path", "path")  # keys under which a tokenizer's entry may name its files
 TRAIN_SHARDS = 80  # by default
@@ -220,7 +220,7 @@ def place(blob: Path, target: Path) -> None:
         try:
             second.hardlink_to(blob.resolve())  # a name in the cache is a symbolic link to the content
         except OSError:  # another disk, or one without hard links
-            with replace_users_file(target) as file, blob.open("rb") as content:
+            with replace_file(target) as file, blob.open("rb") as content:
                 shutil.copyfileobj(content, file)
             return
         second.replace(target)

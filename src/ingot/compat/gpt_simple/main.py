@@ -5,7 +5,6 @@ What a command needs is imported when it is called, so that `gpt-simple --help` 
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ from ingot.console.entry import explained, stop_exit_code, warn
 from ingot.console.output import Parser, print_json, split_overrides, write_file
 from ingot.console.progress import duration, progress_bar
 from ingot.errors import CheckpointError, ConfigError, RunError
-from ingot.runs.folder import STOP, is_claimed
+from ingot.runs.folder import STOP
 from ingot.runs.state import read_state
 from ingot.runs.view import Run, RunStatus
 from ingot.runtime.files import read_dict
@@ -185,49 +184,33 @@ def stop(options: Namespace, say: Callable[[str], None]) -> None:
     if _original_state(Path(options.output_dir)) is not None:
         flag = Path(options.output_dir) / STOP_FLAG
         raise RunError(f"{options.output_dir} is trained by the original gpt-simple; stop it by creating {flag}")
-    run = _open_run(options.output_dir, begun=options.force)
-    if options.force:
-        _kill(run)
-        return
+    run = _open_run(options.output_dir)
+    state = run.status().state
     try:
-        before = run.stop()
+        if not options.force:
+            run.stop()
+        elif (now := run.status().status) != "running":
+            raise RunError(f"{run.path} is not running: its status is {now}")
     except RunError as error:
         warn(str(error))
         return
-    if before is None:
-        say(f"{run.path} is starting; it will stop before its first step; waiting for it to end")
-    else:
-        state = before.state
-        say(f"{run.path} was asked at step {state.step} to save and stop; waiting for PID {state.pid} on {state.host}")
+    if options.force:
+        warn(f"Sending SIGKILL to PID {state.pid}: what is not in its newest checkpoint is lost")
+        run.signal(signal.SIGKILL)
+        return
+    say(f"{run.path} was asked at step {state.step} to save and stop; waiting for PID {state.pid} on {state.host}")
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
-    while is_claimed(run.path) if before is None else run.status().status == "running":
+    while run.status().status == "running":
         if time.monotonic() > deadline:
             warn(f"the run has not ended after {STOP_TIMEOUT_SECONDS:.0f} s; --force kills it")
             return
         time.sleep(POLL_SECONDS)
-    say(f"the run has ended: {run.status().status}" if read_state(run.path) is not None else "the run has ended before it began")
+    say(f"the run has ended: {run.status().status}")
 
 
-def _kill(run: Run) -> None:
-    now = run.status()
-    pid, host = now.state.pid, now.state.host
-    if now.status != "running":
-        warn(f"{run.path} is not running: its status is {now.status}")
-    elif not now.here:
-        raise RunError(f"{run.path} is trained by process {pid} on {host}; use --force there")
-    else:
-        warn(f"Sending SIGKILL to PID {pid}: what is not in its newest checkpoint is lost")
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has just ended
-        except PermissionError:
-            raise RunError(f"process {pid} belongs to another user and cannot be signalled") from None
-
-
-def _open_run(folder: str, begun: bool = True) -> Run:
+def _open_run(folder: str) -> Run:
     try:
-        return Run.open(folder, begun)
+        return Run.open(folder)
     except CheckpointError:
         raise RunError(f"there is no run in {folder}; name its folder with --output_dir") from None
 
