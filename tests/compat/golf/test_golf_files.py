@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from golf_toys import Golf, Ran
+from golf_toys import ROOT, Golf, Ran
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -229,6 +229,14 @@ def test_a_run_keeps_its_artifact_and_its_code_beside_its_log(finished: Ran, tmp
     assert kept.read_bytes() == (tmp_path / "final_model.int8.ptz").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["final_model.int8.ptz", "final_model.pt", "logs"]
     assert list(tmp_path.rglob("*.tmp")) == []
+
+
+def test_the_imports_of_the_page_work_where_train_gpt_was_imported(finished: Ran, tmp_path: Path) -> None:
+    (page,) = re.findall(r"^```python\n(import ingot\n.*?)^```", (ROOT / "docs/golf.md").read_text(), re.M | re.S)
+    found: dict[str, Any] = {}
+    exec(page.replace("logs/first", "logs/toy"), found)
+    assert torch.load(io.BytesIO(found["content"]), weights_only=True)["__quant_format__"] == FORMAT
+    assert (found["score"].loss, len(found["model"].blocks)) == (pytest.approx(finished.evaluations[4][0], abs=1e-4), 2)
 
 
 # -- too large ------------------------------------------------------------------------------------------------------------------

@@ -250,6 +250,13 @@ def test_whatever_a_variable_is_set_to_it_has_a_meaning_or_a_sentence_with_its_n
         assert name in str(error) and "." not in str(error).split("=")[0]
 
 
+def test_tokens_that_no_eighth_of_a_step_has_are_left_out_with_a_note(golf: Golf) -> None:
+    ran = golf(ITERATIONS="1", TRAIN_BATCH_TOKENS="519")
+    assert "note: a step trains on 512 of its 519 tokens, the whole sequences" in ran.out.splitlines()
+    assert ran.value("train_batch_tokens") == "519"
+    assert ran.losses == golf(ITERATIONS="1", RUN_ID="whole").losses
+
+
 def test_errors_of_the_engine_are_put_into_the_words_of_the_door() -> None:
     changes = [Change("model.layers", 3, 4), Change("model.embedding_dtype", "bf16", "fp32")]
     said = (

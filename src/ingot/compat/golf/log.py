@@ -130,9 +130,14 @@ class GolfReporter(Reporter):
         )
         line(f"seed:{v['SEED']}")
         self._run_log.note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
+        self._tokens_note(report)
         if report.resumed_at:
             self._run_log.note(f"resumes from step {report.resumed_at}")
-            self._epoch = report.resumed_at * (v["TRAIN_BATCH_TOKENS"] + SPANS) // report.train_tokens
+            self._epoch = report.resumed_at * (report.tokens_per_step + SPANS) // report.train_tokens
+
+    def _tokens_note(self, report: BeginReport) -> None:
+        if report.tokens_per_step != (tokens := self._v["TRAIN_BATCH_TOKENS"]):
+            self._run_log.note(f"a step trains on {report.tokens_per_step} of its {tokens} tokens, the whole sequences")
 
     def primed(self, step: int, steps: int) -> None:
         if steps <= 20 or step % 10 == 0 or step == steps:

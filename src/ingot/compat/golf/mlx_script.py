@@ -141,10 +141,7 @@ class MLXReporter(GolfReporter):
         embedding = v["EMBED_DTYPE"] if v["EMBED_DTYPE"] != "auto" else report.precision
         line(f"dtypes tok_emb:{DTYPES[embedding]} linear_weight:{DTYPES['fp32']} skip_weights:{DTYPES['fp32']}")
         self._run_log.note(f"run folder {report.run}, {report.device}, {report.micro_batch} rows at once")
-        if tokens % length or v["TRAIN_BATCH_TOKENS"] % chunks.parts:
-            self._run_log.note(
-                f"a step trains on {report.tokens_per_step} of its {v['TRAIN_BATCH_TOKENS']} tokens, the whole sequences"
-            )
+        self._tokens_note(report)
         self._train_tokens, self._seconds = report.train_tokens, report.elapsed_seconds
         if report.resumed_at:
             self._run_log.note(f"resumes from step {report.resumed_at}")

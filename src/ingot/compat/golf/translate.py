@@ -48,7 +48,8 @@ def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = Fal
     """Return the config of a run of train_gpt.py; errors name its variables."""
     check_model(values)
     length, batch, unit = values["TRAIN_SEQ_LEN"], values["TRAIN_BATCH_TOKENS"], SPANS * values["TRAIN_SEQ_LEN"]
-    if batch < unit or batch % unit:
+    tokens = batch // SPANS * SPANS  # the original drops what is left of the division
+    if tokens < unit or tokens % unit:
         below = batch // unit * unit
         nearest = f"{below} and {below + unit}" if below else f"{unit}"
         raise ConfigError(
@@ -58,6 +59,7 @@ def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = Fal
     divisors = f"WORLD_SIZE={world_size} and GRAD_ACCUM_STEPS={steps}"
     settings = {
         "data.spans": SPANS,
+        "training.tokens_per_step": tokens,
         "evaluation.micro_batch": validation_rows(values, world_size * steps, divisors),
         "budget.artifact_bytes": limit if limit > 0 else None,
     }
