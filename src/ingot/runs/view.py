@@ -109,7 +109,7 @@ class Run:
         status = self.status()
         pid, host = status.state.pid, status.state.host
         if not status.here:
-            raise RunError(f"the process {pid} of {self.path} is on {host}; use --force there")
+            raise RunError(f"the process {pid} of {self.path} is on {host}: use --force there")
         if not holds_lock(self.path, pid):  # state.json may name any process
             raise RunError(f"process {pid} does not hold the lock of {self.path}, or is another user's, and gets no signal")
         with suppress(ProcessLookupError):  # it has just ended
