@@ -83,9 +83,10 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
         try:
             facts.tokenizer = open_tokenizer(data.tokenizer)
         except IngotError as error:
+            if problem is not None and folder is not None and not folder.exists():  # first, because it says how to get both
+                findings.append(Finding(_code(folder, problem), "error", problem))
             findings.append(Finding("tokenizer.load_failed", "error", error))
-            if folder is None or folder.exists():
-                return facts  # the tokenizer is why the data cannot be opened
+            return facts
     if problem is not None:
         findings.append(Finding(_code(folder, problem), "error", problem))
     return facts
