@@ -71,7 +71,7 @@ def test_every_option_reaches_the_preparation(ingot, tmp_path):
 
 def test_without_validation_the_printed_command_does_not_evaluate(ingot, text, tmp_path):
     last = prepare(ingot, text, tmp_path / "out", "--val-fraction", "0").stdout.splitlines()[-1]
-    assert last.endswith(f"--data.path {tmp_path / 'out'} --evaluation.every 0 --evaluation.at_start false")
+    assert last.endswith(f"--data.path {tmp_path / 'out'} --evaluation.every 0 --evaluation.points 0 --evaluation.at_start false")
 
 
 def test_files_that_a_shell_wrote_after_one_input_are_inputs_too(ingot, text, tmp_path):

@@ -218,3 +218,21 @@ def test_evaluating_takes_nothing_from_the_budget(data):
     trainer.run(Shutdown())
     assert (trainer.progress.step, trainer.progress.elapsed_seconds) == (6, 6.0)
     assert time.now == 6.0 + 10.0 * device.scored and device.scored >= 12
+
+
+@pytest.mark.parametrize("step_seconds", [1.0, 0.25])
+def test_a_budget_has_as_many_points_on_a_fast_machine_as_on_a_slow_one_and_after_a_resume(data, step_seconds):
+    def points(progress: Progress) -> list[float]:
+        settings = {"budget__seconds": 12.0, "evaluation__points": 6, "evaluation__rows": 4, "evaluation__final_rows": 4}
+        trainer, times = make(data, SlowBackend(Time(), [step_seconds]), progress=progress, **settings), []
+
+        def note(rows: int | None) -> bool:
+            times.append(trainer.clock.elapsed - step_seconds)  # when the step began
+            return False
+
+        trainer.evaluation.evaluate = note
+        trainer.run(Shutdown())
+        return times
+
+    assert points(Progress()) == [2, 4, 6, 8, 10]  # the sixth is the end of the run
+    assert points(Progress(step=20, sample=80, elapsed_seconds=5.0)) == [6, 8, 10]

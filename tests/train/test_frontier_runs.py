@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def test_a_model_that_sees_the_future_fails_the_self_test(
     monkeypatch.setenv("SEES", "it")
     with pytest.raises(RunError, match=r'fails "no token sees itself or the future"'):
         call(["eval", str(tmp_path / "run"), "--self-test", "--device", "cpu"])
-    assert "no token sees itself or the future             FAILED" in capsys.readouterr().out
+    assert re.search("no token sees itself or the future +FAILED", capsys.readouterr().out)
 
 
 def test_a_sliding_score_is_named_as_one_wherever_it_stands(
@@ -134,7 +135,7 @@ def test_a_sliding_score_is_named_as_one_wherever_it_stands(
 
 @pytest.mark.parametrize("layout", ["huggingface", "gguf", "nanogpt", "gpt-simple"])
 def test_a_model_that_others_cannot_read_is_refused_by_name(unbroken: tuple[str, Path], layout: str) -> None:
-    with pytest.raises(ConfigError, match=r"frontier.*--format ingot"):
+    with pytest.raises(ConfigError, match="--format ingot"):
         call(["export", str(unbroken[1]), "--format", layout])
 
 

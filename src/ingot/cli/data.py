@@ -328,7 +328,7 @@ def next_command(summary: Prepared) -> list[str]:
     """Return lines that say how to train on a prepared folder with a recipe that fits its tokenizer."""
     large = summary.vocab_size >= LARGE_VOCABULARY
     recipe = "gpt2" if large and summary.splits["train"].tokens >= GPT2_TOKENS else "demo"
-    no_val = "" if summary.splits["val"].tokens else " --evaluation.every 0 --evaluation.at_start false"
+    no_val = "" if summary.splits["val"].tokens else " --evaluation.every 0 --evaluation.points 0 --evaluation.at_start false"
     lines = [f"train on it with: ingot train --recipe {recipe} --data.path {shlex.quote(str(summary.folder))}{no_val}"]
     if large:
         lines.append(

@@ -125,6 +125,10 @@ class EvaluationSection(Section):
     """Evaluation of the model during and after training."""
 
     every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
+    points: Count = Field(
+        0,
+        description="Evaluations spread evenly over budget.seconds, counting the one at the end. 0: only those of every.",
+    )
     at_start: bool = Field(False, description="Also evaluate before the first step.")
     at_end: bool = Field(True, description="Evaluate when the run is complete.")
     rows: Positive | None = Field(

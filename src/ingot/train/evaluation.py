@@ -162,7 +162,7 @@ class RunEvaluation:
             during, limit = self.bounds.limits(limit, self.evaluator("val"), self.clock.now)
             score = self.score("val", limit)
             # Scores are compared only over equal rows: the last evaluation also scores the rows of those during training.
-            several = e.every or e.at_start
+            several = e.every or e.points or e.at_start
             compared = self.score("val", during) if several and limit != during else score
             train_loss = self.score("train", e.train_rows).loss if e.train_rows else None
             seconds = self.clock.now() - began  # a stop from here on leaves the step without a score

@@ -19,7 +19,7 @@ from ingot.config.schema import Config
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
-from ingot.errors import ConfigError, DataError, IngotError, PeerLost
+from ingot.errors import ConfigError, DataError, IngotError, PeerLost, Setting
 from ingot.eval.evaluator import evaluator_of
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
 from ingot.runs.reporter import BeginReport, LineReporter, MultiReporter, Reporter
@@ -165,9 +165,10 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
         raise ConfigError(f"artifact.quantiser={artifact.quantiser} needs torch and does not run on mlx; choose int8")
     if evaluation.sample_tokens:
         prompt_ids(dataset.tokenizer, evaluation.sample_prompt)
-    val_tokens, during = dataset.split("val").tokens, evaluation.every or evaluation.at_start
+    val_tokens, during = dataset.split("val").tokens, evaluation.every or evaluation.points or evaluation.at_start
     if during and val_tokens < 2:
-        raise DataError(f"{data.path} has no validation text; set evaluation.every=0 and evaluation.at_start=false")
+        settings = (Setting("evaluation.every", 0), Setting("evaluation.points", 0), Setting("evaluation.at_start", "false"))
+        raise DataError(f"{data.path} has no validation text", *settings, advice="set {0}, {1} and {2}")
     if (during or evaluation.at_end) and val_tokens > 1:
         evaluator_of(config, dataset, "val").count(None)  # refuses a split that does not fill a row
     return dataset, make_rows(data, config.rows_per_step, dataset)

@@ -62,6 +62,7 @@ class Trainer:
         self.end_reason: str | None = None  # set where the data ended the run
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
         self._saved_at = progress.elapsed_seconds
+        self._points = self._points_by(progress.elapsed_seconds)
         self._pending: tuple[Pending, StepPlan, RankBatch] | None = None
         self._steps = 0  # steps taken in this session
         self._overflows = 0
@@ -169,6 +170,11 @@ class Trainer:
             return False  # the end of the run evaluates separately
         return e.at_start if step == 0 else bool(e.every) and step % e.every == 0
 
+    def _points_by(self, elapsed: float) -> int:
+        """Return how many of evaluation.points a run has passed after so many seconds of training, without the last one."""
+        points, seconds = self.config.evaluation.points, self.config.budget.seconds
+        return min(int(points * elapsed / seconds), points - 1) if points and seconds else 0
+
     def _at_end(self) -> bool:
         steps = self.config.training.max_steps
         return steps is not None and self.progress.step >= steps
@@ -274,8 +280,10 @@ class Trainer:
 
     def _evaluate_and_save(self, elapsed: float) -> None:
         """Evaluate and save if the step, or the clock that the ranks agreed on, says so."""
-        c, step = self.config, self.progress.step
-        if self._evaluation_is_due() and self.evaluation.bounds.has_time(self.progress.evaluation_seconds, elapsed):
+        c, step, before = self.config, self.progress.step, self._points
+        self._points = self._points_by(elapsed)
+        due = self._evaluation_is_due() or (self._points > before and not self._at_end())
+        if due and self.evaluation.bounds.has_time(self.progress.evaluation_seconds, elapsed):
             self._finish_pending_step()
             if self.evaluation.evaluate(c.evaluation.rows):
                 self.save()
