@@ -12,8 +12,11 @@ import torch
 
 from ingot.api import load
 from ingot.artifact.gpt_simple import Saved, saved_checkpoints
-from ingot.compat.gpt_simple.files import RunFiles, not_kept
+from ingot.compat.gpt_simple.config import read_config
+from ingot.compat.gpt_simple.files import not_kept
 from ingot.compat.gpt_simple.main import main
+from ingot.compat.gpt_simple.training import GptSimpleReporter, Log
+from ingot.compat.gpt_simple.translate import translate
 from ingot.inference.model import open_weights
 from ingot.runs.reporter import BeginReport
 
@@ -95,7 +98,7 @@ def test_a_finished_run_that_goes_on_is_newest_at_its_newest_step(our_copy: Path
 def test_final_of_a_run_that_went_on_is_not_taken_for_the_newest_for_ever(our_copy: Path, regular: bool) -> None:
     """The original takes `final` whatever its step is."""
     shutil.rmtree(our_copy / "out/checkpoints/checkpoint-12")
-    files = files_of(our_copy, [])
+    files = reporter_of(our_copy)
     files.begin(begin(8))
     files.saved(Path("out/checkpoints/step-00000008"), "final")
     if not regular:
@@ -130,9 +133,9 @@ def test_null_keeps_all_with_milestones_too() -> None:
     assert not_kept(listed("checkpoint-100", "checkpoint-150", "checkpoint-200"), None, 200) == []
 
 
-def files_of(folder: Path, said: list[str]) -> RunFiles:
-    keys = strict(folder / "out/config.json")
-    return RunFiles(Path("out"), keys, None, said.append)
+def reporter_of(folder: Path) -> GptSimpleReporter:
+    config = read_config(folder / "out/config.json", {"training.output_dir": "out"})
+    return GptSimpleReporter(config, translate(config).config, Log(quiet=True), None)
 
 
 def begin(resumed_at: int) -> BeginReport:
@@ -140,14 +143,13 @@ def begin(resumed_at: int) -> BeginReport:
 
 
 def test_a_stop_has_a_name_of_its_own_and_the_newest_is_kept(our_copy: Path) -> None:
-    said: list[str] = []
-    files = files_of(our_copy, said)
+    files = reporter_of(our_copy)
     files.begin(begin(8))
     files.saved(Path("out/checkpoints/step-00000008"), "shutdown")
     assert strict(Path("out/checkpoints/checkpoint-8-shutdown/trainer_state.json"))["lineage"]["is_shutdown_checkpoint"] is True
     assert strict(Path("out/.run_state.json"))["latest_checkpoint"] == "out/checkpoints/checkpoint-8-shutdown"
     files.saved(Path("out/checkpoints/step-00000012"), "shutdown")
-    assert [s.name for s in saved_checkpoints(Path("out")) if "shutdown" in s.name] == ["checkpoint-12-shutdown"] and not said
+    assert [s.name for s in saved_checkpoints(Path("out")) if "shutdown" in s.name] == ["checkpoint-12-shutdown"]
 
 
 def test_what_a_kill_kept_from_being_written_is_written_by_the_next_session(our_copy: Path) -> None:
@@ -155,25 +157,27 @@ def test_what_a_kill_kept_from_being_written_is_written_by_the_next_session(our_
         shutil.rmtree(our_copy / "out/checkpoints" / name)
     left = our_copy / "out/checkpoints/.final.0a1b2c3d.tmp"
     left.mkdir()
-    files_of(our_copy, []).begin(begin(12))
+    reporter_of(our_copy).begin(begin(12))
     found = {saved.name: saved.step for saved in saved_checkpoints(Path("out"))}
     assert found == {"checkpoint-4": 4, "checkpoint-8": 8, "checkpoint-12": 12, "final": 12} and not left.exists()
 
 
-def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(our_copy: Path) -> None:
-    said: list[str] = []
-    files = files_of(our_copy, said)
+def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(
+    our_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = reporter_of(our_copy)
     files.begin(begin(12))
     path = Path("out/checkpoints/step-00000012")
     (path / "model.safetensors").write_bytes(b"damaged")
     files.saved(path, "final")
-    assert files.failure is not None and "step-00000012" in said[0] and "training continues" in said[0]
+    warning = capsys.readouterr().err
+    assert files.failure is not None and "step-00000012" in warning and "training continues" in warning
     files.saved(Path("out/checkpoints/step-00000008"), "shutdown")
     assert files.failure is None
 
 
 def test_an_error_stands_in_its_run_state_with_the_traceback(our_copy: Path) -> None:
-    files = files_of(our_copy, [])
+    files = reporter_of(our_copy)
     files.begin(begin(12))
     try:
         raise ValueError("the loss is not finite")

@@ -63,11 +63,6 @@ def test_validate_and_train_see_that_the_data_end_before_the_run_does(cli: Cli) 
     assert all("lower training.max_steps or add data: the run" in text and "raise data.epochs" not in text for text in told)
 
 
-def test_validate_names_a_resume_that_is_refused_as_it_was_written(cli: Cli, our_copy: Path) -> None:
-    said = cli("validate", "--config", "config.yaml", "--training.resume", "out/checkpoints/checkpoint-8", code=1).out
-    assert "training.resume=out/checkpoints/checkpoint-8: " in said
-
-
 def test_a_damaged_bucket_is_not_said_to_be_missing_from_a_mix_that_nobody_wrote(cli: Cli, gpts: Path) -> None:
     data = (gpts / "data").resolve()
     (gpts / "data").unlink()

@@ -23,7 +23,7 @@ from cli_program import Cli
 from original import SITE, Original
 from programs import AT_TORCH, Ingot, checkpoints, losses, plant, progress
 
-from ingot.compat.gpt_simple import files, training
+from ingot.compat.gpt_simple import training
 from ingot.console.entry import STARTED_AT
 from ingot.runs.state import Heartbeat
 from ingot.train import stop as stopping
@@ -69,7 +69,7 @@ def test_sigterm_saves_a_shutdown_checkpoint_and_the_run_goes_on_as_its_last_lin
 def test_the_flag_file_of_gpt_simple_stops_a_run_and_is_removed_by_it(
     cli: Cli, gpts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(training, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(stopping, "STOP_FILE_INTERVAL", 0.0)
     flag = gpts / "out/.shutdown_requested"
     with stopped_after_a_save(gpts, flag.touch):
@@ -176,7 +176,7 @@ def test_status_of_a_run_that_only_the_original_has_trained_is_what_that_said(cl
     told = {"status": "stopped", "global_step": 12, "max_steps": 40, "loss": 3.25, "latest_checkpoint": "x"}
     (gpts / "theirs/.run_state.json").write_text(json.dumps(told))
     said = cli("status", "--output_dir", "theirs").out
-    assert "STOPPED (trained by gpt-simple)" in said and re.search(r"^Progress: +12$", said, re.M)
+    assert "STOPPED" in said and re.search(r"^Progress: +12 / 40 steps \(30.0%\)$", said, re.M)
     assert json.loads(cli("status", "--output_dir", "theirs", "--json").out) == told
 
 

@@ -10,14 +10,13 @@ import pytest
 from original import BUCKETS, write_config
 
 from ingot.compat.gpt_simple.config import DataConfig, GptSimpleConfig, ModelConfig, OptimizerConfig, TrainingConfig, read_config
-from ingot.compat.gpt_simple.reporter import GptSimpleReporter, Log
+from ingot.compat.gpt_simple.training import GptSimpleReporter, Log
 from ingot.compat.gpt_simple.translate import padded_vocabulary, tokenizer_name, translate, warnings
 from ingot.config.schema import Config as IngotConfig
 from ingot.data.loading.order import DataExhausted
 from ingot.data.tokenizers import open_tokenizer
 from ingot.errors import ConfigError
 from ingot.optim.schedules import learning_rate_scale
-from ingot.runs.reporter import Reporter
 
 
 def ours(world_size: int = 1, kept: int | None = None, **keys: Any) -> IngotConfig:
@@ -156,7 +155,7 @@ def test_what_is_probably_not_meant_is_told(keys: dict[str, Any], told: list[str
 
 
 def test_a_drained_bucket_is_told_with_the_flag_that_goes_on_without_it(capsys: pytest.CaptureFixture[str]) -> None:
-    reporter = GptSimpleReporter(GptSimpleConfig(), ours(), Log(), Reporter())
+    reporter = GptSimpleReporter(GptSimpleConfig(), ours(), Log(), None)
     reporter.message(DataExhausted("web").told(1))
     told = capsys.readouterr().err
     assert "the bucket web is at its end" in told and "add --allow-bucket-exhaustion" in told

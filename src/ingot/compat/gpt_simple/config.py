@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Annotated, Any
 
-from ingot.artifact.gpt_simple import ACTIVATIONS, MLPS, MODEL_KEYS
+from pydantic import BeforeValidator, Field, PositiveInt, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+from ingot.artifact.gpt_simple import MODEL_KEYS
 from ingot.compat.options import Option, closest, names_of_settings
 from ingot.config.fields import known
 from ingot.config.text import NULLS, Plain, format_value, parse_yaml, scalar
-from ingot.errors import CannotContinue, ConfigError, IngotError
+from ingot.errors import ConfigError
 from ingot.model.settings import nearest_divisor
 from ingot.runs.checkpoints import NAME_A_CHECKPOINT
 from ingot.runtime.files import open_to_read, readable
@@ -37,7 +40,7 @@ def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "
     return field(default=default, metadata=about)
 
 
-class Section:
+class KeySection:
     """A section of keys, whose values are converted to their types and checked when it is made."""
 
     def __post_init__(self) -> None:
@@ -46,8 +49,8 @@ class Section:
     def check(self) -> None:
         """Convert every value to its key's type, and raise ConfigError for what is not allowed."""
         section = next(name for name, kind in SECTIONS.items() if kind is type(self))
-        for one in fields(self):  # type: ignore[arg-type]
-            setattr(self, one.name, typed(all_keys()[f"{section}.{one.name}"], getattr(self, one.name)))
+        for key_field in fields(self):  # type: ignore[arg-type]
+            setattr(self, key_field.name, typed(all_keys()[f"{section}.{key_field.name}"], getattr(self, key_field.name)))
         self.check_together()
 
     def check_together(self) -> None:
@@ -55,7 +58,7 @@ class Section:
 
 
 @dataclass
-class ModelConfig(Section):
+class ModelConfig(KeySection):
     """The model."""
 
     vocab_size: int | None = key(
@@ -102,49 +105,33 @@ class ModelConfig(Section):
             )
 
 
-@dataclass
-class CurriculumPhase:
-    """A phase of the run with its own mix of buckets; the weights are normalised to a sum of 1."""
-
-    duration_tokens: int
-    mix: dict[str, float]
-
-    def __post_init__(self) -> None:
-        tokens, mix = _number(self.duration_tokens), self.mix
-        if not isinstance(tokens, int | float) or isinstance(tokens, bool) or tokens <= 0 or tokens != int(tokens):
-            raise ConfigError(f"data.curriculum: duration_tokens={self.duration_tokens} must be a whole number above 0")
-        if not isinstance(mix, Mapping) or not mix:
-            raise ConfigError("data.curriculum: a phase needs a mix of buckets, such as mix: {web: 0.7, code: 0.3}")
-        weights = {str(name): _number(weight) for name, weight in mix.items()}
-        for name, weight in weights.items():
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-                raise ConfigError(f"data.curriculum: the weight {mix[name]} of {name} must be a number >= 0")
-        if not sum(weights.values()) > 0:
-            raise ConfigError("data.curriculum: the weights of a phase are all 0; give one of its buckets a weight above 0")
-        self.duration_tokens = int(tokens)
-        self.mix = {name: weight / sum(weights.values()) for name, weight in weights.items()}
-
-    @classmethod
-    def of(cls, value: Any) -> CurriculumPhase:
-        """Return the phase that a file or Python code describes."""
-        if isinstance(value, CurriculumPhase):
-            return cls(value.duration_tokens, value.mix)
-        if not isinstance(value, Mapping):
-            raise ConfigError("data.curriculum: a phase is a mapping with duration_tokens and mix")
-        names = ("duration_tokens", "mix")
-        if unknown := [str(name) for name in value if name not in names]:
-            raise ConfigError(f"data.curriculum: unknown key {unknown[0]}; a phase has duration_tokens and mix")
-        if missing := [name for name in names if name not in value]:
-            raise ConfigError(f"data.curriculum: a phase has no {missing[0]}")
-        return cls(value["duration_tokens"], value["mix"])
-
-
 def _number(value: Any) -> Any:
     return scalar(value) if isinstance(value, str) else value
 
 
+Tokens = Annotated[PositiveInt, BeforeValidator(_number)]
+Weight = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
+
+
+@pydantic_dataclass(config={"extra": "forbid"})
+class CurriculumPhase:
+    """A phase of the run with its own mix of buckets; the weights are normalised to a sum of 1."""
+
+    duration_tokens: Tokens
+    mix: dict[str, Weight]
+
+    def __post_init__(self) -> None:
+        total = sum(self.mix.values())
+        if not total:
+            raise ValueError("a phase needs a bucket with a weight above 0 in its mix")
+        self.mix = {name: weight / total for name, weight in self.mix.items()}
+
+
+PHASES = TypeAdapter(Annotated[list[CurriculumPhase], Field(min_length=1)])
+
+
 @dataclass
-class DataConfig(Section):
+class DataConfig(KeySection):
     """The training data."""
 
     path: str = key("", "Folder {train,val}/<bucket>/ of .bin/.idx pairs or .jsonl files.", sets="data.path")
@@ -168,9 +155,12 @@ class DataConfig(Section):
 
     def check_together(self) -> None:
         if self.curriculum is not None:
-            if not isinstance(self.curriculum, list | tuple) or not self.curriculum:
-                raise ConfigError("data.curriculum must be a list of phases with duration_tokens and mix, or null")
-            self.curriculum = [CurriculumPhase.of(phase) for phase in self.curriculum]
+            try:
+                self.curriculum = PHASES.validate_python(self.curriculum)
+            except ValidationError as error:
+                wrong = error.errors()[0]
+                place = ".".join(["data.curriculum", *map(str, wrong["loc"])])
+                raise ConfigError(f"{place}: {wrong['msg']}; give phases with duration_tokens and mix, or null") from None
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
         unused = self.format != "jsonl" and self.overlap_size == OVERLAP_TOKENS  # the default, which pairs do not use
@@ -182,7 +172,7 @@ class DataConfig(Section):
 
 
 @dataclass
-class OptimizerConfig(Section):
+class OptimizerConfig(KeySection):
     """AdamW and its learning rate schedule."""
 
     learning_rate: float = key(3e-4, "Peak learning rate.", above=0, sets="optimizer.learning_rate")
@@ -199,7 +189,7 @@ class OptimizerConfig(Section):
 
 
 @dataclass
-class TrainingConfig(Section):
+class TrainingConfig(KeySection):
     """The run."""
 
     per_device_batch_size: int = key(4, "Rows per forward pass of one rank.", low=1, sets="training.micro_batch")
@@ -292,7 +282,7 @@ class GptSimpleConfig:
         Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
 
 
-SECTIONS: dict[str, type[Section]] = {
+SECTIONS: dict[str, type[KeySection]] = {
     "model": ModelConfig,
     "data": DataConfig,
     "optimizer": OptimizerConfig,
@@ -305,14 +295,14 @@ def all_keys() -> dict[str, Option]:
     """Return the table of keys by their dotted paths, in order."""
     options: dict[str, Option] = {}
     for section, kind in SECTIONS.items():
-        for one in fields(kind):  # type: ignore[arg-type]
-            type_name, _, rest = str(one.type).partition(" | ")
+        for key_field in fields(kind):  # type: ignore[arg-type]
+            type_name, _, rest = str(key_field.type).partition(" | ")
             type_name = "list" if type_name.startswith("list") else type_name
-            about = dict(one.metadata)
+            about = dict(key_field.metadata)
             if not about["sets"] and section == "model":
-                about |= {"sets": f"model.{MODEL_KEYS[one.name]}", "computed": True}  # see artifact.gpt_simple.model_settings
-            path = f"{section}.{one.name}"
-            options[path] = Option(path, type_name, one.default, null="null" if rest else "", **about)  # type: ignore[arg-type]
+                about |= {"sets": f"model.{MODEL_KEYS[key_field.name]}", "computed": True}  # artifact.gpt_simple.model_settings
+            path = f"{section}.{key_field.name}"
+            options[path] = Option(path, type_name, key_field.default, null="null" if rest else "", **about)  # type: ignore[arg-type]
     return options
 
 
@@ -342,44 +332,35 @@ def typed(option: Option, value: Any) -> Any:
 
 # Reading a file and a command line
 
-OUR_SECTIONS = ("base", "budget", "evaluation", "artifact", "tracking")  # top-level names that only our config files have
-Values = dict[str, tuple[Any, str]]  # dotted key -> (value, where it was set)
-
 
 def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> GptSimpleConfig:
     """Read a config file, with overrides from a command line; one ConfigError reports every mistake.
 
-    A command line may also give settings of ours that gpt-simple has no key for, such as training.device.
+    Settings of ours that gpt-simple has no key for, such as training.device or data.trust_tokens, may be given too.
     """
-    tree, problems = read_tree(path), list[str]()
-    if ours := [section for section in OUR_SECTIONS if section in tree]:
-        raise ConfigError(
-            f"{path} has the section {ours[0]}, which is Ingot's: use `ingot train --config {path}`; gpt-simple's settings "
-            "of a run are in the config.json beside its config.yaml"
-        )
-    where, settings, values = f"in {path}", dict[str, Any](), Values()
-    for section, keys in tree.items():
+    problems, settings = list[str](), dict[str, Any]()
+    values: dict[str, tuple[Any, str]] = {}  # dotted key -> (value, where it was set)
+    for section, keys in read_tree(path).items():
         if section not in SECTIONS:
-            problems.append(f"unknown section {section} ({where}); {_hint(str(section), SECTIONS)}")
+            problems.append(f"unknown section {section} (in {path}); the sections are {', '.join(SECTIONS)}")
         elif keys is not None and not isinstance(keys, Mapping):
-            problems.append(f"{section} ({where}) must be a section with keys below it")
+            problems.append(f"{section} (in {path}) must be a section with keys below it")
         else:
-            values |= {f"{section}.{name}": (value, where) for name, value in (keys or {}).items()}
+            values |= {f"{section}.{name}": (value, f"in {path}") for name, value in (keys or {}).items()}
     for name, value in (overrides or {}).items():
-        if name in known() and name not in all_keys() and name not in keys_of_settings():
-            settings[name] = value
-        else:
-            values[name] = (Plain(value) if isinstance(value, str) else value, "on the command line")
+        values[name] = (Plain(value) if isinstance(value, str) else value, "on the command line")
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for name, (value, where) in values.items():
-        if name not in all_keys():
-            problems.append(f"unknown key {name} ({where}); {_suggestion(name)}")
-            continue
         section, _, field_name = name.partition(".")
-        try:
-            sections[section][field_name] = typed(all_keys()[name], value)
-        except ConfigError as error:
-            problems.append(f"{error} ({where})")
+        if name in all_keys():
+            try:
+                sections[section][field_name] = typed(all_keys()[name], value)
+            except ConfigError as error:
+                problems.append(f"{error} ({where})")
+        elif name in known() and name not in keys_of_settings():
+            settings[name] = value
+        else:
+            problems.append(f"unknown key {name} ({where}); {_suggestion(name)}")
     if not problems:  # values are only checked together if each of them is valid
         try:
             made = {name: section(**sections[name]) for name, section in SECTIONS.items()}
@@ -419,7 +400,6 @@ def is_gpt_simple(path: str | Path) -> bool:
     names = [f"{section}.{name}" for section, keys in tree.items() if isinstance(keys, Mapping) for name in keys]
     theirs = [name for name in names if name in all_keys() and name not in known()]
     ours = [name for name in names if name in known() and name not in all_keys()]
-    ours += [str(section) for section in tree if section in OUR_SECTIONS]
     if theirs and ours:
         raise ConfigError(f"{path} has keys of both kinds: {theirs[0]} is gpt-simple's and {ours[0]} is Ingot's; keep one kind")
     return bool(theirs)
@@ -429,30 +409,15 @@ def _suggestion(path: str) -> str:
     """Return advice for an unknown key: gpt-simple's name for one of our settings, another section, or a misspelling."""
     if path in keys_of_settings():
         return f"gpt-simple calls it {keys_of_settings()[path]}"
-    if path in known():
-        return "it is one of Ingot's settings; use a file with those with `ingot train --config`"
     section, _, name = path.rpartition(".")
-    if elsewhere := [key for key in all_keys() if key.partition(".")[2] == name]:
-        return f"did you mean {elsewhere[0]}?"
-    return _hint(path, [key for key in all_keys() if key.startswith(f"{section}.")] or all_keys())
-
-
-def _hint(word: str, names: Iterable[str]) -> str:
-    names = list(names)
-    near = closest(word, names)
-    return f"did you mean {near}?" if near else f"there are {', '.join(name.rpartition('.')[2] for name in names)}"
+    elsewhere = next((key for key in all_keys() if key.partition(".")[2] == name), None)
+    names = [key for key in all_keys() if key.startswith(f"{section}.")] or list(all_keys())
+    near = elsewhere or closest(path, names)
+    return f"did you mean {near}?" if near else f"the keys are {', '.join(key.rpartition('.')[2] for key in names)}"
 
 
 # Error messages in gpt-simple's words
 
-# Values that gpt-simple's users write differently from ours.
-VALUES: dict[str, dict[object, str]] = {
-    "model.activation": {ours: theirs for theirs, ours in ACTIVATIONS.items()},
-    "model.mlp": {ours: theirs for theirs, ours in MLPS.items()},
-    "data.document_mask": {True: "sdpa_mask or flex", False: "causal"},
-    "data.sampling": {"pack": "true", "document": "false"},
-    "training.precision": {"fp32": "no"},
-}
 # Advice that gpt-simple would refuse, and what to say instead.
 ADVICE = {
     "on a CPU use fp32": "on a CPU use no",
@@ -471,19 +436,6 @@ def advice(text: str) -> str:
     for ours, theirs in ADVICE.items():
         text = text.replace(ours, theirs)
     return text
-
-
-def use_their_values(error: IngotError, our_resume: str, their_resume: str) -> None:
-    """Replace the values in an error by what gpt-simple's users write; training.resume differs from run to run."""
-
-    def theirs(path: str, value: object) -> object:
-        if path == "training.resume":
-            return their_resume if value == our_resume else value
-        return VALUES[path].get(value, value) if path in VALUES else value
-
-    error.settings = tuple(replace(setting, value=theirs(setting.path, setting.value)) for setting in error.settings)
-    if isinstance(error, CannotContinue):
-        error.changes = [replace(c, was=theirs(c.setting, c.was), now=theirs(c.setting, c.now)) for c in error.changes]
 
 
 # `gpt-simple init`

@@ -7,7 +7,6 @@ position in the data is pickled as custom classes, which are loaded as plain rec
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -37,7 +36,7 @@ from ingot.config.schema import Config
 from ingot.data.formats.gpt_simple_folder import read_index
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import Mask, read_already_read, write_already_read
-from ingot.errors import CheckpointError, IngotError, PeerLost
+from ingot.errors import CheckpointError
 from ingot.preflight.checks import foreign_checkpoint
 from ingot.runs.checkpoints import save_checkpoint
 from ingot.runs.folder import WANDB_ID, Kind, RunFolder
@@ -61,37 +60,23 @@ def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Sa
     if ranks.world_size == 1:
         adopt(config, say, warn)
         return
-    from ingot.backends.open import find_device, open_group
+    from ingot.backends.open import find_device, on_first_rank
 
     device = find_device(translate(config, ranks.world_size).config.training.device, ranks.local_rank)
-    group = open_group(device, ranks)
-    if ranks.first:
-        try:
-            adopt(config, say, warn)
-        except IngotError as error:
-            group.broadcast(json.dumps({"exit_code": error.exit_code}))
-            raise
-        group.broadcast("{}")
-    elif message := json.loads(group.broadcast("")):
-        raise PeerLost(message["exit_code"])
-
-
-def find_foreign(config: GptSimpleConfig) -> Saved | None:
-    """Return the original's checkpoint to resume from; None for a new run or one that resumes from our checkpoint."""
-    return foreign_checkpoint(resume_setting(config), Path(config.training.output_dir))
+    on_first_rank(device, ranks, lambda: {"adopted": adopt(config, say, warn) is not None})
 
 
 def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     """Write the original's checkpoint to resume from as one of ours, and return its path; None if there is none."""
-    saved = find_foreign(config)
+    saved = foreign_checkpoint(resume_setting(config), Path(config.training.output_dir))
     if saved is None:
         return None
     weights, memory, settings, problem = read_training_state(saved)
-    world_size = _world_size(saved.path)
+    world_size = max(1, len(list((saved.path / "rng").glob("rank_*.pkl"))))  # each rank saved its random state in a file
     resolved = translate(config, world_size).config
     refuse_other_shapes(saved.path, settings, resolved.model.model_dump())
     out = Path(resolved.training.output_dir or ".")
-    missing = ["the random numbers"]
+    missing = [] if (saved.path / "rng").is_dir() else ["the random numbers"]
     if problem is not None:
         missing.append(f"AdamW's memory ({problem})")
     if config.training.mixed_precision == "fp16":
@@ -106,14 +91,16 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
         folder = RunFolder(out).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"model": list(weights.values()), "optimizer": list(memory.values())}
-        known = {**asdict(_progress(saved)), "choices": {}, **facts_of(resolved, dataset)}
+        progress = {**asdict(_progress(saved)), "choices": {}, **facts_of(resolved, dataset)}
         if config.training.resume != "auto":
-            known["resumed_from"] = str(saved.path.resolve())
-        path = save_checkpoint(folder, saved.step, tensors, known, _kind(saved))
+            progress["resumed_from"] = str(saved.path.resolve())
+        kind: Kind = "final" if saved.name == FINAL else "shutdown" if saved.name.endswith(SHUTDOWN) else "regular"
+        path = save_checkpoint(folder, saved.step, tensors, progress, kind)
         if isinstance(run_id := saved.state.get("wandb_run_id"), str):
             write_id(out / WANDB_ID, run_id)
     say(f"resuming from gpt-simple's {saved.path} at step {saved.step}")
-    warn(f"{saved.path} does not hold {', '.join(missing)}: the run continues, but not exactly as an uninterrupted one would")
+    if missing:
+        warn(f"{saved.path} does not hold {', '.join(missing)}: the run continues, but not exactly as an uninterrupted one would")
     return path
 
 
@@ -161,15 +148,6 @@ def _progress(saved: Saved) -> Progress:
         loss=loss if math.isfinite(loss) else None,
         phases_begun=phases_begun,
     )
-
-
-def _world_size(path: Path) -> int:
-    """Return how many ranks wrote a checkpoint: each of them saved its random state in a file."""
-    return max(1, len(list((path / "rng").glob("rank_*.pkl"))))
-
-
-def _kind(saved: Saved) -> Kind:
-    return "final" if saved.name == FINAL else "shutdown" if saved.name.endswith(SHUTDOWN) else "regular"
 
 
 def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str, TensorRecord], dict[str, Any], str | None]:
@@ -244,16 +222,13 @@ def documents_read(data: Path, cursors: Mapping[str, Mapping[int, int]], max_len
         parts = [np.empty(0, np.bool_)]
         for number, path in enumerate(paths):
             lengths = np.diff(read_index(path.with_suffix(".idx"))[1])
-            parts.append(_read_of_file(lengths, number, files.get(number, 0), max_length, packing))
+            rows = files.get(number, 0)
+            mask = np.full(len(lengths), rows == ALL_ROWS)
+            for documents in islice(file_rows(lengths, number, max_length, packing), max(0, rows)):
+                mask[documents] = True
+            parts.append(mask)
         masks[bucket] = np.concatenate(parts)
     return masks
-
-
-def _read_of_file(lengths: NDArray[np.int64], number: int, rows: int, max_length: int, packing: bool) -> Mask:
-    mask = np.full(len(lengths), rows == ALL_ROWS)
-    for documents in islice(file_rows(lengths, number, max_length, packing), max(0, rows)):
-        mask[documents] = True
-    return mask
 
 
 def file_rows(lengths: NDArray[np.int64], number: int, max_length: int, packing: bool = True) -> Iterator[list[int]]:
@@ -274,15 +249,11 @@ def _first_fit(documents: list[int], lengths: list[int], row_length: int) -> lis
     rows: list[list[int]] = []
     filled: list[int] = []
     for document, length in zip(documents, lengths, strict=True):
-        place = (
-            next((row for row, tokens in enumerate(filled) if tokens + length <= row_length), None)
-            if length < row_length
-            else None
-        )
-        if place is None:
-            rows.append([document])
-            filled.append(length)
-        else:
-            rows[place].append(document)
-            filled[place] += length
+        fits = (row for row, tokens in enumerate(filled) if length < row_length and tokens + length <= row_length)
+        place = next(fits, len(rows))
+        if place == len(rows):
+            rows.append([])
+            filled.append(0)
+        rows[place].append(document)
+        filled[place] += length
     return rows

@@ -10,12 +10,12 @@ import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, HelpFormatter, Namespace
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.gpt_simple import RUN_STATE, STOP_FLAG, Saved, saved_checkpoints
+from ingot.artifact.gpt_simple import RUN_STATE, STOP_FLAG, saved_checkpoints
 from ingot.backends.sampling import DTYPES, GenerationOptions
 from ingot.compat.gpt_simple.config import PRESETS, advice, key_name, template
 from ingot.console.entry import explained, stop_exit_code, warn
@@ -24,35 +24,29 @@ from ingot.console.progress import duration, progress_bar
 from ingot.errors import CheckpointError, ConfigError, RunError
 from ingot.runs.folder import STOP
 from ingot.runs.state import read_state
-from ingot.runs.view import Run, RunStatus
+from ingot.runs.view import Run
 from ingot.runtime.files import read_dict
+from ingot.runtime.processes import is_alive
 from ingot.runtime.signals import listening_early
 
 PROGRAM = "gpt-simple"
-WITH_KEYS = ("train", "validate")  # commands that take any key
 STOP_TIMEOUT_SECONDS = 600.0  # how long `stop` waits for the run to save and end
 POLL_SECONDS = 0.5
-STOP_FILES = (STOP, STOP_FLAG)  # files that ask a run to stop
 HISTORY = 5  # number of newest checkpoints that `status` lists
 STATUS_WORDS = {
-    "running": "RUNNING (PID {pid} on {host})",
-    "crashed": "CRASHED (PID {pid} on {host}, last heard {ago} ago)",
-    "failed": "ERROR (PID {pid} on {host})",
-    "completed": "COMPLETED",
-    "stopped": "STOPPED",
-    "halted": "HALTED (bucket exhausted; needs attention)",
-}
-Row = tuple[str, str]
+    "failed": "ERROR", "halted": "HALTED (bucket exhausted; needs attention)", "no run state": "NO RUN STATE (checkpoint only)",
+}  # fmt: skip
+Say = Callable[[str], None]
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
+def run(words: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    sys.exit(main(arguments))
+    sys.exit(main(words))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if words is None else words)
     trains = next((word for word in words if not word.startswith("-")), "") == "train"
     with explained(PROGRAM, key_name, advice, stopped=stop_exit_code(words)) as outcome, listening_early(trains):
         outcome.code = _call(words)
@@ -68,24 +62,22 @@ def _call(words: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    say = (lambda line: None) if options.quiet else warn  # log lines go to stderr; -q leaves warnings and errors
-    if options.command in WITH_KEYS:
+    if options.command in ("train", "validate"):  # commands that take any key
         from ingot.compat.gpt_simple import training
 
         flags = Parser(add_help=False)
         COMMANDS[options.command][1](flags)
-        names = [flag for action in flags._actions for flag in action.option_strings if flag.startswith("--")]
-        overrides = split_overrides(rest, names)
-        return (
-            training.validate(options, overrides) if options.command == "validate" else training.train(options, overrides, words)
-        )
+        overrides = split_overrides(rest, [name for name in flags._option_string_actions if name.startswith("--")])
+        if options.command == "validate":
+            return training.validate(options, overrides)
+        return training.train(options, overrides, words)
     if rest:
         raise ConfigError(f"unexpected {rest[0]!r} on the command line; see {PROGRAM} {options.command} --help")
-    COMMANDS[options.command][2](options, say)
+    COMMANDS[options.command][2](options, (lambda line: None) if options.quiet else warn)  # log lines go to stderr
     return 0
 
 
-def init(options: Namespace, say: Callable[[str], None]) -> None:
+def init(options: Namespace, say: Say) -> None:
     """Print or write a config file with every key."""
     text = template(options.preset)
     if options.output is None:
@@ -95,7 +87,7 @@ def init(options: Namespace, say: Callable[[str], None]) -> None:
         say(f"Config written to {options.output}")
 
 
-def tokenize(options: Namespace, say: Callable[[str], None]) -> None:
+def tokenize(options: Namespace, say: Say) -> None:
     """Turn the JSON lines of a folder into .bin/.idx pairs, one per file, and report each file."""
     from ingot.compat.gpt_simple.tokenize_jsonl import WindowRule
     from ingot.compat.gpt_simple.tokenize_jsonl import tokenize as tokenize_files
@@ -116,23 +108,28 @@ def tokenize(options: Namespace, say: Callable[[str], None]) -> None:
         raise RunError(f"{len(errors)} of {len(files)} files could not be tokenized: {'; '.join(errors)}")
 
 
-def generate(options: Namespace, say: Callable[[str], None]) -> None:
+def generate(options: Namespace, say: Say) -> None:
     """Complete one prompt or those of a file: a line of JSON per completion, and nothing else on stdout."""
+    from ingot.api import load
     from ingot.console.completions import generate_records, model_path, prompts_of
 
     generation = _generation_options(options)
     if problems := generation.problems():
         raise ConfigError("; ".join(problems))
     prompts = prompts_of(options.prompt, options.prompts_file)
-    path = model_path(options.checkpoint, options.output_dir)
-    assert path is not None  # the parser requires one of the two
-    model = _load(Path(path), options.device, options.tokenizer, options.dtype)
+    path = Path(str(model_path(options.checkpoint, options.output_dir)))
+    model = load(path, device=options.device, tokenizer=options.tokenizer, dtype=options.dtype)
     generate_records(model, prompts, generation, options.output, options.stream, say)
 
 
-def batch_generate(options: Namespace, say: Callable[[str], None]) -> None:
+def batch_generate(options: Namespace, say: Say) -> None:
     """Answer a file of requests, each of which may name its own model."""
     from ingot.console.completions import generate_requests, model_path
+
+    def open_path(path: Path, tokenizer: str | None, dtype: str) -> Any:
+        from ingot.api import load
+
+        return load(path, device=options.device, tokenizer=tokenizer, dtype=dtype)
 
     generate_requests(
         options.input,
@@ -141,7 +138,7 @@ def batch_generate(options: Namespace, say: Callable[[str], None]) -> None:
         options.dtype,
         options.tokenizer,
         _generation_options(options),
-        open_path=lambda path, tokenizer, dtype: _load(path, options.device, tokenizer, dtype),
+        open_path=open_path,
         dry_run=options.dry_run,
         as_json=options.json,
         say=warn,
@@ -153,127 +150,66 @@ def _generation_options(options: Namespace) -> GenerationOptions:
     return GenerationOptions(**{name: getattr(options, name) for name in names}, start_mark=False)
 
 
-def _load(path: Path, device: str, tokenizer: str | None, dtype: str) -> Any:
-    from ingot.api import load
-
-    return load(path, device=device, tokenizer=tokenizer, dtype=dtype)
-
-
-def status(options: Namespace, say: Callable[[str], None]) -> None:
-    """Show the state of the run in a folder."""
+def status(options: Namespace, say: Say) -> None:
+    """Show the state of the run in a folder, which we or the original gpt-simple trained."""
     folder = Path(options.output_dir)
-    if (state := _original_state(folder)) is not None:
-        record, rows = state, _original_rows(state)
-    elif read_state(folder) is None and (saved := saved_checkpoints(folder)):
-        record, rows = {"status": "no run state", **saved[-1].state}, _saved_rows(saved)
+    state, saved = read_dict(folder / RUN_STATE) or {}, saved_checkpoints(folder)
+    steps = {one.path: one.step for one in saved}
+    if read_state(folder) is not None:  # a run of ours, whose state.json is newer and names the host
+        run = Run(folder)
+        now = run.status()
+        record = {"run": str(folder), **vars(now.state), "status": now.status}
+        names = {"step": "global_step", "tokens": "tokens_trained", "tokens_per_second": "tokens_per_sec"}
+        state |= {names.get(name, name): value for name, value in record.items()}
+        ours = {path: step for step, path in run.checkpoints().items() if step not in steps.values()}
+        steps = dict(sorted((ours | steps).items(), key=lambda item: item[1]))
+    elif state:
+        record = dict(state)
+        if state.get("status") == "running" and not is_alive(int(state.get("pid") or 0), _age(state.get("updated_at"))):
+            state["status"] = "crashed"
+    elif saved:
+        metrics = saved[-1].state.get("metrics")
+        loss = metrics.get("loss") if isinstance(metrics, dict) else None
+        record = {"status": "no run state", **saved[-1].state}
+        state = {**record, "global_step": saved[-1].step, "loss": loss}
     else:
-        run = _open_run(options.output_dir)
-        run_status = run.status()
-        record = {"run": str(run.path), "status": run_status.status, **vars(run_status.state)}
-        rows = _rows(run, run_status)
+        raise RunError(f"there is no run in {folder}; name its folder with --output_dir")
     if options.json:
         print_json(record)
         return
-    for name, value in rows:
+    word, step, most, tokens = (state.get(key) for key in ("status", "global_step", "max_steps", "tokens_trained"))
+    shown = STATUS_WORDS.get(str(word), str(word).upper())
+    if word in ("running", "crashed", "failed", "error"):
+        shown += f" (PID {state.get('pid')}{' on ' + state['host'] if 'host' in state else ''})"
+    asked = word == "running" and any((folder / name).exists() for name in (STOP, STOP_FLAG))
+    rows = {
+        "Status": shown,
+        "Started": f"{state['started_at']} ({duration(_age(state['started_at']))} ago)" if state.get("started_at") else "",
+        "Shutdown": "requested" if asked else "",
+        "Progress": f"{step} / {most} steps ({100 * step / most:.1f}%)" if step is not None and most else f"{step} steps",
+        "Loss": _number(state.get("loss"), ".4f"),
+        "LR": _number(state.get("learning_rate"), ".2e"),
+        "Throughput": _number(state.get("tokens_per_sec"), ",.0f", " tok/s"),
+        "Tokens": f"{_short(tokens)} trained" if isinstance(tokens, int) and tokens else "",
+        "Checkpoint": str(list(steps)[-1]) if steps else "",
+        "History": ", ".join(f"{path.name}@{step}" for path, step in list(steps.items())[-HISTORY:]),
+        "Error": state.get("error"),
+    }
+    for name, value in rows.items():
         if value:
             print(f"{name + ':':<12}{value}")
 
 
-def stop(options: Namespace, say: Callable[[str], None]) -> None:
-    """Ask the run in a folder to save and stop, and wait until it has; with --force, kill it."""
-    if _original_state(Path(options.output_dir)) is not None:
-        flag = Path(options.output_dir) / STOP_FLAG
-        raise RunError(f"{options.output_dir} is trained by the original gpt-simple; stop it by creating {flag}")
-    run = _open_run(options.output_dir)
-    state = run.status().state
+def _age(when: Any) -> float:
+    """Return the seconds since a time in a state file; 0 if it cannot be read."""
     try:
-        if not options.force:
-            run.stop()
-        elif (now := run.status().status) != "running":
-            raise RunError(f"{run.path} is not running: its status is {now}")
-    except RunError as error:
-        warn(str(error))
-        return
-    if options.force:
-        warn(f"Sending SIGKILL to PID {state.pid}: what is not in its newest checkpoint is lost")
-        run.signal(signal.SIGKILL)
-        return
-    say(f"{run.path} was asked at step {state.step} to save and stop; waiting for PID {state.pid} on {state.host}")
-    deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
-    while run.status().status == "running":
-        if time.monotonic() > deadline:
-            warn(f"the run has not ended after {STOP_TIMEOUT_SECONDS:.0f} s; --force kills it")
-            return
-        time.sleep(POLL_SECONDS)
-    say(f"the run has ended: {run.status().status}")
+        return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(when)).total_seconds())
+    except (TypeError, ValueError):
+        return 0.0
 
 
-def _open_run(folder: str) -> Run:
-    try:
-        return Run.open(folder)
-    except CheckpointError:
-        raise RunError(f"there is no run in {folder}; name its folder with --output_dir") from None
-
-
-def _original_state(folder: Path) -> dict[str, Any] | None:
-    """Return the state of a run that only the original gpt-simple has trained; None for any other folder."""
-    return read_dict(folder / RUN_STATE) if read_state(folder) is None else None
-
-
-def _original_rows(state: dict[str, Any]) -> list[Row]:
-    names = {
-        "Status": "status",
-        "Started": "started_at",
-        "Progress": "global_step",
-        "Loss": "loss",
-        "Tokens": "tokens_trained",
-        "Checkpoint": "latest_checkpoint",
-    }
-    rows = [(name, str(state[key])) for name, key in names.items() if state.get(key) is not None]
-    note = ", as gpt-simple's own trainer last said" if state.get("status") == "running" else " (trained by gpt-simple)"
-    return [(name, value.upper() + note if name == "Status" else value) for name, value in rows]
-
-
-def _saved_rows(saved: list[Saved]) -> list[Row]:
-    """Return the rows of a folder that has checkpoints and no state of a run."""
-    newest = saved[-1]
-    metrics, tokens = newest.state.get("metrics"), newest.state.get("tokens_trained")
-    loss = metrics.get("loss") if isinstance(metrics, dict) else None
-    return [
-        ("Status", "NO RUN STATE (checkpoint only)"),
-        ("Progress", f"{newest.step} steps"),
-        ("Loss", f"{loss:.4f}" if isinstance(loss, float) else ""),
-        ("Tokens", f"{_short(tokens)} trained" if isinstance(tokens, int) else ""),
-        *_checkpoint_rows({one.path: one.step for one in saved}),
-    ]
-
-
-def _rows(run: Run, now: RunStatus) -> list[Row]:
-    s = now.state
-    of = f" / {s.max_steps} steps ({100 * s.step / s.max_steps:.1f}%)" if s.max_steps else " steps"
-    ago = duration(max(0.0, now.age_seconds))
-    age = duration(max(0.0, time.time() - datetime.fromisoformat(s.started_at).timestamp()))
-    rate = (read_dict(run.path / RUN_STATE) or {}).get("learning_rate")
-    theirs = {one.path: one.step for one in saved_checkpoints(run.path)}  # our names for those that gpt-simple has no folder of
-    steps = {path: step for step, path in run.checkpoints().items() if step not in theirs.values()} | theirs
-    return [
-        ("Status", STATUS_WORDS[now.status].format(pid=s.pid, host=s.host, ago=ago)),
-        ("Started", f"{s.started_at} ({age} ago)"),
-        ("Shutdown", "requested" if now.status == "running" and any((run.path / name).exists() for name in STOP_FILES) else ""),
-        ("Progress", f"{s.step}{of}"),
-        ("Loss", f"{s.loss:.4f}" if s.loss is not None else ""),
-        ("LR", f"{rate:.2e}" if isinstance(rate, float) and rate else ""),
-        ("Throughput", f"{s.tokens_per_second:,.0f} tok/s" if s.tokens_per_second else ""),
-        ("Tokens", f"{_short(s.tokens)} trained" if s.tokens else ""),
-        *_checkpoint_rows(dict(sorted(steps.items(), key=lambda item: item[1]))),
-        ("Error", s.error or ""),
-    ]
-
-
-def _checkpoint_rows(steps: dict[Path, int]) -> list[Row]:
-    """Return the rows of the newest checkpoint and of the last few, oldest first."""
-    history = ", ".join(f"{path.name}@{step}" for path, step in list(steps.items())[-HISTORY:])
-    return [("Checkpoint", str(list(steps)[-1])), ("History", history)] if steps else []
+def _number(value: Any, form: str, unit: str = "") -> str:
+    return f"{value:{form}}{unit}" if isinstance(value, int | float) and value else ""
 
 
 def _short(count: int) -> str:
@@ -281,6 +217,37 @@ def _short(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f}{unit}"
     return str(count)
+
+
+def stop(options: Namespace, say: Say) -> None:
+    """Ask the run in a folder to save and stop, and wait until it has; with --force, kill it."""
+    folder = Path(options.output_dir)
+    if read_state(folder) is None and (folder / RUN_STATE).exists():
+        raise RunError(f"{folder} is trained by the original gpt-simple; stop it by creating {folder / STOP_FLAG}")
+    try:
+        run = Run.open(folder)
+    except CheckpointError:
+        raise RunError(f"there is no run in {folder}; name its folder with --output_dir") from None
+    try:
+        if not options.force:
+            run.stop()
+        elif (now := run.status().status) != "running":
+            raise RunError(f"{folder} is not running: its status is {now}")
+    except RunError as error:
+        warn(str(error))
+        return
+    if options.force:
+        warn("Sending SIGKILL: what is not in its newest checkpoint is lost")
+        run.signal(signal.SIGKILL)
+        return
+    say(f"{folder} was asked to save and stop; waiting for it to end")
+    deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+    while run.status().status == "running":
+        if time.monotonic() > deadline:
+            warn(f"the run has not ended after {STOP_TIMEOUT_SECONDS:.0f} s; --force kills it")
+            return
+        time.sleep(POLL_SECONDS)
+    say(f"the run has ended: {run.status().status}")
 
 
 def make_parser() -> Parser:
@@ -291,20 +258,19 @@ def make_parser() -> Parser:
     parser.add_argument("-q", "--quiet", action="store_true", help="print warnings and errors only")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
     for name, (about, fill, _) in COMMANDS.items():
-        epilog = "Any key of the config may be given as --section.key VALUE." if name in WITH_KEYS else None
+        epilog = "Any key of the config may be given as --section.key VALUE." if name in ("train", "validate") else None
         fill(commands.add_parser(name, help=about, description=f"{about}.", epilog=epilog, formatter_class=wide))
     return parser
 
 
-def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+def _whole(least: int, most: float = float("inf")) -> Callable[[str], int]:
     """Return the type of a flag whose value is a whole number in a range."""
 
     def read(word: str) -> int:
-        number = int(word) if word.removeprefix("-").isdecimal() else least - 1
-        if number < least or (most is not None and number > most):
-            upto = "or more" if most is None else f"to {most}"
+        if not word.isdecimal() or not least <= int(word) <= most:
+            upto = "or more" if most == float("inf") else f"to {most:g}"
             raise ArgumentTypeError(f"{word!r} is not a whole number of {least} {upto}")
-        return number
+        return int(word)
 
     return read
 
@@ -351,29 +317,24 @@ def _init_flags(parser: ArgumentParser) -> None:
 
 
 def _generate_flags(parser: ArgumentParser) -> None:
-    _model_flags(parser, required=True)
     prompts = parser.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", metavar="TEXT", help="prompt to complete")
     prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="JSON lines, each an object with a prompt")
-    _sampling_flags(parser, ("fp32", "fp16", "bf16"))
+    _sampling_flags(parser, ("fp32", "fp16", "bf16"), model_required=True)
     parser.add_argument("--stream", action="store_true", help="also print a line for each token as it is generated")
 
 
 def _batch_generate_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--input", type=Path, required=True, metavar="FILE", help="requests, one per line of JSON")
-    _model_flags(parser, required=False)
-    _sampling_flags(parser, tuple(sorted(DTYPES)))
+    _sampling_flags(parser, tuple(sorted(DTYPES)), model_required=False)
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, and open no model")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
-def _model_flags(parser: ArgumentParser, required: bool) -> None:
-    models = parser.add_mutually_exclusive_group(required=required)
+def _sampling_flags(parser: ArgumentParser, dtypes: Sequence[str], model_required: bool) -> None:
+    models = parser.add_mutually_exclusive_group(required=model_required)
     models.add_argument("--checkpoint", metavar="DIR", help="a checkpoint")
     models.add_argument("--output-dir", metavar="RUN", help="the newest checkpoint of a run")
-
-
-def _sampling_flags(parser: ArgumentParser, dtypes: Sequence[str]) -> None:
     add = parser.add_argument
     add("--output", type=Path, metavar="FILE", help="write the JSON lines to a file instead of printing them")
     add("--tokenizer", metavar="DIR", help="folder of the tokenizer (the one beside the checkpoint)")

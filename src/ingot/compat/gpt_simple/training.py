@@ -1,36 +1,56 @@
-"""`gpt-simple train` and `gpt-simple validate`: the original's keys, trained by our loop on one or more ranks."""
+"""`gpt-simple train` and `gpt-simple validate`: the original's keys, log lines and files, trained by our loop on any ranks.
+
+Beside our files a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N, checkpoint-N-shutdown or final)
+for every checkpoint that the original would have written. The original generates and resumes from these folders; our own resume
+uses our checkpoints.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
+import shutil
+import threading
+import time
+import traceback
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.artifact.gpt_simple import RUN_STATE, STOP_FLAG, TOKENIZER
-from ingot.compat.gpt_simple.config import GptSimpleConfig, advice, key_name, read_config, use_their_values
-from ingot.compat.gpt_simple.reporter import GptSimpleReporter, Log, newest_name
+from ingot.artifact.gpt_simple import CONFIG, FINAL, RUN_STATE, SHUTDOWN, STOP_FLAG, TOKENIZER, saved_checkpoints
+from ingot.compat.gpt_simple.config import GptSimpleConfig, advice, key_name, read_config
 from ingot.compat.gpt_simple.translate import (
     ALREADY_READ,
+    cosine_steps,
     kept_tokens,
     named_tokenizer,
     report_kept_batch,
-    resume_setting,
     translate,
     warnings,
 )
 from ingot.console.entry import STARTED_AT, process_start, warn
 from ingot.console.output import print_json
-from ingot.errors import ConfigError, IngotError
-from ingot.runtime.files import user_path
+from ingot.data.loading.order import GO_ON_WITHOUT_BUCKET
+from ingot.errors import CheckpointError, ConfigError, IngotError, RunError, Setting
+from ingot.optim.schedules import learning_rate_scale
+from ingot.runs.folder import WANDB_ID, Kind, RunFolder, saved_steps, step_of
+from ingot.runs.reporter import BeginReport, EvaluationReport, Reporter, StepReport
+from ingot.runs.state import read_state
+from ingot.runs.tracking import read_id
+from ingot.runtime.files import read_dict, to_json, user_path, write_atomically, writing
+from ingot.runtime.processes import is_alive
 from ingot.runtime.ranks import ranks_from_environment
 
 if TYPE_CHECKING:
     from ingot.config.schema import Config
     from ingot.data.store.dataset import Dataset
+    from ingot.data.tokenizers import Tokenizer
 
 MODULE = "ingot.compat.gpt_simple"
 PORT = 29500  # where machines meet if no port is given
@@ -38,10 +58,18 @@ PORT = 29500  # where machines meet if no port is given
 THEIR_FILES = (
     TOKENIZER, RUN_STATE, STOP_FLAG, ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*", "checkpoints/final",
 )  # fmt: skip
+RULE = "=" * 60
+KINDS = {"regular": "Checkpoint", "shutdown": "Shutdown checkpoint", "final": "Final checkpoint"}
+REASONS = {"stop_file": "flag_file"}  # gpt-simple's words for a stop reason
+STATUSES = {"failed": "error"}  # and for a status
+MAX_EXPONENT = 20.0  # a larger loss is reported as the perplexity of this one
+LEFTOVER = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # left by a kill during a write
+FRESH_SECONDS = 300.0  # the original writes its state every logging_steps, and clocks of hosts differ
+POLL_SECONDS = 0.5  # between two looks for the flag file: a network disk answers slowly
 
 
 @dataclass
-class GptSimpleResult:
+class TrainingResult:
     """gpt-simple's TrainingResult."""
 
     final_loss: float  # the mean of the last log line, else the last step's loss
@@ -50,17 +78,44 @@ class GptSimpleResult:
     total_steps: int
 
 
+@dataclass(frozen=True)
+class Log:
+    """Log lines on stderr: -q prints warnings only, -v also prints what the run is waiting for."""
+
+    verbose: bool = False
+    quiet: bool = False
+
+    def info(self, line: str) -> None:
+        """Print a line about progress."""
+        if not self.quiet:
+            warn(line)
+
+    def warn(self, line: str) -> None:
+        """Print a warning."""
+        warn(line)
+
+
 def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]) -> int:
     """Train as a file and a command line say; return the exit code."""
-    log = Log(options.verbose, options.quiet)
-    config = read_options(options, overrides)
-    try:
-        if "RANK" not in os.environ and (options.nproc_per_node > 1 or options.nnodes > 1):
-            return _launch(config, options, words, log)
-        status, result = run_training(config, log, options.force)
-    except IngotError as error:
-        use_their_values(error, resume_setting(config), config.training.resume)
-        raise
+    from ingot.console.launch import launch
+    from ingot.train.start import open_data
+
+    log, config = Log(options.verbose, options.quiet), read_options(options, overrides)
+    if "RANK" not in os.environ and (options.nproc_per_node > 1 or options.nnodes > 1):
+        refuse_live_original(Path(config.training.output_dir))
+        world_size = options.nproc_per_node * options.nnodes
+        resolved = translate(config, world_size, None if options.force else kept_tokens(config)).config
+        open_data(resolved, world_size, _check(config, resolved, world_size, log, options.force))
+        return launch(
+            options.nproc_per_node,
+            words,
+            nnodes=options.nnodes,
+            node_rank=options.node_rank,
+            master_addr=options.master_addr,
+            master_port=options.master_port or (PORT if options.nnodes > 1 else None),
+            module=MODULE,
+        )
+    status, result = run_training(config, log, options.force)
     if not ranks_from_environment().first:
         return 0  # a launcher treats any other code as a failure and kills the first rank before it is done
     if status == "completed":
@@ -83,8 +138,6 @@ def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
     warnings(config, warn)
     workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
     report = preflight(resolved, options.world_size, began=process_start(), workers=workers, allow_mismatch=mismatch)
-    for finding in report.findings:
-        use_their_values(finding.cause, resume_setting(config), config.training.resume)
     if options.json:
         print_json(report_record(report, options.strict, key_name, advice))
     else:
@@ -102,15 +155,17 @@ def read_options(options: Namespace, overrides: Mapping[str, Any]) -> GptSimpleC
     return config
 
 
-def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tuple[str, GptSimpleResult]:
+def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tuple[str, TrainingResult]:
     """Train on this rank; return the run's status and result. With `force`, delete an earlier run in the folder first."""
-    from ingot.compat.gpt_simple.files import RunFiles, refuse_live_original, refuse_strangers
     from ingot.compat.gpt_simple.foreign import adopt_on_all_ranks
     from ingot.train.start import run
 
     ranks, folder = ranks_from_environment(), Path(config.training.output_dir)
     refuse_live_original(folder)
-    refuse_strangers(folder)
+    foreign_config = (folder / CONFIG).is_file() and not (folder / RUN_STATE).is_file()
+    if foreign_config and not {"model", "training"} <= (read_dict(folder / CONFIG) or {}).keys():
+        what = f"{folder} holds {CONFIG}, which neither gpt-simple nor Ingot wrote"
+        raise CheckpointError(what, Setting("training.output_dir"), advice="choose another {0}")
     if not force:
         adopt_on_all_ranks(config, ranks, log.info, log.warn)
     kept = None if force else kept_tokens(config)
@@ -120,50 +175,293 @@ def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tupl
     warnings(config, messages.append)
     report_kept_batch(config, ranks.world_size, kept, messages.append)
     # If a launcher started this rank, it has checked the run already.
-    dataset = None if STARTED_AT in os.environ else _check(config, resolved.config, ranks.world_size, messages.append, force)
-    spec = tokenizer.spec() if tokenizer is not None else None
-    files = RunFiles(folder, config.to_dict(), spec, log.warn, process_start())
-    reporter = GptSimpleReporter(config, resolved.config, log, files, messages)
+    dataset = None if STARTED_AT in os.environ else _check(config, resolved.config, ranks.world_size, log, force)
+    reporter = GptSimpleReporter(config, resolved.config, log, tokenizer, messages)
     try:
         result = run(resolved, reporter, began=process_start(), force=force, files=THEIR_FILES, dataset=dataset)
     except Exception as error:
-        files.failed(error)
+        reporter.failed(error)
         raise
-    if files.failure is not None:
-        raise files.failure
-    last = reporter.interval_loss if reporter.interval_loss is not None else result.final_loss
-    path = reporter.checkpoint or (result.checkpoint_path and newest_name(result.checkpoint_path))
-    final_loss, checkpoint = last if last is not None else math.inf, str(path) if path is not None else ""
-    return result.status, GptSimpleResult(final_loss, checkpoint, result.total_tokens, result.total_steps)
+    if reporter.failure is not None:
+        raise reporter.failure
+    final_loss = reporter.interval_loss if reporter.interval_loss is not None else result.final_loss
+    path = reporter.checkpoint or (newest_name(folder, step_of(result.checkpoint_path)) if result.checkpoint_path else "")
+    return result.status, TrainingResult(
+        final_loss if final_loss is not None else math.inf, str(path), result.total_tokens, result.total_steps
+    )
 
 
-def _check(
-    config: GptSimpleConfig, resolved: Config, world_size: int, report: Callable[[str], None], force: bool
-) -> Dataset | None:
+def _check(config: GptSimpleConfig, resolved: Config, world_size: int, log: Log, force: bool) -> Dataset | None:
     """Refuse a run that cannot succeed; return the data if they had to be opened."""
     from ingot.preflight.validate import check_before_training
 
-    workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
-    words = {"name": key_name, "advise": advice}
-    return check_before_training(resolved, world_size, report, workers=workers, allow_mismatch=mismatch, fresh=force, **words)
-
-
-def _launch(config: GptSimpleConfig, options: Namespace, words: Sequence[str], log: Log) -> int:
-    """Start the ranks, after checking the run once; return the exit code."""
-    from ingot.compat.gpt_simple.files import refuse_live_original
-    from ingot.console.launch import launch
-    from ingot.train.start import open_data
-
-    refuse_live_original(Path(config.training.output_dir))
-    world_size = options.nproc_per_node * options.nnodes
-    resolved = translate(config, world_size, None if options.force else kept_tokens(config)).config
-    open_data(resolved, world_size, _check(config, resolved, world_size, log.warn, options.force))
-    return launch(
-        options.nproc_per_node,
-        words,
-        nnodes=options.nnodes,
-        node_rank=options.node_rank,
-        master_addr=options.master_addr,
-        master_port=options.master_port or (PORT if options.nnodes > 1 else None),
-        module=MODULE,
+    return check_before_training(
+        resolved,
+        world_size,
+        log.warn,
+        workers=config.data.num_workers,
+        allow_mismatch=config.data.allow_budget_mismatch,
+        fresh=force,
+        name=key_name,
+        advise=advice,
     )
+
+
+def refuse_live_original(folder: Path) -> None:
+    """Refuse a folder in which the original gpt-simple trains: each of the two would delete the other's checkpoints.
+
+    Its state names no host, so a process that is not found here may still train on another one while the state is fresh. A run
+    of ours writes the same file; its own lock keeps others out, and a killed one may resume at once.
+    """
+    state, ours = read_dict(folder / RUN_STATE) or {}, read_state(folder)
+    try:
+        pid, updated = int(state["pid"]), datetime.fromisoformat(state["updated_at"])
+        written_by_us = ours is not None and (ours.pid == pid or datetime.fromisoformat(ours.updated_at) >= updated)
+    except (KeyError, TypeError, ValueError):
+        return  # the original writes both, the time with its zone
+    if state.get("status") != "running" or written_by_us:
+        return
+    age, output_dir = time.time() - updated.timestamp(), Setting("training.output_dir")
+    if pid > 0 and pid != os.getpid() and is_alive(pid, age):
+        what = f"the original gpt-simple, process {pid}, is training in {folder}"
+        raise RunError(what, output_dir, advice="stop it first, or choose another {0}")
+    if age < FRESH_SECONDS:
+        raise RunError(
+            f"the original gpt-simple wrote {folder / RUN_STATE} {max(0.0, age):.0f} s ago and may be training on another host",
+            output_dir,
+            advice=f"stop it first, or choose another {{0}}; if it is dead, delete {folder / RUN_STATE}",
+        )
+
+
+def newest_name(folder: Path, step: int) -> Path | None:
+    """Return the checkpoint of a step in a run folder: gpt-simple's, else ours."""
+    theirs = [saved.path for saved in saved_checkpoints(folder) if saved.step == step]
+    return theirs[-1] if theirs else saved_steps(folder / "checkpoints").get(step)
+
+
+class GptSimpleReporter(Reporter):
+    """Prints what `gpt-simple train` prints and writes its files, on the first rank.
+
+    `messages` are warnings to print when the run begins: a run that does not start prints its error only. `interval_loss` is the
+    mean of the last step line, None before the first; `checkpoint` is the newest checkpoint under gpt-simple's name. If a
+    checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds.
+    """
+
+    def __init__(
+        self, config: GptSimpleConfig, resolved: Config, log: Log, tokenizer: Tokenizer | None, messages: Sequence[str] = ()
+    ) -> None:
+        self._config, self._resolved, self._log, self._messages = config, resolved, log, messages
+        self._tokenizer, self._keys = tokenizer, config.to_dict()
+        self._folder = Path(config.training.output_dir)
+        self.interval_loss: float | None = None
+        self.checkpoint: Path | None = None
+        self.failure: CheckpointError | None = None
+        self._interval: list[StepReport] = []  # since the last step line
+        self._numbers: dict[str, float] = {}  # values of the last step line
+        self._seconds = 0.0
+        self._state: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._polled_at = -POLL_SECONDS
+        self._resumed_from: str | None = None
+
+    def begin(self, report: BeginReport) -> None:
+        step, max_steps = report.resumed_at, self._config.training.max_steps
+        self._seconds = report.elapsed_seconds
+        saved = [one for one in saved_checkpoints(self._folder) if one.step <= step]
+        newest = str(saved[-1].path) if saved else None
+        self._resumed_from = newest if saved and saved[-1].step == step else None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._state = {
+            "status": "running",
+            "pid": os.getpid(),
+            "started_at": now,
+            "updated_at": now,
+            "global_step": step,
+            "max_steps": max_steps,
+            "learning_rate": 0.0,
+            "tokens_trained": saved[-1].state.get("tokens_trained", 0) if saved else 0,
+            "tokens_per_sec": 0.0,
+            "error": None,
+            "latest_checkpoint": newest,
+            "config_path": str(self._folder / CONFIG),
+        }
+        with writing(self._folder):
+            for leftover in self._folder.glob("checkpoints/.*"):
+                if LEFTOVER.fullmatch(leftover.name):
+                    shutil.rmtree(leftover, ignore_errors=True)
+            write_atomically(self._folder / CONFIG, json.dumps(self._keys, indent=2) + "\n")
+            self._write_tokenizer()
+        self._update()
+        ours = saved_steps(self._folder / "checkpoints").get(step)
+        if ours is not None and (not saved or saved[-1].step < step):  # a kill came before gpt-simple's folder was written
+            from ingot.runs.checkpoints import read_kind
+
+            self.saved(ours, read_kind(ours))
+        with suppress(OSError):
+            if (self._folder / STOP_FLAG).stat().st_mtime < process_start():
+                (self._folder / STOP_FLAG).unlink()  # meant for an earlier session
+        self._pass_on_flag()
+        for line in self._messages:
+            self._log.warn(line)
+        for line in self._summary(report):
+            self._log.info(line)
+        if step >= max_steps:
+            self._log.info(f"Training already complete: step {step} of training.max_steps={max_steps}; raise it to continue")
+
+    def _summary(self, report: BeginReport) -> list[str]:
+        t, o = self._config.training, self._config.optimizer
+        rows = self._resolved.training.tokens_per_step // self._config.data.max_length
+        lines = [
+            RULE,
+            "GPT-SIMPLE TRAINING",
+            RULE,
+            f"Dataset:              {self._config.data.path}",
+            f"Output:               {t.output_dir}",
+            f"Devices:              {report.ranks}",
+            f"Per-device batch size: {t.per_device_batch_size}",
+            f"Gradient accumulation: {-(-rows // (t.per_device_batch_size * report.ranks))}",
+            f"Effective batch size:  {rows}",
+            f"Max steps:            {t.max_steps}",
+            f"LR: {o.learning_rate}  (warmup={o.warmup_steps}, decay={cosine_steps(self._config)})",
+        ]
+        if step := report.resumed_at:
+            named = t.resume if t.resume not in ("auto", "scratch") else newest_name(self._folder, step)
+            lines.append(f"Resuming from step {step}  (checkpoint: {named})")
+        return [*lines, RULE]
+
+    def step(self, report: StepReport, log: bool) -> None:
+        self._pass_on_flag()
+        self._interval.append(report)
+        if report.step % self._config.training.logging_steps:
+            return
+        steps, seconds = len(self._interval), report.elapsed_seconds - self._seconds
+        targets = sum(one.targets for one in self._interval)
+        self.interval_loss = sum(one.loss for one in self._interval) / steps
+        # The learning rate of a step line is the next step's.
+        scale = learning_rate_scale(self._resolved, report.step, report.elapsed_seconds)
+        self._numbers = n = {
+            "train/loss": self.interval_loss,
+            "train/learning_rate": self._resolved.optimizer.learning_rate * scale,
+            "train/grad_norm": sum(one.grad_norm for one in self._interval) / steps,
+            "throughput/tokens_per_sec": targets / seconds if seconds else 0.0,
+            "throughput/time_per_step": seconds / steps,
+            "throughput/total_tokens": report.tokens,
+            "throughput/packing_efficiency": 100 * targets / (steps * self._resolved.training.tokens_per_step),
+            **({"curriculum/phase": report.phase} if self._config.data.curriculum else {}),
+        }
+        self._log.info(
+            f"Step {report.step:6d} | Loss {n['train/loss']:.4f} | LR {n['train/learning_rate']:.2e} | "
+            f"GradNorm {n['train/grad_norm']:.3f} | {n['throughput/time_per_step']:.2f}s/step | "
+            f"{n['throughput/tokens_per_sec']:,.0f} tok/s | Packing {n['throughput/packing_efficiency']:.1f}%"
+        )
+        self._interval, self._seconds = [], report.elapsed_seconds
+        self._update(
+            global_step=report.step,
+            loss=self.interval_loss,
+            learning_rate=report.learning_rate,
+            tokens_trained=report.tokens,
+            tokens_per_sec=report.tokens_per_second,
+        )
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self._log.info(f"Eval Loss: {report.val_loss:.4f}")
+
+    def phase(self, number: int, tokens: int) -> None:
+        self._log.info(f"Curriculum: advancing to phase {number} (at {tokens:,} total tokens)")
+
+    def saved(self, path: Path, kind: Kind = "regular") -> None:
+        """Write our checkpoint as the folders that the original would have written, and delete those it would not keep."""
+        from ingot.compat.gpt_simple.files import not_kept, write_checkpoint
+        from ingot.runs.checkpoints import load_checkpoint
+
+        began, step, folder, training = time.monotonic(), step_of(path), path.parent, self._config.training
+        names: dict[str, Kind] = {}  # the original saves nothing for a best evaluation, and the last step may be a regular one
+        if kind != "shutdown" and step % training.save_steps == 0:
+            names[f"checkpoint-{step}"] = "regular"
+        if kind != "regular":
+            names[FINAL if kind == "final" else f"checkpoint-{step}{SHUTDOWN}"] = kind
+        self.checkpoint = folder / list(names)[-1] if names else path
+        new = [name for name in names if name == FINAL or not (folder / name).exists()]
+        try:
+            checkpoint = load_checkpoint(path) if new else None
+            for name in new:
+                assert checkpoint is not None
+                facts = {"wandb_run_id": read_id(self._folder / WANDB_ID), "resumed_from": self._resumed_from}
+                write_checkpoint(folder / name, checkpoint, self._keys, facts)
+            for old in saved_checkpoints(self._folder):
+                if old.name == FINAL and old.step < step:  # the original would take it for the newest checkpoint forever
+                    shutil.rmtree(regular := old.path.with_name(f"checkpoint-{old.step}"), ignore_errors=True)
+                    old.path.rename(regular)
+            for old in not_kept(saved_checkpoints(self._folder), training.keep_last_k, training.keep_milestone_every):
+                shutil.rmtree(old.path, ignore_errors=True)
+            self.failure = None
+        except (IngotError, OSError) as error:  # this runs in a thread: training continues, and the run ends with the error
+            why = getattr(error, "strerror", None) or error
+            self.failure = CheckpointError(f"cannot write {path.name} as gpt-simple's: {why}")
+            self._log.warn(f"{self.failure}; training continues, and {path} is complete")
+            return
+        for name in new:
+            self._log.info(f"{KINDS[names[name]]} saved to {folder / name} (step {step}, {time.monotonic() - began:.1f}s)")
+            self._update(latest_checkpoint=str(folder / name))
+
+    def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
+        if isinstance(report, EvaluationReport):
+            return {"eval/loss": report.val_loss, "eval/perplexity": math.exp(min(report.val_loss, MAX_EXPONENT))}
+        return {} if report.step % self._config.training.logging_steps else self._numbers
+
+    def tracked_config(self) -> Mapping[str, Any] | None:
+        return self._keys
+
+    def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
+        if not done and self._log.verbose:
+            self._log.warn(what)
+
+    def message(self, text: str) -> None:
+        self._log.warn(text.replace(GO_ON_WITHOUT_BUCKET, "add --allow-bucket-exhaustion"))
+
+    def end(self, result: Any) -> None:
+        with suppress(OSError):
+            (self._folder / STOP_FLAG).unlink(missing_ok=True)
+        loss = {} if result.final_loss is None else {"loss": self._state.get("loss", result.final_loss)}
+        status = STATUSES.get(result.status, result.status)
+        self._update(status=status, global_step=result.total_steps, tokens_trained=result.total_tokens, **loss)
+        if result.status == "completed":
+            for line in (RULE, "TRAINING COMPLETE!", RULE):
+                self._log.info(line)
+            return
+        reason = REASONS.get(result.stop_reason, result.stop_reason)
+        where = self.checkpoint or result.checkpoint_path or self._folder
+        ended = "Halted" if result.status == "halted" else "Stopped"
+        self._log.info(f"{ended} at step {result.total_steps} ({reason}). Resume with: --training.resume {where}")
+
+    def failed(self, error: BaseException) -> None:
+        """Record the error that ended the session, which the original's `status` shows."""
+        if self._state:
+            self._update(status="error", error="".join(traceback.format_exception(error)))
+
+    def _pass_on_flag(self) -> None:
+        """Turn gpt-simple's flag file into our stop request; the flag file is removed when the run ends."""
+        if time.monotonic() - self._polled_at >= POLL_SECONDS:
+            self._polled_at = time.monotonic()
+            if (self._folder / STOP_FLAG).is_file():
+                with suppress(CheckpointError):  # the disk refuses: the next step tries again
+                    RunFolder(self._folder).ask_to_stop()
+
+    def _write_tokenizer(self) -> None:
+        from ingot.compat.gpt_simple.files import write_tokenizer
+
+        folder = self._folder / TOKENIZER
+        if self._tokenizer is None or (folder.is_dir() and any(folder.iterdir())):
+            return  # the original writes it once per run, too
+        if not write_tokenizer(folder, self._tokenizer.spec(), self._config.data.max_length):
+            self._log.warn(f"gpt-simple has no {self._tokenizer.kind} tokenizer: only ingot can generate from {self._folder}")
+
+    def _update(self, **values: Any) -> None:
+        """Write the latest values to .run_state.json; training continues if the disk refuses."""
+        with self._lock:  # the loop and the thread that saves both write
+            self._state |= {**values, "updated_at": datetime.now(UTC).isoformat(timespec="seconds")}
+            text, path = to_json(self._state, indent=2) + "\n", self._folder / RUN_STATE
+            try:
+                write_atomically(path, text, durable=self._state["status"] != "running")
+            except OSError as error:
+                self._log.warn(f"cannot write {path}: {error.strerror or error}; training continues")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.gpt_simple import is_checkpoint, model_settings, read_saved
-from ingot.compat.gpt_simple.config import GptSimpleConfig, all_keys, key_name
+from ingot.compat.gpt_simple.config import GptSimpleConfig, all_keys
 from ingot.compat.options import copied
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
@@ -39,16 +39,14 @@ def translate(
     `kept_tokens` are the tokens per step of the run that this one resumes; `tokenizer` is the run's, if it is already open.
     """
     config.check()
-    settings = {ours: _value(config, theirs) for theirs, ours in copied(all_keys()).items()}
+    keys = config.to_dict()
+    settings = {ours: keys[path.partition(".")[0]][path.partition(".")[2]] for path, ours in copied(all_keys()).items()}
     settings |= _computed(config, tokenizer or named_tokenizer(config))
     settings["training.tokens_per_step"] = kept_tokens or tokens_per_step(config, world_size)
     settings["data.already_read"] = _already_read(config) if kept_tokens is not None else None
     if decided := sorted(settings.keys() & config.settings.keys()):
         raise ConfigError(f"{decided[0]} follows from gpt-simple's keys and cannot be set as well")
-    try:
-        return load_config(overrides=config.settings, python=settings, environment={})
-    except ConfigError as error:
-        raise ConfigError(error.render(key_name)) from None
+    return load_config(overrides=config.settings, python=settings, environment={})
 
 
 def tokens_per_step(config: GptSimpleConfig, world_size: int) -> int:
@@ -167,17 +165,19 @@ def warnings(config: GptSimpleConfig, report: Callable[[str], None]) -> None:
         )
 
 
-def _value(config: GptSimpleConfig, path: str) -> Any:
-    section, _, name = path.partition(".")
-    return getattr(getattr(config, section), name)
-
-
 def _computed(config: GptSimpleConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Return the settings that depend on several keys, have other values than the keys, or are fixed in gpt-simple."""
     m, d, o, t = config.model, config.data, config.optimizer, config.training
     eval_rows = (t.max_eval_batches or EVAL_BATCHES) * t.per_device_batch_size
     rows = padded_vocabulary(tokenizer) if tokenizer is not None else None
     model = model_settings({**asdict(m), "vocab_size": rows or 1, "n_positions": max(m.n_positions, d.max_length)}, "the config")
+    phases: dict[str, Any] = {"data.mix": dict.fromkeys(buckets(config), 1.0)}
+    if d.curriculum is not None:
+        phases = {"data.phases": [{"tokens": phase.duration_tokens, "mix": phase.mix} for phase in d.curriculum]}
+    tracking = {}
+    if t.wandb_project is not None:
+        name = t.wandb_run_name or f"gpt_simple_{datetime.now():%Y%m%d_%H%M%S}"
+        tracking = {"tracking.wandb_project": t.wandb_project, "tracking.wandb_run_name": name}
     return {
         **{f"model.{setting}": value for setting, value in model.items()},
         "model.vocab_size": rows,
@@ -187,7 +187,7 @@ def _computed(config: GptSimpleConfig, tokenizer: Tokenizer | None) -> dict[str,
         "data.overlap": d.overlap_size if d.format == "jsonl" else 0,
         "data.epochs": 1,
         "data.seed": DATA_SEED,
-        **_mix(config),
+        **phases,
         "data.exhausted": "renormalise" if d.allow_bucket_exhaustion else "halt",
         "optimizer.name": "adamw",
         "optimizer.schedule": "cosine",
@@ -206,20 +206,5 @@ def _computed(config: GptSimpleConfig, tokenizer: Tokenizer | None) -> dict[str,
         "evaluation.final_rows": eval_rows,
         "evaluation.micro_batch": t.per_device_batch_size,
         "artifact.write": False,
-        **_tracking(config),
+        **tracking,
     }
-
-
-def _mix(config: GptSimpleConfig) -> dict[str, Any]:
-    phases = config.data.curriculum
-    if phases is not None:
-        return {"data.phases": [{"tokens": phase.duration_tokens, "mix": phase.mix} for phase in phases]}
-    return {"data.mix": dict.fromkeys(buckets(config), 1.0)}
-
-
-def _tracking(config: GptSimpleConfig) -> dict[str, Any]:
-    t = config.training
-    if t.wandb_project is None:
-        return {}
-    name = t.wandb_run_name or f"gpt_simple_{datetime.now():%Y%m%d_%H%M%S}"
-    return {"tracking.wandb_project": t.wandb_project, "tracking.wandb_run_name": name}

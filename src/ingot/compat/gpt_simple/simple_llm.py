@@ -1,4 +1,4 @@
-"""SimpleLLM and SimpleLLMTokenizer: gpt-simple's model and tokenizer, for notebooks and scripts that import them.
+"""gpt-simple in Python: SimpleLLM, SimpleLLMTokenizer, train, generate, load_for_inference and validate_checkpoint.
 
 The model is our llama family, whose parameters already have gpt-simple's names; this file only adds gpt-simple's signatures. As
 in the original, labels are shifted inside the model and -100 is ignored. A tokenizer that cannot be opened is an error; it is
@@ -8,29 +8,35 @@ never replaced by another one.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ingot.artifact.gpt_simple import model_settings
-from ingot.backends.sampling import GenerationOptions
+from ingot.artifact.gpt_simple import model_keys, model_settings
+from ingot.backends.sampling import DTYPES, GenerationOptions
 from ingot.backends.torch.build import checkpoint_blocks
-from ingot.backends.torch.generate import generate
-from ingot.compat.gpt_simple.config import ModelConfig
+from ingot.backends.torch.generate import generate as generate_tokens
+from ingot.backends.torch.state import load_model
+from ingot.compat.gpt_simple.config import DataConfig, GptSimpleConfig, ModelConfig, OptimizerConfig, TrainingConfig
+from ingot.compat.gpt_simple.training import Log, TrainingResult, run_training
 from ingot.compat.gpt_simple.translate import tokenizer_name
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.hf_json import HFTokenizer
-from ingot.errors import ConfigError
+from ingot.errors import CheckpointError, ConfigError
+from ingot.inference.model import Weights, find_tokenizer, open_weights
 from ingot.model.layers import LayerCache
 from ingot.model.llama import Llama
+from ingot.runtime.files import user_path
 
 IGNORED = -100  # labels with this value do not count in the loss
 PAD = "<|pad|>"
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass
@@ -78,7 +84,13 @@ class SimpleLLM(Llama):
         return_dict: bool | None = None,
     ) -> CausalLMOutput | tuple[Any, ...]:
         cache = past_key_values or (self.new_cache(input_ids.size(0)) if use_cache else None)
-        _check_rows(attention_mask, position_ids, continued=past_key_values is not None)
+        if attention_mask is not None and not bool(attention_mask[:, 0].all()):
+            raise ConfigError("attention_mask hides the first tokens of a row; pad rows on the right")
+        if position_ids is not None and past_key_values is None:
+            expected = torch.arange(position_ids.size(-1), device=position_ids.device)
+            # The original gives padding position 0; no token before it attends to it.
+            if not bool(((position_ids == expected) | (position_ids == 0)).all()):
+                raise ConfigError("position_ids must count from 0 in every row, or be left out")
         documents = doc_ids if self.config.attention_mode != "causal" else None
         logits = self.logits(self.hidden(input_ids, cache, documents))
         loss = None
@@ -118,7 +130,7 @@ class SimpleLLM(Llama):
         )
         completion: list[Tensor] = []
         ended = torch.zeros(ids.size(0), dtype=torch.bool, device=ids.device)
-        for tokens in islice(generate(self, ids, options.sampling(ids.size(0))), max_new_tokens):
+        for tokens in islice(generate_tokens(self, ids, options.sampling(ids.size(0))), max_new_tokens):
             completion.append((tokens if pad_token_id is None else tokens.masked_fill(ended, pad_token_id))[:, None])
             if eos_token_id is None:
                 continue
@@ -126,18 +138,6 @@ class SimpleLLM(Llama):
             if bool(ended.all()):
                 break
         return torch.cat([ids, *completion], dim=1)
-
-
-def _check_rows(attention_mask: Tensor | None, position_ids: Tensor | None, continued: bool) -> None:
-    """Raise ConfigError for left padding and unusual positions: rows must begin at position 0."""
-    if attention_mask is not None and not bool(attention_mask[:, 0].all()):
-        raise ConfigError("attention_mask hides the first tokens of a row; pad rows on the right")
-    if position_ids is None or continued:
-        return
-    # The original gives padding position 0; no token before it attends to it.
-    expected = torch.arange(position_ids.size(-1), device=position_ids.device)
-    if not bool(((position_ids == expected) | (position_ids == 0)).all()):
-        raise ConfigError("position_ids must count from 0 in every row, or be left out")
 
 
 class SimpleLLMTokenizer:
@@ -209,28 +209,134 @@ class SimpleLLMTokenizer:
         return ids
 
     def _names(self) -> dict[str, int]:
+        """Return the ids of the special tokens by their names."""
         named = {PAD: self.pad_token_id}
         if self.eos_token_id is not None:
-            named[self._end_name()] = self.eos_token_id
+            name = "<|endoftext|>" if self.tokenizer.kind == "gpt2" else "</s>"
+            if isinstance(self.tokenizer, HFTokenizer):
+                added = json.loads(self.tokenizer.contents).get("added_tokens", [])
+                name = next((str(token["content"]) for token in added if token.get("id") == self.eos_token_id), name)
+            named[name] = self.eos_token_id
         return named
-
-    def _end_name(self) -> str:
-        if isinstance(self.tokenizer, HFTokenizer):
-            for added in json.loads(self.tokenizer.contents).get("added_tokens", []):
-                if added.get("id") == self.eos_token_id:
-                    return str(added["content"])
-        return "<|endoftext|>" if self.tokenizer.kind == "gpt2" else "</s>"
 
     def _text(self, ids: Sequence[int], skip_special: bool) -> str:
         if skip_special:
             return self.tokenizer.decode([i for i in ids if i < self.tokenizer.vocab_size])
         names = {number: name for name, number in self._names().items()}
-        parts: list[str] = []
-        run: list[int] = []
-        for i in ids:
-            if i in names:
-                parts += [self.tokenizer.decode(run) if run else "", names[i]]
-                run = []
-            else:
-                run.append(i)
-        return "".join([*parts, self.tokenizer.decode(run) if run else ""])
+        runs = groupby(ids, key=names.get)  # runs of ordinary tokens, and special ones
+        return "".join(self.tokenizer.decode(list(run)) if name is None else name * len(list(run)) for name, run in runs)
+
+
+class CheckpointInfo(NamedTuple):
+    """The folders and the model section of a checkpoint that can be loaded."""
+
+    checkpoint_dir: Path
+    tokenizer_dir: Path
+    model_config: ModelConfig
+
+
+def train(
+    model: ModelConfig | None = None,
+    data: DataConfig | None = None,
+    optimizer: OptimizerConfig | None = None,
+    training: TrainingConfig | None = None,
+    config: GptSimpleConfig | str | Path | None = None,
+    *,
+    skip_runtime_probe: bool = False,
+) -> TrainingResult:
+    """Train from a config file or object; a section passed as an argument replaces the whole section. Arguments are not modified.
+
+    `skip_runtime_probe` is accepted for compatibility and has no effect: runs start without a trial step.
+    """
+    if config is None:
+        config = GptSimpleConfig()
+    elif not isinstance(config, GptSimpleConfig):
+        config = GptSimpleConfig.from_file(config)
+    arguments = {"model": model, "data": data, "optimizer": optimizer, "training": training}
+    sections: dict[str, Any] = {name: section for name, section in arguments.items() if section is not None}
+    return run_training(replace(config, **sections), Log())[1]
+
+
+def load_for_inference(
+    path: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    tokenizer_path: str | Path | None = None,
+) -> tuple[SimpleLLM, SimpleLLMTokenizer, ModelConfig]:
+    """Load a checkpoint, or a run's newest one: the model in eval mode, its tokenizer and its section `model`."""
+    if isinstance(dtype, str):
+        if dtype.lower() not in DTYPES:
+            raise ConfigError(f"dtype={dtype} must be {', '.join(DTYPES)} or a torch.dtype")
+        dtype = TORCH_DTYPES[DTYPES[dtype.lower()]]
+    weights, config = _open(path)
+    tokenizer = _tokenizer(weights, tokenizer_path)
+    place = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    model = SimpleLLM(config)
+    load_model(model, weights.tensors, str(weights.path))
+    return model.to(dtype=dtype).to(place).eval(), tokenizer, config
+
+
+def validate_checkpoint(
+    path: str | Path, *, tokenizer_path: str | Path | None = None, load_tokenizer: bool = True
+) -> CheckpointInfo:
+    """Check that a checkpoint, and with `load_tokenizer` its tokenizer, can be loaded; raise CheckpointError if not."""
+    weights, config = _open(path)
+    if load_tokenizer:
+        _tokenizer(weights, tokenizer_path)
+    beside = [weights.path / "tokenizer", weights.path.parent.parent / "tokenizer", weights.path]
+    folder = Path(tokenizer_path) if tokenizer_path is not None else next(place for place in beside if place.is_dir())
+    return CheckpointInfo(weights.path, folder, config)
+
+
+@torch.inference_mode()
+def generate(
+    model: SimpleLLM,
+    tokenizer: SimpleLLMTokenizer,
+    prompts: str | Iterable[str],
+    *,
+    max_new_tokens: int = 100,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    do_sample: bool = True,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    return_full_text: bool = False,
+) -> list[str]:
+    """Return the completion of each prompt, with the prompt if `return_full_text`; special tokens are shown by their names."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    device, texts = next(model.parameters()).device, []
+    for prompt in [prompts] if isinstance(prompts, str) else prompts:
+        ids = torch.as_tensor(tokenizer.encode(prompt) or [tokenizer.bos_token_id or 0], device=device)[None]
+        out = model.generate(
+            ids,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            do_sample=do_sample,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            repetition_penalty=repetition_penalty,
+        )[0].tolist()
+        text = tokenizer.decode(out if return_full_text else out[ids.size(1) :], skip_special_tokens=False)
+        texts.append(str(text))
+    return texts
+
+
+def _open(path: str | Path) -> tuple[Weights, ModelConfig]:
+    weights = open_weights(user_path(path))
+    section: dict[str, Any] = weights.config.model.model_dump()
+    if section["family"] != "llama":
+        raise CheckpointError(
+            f"{weights.path} holds a model of the {section['family']} family; SimpleLLM loads the llama family only"
+        )
+    rows = weights.tensors["wte.weight"].shape[0]
+    section |= {"vocab_size": rows, "context": section["context"] or weights.config.data.seq_len}
+    return weights, ModelConfig(**model_keys(section, weights.config.data.document_mask))
+
+
+def _tokenizer(weights: Weights, path: str | Path | None) -> SimpleLLMTokenizer:
+    return SimpleLLMTokenizer("", find_tokenizer(weights, str(path) if path is not None else None))
