@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from ingot.config.loading import Sources
+from ingot.data.loading.data_path import open_dataset
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import ConfigError
 from ingot.preflight.auto import CHOSEN, MOST_PASSES, Facts, choose, choose_tokenizer, resolve_auto
+from ingot.preflight.validate import validate
 from ingot.train.start import run
 
 LAPTOP = Facts("cpu, 2 threads", False, 37e9, 90.0, 1_790_000, 2048, True, 4_782_417, "bpe:2048")
@@ -162,6 +164,36 @@ def test_text_without_a_tokenizer_gets_one_and_a_given_one_stays(load, tmp_path,
     assert "ids learned from them" in told[2]
     resolved = resolve_auto(load(data__path=str(tmp_path / "mine.jsonl"), data__tokenizer="byte"), 1, told.append)
     assert resolved.config.data.tokenizer == "byte" and resolved.origins["data.tokenizer"] == "command line"
+
+
+def test_a_text_file_is_data_and_gets_a_vocabulary_learned_from_it(load, tmp_path, monkeypatch):
+    monkeypatch.setattr("ingot.preflight.auto.PROBE_SECONDS", 0.0)
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "book.txt").write_text("".join(f"{random.Random(i).random()} is number {i}.\n\n" for i in range(16_000)))
+    resolved = resolve_auto(load(data__path=str(tmp_path / "book.txt")), 1, lambda line: None)
+    assert resolved.config.data.tokenizer == "bpe:512"
+    assert {finding.code: finding.severity for finding in validate(resolved.config, thorough=False).findings} == {
+        "data.format.jsonl": "info"
+    }
+    dataset = open_dataset(resolved.config.data.path, "bpe:512")
+    assert dataset.tokenizer.vocab_size > 300 and dataset.split("val").tokens > 1000
+
+
+def test_the_groups_of_the_recipe_are_left_out_for_a_family_that_does_not_have_them(load, tmp_path, monkeypatch):
+    monkeypatch.setattr("ingot.preflight.auto.PROBE_SECONDS", 0.0)
+    given = load(
+        model__family="llama", training__output_dir=str(tmp_path / "run"), training__max_steps=2, evaluation__every=0,
+        artifact__write=False,
+    )  # fmt: skip
+    resolved = resolve_auto(given, 1, lambda line: None)
+    assert resolved.config.model.family == "llama" and resolved.config.optimizer.groups == []
+    assert run(resolved).total_steps == 2
+    assert resolve_auto(given, 1, lambda line: None).config == resolved.config
+    groups = '[{name: own, match: "*.attn.*"}]'
+    assert (
+        len(resolve_auto(load(model__family="llama", optimizer__groups=groups), 1, lambda line: None).config.optimizer.groups)
+        == 1
+    )
 
 
 def test_what_cannot_be_planned_is_refused(load):

@@ -59,12 +59,12 @@ class DataSection(Section):
     path: str = Field(
         "sample:shakespeare",
         description="Training data: a folder made by `ingot data prepare`, a folder {train,val}/BUCKET/ with .bin and .idx or "
-        "with .jsonl files, a single .jsonl file, or sample:shakespeare, the text that comes with the package. "
+        "with .jsonl files, a single .jsonl or .txt file, or sample:shakespeare, the text that comes with the package. "
         "sample:shakespeare+bpe:2048 also names the tokenizer, for use where data.tokenizer is null.",
     )
     tokenizer: str | None = Field(
         None,
-        description="Tokenizer for the sample, .jsonl files or .bin with .idx: byte, char, bpe:N (byte-level BPE with a "
+        description="Tokenizer for the sample, .jsonl and .txt files or .bin with .idx: byte, char, bpe:N (byte-level BPE with a "
         "vocabulary of N, trained on the training text), gpt2, a file (.model or tokenizer.json) or a name on the Hugging Face "
         "hub. null: byte for the sample. A prepared folder contains its tokenizer; if this is set too, both must agree.",
     )

@@ -147,8 +147,11 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
 
 def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], fresh: bool = False) -> ResolvedConfig:
     """Return the config of `--recipe auto`: the choices override only the recipe. `fresh`: no run is resumed."""
-    own = {name: value for name, value in sources.above_recipe().items() if isinstance(value, int) and value > 0}
-    before = sources.load(_stand_in(own))
+    above = sources.above_recipe()
+    own = {name: value for name, value in above.items() if isinstance(value, int) and value > 0}
+    # The recipe's groups name parameters of its own family.
+    groups = {} if above.get("model.family", "frontier") == "frontier" else {"optimizer.groups": []}
+    before = sources.load(_stand_in(own) | groups)
     if world_size > 1:
         raise ConfigError(
             "--recipe auto measures one process and is not for several ranks; train with one and give its config.yaml as --config"
@@ -158,9 +161,9 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
     output_dir = before.config.training.output_dir
     if not fresh and output_dir is not None and RunFolder(folder := user_path(output_dir)).config_path.is_file():
         kept = {".".join(path): value for path, value in leaf_values(Run.open(folder).config)}
-        return sources.load({name: kept[name] for name in CHOSEN if name in kept})  # as chosen when the run began
+        return sources.load({name: kept[name] for name in CHOSEN if name in kept} | groups)  # as chosen when the run began
     choice = choose(_facts(before.config), own)
-    resolved = sources.load(choice.settings)
+    resolved = sources.load(choice.settings | groups)
     for line in choice.reasons:
         say(line)
     changed = [name for name in choice.settings if RECIPE not in resolved.origins.get(name, RECIPE)]

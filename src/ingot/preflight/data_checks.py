@@ -1,7 +1,7 @@
 """Checks of a run's data: that it can be opened, has the buckets that the settings name, and enough tokens.
 
 A folder of buckets is checked file by file, so that everything missing is reported at once. Other data is opened as in training.
-JSON lines are not tokenized for the check, so their token count stays unknown.
+JSON lines and .txt files are not tokenized for the check, so their token count stays unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ingot.config.schema import Config
 from ingot.data import SPLITS
 from ingot.data.formats.gpt_simple_folder import Pair
 from ingot.data.loading.data_path import open_dataset, resolve
-from ingot.data.prepare.cached import PREFIX
+from ingot.data.prepare.cached import FILE_SUFFIXES, PREFIX
+from ingot.data.prepare.cached import SUFFIXES as JSON_LINES
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.by_name import is_learned
@@ -25,7 +26,6 @@ from ingot.train.step_plan import shapes
 
 PATH, TOKENIZER = Setting("data.path"), Setting("data.tokenizer")
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
-JSON_LINES = (".jsonl", ".jsonl.gz")
 IDLE_ROWS = 1024  # unused rows of the embedding that are normal: vocabularies are rounded up
 MANY_PASSES = 300  # epochs that deserve a warning; nanoGPT's smallest preset trains for 82
 TOLERANCE = 0.05  # relative difference allowed between the tokens of all phases and of all steps
@@ -66,10 +66,11 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
         findings.add("data.path.empty", "error", "{0} is empty; nothing says what to train on", PATH)
     elif folder is not None and any((folder / split).is_dir() for split in SPLITS) and not (folder / MANIFEST).is_file():
         _look_at_buckets(folder, facts, findings)
-    elif folder is not None and folder.name.endswith(JSON_LINES) and folder.is_file():
-        facts.format, facts.splits["train"] = "jsonl", {"all": BucketFacts(1, None, None)}
-    if facts.format == "jsonl":
-        message = f"{data.path} is JSON lines, whose tokens are not counted before training prepares them"
+    elif folder is not None and folder.name.endswith(FILE_SUFFIXES) and folder.is_file():
+        facts.format = "jsonl" if folder.name.endswith(JSON_LINES) else "txt"
+        facts.splits["train"] = {"all": BucketFacts(1, None, None)}
+    if facts.format in ("jsonl", "txt"):
+        message = f"{data.path} is text, whose tokens are not counted before training prepares them"
         findings.add("data.format.jsonl", "info", message, PATH)
     elif facts.has_buckets and data.tokenizer is None and len(findings) == before:
         message = f"{data.path} holds tokens and does not say their tokenizer; name it with {{0}}"

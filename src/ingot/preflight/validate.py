@@ -14,6 +14,7 @@ from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, Config
 from ingot.config.size import Size, model_size
 from ingot.data.loading.reader import read_rank_batch
 from ingot.data.store.dataset import Dataset
+from ingot.data.tokenizers.by_name import BPE, bpe_size
 from ingot.errors import CheckpointError, ConfigError, IngotError, Rename, Setting
 from ingot.preflight.checks import (
     CHECKPOINTING,
@@ -93,6 +94,8 @@ def validate(
         check_supply(config, data, total, allow_mismatch, findings)
     output = check_output(config, findings)
     vocab_size = config.model.vocab_size or (data.tokenizer.vocab_size if data.tokenizer is not None else 0)
+    if not vocab_size and (config.data.tokenizer or "").startswith(BPE):
+        vocab_size = bpe_size(config.data.tokenizer or "")  # it will be learned
     if not vocab_size:
         vocab_size = GPT2_PADDED_VOCAB_SIZE
         message = f"nothing says how many ids there are; the size of the model is that with {GPT2_PADDED_VOCAB_SIZE:,}"

@@ -1,4 +1,4 @@
-"""Open the data at `data.path`: a prepared folder, another program's tokens, JSON lines, or a bundled sample."""
+"""Open the data at `data.path`: a prepared folder, another program's tokens, JSON lines, a .txt file, or a bundled sample."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from ingot.data.formats.opener import open_foreign
-from ingot.data.prepare.cached import PREFIX, SUFFIXES, prepared_lines, sample_bytes, sample_path
+from ingot.data.prepare.cached import FILE_SUFFIXES, PREFIX, SUFFIXES, prepared_lines, sample_bytes, sample_path
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.text.text_files import file_bytes, find_buckets
 from ingot.data.tokenizers import open_tokenizer
@@ -27,7 +27,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
         if (foreign := open_foreign(folder, tokenizer, trust_tokens)) is not None:
             return foreign
         buckets = find_buckets(folder, lambda file: file.name.endswith(SUFFIXES))
-        if buckets or (folder.is_file() and folder.name.endswith(SUFFIXES)):
+        if buckets or (folder.is_file() and folder.name.endswith(FILE_SUFFIXES)):
             return Dataset.open(prepared_lines(folder, buckets, tokenizer))
     _refuse_missing_published(folder, fitting)
     dataset = Dataset.open(folder, fitting)
@@ -46,7 +46,7 @@ def text_bytes(path: str) -> int | None:
         return None
     buckets = find_buckets(folder, lambda file: file.name.endswith(SUFFIXES))
     files = [file for bucket in buckets.get("train", {}).values() for file in bucket]
-    files = files or ([folder] if folder.is_file() and folder.name.endswith(SUFFIXES) else [])
+    files = files or ([folder] if folder.is_file() and folder.name.endswith(FILE_SUFFIXES) else [])
     return sum(map(file_bytes, files)) or None
 
 

@@ -1,4 +1,4 @@
-"""Text that is prepared when it is first used, into a cache folder: the bundled sample, and JSON lines files.
+"""Text that is prepared when it is first used, into a cache folder: the bundled sample, JSON lines and .txt files.
 
 The folder's name contains a hash of the text and the tokenizer: for the sample of its packaged text, for files of their names,
 sizes, times and buckets. Changed files are therefore other data, and a resumed run finds its own data again.
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 PREFIX = "sample:"
 SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
 SUFFIXES = (".jsonl", ".jsonl.gz")
+FILE_SUFFIXES = (*SUFFIXES, ".txt")  # of a single file; in buckets a .txt may be a note
 
 
 def sample_path(name: str, tokenizer: str) -> Path:
@@ -93,7 +94,7 @@ def is_sound(folder: Path) -> bool:
 
 
 def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
-    """Return the folder prepared from a JSON lines file, or from buckets of such files; made now if it is not in the cache."""
+    """Return the folder prepared from a JSON lines or .txt file, or from buckets of JSON lines; made if it is not cached."""
     files = [file for of_split in buckets.values() for of_bucket in of_split.values() for file in of_bucket] or [path]
     if not any(file_bytes(file) for file in files):
         raise DataError(f"{path} is empty; give a file with text")
