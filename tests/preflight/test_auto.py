@@ -179,20 +179,20 @@ def test_a_text_file_is_data_and_gets_a_vocabulary_learned_from_it(load, tmp_pat
     assert dataset.tokenizer.vocab_size > 300 and dataset.split("val").tokens > 1000
 
 
-def test_the_groups_of_the_recipe_are_left_out_for_a_family_that_does_not_have_them(load, tmp_path, monkeypatch):
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_groups_of_the_recipe_are_left_out_for_a_family_that_does_not_have_them(load, tmp_path, monkeypatch, family):
     monkeypatch.setattr("ingot.preflight.auto.PROBE_SECONDS", 0.0)
     given = load(
-        model__family="llama", training__output_dir=str(tmp_path / "run"), training__max_steps=2, evaluation__every=0,
+        model__family=family, training__output_dir=str(tmp_path / "run"), training__max_steps=2, evaluation__every=0,
         artifact__write=False,
     )  # fmt: skip
     resolved = resolve_auto(given, 1, lambda line: None)
-    assert resolved.config.model.family == "llama" and resolved.config.optimizer.groups == []
+    assert resolved.config.model.family == family and resolved.config.optimizer.groups == []
     assert run(resolved).total_steps == 2
     assert resolve_auto(given, 1, lambda line: None).config == resolved.config
     groups = '[{name: own, match: "*.attn.*"}]'
     assert (
-        len(resolve_auto(load(model__family="llama", optimizer__groups=groups), 1, lambda line: None).config.optimizer.groups)
-        == 1
+        len(resolve_auto(load(model__family=family, optimizer__groups=groups), 1, lambda line: None).config.optimizer.groups) == 1
     )
 
 
