@@ -150,7 +150,7 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
     above = sources.above_recipe()
     own = {name: value for name, value in above.items() if isinstance(value, int) and value > 0}
     # The recipe's groups name parameters of its own family.
-    groups = {} if above.get("model.family", "frontier") == "frontier" else {"optimizer.groups": []}
+    groups: dict[str, Any] = {} if above.get("model.family", "frontier") == "frontier" else {"optimizer.groups": []}
     before = sources.load(_stand_in(own) | groups)
     if world_size > 1:
         raise ConfigError(
