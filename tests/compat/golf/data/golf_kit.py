@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import ingot
 from ingot.compat.golf import export_shards as golf_data
-from ingot.compat.golf.export_shards import export
-from ingot.compat.golf.tokenizer_specs import load_specs
+from ingot.compat.golf.export_shards import export, load_specs
 from ingot.data.hub import Hub
 from ingot.data.store.shards import open_shard
 

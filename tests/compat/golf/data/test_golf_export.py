@@ -16,8 +16,7 @@ from toy_tokenizers import sentencepiece_file, shared
 
 from ingot.compat.golf import export_shards as golf_data
 from ingot.compat.golf.download import plan_files
-from ingot.compat.golf.export_shards import download_hf_docs_and_tokenize, export
-from ingot.compat.golf.tokenizer_specs import load_specs, vocabulary_lines
+from ingot.compat.golf.export_shards import download_hf_docs_and_tokenize, export, load_specs, vocabulary_lines
 from ingot.data.hub import Hub
 from ingot.data.prepare.blocks import EveryText, encode_block, text_blocks
 from ingot.data.store.dataset import Dataset
@@ -188,7 +187,7 @@ from ingot.data.prepare import pipeline
 from ingot.data.hub import Hub
 from ingot.compat.golf import export_shards
 from ingot.compat.golf.export_shards import export
-from ingot.compat.golf.tokenizer_specs import load_specs
+from ingot.compat.golf.export_shards import load_specs
 
 pipeline.SAVE_TOKENS = 200
 export_shards.REPORT_DOCUMENTS = 40

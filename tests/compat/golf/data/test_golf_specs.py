@@ -3,7 +3,7 @@ import json
 import pytest
 from golf_kit import BYTE, ROOT
 
-from ingot.compat.golf.tokenizer_specs import load_specs
+from ingot.compat.golf.export_shards import load_specs
 from ingot.errors import ConfigError
 
 
