@@ -6,8 +6,8 @@ complete ones. The same command continues an export that was killed, and keeps d
 
 Tokenizers are read from a JSON file of specs, then learned from the documents, taken from a file, or fixed. Mistakes in that file
 are found before anything is downloaded, and unknown keys are refused: a setting that is ignored makes data that looks right. The
-same documents give golf's own vocabulary: its trainer ignores documents longer than 4,192 bytes and those with U+2585 in them, and
-reads the others stripped, while the exported text is not stripped.
+same documents give golf's own vocabulary: its trainer ignores documents longer than 4,192 bytes and those with U+2585 in them,
+and reads the others stripped, while the exported text is not stripped.
 """
 
 from __future__ import annotations
