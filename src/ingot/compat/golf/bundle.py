@@ -23,7 +23,7 @@ from ingot.runtime.processes import ONE_FILE
 GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  # the two programs such a file can be
 LEFT_OUT = (
     "ingot.api", "ingot.artifact.gpt_simple", "ingot.artifact.hf_tokenizer", "ingot.backends.mlx",
-    "ingot.backends.torch.generate", "ingot.data.formats.nanogpt_folder", "ingot.data.formats.token_writers", "ingot.data.hub",
+    "ingot.backends.torch.generate", "ingot.data.formats.nanogpt_folder", "ingot.data.hub",
     "ingot.data.prepare.pipeline", "ingot.data.store.staging", "ingot.data.store.writer", "ingot.data.text",
     "ingot.data.tokenizers.gpt2_bpe", "ingot.data.tokenizers.hf_json", "ingot.data.tokenizers.plain",
     "ingot.data.tokenizers.learn_vocabulary", "ingot.eval.tasks", "ingot.inference", "ingot.model.gpt2", "ingot.model.llama",
