@@ -240,7 +240,8 @@ def print_splits(splits: Mapping[str, Any]) -> bool:
 
 TOKENIZER = (
     "byte: bytes, 260 ids. char: one id per character of the text. bpe:N: N ids learned from the training text. gpt2: "
-    "GPT-2's 50,257 ids. Or a file (.model, tokenizer.json), a folder with one, or a name on the Hugging Face hub."
+    "GPT-2's 50,257 ids. Or a file (.model, tokenizer.json), a folder with one, or a name on the Hugging Face hub. "
+    "Default: bpe:2048 for more than 512 KB of text, byte for less."
 )
 Inputs = Annotated[
     list[Path] | None,
@@ -261,7 +262,7 @@ GPT2_TOKENS = 100_000_000  # the recipe gpt2 with its 124M parameters memorises 
 def prepare_command(
     files: Inputs = None,
     more: MoreInputs = None,
-    tokenizer: Annotated[str, Option(metavar="NAME", help=TOKENIZER)] = "byte",
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help=TOKENIZER)] = None,
     output: Annotated[Path | None, Option(metavar="DIR", help="The folder to write. Default: data/NAME.")] = None,
     val_inputs: Annotated[list[Path] | None, Option("--val-input", metavar="PATH", help="Validation text; repeatable.")] = None,
     val_documents: Annotated[int | None, Option(metavar="N", help="Use the first N documents for validation.")] = None,
@@ -276,6 +277,8 @@ def prepare_command(
     buckets: Annotated[bool, Option("--buckets", help="PATH has train/NAME/ and val/NAME/; each NAME becomes a bucket.")] = False,
     bos: Annotated[str | None, Option(metavar="TOKEN", help="Token that starts a document, if tokenizer.json has none.")] = None,
     text_field: TextField = "text",
+    encoding: Annotated[str, Option(metavar="NAME", help="The encoding of the files, such as latin-1.")] = "utf-8",
+    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Leave out files in another encoding.")] = False,
     shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file.")] = SHARD_TOKENS,
     workers: Annotated[int | None, Option(metavar="N", help="Processes that tokenize. Default: one per CPU.")] = None,
     engine: Annotated[Literal["local", "ray"], Option(help="local: processes on this machine. ray: a Ray cluster.")] = "local",
@@ -304,6 +307,8 @@ def prepare_command(
             val_documents=val_documents,
             buckets=folders,
             text_field=text_field,
+            encoding=encoding,
+            skip_unreadable=skip_unreadable,
             shard_tokens=shard_tokens,
             overwrite=force,
             workers=workers,

@@ -755,3 +755,60 @@ def test_a_vocabulary_is_learned_from_the_text_that_is_not_held_out(tmp_path):
 def test_a_size_that_cannot_be_learned_is_refused_before_inputs_are_looked_for(tmp_path):
     with pytest.raises(ConfigError, match="bpe:100 does not say how many ids to learn"):
         prepare([tmp_path / "not there"], tmp_path / "out", "bpe:100")
+
+
+# Files in other encodings, and the tokenizer of a text that names none
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder with files in UTF-8 and in another encoding."""
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    (folder / "a.txt").write_text("caf\u00e9 in UTF-8")
+    (folder / "b.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    (folder / "c.jsonl").write_bytes(b'{"text": "plain"}\n{"text": "caf\xe9"}\n')
+    return folder
+
+
+def test_all_files_that_are_not_utf8_are_named_at_once(tmp_path, mixed, caplog):
+    with pytest.raises(DataError, match=r"2 files are not utf-8.*--encoding.*--skip-unreadable"):
+        prepare([mixed], tmp_path / "out", "byte", val_fraction=0)
+    assert [record.args[0].name for record in caplog.records] == ["b.txt", "c.jsonl"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_file_that_is_not_utf8_is_named_with_the_byte_and_what_to_give(tmp_path, mixed):
+    with pytest.raises(DataError, match=r"b\.txt is not UTF-8: byte 0xe9 at offset 3.*--encoding"):
+        prepare([mixed / "b.txt"], tmp_path / "out", "byte", val_fraction=0)
+
+
+def test_files_that_are_not_utf8_are_left_out_if_that_is_asked(tmp_path, mixed, caplog):
+    prepare([mixed], tmp_path / "out", "byte", val_fraction=0, skip_unreadable=True)
+    assert documents(tmp_path / "out", "train") == ["caf\u00e9 in UTF-8"]
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "UTF8"])
+def test_text_in_another_encoding_is_the_text(tmp_path, encoding):
+    texts = ["caf\u00e9", "na\u00efve\n" * 3]
+    (tmp_path / "a.txt").write_bytes(texts[0].encode(encoding))
+    (tmp_path / "b.jsonl").write_bytes((json.dumps({"text": texts[1]}, ensure_ascii=False) + "\n").encode(encoding))
+    prepare([tmp_path / "a.txt", tmp_path / "b.jsonl"], tmp_path / "out", "byte", val_fraction=0, encoding=encoding)
+    assert documents(tmp_path / "out", "train") == texts
+
+
+def test_a_word_that_is_no_encoding_is_refused(tmp_path, text):
+    for name in ("latin-99", "hex"):
+        with pytest.raises(ConfigError, match="--encoding"):
+            prepare([text], tmp_path / "out", "byte", encoding=name)
+
+
+def test_a_text_above_half_a_megabyte_is_given_a_vocabulary_of_its_own_and_that_is_said(tmp_path, text, caplog, monkeypatch):
+    monkeypatch.setattr("ingot.data.tokenizers.by_name.LEARNED_BYTES", 1 << 14)
+    (tmp_path / "large.txt").write_text("to be or not to be, " * 27_000)
+    summary = prepare([tmp_path / "large.txt"], tmp_path / "large")
+    assert Dataset.open(tmp_path / "large").manifest.source["tokenizer"] == "bpe:2048"
+    assert summary.tokenizer == "huggingface" and "bpe:2048" in caplog.text
+    assert prepare([text], tmp_path / "small").tokenizer == "byte"
+    assert prepare([tmp_path / "large.txt"], tmp_path / "named", "byte").tokenizer == "byte"

@@ -18,7 +18,7 @@ import numpy as np
 
 from ingot.data.store.writer import Encoded
 from ingot.data.text.records import read_lines
-from ingot.data.text.text_files import READERS, kind_of, open_unpacked, read_documents
+from ingot.data.text.text_files import READERS, UTF8, kind_of, open_unpacked, read_documents
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import OUTSIDE, utf8
 from ingot.runtime.files import reading
@@ -43,14 +43,14 @@ class EveryText(list[str]):
 Block = Lines | list[str]
 
 
-def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int], None]) -> Iterator[Block]:
+def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int], None], encoding: str = UTF8) -> Iterator[Block]:
     """Yield the documents of files as blocks; `advance` receives the number of bytes read."""
     for has_lines, group in groupby(files, lambda path: READERS.get(kind_of(path)) is read_lines):
         if has_lines:
             for path in group:
-                yield from _line_blocks(path, text_field, advance)
+                yield from _line_blocks(path, text_field, advance, encoding)
         else:
-            yield from text_blocks(read_documents(group, text_field, advance))
+            yield from text_blocks(read_documents(group, text_field, advance, encoding))
 
 
 def text_blocks(texts: Iterable[str], characters: int = BLOCK_BYTES, documents: int | None = None) -> Iterator[list[str]]:
@@ -92,9 +92,9 @@ def texts_of(block: Block) -> tuple[list[bytes], int]:
     return documents, len(encoded) - len(documents)
 
 
-def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[Lines]:
+def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None], encoding: str) -> Iterator[Lines]:
     lines = size = 0
-    with reading(path), open_unpacked(path, advance) as stream:
+    with reading(path), open_unpacked(path, advance, encoding) as stream:
         while data := stream.read(BLOCK_BYTES):
             data += b"" if data.endswith(b"\n") else stream.readline()
             yield Lines(path, text_field, data, lines, size)

@@ -7,11 +7,12 @@ text before that point again without encoding it.
 
 from __future__ import annotations
 
+import codecs
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -39,7 +40,9 @@ from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
 from ingot.data.text.hub_datasets import commits
+from ingot.data.text.records import NotUtf8
 from ingot.data.text.text_files import (
+    UTF8,
     WHAT,
     Buckets,
     adding_up,
@@ -47,6 +50,7 @@ from ingot.data.text.text_files import (
     file_bytes,
     file_identity,
     find_files,
+    is_readable,
     read_documents,
 )
 from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_unless_learned
@@ -56,6 +60,7 @@ from ingot.runtime.machine import made_by
 
 log = logging.getLogger(__name__)
 
+SMALL_TEXT_BYTES, LARGER_TEXT = 1 << 19, "bpe:2048"  # without a name: bytes up to this size, and above it this tokenizer
 FEW_DOCUMENTS = 20  # up to this many, the end of every document is held out; above it, whole documents are
 VAL_FRACTION = 0.1
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -81,7 +86,7 @@ class Prepared:
 def prepare(
     inputs: Sequence[Path],
     output: Path,
-    tokenizer: str,
+    tokenizer: str | None = None,
     *,
     bos: str | None = None,
     val_fraction: float | None = None,
@@ -89,6 +94,8 @@ def prepare(
     val_documents: int | None = None,
     buckets: Buckets | None = None,
     text_field: str = "text",
+    encoding: str = UTF8,
+    skip_unreadable: bool = False,
     shard_tokens: int = SHARD_TOKENS,
     overwrite: bool = False,
     workers: int | None = None,
@@ -98,9 +105,10 @@ def prepare(
 ) -> Prepared:
     """Turn text files, and folders of them, into a folder that training reads.
 
-    `tokenizer` is char, bpe:N or a name that `open_tokenizer` takes together with `bos`. `workers` is the number of processes
-    that encode, by default one per processor, or as many as a Ray cluster has; the result does not depend on it. `buckets` are
-    the files of both splits, kept apart; `inputs` then only says where they came from.
+    `tokenizer` is char, bpe:N or a name that `open_tokenizer` takes together with `bos`; None chooses by the size of the text.
+    `encoding` is that of all files; with `skip_unreadable` those that cannot be decoded are left out. `workers`
+    is the number of processes that encode, by default one per processor, or as many as a Ray cluster has; the result does not
+    depend on it. `buckets` are the files of both splits, kept apart; `inputs` then only says where they came from.
     """
     started = time.monotonic()
     _check_options(
@@ -116,20 +124,32 @@ def prepare(
         ray_address,
     )
     check_output(output, overwrite)
-    opened = open_unless_learned(tokenizer, bos)  # before inputs are downloaded
+    opened = open_unless_learned(tokenizer or "byte", bos)  # before inputs are downloaded
+    try:
+        "".encode(encoding)  # refuses codecs that are not of text
+        encoding = codecs.lookup(encoding).name
+    except LookupError:
+        raise ConfigError(f"--encoding {encoding} is not the name of a text encoding, such as latin-1 or utf-16") from None
     ignored: list[Path] = []
     if buckets:
         files, val_files = ([path for paths in buckets[split].values() for path in paths] for split in SPLITS)
     else:
-        files, val_files, ignored = _find(inputs, val_inputs, text_field)
+        files, val_files, ignored = _find(inputs, val_inputs)
+    if skip_unreadable:
+        for path in (unreadable := {path for path in files + val_files if not is_readable(path, encoding)}):
+            log.warning("%s is not %s and is left out", path, encoding)
+        files, val_files = ([path for path in group if path not in unreadable] for group in (files, val_files))
     total = sum(map(file_bytes, files + val_files))
+    if tokenizer is None and total > SMALL_TEXT_BYTES:
+        tokenizer, opened = LARGER_TEXT, None
+        log.warning("no tokenizer is named: learning %s, better than bytes for more than 512 KB of text", tokenizer)
     advance = adding_up(progress, 2 * total if tokenizer == CHAR else total)
 
     def held_out(advance: Callable[[int], None]) -> tuple[str, RuledBlocks]:
         """Return a description of what is held out, and all blocks with their rules."""
 
         def blocks(rule: Rule, paths: Sequence[Path] = files) -> RuledBlocks:
-            return ((rule, block) for block in read_blocks(paths, text_field, advance))
+            return ((rule, block) for block in read_blocks(paths, text_field, advance, encoding))
 
         if buckets:
             parts = [blocks(Into(split, name), paths) for split in buckets for name, paths in buckets[split].items()]
@@ -140,45 +160,53 @@ def prepare(
         if val_documents is not None:
             return f"the first {val_documents} documents", blocks(first_documents(val_documents))
         fraction = VAL_FRACTION if val_fraction is None else val_fraction
-        if count_documents(files, text_field, FEW_DOCUMENTS + 1) > FEW_DOCUMENTS:
+        if count_documents(files, text_field, FEW_DOCUMENTS + 1, encoding) > FEW_DOCUMENTS:
             return f"{fraction} of the documents, evenly spread", blocks(spread_documents(fraction))
-        pieces = hold_out_ends(read_documents(files, text_field, advance), fraction)
+        pieces = hold_out_ends(read_documents(files, text_field, advance, encoding), fraction)
         return f"the last {fraction} of the characters of every document", _piece_blocks(pieces)
 
-    if opened is not None:
-        built = opened
-    elif tokenizer == CHAR:
-        built = CharTokenizer(c for text in read_documents(files + val_files, text_field, advance) for c in set(text))
-    else:
-        built = learn_bpe(tokenizer, training_texts(held_out(lambda size: None)[1]))
-    rule, blocks = held_out(advance)
-    source = {"inputs": [str(path) for path in inputs], "validation": rule}
-    details = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
-    work = {  # what must be unchanged for interrupted work to be continued, by names that a user understands
-        "the version of ingot": made_by(),
-        "the files to train on": [file_identity(path) for path in files],
-        "the files of validation": [file_identity(path) for path in val_files],
-        "what is held out": "documents of their own" if val_inputs else rule,
-        "the text field": text_field,
-        "the tokenizer": built.fingerprint(),
-        "the tokens in a file": shard_tokens,
-        "the size of a block": BLOCK_BYTES,
-    }
-    if engine == "ray":
-        encoders = ray_engine(built, ray_address, workers)
-    else:
-        encoders = local_engine(built, workers or workers_for(built, total))
-    with staged(output, overwrite, work, is_sound) as stage:
-        manifest, last, continued = fill_folder(
-            stage,
-            lambda begin: islice(blocks, begin.blocks, None),
-            built,
-            encoders,
-            source=source | {key: value for key, value in details.items() if value},
-            shard_tokens=shard_tokens,
-        )
-        if not manifest.splits["train"].documents:
-            raise DataError("no text is left to train on: all of it is held out; hold out less or give more text")
+    with _naming_all_unreadable(files + val_files, encoding):
+        if not buckets:
+            for group, paths in ((files, inputs), (val_files, val_inputs)):
+                if paths is not None and not count_documents(group, text_field, 1, encoding):
+                    raise DataError(f"no documents in {', '.join(map(str, paths)) or 'no input'}; give files with text: {WHAT}")
+        if opened is not None:
+            built = opened
+        elif tokenizer == CHAR:
+            texts = read_documents(files + val_files, text_field, advance, encoding)
+            built = CharTokenizer(character for text in texts for character in set(text))
+        else:
+            assert tokenizer is not None
+            built = learn_bpe(tokenizer, training_texts(held_out(lambda size: None)[1]))
+        rule, blocks = held_out(advance)
+        source = {"inputs": [str(path) for path in inputs], "validation": rule}
+        details = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
+        work = {  # what must be unchanged for interrupted work to be continued, by names that a user understands
+            "the version of ingot": made_by(),
+            "the files to train on": [file_identity(path) for path in files],
+            "the files of validation": [file_identity(path) for path in val_files],
+            "what is held out": "documents of their own" if val_inputs else rule,
+            "the text field": text_field,
+            "the encoding": encoding,
+            "the tokenizer": built.fingerprint(),
+            "the tokens in a file": shard_tokens,
+            "the size of a block": BLOCK_BYTES,
+        }
+        if engine == "ray":
+            encoders = ray_engine(built, ray_address, workers)
+        else:
+            encoders = local_engine(built, workers or workers_for(built, total))
+        with staged(output, overwrite, work, is_sound) as stage:
+            manifest, last, continued = fill_folder(
+                stage,
+                lambda begin: islice(blocks, begin.blocks, None),
+                built,
+                encoders,
+                source=source | {key: value for key, value in details.items() if value},
+                shard_tokens=shard_tokens,
+            )
+            if not manifest.splits["train"].documents:
+                raise DataError("no text is left to train on: all of it is held out; hold out less or give more text")
     return Prepared(
         folder=output,
         tokenizer=built.kind,
@@ -192,9 +220,24 @@ def prepare(
     )
 
 
-def _find(
-    inputs: Sequence[Path], val_inputs: Sequence[Path] | None, text_field: str
-) -> tuple[list[Path], list[Path], list[Path]]:
+@contextmanager
+def _naming_all_unreadable(files: Sequence[Path], encoding: str) -> Iterator[None]:
+    """Name all files that cannot be decoded where one cannot."""
+    try:
+        yield
+    except NotUtf8 as error:
+        unreadable = [path for path in files if not is_readable(path, encoding)]
+        if len(unreadable) < 2:
+            raise DataError(f"{error.what}, or give --encoding or --skip-unreadable") from None
+        for path in unreadable:
+            log.warning("%s is not %s", path, encoding)
+        raise DataError(
+            f"{len(unreadable)} files are not {encoding}, the first of them {unreadable[0]}; convert them, name their encoding "
+            "with --encoding, or leave them out with --skip-unreadable"
+        ) from None
+
+
+def _find(inputs: Sequence[Path], val_inputs: Sequence[Path] | None) -> tuple[list[Path], list[Path], list[Path]]:
     """Return the training files, the validation files and the ignored files."""
     files, ignored = find_files(inputs)
     val_files, val_ignored = find_files(val_inputs or [])
@@ -205,9 +248,6 @@ def _find(
         seen.add(resolved)
     if ignored := ignored + val_ignored:
         log.warning("files ignored, as hidden, a README.md or not %s: %d, such as %s", WHAT, len(ignored), ignored[0])
-    for group, given in ((files, inputs), (val_files, val_inputs)):
-        if given is not None and not count_documents(group, text_field, 1):
-            raise DataError(f"no documents in {', '.join(map(str, given)) or 'no input'}; give files with text: {WHAT}")
     return files, val_files, ignored
 
 

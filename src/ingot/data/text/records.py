@@ -188,7 +188,11 @@ def no_field(place: str, name: str, names: Sequence[str], what: str) -> DataErro
     return DataError(f"{place}: no {what} {name!r}; {what}s found: {listed}", TEXT_FIELD, advice=NAME_IT)
 
 
+class NotUtf8(DataError):
+    """A file cannot be decoded."""
+
+
 def _not_utf8(path: Path, error: UnicodeDecodeError, offset: int = 0) -> DataError:
     """Return an error that names the byte; `offset` is the number of bytes in the file before those that were decoded."""
     byte, offset = error.object[error.start], offset + error.start
-    return DataError(f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset:,}; convert it or leave it out")
+    return NotUtf8(f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset:,}; convert it or leave it out")

@@ -6,6 +6,7 @@ name of a file decides how it is read.
 
 from __future__ import annotations
 
+import codecs
 import io
 import lzma
 import os
@@ -13,19 +14,20 @@ import re
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ingot.data import SPLITS
 from ingot.data.text.hub_datasets import HUB, fetch
-from ingot.data.text.records import read_json, read_lines, read_parquet, read_table, read_text
+from ingot.data.text.records import NotUtf8, read_json, read_lines, read_parquet, read_table, read_text
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import open_to_read, reading
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+UTF8 = "utf-8"
 CODECS = (".gz", ".xz", ".zst")
 CHUNK_BYTES = 1 << 18  # read from the disk at once
 PIECE_BYTES = 1 << 10  # decompressed at once: zstd makes at most 32 MB of it
@@ -48,10 +50,36 @@ SUFFIXES = (*READERS, PARQUET)
 WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}"
 
 
-def open_unpacked(path: Path, advance: Callable[[int], None]) -> BinaryIO:
-    """Open a file, decompressing it if its name says so; `advance` receives the number of bytes read from the disk."""
+def open_unpacked(path: Path, advance: Callable[[int], None], encoding: str = UTF8) -> BinaryIO:
+    """Open a file as UTF-8, decompressed if its name says so; `advance` receives the number of bytes read from the disk."""
     codec = path.suffix.lower()
-    return io.BufferedReader(_ChunkStream((_unpack if codec in CODECS else _read)(path, codec, advance)), CHUNK_BYTES)
+    chunks = (_unpack if codec in CODECS else _read)(path, codec, advance)
+    return io.BufferedReader(_ChunkStream(chunks if encoding == UTF8 else _to_utf8(chunks, path, encoding)), CHUNK_BYTES)
+
+
+def _to_utf8(chunks: Iterable[bytes], path: Path, encoding: str) -> Generator[bytes, None, None]:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        for chunk in chain(chunks, [b""]):
+            if text := decoder.decode(chunk, final=not chunk):
+                yield text.encode()
+    except UnicodeError as error:
+        raise NotUtf8(f"{path} is not {encoding} ({error}); convert it or leave it out") from None
+
+
+def is_readable(path: Path, encoding: str) -> bool:
+    """Return True if all bytes of a file can be decoded."""
+    if kind_of(path) == PARQUET:
+        return True
+    decoder = codecs.getincrementaldecoder(UTF8)()
+    try:
+        with reading(path), open_unpacked(path, lambda _: None, encoding) as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                decoder.decode(chunk)
+        decoder.decode(b"", final=True)
+    except (UnicodeDecodeError, NotUtf8):
+        return False
+    return True
 
 
 def _read(path: Path, codec: str, advance: Callable[[int], None]) -> Generator[bytes, None, None]:
@@ -137,8 +165,15 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
                 for file in _files_below(path):
                     hidden = any(part.startswith(".") for part in file.relative_to(path).parts) or file.name.lower() == README
                     (ignored if hidden or not is_text(file) or not file.is_file() else files).append(file)
+            elif not path.is_file():
+                hub = f"; write a dataset on the hub as {HUB}{path}" if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path)) else ""
+                raise DataError(f"no input at {path}; give a file ({WHAT}) or a folder of them{hub}")
+            elif not is_text(path):
+                raise DataError(f"cannot read {path}: inputs are {WHAT} files, or folders of them; rename it if it is one")
+            elif not path.stat().st_size:
+                raise DataError(f"{path} is empty; give a file with text")
             else:
-                files.append(_checked_file(path))
+                files.append(path)
     return files, ignored
 
 
@@ -173,7 +208,9 @@ def adding_up(progress: Callable[[int, int], None] | None, total: int) -> Callab
     return advance
 
 
-def read_documents(files: Iterable[Path], text_field: str, advance: Callable[[int], None] = lambda _: None) -> Iterator[str]:
+def read_documents(
+    files: Iterable[Path], text_field: str, advance: Callable[[int], None] = lambda _: None, encoding: str = UTF8
+) -> Iterator[str]:
     """Yield every document: a whole .txt or .md file, or a line, element or row of other files.
 
     `advance` receives the number of bytes read.
@@ -183,13 +220,13 @@ def read_documents(files: Iterable[Path], text_field: str, advance: Callable[[in
             if kind_of(path) == PARQUET:
                 yield from read_parquet(path, text_field, advance)
                 continue
-            with open_unpacked(path, advance) as stream:
+            with open_unpacked(path, advance, encoding) as stream:
                 yield from READERS[kind_of(path)](stream, path, text_field)
 
 
-def count_documents(files: Iterable[Path], text_field: str, limit: int) -> int:
+def count_documents(files: Iterable[Path], text_field: str, limit: int, encoding: str = UTF8) -> int:
     """Count the documents that are not empty; stop at `limit`."""
-    return sum(1 for _ in islice(filter(None, read_documents(files, text_field)), limit))
+    return sum(1 for _ in islice(filter(None, read_documents(files, text_field, encoding=encoding)), limit))
 
 
 def kind_of(path: Path) -> str:
@@ -199,17 +236,6 @@ def kind_of(path: Path) -> str:
         inner = path.with_suffix("").suffix.lower()
         return inner if inner in READERS else ""
     return suffix if suffix in SUFFIXES else ""
-
-
-def _checked_file(path: Path) -> Path:
-    if not path.is_file():
-        hub = f"; write a dataset on the hub as {HUB}{path}" if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path)) else ""
-        raise DataError(f"no input at {path}; give a file ({WHAT}) or a folder of them{hub}")
-    if not is_text(path):
-        raise DataError(f"cannot read {path}: inputs are {WHAT} files, or folders of them; rename it if it is one")
-    if not file_bytes(path):
-        raise DataError(f"{path} is empty; give a file with text")
-    return path
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -108,7 +108,10 @@ def from_json(contents: bytes, bos: str | None = None) -> HFTokenizer:
     tokenizer = _build(contents)
     specials = _specials(tokenizer)
     if bos is None:
-        return HFTokenizer(contents, _find_bos(tokenizer, specials), tokenizer)
+        with _explained(DAMAGED):
+            marked, plain = (tokenizer.encode("a", add_special_tokens=special).ids[:1] for special in (True, False))
+        is_marked = marked and marked != plain and marked[0] in specials
+        return HFTokenizer(contents, int(marked[0]) if is_marked else _named(specials, STARTS), tokenizer)
     if bos and tokenizer.token_to_id(bos) not in specials:
         listed = ", ".join(list(specials.values())[:10]) or "none"
         raise DataError(f"{bos!r} is not a special token and cannot start documents; special tokens: {listed}")
@@ -158,14 +161,6 @@ def _explained(problem: str) -> Iterator[None]:
 
 def _specials(tokenizer: Any) -> dict[int, str]:
     return {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-
-
-def _find_bos(tokenizer: Any, specials: dict[int, str]) -> int | None:
-    with _explained(DAMAGED):
-        marked, plain = (tokenizer.encode("a", add_special_tokens=special).ids for special in (True, False))
-    if marked and marked[:1] != plain[:1] and marked[0] in specials:
-        return int(marked[0])
-    return _named(specials, STARTS)
 
 
 def _named(specials: dict[int, str], names: Sequence[str]) -> int | None:
