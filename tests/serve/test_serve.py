@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -128,7 +129,7 @@ def test_eight_requests_at_once_give_what_they_give_alone(client):
     [
         (b"{", 400, None),
         ([1], 400, None),
-        ({"prompt": "a", "max_tokens": 63}, 400, "prompt"),
+        ({"prompt": "a", "max_tokens": 63, "logprobs": 1}, 400, "logprobs"),
         ({"prompt": "a" * 100, "max_tokens": 0}, 400, "prompt"),
         ({"prompt": [5, 260]}, 400, "prompt"),
         ({"prompt": [-1]}, 400, "prompt"),
@@ -183,7 +184,8 @@ def test_what_is_not_there_is_an_error_of_the_same_kind(client):
     assert client.ask({"messages": []}, "/v1/chat/completions")[1]["error"]["message"].startswith("this is a base model")
     assert client.ask(path="/v1/nothing")[0] == 404
     assert client.ask(path="/v1/completions")[0] == 405
-    assert "web pages of http://evil.example" in client.ask({"prompt": "a"}, origin="http://evil.example")[1]["error"]["message"]
+    for origin in ("http://evil.example", "http://localhost.evil.example", f"{client.address}.evil.example", "null"):
+        assert client.ask({"prompt": "a"}, origin=origin)[0] == 403
     assert client.ask(b"x" * (1 << 24) + b"x")[0] == 413
 
 
@@ -197,6 +199,46 @@ def test_a_name_of_others_that_leads_to_this_machine_does_not_let_their_pages_as
 def test_fields_whose_values_ask_for_nothing_are_taken(client):
     nothing = {"logprobs": None, "suffix": "", "presence_penalty": 0, "logit_bias": {}, "best_of": 1, "user": "me"}
     assert client.ask({"prompt": "a", "max_tokens": 1, **nothing})[1]["choices"][0]["logprobs"] is None
+
+
+def test_a_completion_goes_beyond_the_context_as_that_of_ingot_generate(client, file):
+    status, told = client.ask({"prompt": "abc", "max_tokens": 100, "seed": 7})
+    expected = file[1].generate("abc", tokens=100, temperature=1.0, seed=7, stop_at_end=True)
+    assert (status, "abc" + told["choices"][0]["text"]) == (200, expected)
+
+
+def test_clients_that_left_while_they_waited_are_not_written_for(file):
+    from ingot.backends.sampling import Sampling
+    from ingot.inference.engine import Completion, Engine
+
+    engine, chunks = Engine(file[1]), []
+    left = Completion([1], True, 5, Sampling(seed=1), chunks.append)
+    left.gone.set()
+    stays = Completion([1], True, 5, Sampling(seed=1), lambda chunk: answered.set())
+    answered = threading.Event()
+    engine.submit(left)
+    engine.submit(stays)
+    assert answered.wait(60) and chunks == []
+    engine.close()
+
+
+def test_a_shutdown_does_not_wait_for_a_request_that_is_being_read(file, monkeypatch, eventually):
+    pytest.importorskip("fastapi", reason="the extra serve is not installed")
+    reading, over = threading.Event(), threading.Event()
+
+    def read(*args):
+        reading.set()
+        over.wait()
+
+    monkeypatch.setattr("ingot.serve.app.read_request", read)
+    client = Client(file[1])
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.ask, {"prompt": "a"})
+        assert reading.wait(60)
+        client.close()  # returns while the request is still being read
+        assert not over.is_set()
+        over.set()
+        answer.exception()
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8765", "127.0.0.2:80", "[::1]", "[::1]:8765"])

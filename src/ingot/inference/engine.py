@@ -211,8 +211,9 @@ class Engine:
     def _add_scores(self, ready: Sequence[tuple[Writing, Chunk]]) -> None:
         """Score the chunks that need log-probabilities, all in one call."""
         scored = [(writing, piece) for writing, piece in ready if writing.text.logprobs is not None and piece.ids]
-        rows = [writing.row for writing, _ in scored]
-        firsts = [max(1, len(writing.row) - len(piece.ids)) for writing, piece in scored]
+        most = (self.model.context or 10**9) + 1  # tokens beyond the context are scored after those that the model sees
+        rows = [writing.row[-most:] for writing, _ in scored]
+        firsts = [max(1, len(row) - len(piece.ids)) for row, (_, piece) in zip(rows, scored, strict=True)]
         scores = score_rows(self.model.backend, rows, firsts, _max_logprobs([writing.text for writing, _ in scored]))
         for (_, piece), row_scores in zip(scored, scores, strict=True):
             piece.scores = row_scores

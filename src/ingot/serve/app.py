@@ -9,6 +9,7 @@ import json
 import logging
 import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -28,6 +29,7 @@ from ingot.inference.model import LoadedModel
 from ingot.serve.protocol import MAX_SEED, Answer, Refused, read_request
 
 MAX_BODY_BYTES = 1 << 24
+CLOSE_SECONDS = 5.0  # how long a shutdown waits for the model to answer its clients
 CLIENT_CLOSED = 499  # status of a request whose client has disconnected
 NO_CHAT = "this is a base model, which has no chat; ask /v1/completions to continue a text"
 
@@ -39,7 +41,7 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
     engine = Engine(model)
     began = int(time.time())
     app = FastAPI(title="ingot serve", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.engine, app.state.close = engine, partial(asyncio.to_thread, engine.close)
+    app.state.engine, app.state.close = engine, partial(in_thread, engine.close)
 
     @app.middleware("http")
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -80,7 +82,7 @@ async def complete(request: Request, engine: Engine, name: str) -> Response:
     """Answer one request for completions."""
     model, loop = engine.model, asyncio.get_running_loop()
     body = await read_body(request)
-    asked, prompts = await asyncio.to_thread(read_request, body, model.tokenizer, model.context, name)  # others continue
+    asked, prompts = await in_thread(read_request, body, model.tokenizer, model.context, name)  # others continue
     rows = [prompt for prompt in prompts for _ in range(asked.n)]
     answer = Answer(model.tokenizer, name, rows, asked.logprobs, asked.echo)
     chunks: asyncio.Queue[Indexed] = asyncio.Queue()
@@ -113,6 +115,29 @@ async def complete(request: Request, engine: Engine, name: str) -> Response:
 
 def _about(name: str, began: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": began, "owned_by": "ingot"}
+
+
+async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Await a function that runs in a daemon thread: unlike asyncio's threads, it does not keep a server from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: Exception | None) -> None:
+        if future.done():  # the client has left
+            return
+        future.set_result(result) if error is None else future.set_exception(error)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = function(*args)
+        except Exception as raised:
+            error = raised
+        with suppress(RuntimeError):  # the server has ended meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await future
 
 
 def refusal(refused: Refused) -> Response:
@@ -258,7 +283,8 @@ class ClosingServer(uvicorn.Server):
         # A client that does not read its answer is cut off, and uvicorn would log a traceback.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         app: Any = self.config.app
-        await app.state.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(app.state.close(), CLOSE_SECONDS)
         await super().shutdown(sockets)
 
 

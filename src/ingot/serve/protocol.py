@@ -108,15 +108,13 @@ def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: s
         texts = f"{len(given_prompts):,} prompts with n={request.n}"
         raise Refused(f"{texts} are more than the {MAX_TEXTS} texts that a request may ask for", "prompt")
     prompts = [_prompt(prompt, tokenizer, context) for prompt in given_prompts]
-    for prompt in prompts:
-        needed = len(prompt.ids) + request.max_tokens
-        if context is not None and needed > context:
-            raise Refused(
-                f"the prompt has {len(prompt.ids):,} tokens and {request.max_tokens:,} are asked for, {needed:,} in all, and the "
-                f"model sees {context:,} at most",
-                "prompt",
-                code="context_length_exceeded",
-            )
+    longest = max(len(prompt.ids) for prompt in prompts)
+    if context is not None and longest > context:
+        why = f"the prompt has {longest:,} tokens, and the model sees {context:,} at most"
+        raise Refused(why, "prompt", code="context_length_exceeded")
+    if context is not None and longest + request.max_tokens > context and request.logprobs is not None and not request.stream:
+        why = f"{longest + request.max_tokens:,} tokens are more than the {context:,} that the model sees"
+        raise Refused(f"{why}; their logprobs need stream", "logprobs", code="context_length_exceeded")
     return request, prompts
 
 
