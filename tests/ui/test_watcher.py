@@ -72,3 +72,39 @@ def test_a_page_with_too_many_messages_waiting_is_ended_once(folder, tmp_path, m
         return [queue.get_nowait() for _ in range(queue.qsize())]
 
     assert asyncio.run(page()) == [None]
+
+
+def test_a_damaged_result_and_a_looping_link_hide_no_other_run(folder):
+    from ingot.ui.watcher import Watcher
+
+    (folder / "old" / "result.json").write_text("[" * 100_000)
+    (folder / "loop").symlink_to("loop")
+    bad = make_run(folder / "bad", when=3000.0)
+    (bad / "config.yaml").unlink()
+    (bad / "config.yaml").symlink_to("config.yaml")
+    (bad / "result.json").symlink_to("result.json")
+    watcher = Watcher([folder])
+    watcher.look()
+    statuses = {run.name: run.message()["status"] for run in watcher.runs.values()}
+    assert statuses.keys() == {"bad", "new", "old"} and (statuses["new"], statuses["old"]) == ("completed", "completed")
+
+
+def test_more_runs_than_a_page_holds_are_paged_through(folder, monkeypatch):
+    from ingot.ui import watcher as module
+
+    monkeypatch.setattr(module, "PAGE_RUNS", 1)
+    watcher = module.Watcher([folder])
+    names = []
+    for first in (0, 1):
+        watcher.turn(first)
+        watcher.look()
+        names += [run.name for run in watcher.runs.values()]
+        assert watcher._list_message()["total"] == 2
+    assert names == ["new", "old"]
+
+
+def test_the_runs_of_a_sweep_are_found_below_the_folder_of_runs(folder):
+    from ingot.runs.view import find_runs
+
+    trial = make_run(folder / "sweep" / "width=64" / "seed-1")
+    assert trial in find_runs([folder]).values()

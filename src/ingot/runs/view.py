@@ -7,7 +7,7 @@ Reading takes no lock and blocks nobody: every file of a run folder is replaced 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ingot.runs.series import Series
 
 RUNS = Path("runs")
+LEVELS = 3  # runs are looked for as deep as runs/SWEEP/ARM/seed-N
 MAX_SAMPLE_CHARACTERS = 20_000
 COPIED = (
     "stop_reason", "step", "max_steps", "loss", "val_bpb", "tokens", "tokens_per_second", "flops_per_token", "elapsed_seconds",
@@ -144,6 +145,8 @@ class Run:
         """Return the sample of a step, up to so many characters; CheckpointError if there is none that can be read."""
         if (path := self.samples().get(step)) is None:
             raise CheckpointError(f"{self.path} has no sample of step {step:,}")
+        if not path.resolve().is_relative_to(self.path.resolve()):  # a report is made to be sent
+            raise CheckpointError(f"the sample of step {step:,} is a link out of the run folder")
         try:
             with open_to_read(path) as file:
                 return file.read(4 * max_characters).decode("utf-8", "replace")[:max_characters]
@@ -160,14 +163,13 @@ class Run:
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
-    """Return the run folders among folders, in them, and one level further down, each once, by their real paths.
+    """Return the run folders among folders and in them, down to those of runs/SWEEP/ARM, each once, by their real paths.
 
     A link may be changed to lead elsewhere, so a run that is reached several ways is listed by a path without a link if possible.
     """
     runs: dict[str, Path] = {}
     for folder in folders:
-        below = [run for child in _folders(folder) for run in ([child] if _is_run(child) else filter(_is_run, _folders(child)))]
-        for path in [folder] if _is_run(folder) else below:
+        for path in [folder] if _is_run(folder) else _runs_below(folder, LEVELS):
             real = os.path.realpath(path)
             if real not in runs or (runs[real].is_symlink() and not path.is_symlink()):
                 runs[real] = path
@@ -175,7 +177,7 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def runs_below(folder: Path) -> list[Run]:
-    """Return the runs in a folder and one level further down, sorted by path; CheckpointError if there are none."""
+    """Return the runs in a folder and in those below it, sorted by path; CheckpointError if there are none."""
     runs = [Run(path) for path in sorted(find_runs([folder]).values())]
     if not runs:
         raise CheckpointError(f"there are no runs below {folder}/; name another folder")
@@ -186,6 +188,11 @@ def run_names(paths: Sequence[Path]) -> list[str]:
     """Return printable names of runs: their folders' names, or their paths where two folders have the same name."""
     names = [os.path.basename(os.path.realpath(path)) for path in paths]  # noqa: PTH119 (Path.resolve raises on a link to itself)
     return [shown(str(path) if names.count(name) > 1 else name, kept="") for path, name in zip(paths, names, strict=True)]
+
+
+def _runs_below(folder: Path, levels: int) -> Iterator[Path]:
+    for child in _folders(folder) if levels else ():
+        yield from [child] if _is_run(child) else _runs_below(child, levels - 1)
 
 
 def _is_run(folder: Path) -> bool:

@@ -24,6 +24,7 @@ from ingot.runs.view import Run, find_runs, run_names
 from ingot.runtime.files import to_json
 
 MAX_STALLS = 8
+PAGE_RUNS = 200  # runs that are read and shown at a time: each takes 0.3 MB
 # The columns of each bin that the page gets; "mean" unless another part is named.
 SENT = {
     "train": (
@@ -171,6 +172,7 @@ class Watcher:
     def __init__(self, folders: Sequence[Path]) -> None:
         self.runs: dict[str, WatchedRun] = {}  # newest first
         self._folders = list(folders)
+        self.first, self._total = 0, 0  # number of the first run on the page, and of all runs
         self._pages: dict[int, tuple[asyncio.AbstractEventLoop, Queue]] = {}
         self._new_pages: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # pages that have been sent nothing yet
         self._lock = threading.Lock()  # guards the pages and `_ended`
@@ -188,6 +190,11 @@ class Watcher:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def turn(self, first: int) -> None:
+        """Show the page of runs that begins with run `first`, counted from the newest."""
+        self.first, self._scanned = max(0, first), -SCAN_SECONDS
+        self._wake.set()
 
     def close(self) -> None:
         """End the thread and the streams of all pages."""
@@ -263,9 +270,11 @@ class Watcher:
         self._scanned = time.monotonic()
         places = find_runs(self._folders)
         watched = {(run.real_path, run.path): run for run in self.runs.values()}
-        if places.items() == watched.keys():
-            return
         newest_first = sorted(places.items(), key=lambda place: _modified(place[1]), reverse=True)
+        newest_first = newest_first[self.first : self.first + PAGE_RUNS]
+        if set(newest_first) == watched.keys() and len(places) == self._total:
+            return
+        self._total = len(places)
         names = run_names([path for _, path in newest_first])
         runs = [watched.get(place) or WatchedRun(place[1], name) for place, name in zip(newest_first, names, strict=True)]
         for run, name in zip(runs, names, strict=True):
@@ -276,7 +285,7 @@ class Watcher:
         self._send([self._list_message(), *(run.message() for run in runs if run.facts)])
 
     def _list_message(self) -> Message:
-        return {"type": "runs", "ids": list(self.runs)}
+        return {"type": "runs", "ids": list(self.runs), "first": self.first, "total": self._total, "page": PAGE_RUNS}
 
     def _send_progress(self) -> None:
         waiting = [run for run in self.runs.values() if not run.loaded]

@@ -8,7 +8,6 @@ runs through the browser of someone who visits it.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 
-from ingot.backends.sampling import prompt_ids
 from ingot.errors import CheckpointError, IngotError
 from ingot.runs.view import Run
-from ingot.serve.app import add_error_handlers, check_local, complete, has_token, read_body, refusal
-from ingot.serve.protocol import Refused, check_size
+from ingot.serve.app import add_error_handlers, check_local, complete, has_token, refusal
+from ingot.serve.protocol import Refused
 from ingot.ui.watcher import WatchedRun, Watcher
 
 if TYPE_CHECKING:
@@ -107,6 +105,11 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
     async def events() -> Response:
         return StreamingResponse(_events(watcher), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
+    @app.post("/api/page/{first}")
+    async def turn(first: int) -> dict[str, Any]:
+        watcher.turn(first)
+        return {"first": watcher.first}
+
     @app.get("/api/settings")
     async def settings(runs: str) -> dict[str, Any]:
         return await asyncio.to_thread(_settings, [_run(watcher, run) for run in runs.split(",")])
@@ -130,10 +133,7 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
     async def open_model(request: Request, run: str) -> dict[str, Any]:
         _require_token(request, token, "opening a model")
         engine, path = await playground.engine(_run(watcher, run).run)
-        prompt, model = (await read_body(request)).decode(errors="replace"), engine.model
-        check_size(prompt, model.tokenizer, model.context)
-        tokens_left = None if model.context is None else model.context - len(prompt_ids(model.tokenizer, prompt))
-        return {"checkpoint": path.name, "device": model.backend.device.name, "context": model.context, "room": tokens_left}
+        return {"checkpoint": path.name, "device": engine.model.backend.device.name, "context": engine.model.context}
 
     @app.post("/api/runs/{run}/completions")
     async def completions(request: Request, run: str) -> Response:
@@ -197,10 +197,7 @@ def _statistics(runs: list[WatchedRun]) -> dict[str, Any]:
 
 
 def _sample(run: WatchedRun, step: int) -> str:
-    """Return a sample of a run; a link out of the run folder is refused."""
-    path = run.run.samples().get(step)
-    if path is None or not Path(os.path.realpath(path)).is_relative_to(run.real_path):
-        raise Refused(f"{run.name} has no sample of step {step:,}", status=404)
+    """Return a sample of a run."""
     try:
         return run.run.sample(step)
     except CheckpointError as error:

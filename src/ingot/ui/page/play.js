@@ -68,12 +68,9 @@ function number(words, value, min, max, step) {
 async function write(id, body, secret, text, about, said, signal) {
   said.textContent = "opening the model";
   const headers = { Authorization: `Bearer ${secret}` };
-  const model = await ask(`/api/runs/${id}/open`, { method: "POST", headers, body: body.prompt, signal });
+  const model = await ask(`/api/runs/${id}/open`, { method: "POST", headers, signal });
   sessionStorage.setItem("token", secret);
   const of = `${model.checkpoint} on ${model.device}`;
-  if (model.room !== null && model.room < 1) throw new Error(`the prompt fills the ${whole(model.context)} tokens that the model sees; shorten it`);
-  const cut = model.room !== null && body.max_tokens > model.room;
-  if (cut) body.max_tokens = model.room;
   said.textContent = `${of}: writing`;
   const answer = await fetch(`/api/runs/${id}/completions`, { method: "POST", headers, body: JSON.stringify(body), signal });
   if (!answer.ok) throw new Error((await answer.json()).error.message);
@@ -83,8 +80,7 @@ async function write(id, body, secret, text, about, said, signal) {
     const { logprobs } = record.choices[0] ?? {};
     logprobs?.tokens.forEach((word, i) => text.append(token(word, logprobs.token_logprobs[i], logprobs.top_logprobs?.[i], about, count)));
     const rate = count.bytes ? `, ${fixed(count.bits / count.bytes, 3)} bits per byte` : "";
-    const limit = cut ? `; the model sees ${whole(model.context)} tokens at most` : "";
-    said.textContent = `${of}: ${whole(count.tokens)} tokens, ${whole(count.bytes)} bytes${rate}${limit}`;
+    said.textContent = `${of}: ${whole(count.tokens)} tokens, ${whole(count.bytes)} bytes${rate}`;
   }
 }
 

@@ -11,6 +11,9 @@ export function setUpSide() {
   const choose = (ids) => { store.shown = new Set(ids); store.touched = true; changed(); };
   document.getElementById("all").addEventListener("click", () => choose(listed().map((run) => run.id)));
   document.getElementById("none").addEventListener("click", () => choose([]));
+  const turn = (by) => ask(`/api/page/${Math.max(0, store.page.first + by * store.page.size)}`, { method: "POST" });
+  document.getElementById("newer").addEventListener("click", () => turn(-1));
+  document.getElementById("older").addEventListener("click", () => turn(1));
 }
 
 function listed() {
@@ -19,6 +22,11 @@ function listed() {
 }
 
 export function drawSide() {
+  const { first, total, size } = store.page;
+  document.getElementById("pages").hidden = total <= size;
+  document.getElementById("newer").disabled = first === 0;
+  document.getElementById("older").disabled = first + size >= total;
+  put(document.getElementById("page"), `${whole(first + 1)} to ${whole(Math.min(total, first + size))} of ${whole(total)}`);
   const runs = listed();
   for (const [id, row] of rows) {
     if (store.runs.has(id)) continue;

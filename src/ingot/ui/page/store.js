@@ -8,6 +8,7 @@ const MOST_BINS = 768;
 export const store = {
   runs: new Map(), // by id, newest first: what is said of a run, with its columns
   progress: null,
+  page: { first: 0, total: 0, size: 0 }, // which of the runs the server has told
   connected: false,
   shown: new Set(), // ids of the runs that are drawn
   current: null, // the id of the one whose numbers stand above the charts
@@ -43,7 +44,8 @@ export function connect() {
 }
 
 const take = {
-  runs({ ids }) {
+  runs({ ids, first, total, page }) {
+    store.page = { first, total, size: page };
     const known = store.runs;
     store.runs = new Map(ids.map((id) => [id, known.get(id) ?? empty(id)]));
     for (const id of ids) if (!known.has(id) && !store.touched) store.shown.add(id);
