@@ -38,6 +38,16 @@ def test_help_is_asked_for_in_three_ways(capsys: pytest.CaptureFixture[str], ver
     assert said(capsys, *verb, "-h") == usual == said(capsys, "help", *verb)
 
 
+@pytest.mark.parametrize("verb", [[], ["data"], ["config"]])
+def test_help_cuts_no_description_at_80_columns(capsys, monkeypatch, verb: list[str]):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "..." not in said(capsys, *verb, "--help")[1].replace("[ARGS]...", "")
+
+
+def test_the_usage_of_train_names_the_run_that_it_resumes(capsys: pytest.CaptureFixture[str]):
+    assert "ingot train [RUN] [OPTIONS]" in said(capsys, "train", "--help")[1]
+
+
 def test_a_markdown_file_is_a_document(tmp_path: Path):
     (tmp_path / "page.md").write_text("# Title\n\ntext\n")
     (tmp_path / "README.md").write_text("about the pages")

@@ -137,3 +137,19 @@ def test_without_matplotlib_it_is_said_what_to_install(call, runs, tmp_path, mon
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = call("report", runs[0], "-o", tmp_path / "r.html")
     assert isinstance(result.exception, ConfigError) and "pip install 'ingot-lm[plots]'" in str(result.exception)
+
+
+def test_a_sample_that_is_a_link_out_of_the_run_stays_out_of_the_page(call, runs, tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "secret").write_text("the private text")
+    (runs[2] / "samples" / "step-00009999.txt").unlink()
+    (runs[2] / "samples" / "step-00009999.txt").symlink_to(tmp_path / "secret")
+    assert call("report", runs[2], "-o", tmp_path / "r.html").exit_code == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "private" not in page and "link out of the run folder" in page
+
+
+def test_a_report_without_a_name_is_written_to_the_current_folder(call, runs, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    assert call("report", runs[0]).exit_code == 0 and (tmp_path / "report.html").is_file()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,12 @@ def test_runs_are_listed_with_status_and_best_score(runs: Path, capsys: Capsys):
     ]  # fmt: skip
     assert "3.2000   3.2000  " in lines[0] and lines[0].endswith("data/a") and lines[1].endswith("data/b")
     assert "3.1000   2.9000 <- best" in lines[2]
+
+
+def test_the_data_of_a_run_is_listed_with_the_tokenizer_that_was_used(runs: Path, reference: Path, capsys: Capsys):
+    shutil.copytree(reference, runs / "reference")
+    [line] = [line for line in said(capsys, "status")[1].splitlines() if "runs/reference" in line]
+    assert line.endswith(", byte")
 
 
 def test_the_best_is_marked_among_runs_on_the_same_text_alone(runs: Path, capsys: Capsys):
@@ -114,3 +122,17 @@ def test_without_matplotlib_a_picture_says_what_to_install_and_the_terminal_need
         code == 2 and "--output needs matplotlib, which is not installed; install it with: pip install 'ingot-lm[plots]'" in err
     )
     assert said(capsys, "plot", runs / "first")[0] == 0
+
+
+def test_the_error_about_changed_settings_names_the_way_to_continue(reference: Path, tmp_path: Path, capsys: Capsys):
+    run = shutil.copytree(reference, tmp_path / "run")
+    words = ("--config", run / "config.yaml", "--training.output_dir", run, "--training.seed", 99)
+    code, _, err = said(capsys, "train", *words)
+    assert code == 4 and "training.seed" in err and "ingot train RUN" in err
+
+
+def test_a_finished_run_says_so_on_the_last_line(reference: Path, tmp_path: Path, capsys: Capsys):
+    run = shutil.copytree(reference, tmp_path / "run")
+    with redirect_stderr(sys.stdout):
+        code, out, _ = said(capsys, "train", run)
+    assert code == 0 and "is complete" in out.splitlines()[-1]

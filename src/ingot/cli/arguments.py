@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Option
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from ingot.console.output import split_overrides
 from ingot.errors import ConfigError
@@ -62,11 +62,24 @@ SETTING_BY_FOREIGN_NAME = {
 }
 
 
+class Group(TyperGroup):
+    """A group of commands whose help cuts no description."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        names = self.list_commands(ctx)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.commands[name].get_short_help_str(1000)) for name in names])
+
+
 class SettingsCommand(TyperCommand):
     """A command that accepts dotted settings besides its options, and lists them at the end of its help."""
 
     allow_extra_args = True
     ignore_unknown_options = True
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Name the run that `ingot train` resumes, which is not an argument of typer's: settings come in any place."""
+        return [*(["[RUN]"] if self.name == "train" else []), *super().collect_usage_pieces(ctx)]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"\n{settings_help()}\n")

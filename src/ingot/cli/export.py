@@ -6,6 +6,7 @@ Also `ingot golf pack`, which makes a submission of finished golf runs.
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -176,9 +177,11 @@ def _export_layout(
     source: Weights, facts: Mapping[str, Any], layout: str, dtype: str, output: Path | None, force: bool
 ) -> dict[str, Any]:
     """Write a model in the format of another program."""
-    if layout == "gguf" and output is not None and output.suffix == ".gguf":
-        raise ConfigError(f"--output {output} has to be a folder; the .gguf file and a Modelfile are written into it")
-    target = _target(source, output, "ckpt.pt" if layout == "nanogpt" else layout, force)
+    gguf_file = output if layout == "gguf" and output is not None and output.suffix == ".gguf" else None
+    if gguf_file is not None:  # written with a Modelfile into a folder, from which the file alone is moved
+        check_target(gguf_file, False, force)
+        output = gguf_file.with_name(f".{gguf_file.name}.export")
+    target = _target(source, output, "ckpt.pt" if layout == "nanogpt" else layout, force or gguf_file is not None)
     settings = source.config.model.model_dump()
     settings["context"] = settings["context"] or source.config.data.seq_len
     with writing_output(target):
@@ -207,6 +210,10 @@ def _export_layout(
             stored = {record.name: record.data for record in read_model(target)[0]}
             if any(stored[record.name] != record.data for record in records):
                 raise CheckpointError(f"{target} does not read back as it was written; the disk may be damaged")
+        if gguf_file is not None:
+            size = (target / "model.gguf").replace(gguf_file).stat().st_size
+            shutil.rmtree(target)
+            target = gguf_file
     return {"artifact": str(target), "checkpoint": str(source.path), "bytes": size}
 
 

@@ -91,7 +91,7 @@ class CommandGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for heading, names in GROUPS.items():
             with formatter.section(heading):
-                formatter.write_dl([(name, self.get_command(ctx, name).get_short_help_str(100)) for name in names])
+                formatter.write_dl([(name, self.get_command(ctx, name).get_short_help_str(1000)) for name in names])
 
 
 CONTEXT = {"max_content_width": 110, "help_option_names": ["--help", "-h"]}
@@ -128,14 +128,19 @@ def run(args: Sequence[str] | None = None) -> None:
         return "--device" if setting == "training.device" and args[0] in WITH_DEVICE_OPTION else setting
 
     json_printed.set(False)
-    ending = explained("ingot", setting_name, interrupted="error: interrupted", every_rank=True, stopped=stop_exit_code(args))
+    def advice(words: str) -> str:
+        own = "set it back, resume the run with its own settings (ingot train RUN) or choose another {0}"
+        return own if words == "set it back or choose another {0}" else words
+
+    stopped = stop_exit_code(args)
+    ending = explained("ingot", setting_name, advice, interrupted="error: interrupted", every_rank=True, stopped=stopped)
     with ending as outcome, listening_early(args[:1] == ["train"]):
         outcome.code = call(args)
     # --json promises one document: the result, or the error where there is none.
     reported = "--json" not in args or json_printed.get()
     if outcome.error is not None and not reported and os.environ.get("RANK", "0") == "0":
         with suppress(OSError):
-            print_json({"error": outcome.error.render(setting_name), "exit_code": outcome.code})
+            print_json({"error": outcome.error.render(setting_name, advice), "exit_code": outcome.code})
     sys.exit(outcome.code)
 
 

@@ -27,7 +27,9 @@ from ingot.console.charts import figure, panel_lines, run_panels
 from ingot.console.output import columns, for_reader, print_columns, print_json, visible
 from ingot.console.progress import draw_lines, duration, is_terminal
 from ingot.errors import CheckpointError, ConfigError, IngotError
+from ingot.runs.folder import INDEX
 from ingot.runs.view import RUNS, Run, run_names, runs_below
+from ingot.runtime.files import read_json
 
 if TYPE_CHECKING:
     from ingot.experiments.compare import Side
@@ -75,7 +77,9 @@ def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
         best: dict[str, Any] = {}
         with suppress(IngotError):  # a damaged file of one run must not hide the others
             best = run.series.read().best or {}
-        record |= {"best_val_bpb": best.get("val_bpb"), "best_step": best.get("step"), "data": _data_path(run), "best": False}
+        data, tokenizer = _data(run)
+        record |= {"best_val_bpb": best.get("val_bpb"), "best_step": best.get("step"), "best": False}
+        record |= {"data": data, "tokenizer": tokenizer}
     scored = [record for record in records if record["best_val_bpb"] is not None]
     for data in {record["data"] for record in scored}:  # bits per byte of different texts do not compare
         same_data = [record for record in scored if record["data"] == data]
@@ -84,11 +88,15 @@ def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 @cache
-def _data_path(run: Run) -> str | None:
-    try:
-        return run.config.data.path
-    except IngotError:  # the settings of another version
-        return None
+def _data(run: Run) -> tuple[str | None, str | None]:
+    """Return the path of a run's data, and the kind of the tokenizer that its newest checkpoint names."""
+    path = kind = None
+    with suppress(IngotError):  # the settings of another version
+        path = run.config.data.path
+    checkpoints = run.checkpoints()
+    with suppress(IngotError, OSError, ValueError, LookupError, TypeError):
+        kind = str(read_json(checkpoints[max(checkpoints)] / INDEX)["progress"]["tokenizer"]["kind"])
+    return path, kind
 
 
 def _status_lines(records: Sequence[dict[str, Any]]) -> list[str]:
@@ -121,7 +129,7 @@ def _status_facts(record: dict[str, Any]) -> dict[str, str]:
         "last heard": seconds("last_heard_seconds", "ago"),
         "process": f"{record['pid']} on {record['host']}" if record["pid"] is not None else "",
         "error": record["error"] or "",
-        "data": record.get("data") or "",
+        "data": ", ".join(filter(None, (record.get("data"), record.get("tokenizer")))),
     }
 
 

@@ -81,8 +81,8 @@ def train(
 
         if (result := completed_result(resolved.config)) is not None:
             if ranks.first:
-                warn(f"{COMPLETE.format(result.run_dir)} with --force")
                 print_json(result) if as_json else _print_result(result, limit)
+                warn(f"{COMPLETE.format(result.run_dir)} with --force")
             return 0
     if nproc_per_node is not None and launching:
         from ingot.console.launch import launch
@@ -136,8 +136,6 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
 
 def _print_result(result: TrainingResult, limit: int | None) -> None:
     """Print a summary: where the run is, its scores, its throughput and a sample."""
-    from ingot.runs.reporter import by_rows
-
     status = f"{result.status} ({result.stop_reason})" if result.stop_reason else result.status
     rows = [("run folder", str(result.run_dir)), ("status", status), ("steps", f"{result.total_steps:,}")]
     rows.append(("tokens", f"{result.total_tokens:,} in {result.training_seconds:.1f} s of training"))
@@ -145,16 +143,14 @@ def _print_result(result: TrainingResult, limit: int | None) -> None:
     if result.final_loss is not None:
         rows.append(("train loss", f"{result.final_loss:.4f}"))
     if result.val_bpb is not None and result.val_loss is not None:
-        part = by_rows(result.val_rows, result.val_rows_of, result.val_stride)
-        part += f"  at step {result.val_step:,}" if result.val_step not in (None, result.total_steps) else ""
+        part = f"  at step {result.val_step:,}" if result.val_step not in (None, result.total_steps) else ""
         rows += [("val loss", f"{result.val_loss:.4f}{part}"), ("val_bpb", f"{result.val_bpb:.4f}{part}")]
         rows += [(name, f"{value:.4f}") for name, value in result.val_other.items()]
     if result.artifact_path is not None and (size := result.artifact_bytes) is not None:
         over = f", {size - limit:,} more than budget.artifact_bytes" if limit is not None and size > limit else ""
         rows.append(("artifact", f"{result.artifact_path} ({size:,} bytes{over})"))
     if result.artifact_bpb is not None:
-        part = by_rows(result.artifact_rows, result.val_rows_of, result.val_stride)
-        rows.append(("artifact bpb", f"{result.artifact_bpb:.4f}{part}"))
+        rows.append(("artifact bpb", f"{result.artifact_bpb:.4f}"))
     if result.sample:
         print(f"\n{for_reader(result.sample.strip())}\n")
     print_columns(rows)
