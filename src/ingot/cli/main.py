@@ -128,6 +128,7 @@ def run(args: Sequence[str] | None = None) -> None:
         return "--device" if setting == "training.device" and args[0] in WITH_DEVICE_OPTION else setting
 
     json_printed.set(False)
+
     def advice(words: str) -> str:
         own = "set it back, resume the run with its own settings (ingot train RUN) or choose another {0}"
         return own if words == "set it back or choose another {0}" else words
