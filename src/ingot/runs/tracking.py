@@ -95,7 +95,12 @@ def open_tracking(
         tracking.wandb_id = wandb_id or read_id(folder / WANDB_ID) or secrets.token_hex(4)
         write_id(folder / WANDB_ID, tracking.wandb_id)
         arguments: dict[str, Any] = {"project": settings.wandb_project, "name": settings.wandb_run_name or name}
-        arguments |= {"config": dict(config), "dir": str(folder), "id": tracking.wandb_id, "resume": "allow"}
+        arguments |= {
+            "config": dict(config),
+            "dir": os.environ.get("WANDB_DIR") or str(folder),
+            "id": tracking.wandb_id,
+            "resume": "allow",
+        }
         run = wandb.init(**arguments, mode=settings.wandb_mode)
         return Dashboard(run, lambda failed: run.finish(exit_code=int(failed)))
 

@@ -21,6 +21,7 @@ from ingot.compat.gpt_simple.config import (
     read_config,
     template,
 )
+from ingot.compat.gpt_simple.translate import translate
 from ingot.config.fields import settings
 from ingot.errors import ConfigError
 
@@ -198,3 +199,8 @@ def test_the_template_explains_every_key_and_loads_to_the_defaults(
     assert config == GptSimpleConfig()
     assert "training.compile" not in config.given
     assert [key.name for key in all_keys().values() if f" {key.name.partition('.')[2]}: " not in text] == []
+
+
+def test_a_file_may_trust_its_tokens_as_the_error_about_them_advises(tmp_path: Path) -> None:
+    config = read_config(written(tmp_path, "data: {trust_tokens: true}"))
+    assert translate(config).config.data.trust_tokens is True

@@ -180,6 +180,15 @@ def test_status_of_a_run_that_only_the_original_has_trained_is_what_that_said(cl
     assert json.loads(cli("status", "--output_dir", "theirs", "--json").out) == told
 
 
+def test_a_run_of_the_original_whose_process_is_gone_has_crashed_and_its_error_and_history_are_shown(
+    cli: Cli, their_copy: Path, dead_pid: int
+) -> None:
+    state = json.loads((their_copy / "out/.run_state.json").read_text())
+    (their_copy / "out/.run_state.json").write_text(json.dumps({**state, "status": "running", "pid": dead_pid, "error": "boom"}))
+    shown = cli("status", "--output_dir", "out").out
+    assert f"CRASHED (PID {dead_pid})" in shown and "boom" in shown and "final@12" in shown
+
+
 def test_stop_of_a_run_that_only_the_original_trains_says_so(cli: Cli, gpts: Path) -> None:
     (gpts / "theirs").mkdir()
     (gpts / "theirs/.run_state.json").write_text(json.dumps({"status": "running", "pid": 1}))

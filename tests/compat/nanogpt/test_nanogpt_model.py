@@ -206,7 +206,7 @@ def test_the_file_model_py_gives_them_and_says_how_to_get_in_from_outside():
     inside = runpy.run_path(str(ROOT / "model.py"))
     assert (inside["GPT"], inside["GPTConfig"]) == (GPT, GPTConfig)
     assert inside["__all__"] == ["GPT", "MLP", "Block", "CausalSelfAttention", "GPTConfig", "LayerNorm"]
-    assert inside["LayerNorm"](8, bias=False)(torch.ones(1, 8)).shape == (1, 8)
+    assert inside["LayerNorm"](ndim=8, bias=False)(torch.ones(1, 8)).shape == (1, 8)
     without = "import sys; sys.path[:] = [p for p in sys.path if 'python3' in p and 'site-' not in p] + ['.']; import model"
     outside = subprocess.run([sys.executable, "-I", "-S", "-c", without], cwd=ROOT, capture_output=True, text=True)
     assert re.search(r"ImportError: (ingot|torch) is not installed here: run `make train` once", outside.stderr.splitlines()[-1])

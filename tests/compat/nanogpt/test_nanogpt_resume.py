@@ -264,6 +264,17 @@ def test_the_best_loss_of_a_foreign_run_is_not_forgotten_before_the_next_evaluat
         keys["dropout"] = 0.0  # another run, which begins with what this one knew
 
 
+def test_the_best_loss_of_a_foreign_run_follows_the_next_evaluation_as_in_nanogpt(train):
+    train(words(max_iters=4, **KEYS))
+    found = torch.load("out/ckpt.pt", weights_only=True)
+    del found["ingot"]
+    Path("foreign").mkdir()
+    torch.save({**found, "best_val_loss": torch.tensor(0.5)}, "foreign/ckpt.pt")  # lower than this run will ever see
+    ran = train(words(out_dir="foreign", max_iters=6, init_from="resume", **KEYS))
+    best = float(torch.load("foreign/ckpt.pt", weights_only=True)["best_val_loss"])
+    assert best == pytest.approx(float(ran.evaluations[6][1]), abs=1e-4)
+
+
 SELDOM: dict[str, Any] = {**KEYS, "always_save_checkpoint": False, "eval_interval": 100}  # no ckpt.pt after that of the start
 
 

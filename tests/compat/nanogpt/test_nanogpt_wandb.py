@@ -28,6 +28,15 @@ def test_evaluations_are_sent_and_a_resumed_run_is_the_same_run_there(train, mon
     assert all(name in told for name in (b"iter", b"train/loss", b"val/loss", b"lr", b"mfu", b"gradient_accumulation_steps"))
 
 
+def test_the_files_of_weights_and_biases_lie_where_its_own_variable_says(train, monkeypatch, tmp_path):
+    pytest.importorskip("wandb", reason="Weights & Biases is an extra")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path / "elsewhere")}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "elsewhere").mkdir()
+    train(words(max_iters=0, wandb_log=True))
+    assert list((tmp_path / "elsewhere").glob("wandb/offline-run-*")) and not Path("out/wandb").exists()
+
+
 def test_without_the_package_it_says_how_to_get_it(monkeypatch):
     def missing(name: str) -> None:
         raise ImportError(name)
