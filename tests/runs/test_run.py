@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, fields, replace
@@ -15,7 +16,7 @@ import pytest
 
 from ingot.config.loading import load_config
 from ingot.config.render import dump_yaml
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, RunError
 from ingot.runs.folder import RunFolder
 from ingot.runs.state import State, TrainingResult, read_training_result, this_process
 from ingot.runs.view import Run, runs_below
@@ -105,6 +106,15 @@ def test_what_is_not_a_run_folder_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(CheckpointError, match="is not a run folder"):
             Run.open(path)
+
+
+def test_a_process_that_does_not_hold_the_lock_of_a_run_gets_no_signal_whatever_state_json_says(folder: RunFolder) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
+        write_state(folder, pid=bystander.pid)
+        with pytest.raises(RunError, match="does not hold the lock"):
+            Run.open(folder.path).signal(signal.SIGTERM)
+        assert bystander.poll() is None
+        bystander.communicate(b"\n")
 
 
 def test_a_run_that_has_not_begun_has_no_status_yet(folder: RunFolder) -> None:
