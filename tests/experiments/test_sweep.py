@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,9 +18,10 @@ VARY = ["sweep", "--vary", "data.sampling=shuffle,redraw", "--seeds", "1,2"]
 
 
 @pytest.fixture
-def swept(tiny_words, capsys) -> tuple[str, str]:
-    code, out, err = said(capsys, *VARY, *tiny_words)
-    assert code == 0, err
+def swept(swept_once, tiny_words) -> tuple[str, str]:
+    """A copy of the sweep in the current folder, and what it printed."""
+    folder, out, err = swept_once
+    shutil.copytree(folder / "runs", "runs")
     return out, err
 
 
@@ -53,33 +55,22 @@ def test_the_runs_of_two_arms_are_compared(swept, capsys):
     assert "differ in data.sampling: shuffle and redraw" in out and "(Welch, two-sided)" in out
 
 
-def test_an_artifact_is_written_only_where_it_is_asked_for(tiny_words, capsys):
-    words = [word for word in tiny_words if "artifact" not in word]
-    for more, files in ([], 0), (["--artifact.write=true", "--artifact.score=false"], 1):
-        out = f"runs/{files}"
-        assert said(capsys, "sweep", "--vary", "model.layers=1", "--seeds=1", "-o", out, *words, *more)[0] == 0
-        assert len(list(Path(out, "layers=1/seed-1/artifact").iterdir())) == files
-
-
-def test_an_artifact_is_written_where_its_score_is_asked_for(tiny_words, capsys):
+def test_an_artifact_is_written_only_where_it_or_its_score_is_asked_for(swept, tiny_words, capsys):
+    assert not list(Path("runs/sweep/sampling=redraw/seed-2/artifact").iterdir())
     words = [word for word in tiny_words if "artifact" not in word]
     code, out, _ = said(capsys, "sweep", "--vary", "model.layers=1", "--seeds=1", "--score", "artifact_bpb", *words)
     told = json.loads(Path("runs/sweep/layers=1/seed-1/result.json").read_text())
     assert code == 0 and out.splitlines()[1].split()[:3] == ["layers=1", "1/1", f"{told['artifact_bpb']:.4f}"]
+    assert len(list(Path("runs/sweep/layers=1/seed-1/artifact").iterdir())) == 1
 
 
 def test_every_arm_is_scored_on_the_whole_text_unless_rows_are_asked_for(tiny_words, capsys):
+    Path("c.yaml").write_text("evaluation: {final_rows: auto}\nbudget: {seconds: 60}\n")
     for more, rows in ([], None), (["--evaluation.final_rows=3"], 3):
         out = Path("runs", str(rows))
-        words = ["sweep", "--vary", "model.layers=1", "--seeds=1", "-o", out, "--budget.seconds=60", *more, *tiny_words]
+        words = ["sweep", "--config=c.yaml", "--vary", "model.layers=1", "--seeds=1", "-o", out, *more, *tiny_words]
         assert said(capsys, *words)[0] == 0
         assert Run.open(out / "layers=1/seed-1").config.evaluation.final_rows == rows
-
-
-def test_a_file_that_says_auto_of_its_rows_does_not_make_scores_of_parts(tiny_words, capsys):
-    Path("c.yaml").write_text("evaluation: {final_rows: auto}\n")
-    assert said(capsys, "sweep", "--config=c.yaml", "--vary", "model.layers=1", "--seeds=1", *tiny_words)[0] == 0
-    assert Run.open(Path("runs/sweep/layers=1/seed-1")).config.evaluation.final_rows is None
 
 
 def test_runs_that_were_stopped_are_told_and_can_be_an_exit_code(tiny_words, capsys):
