@@ -1,6 +1,8 @@
 import json
+import os
 import shlex
 from lzma import compress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from shard_files import write_shard
 from toy_tokenizers import byte_level_config, llama_config, toy_hf, toy_sentencepiece
 
+from ingot.data.formats.convert import FileLayout, convert
+from ingot.data.formats.opener import open_tokens
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.store.dataset import Dataset, identity
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
@@ -335,3 +339,43 @@ def test_a_document_index_that_rises_and_is_not_what_was_written_is_refused(fold
     flip(folder / "train.index", 64)  # the second document begins at 5 and not at 4
     with pytest.raises(DataError, match=r"train.index is not what was written: documents begin elsewhere"):
         Dataset.open(folder).split("train").document_starts()
+
+
+def test_a_token_that_begins_a_shard_continues_its_text(tmp_path):
+    tokenizer = toy_sentencepiece()  # which counts the space before a word, except where a text starts
+    write_dataset([("train", "The cat that cats teach " * 3)], tmp_path / "set", tokenizer, source=None, shard_tokens=3)
+    train = Dataset.open(tmp_path / "set").split("train")
+    ids = train.read(0, train.tokens).astype(np.int64)
+    sizes = tokenizer.target_bytes(np.array([-1, *ids[:-1]]), ids)
+    assert len(train.record.shards) > 5 and train.piece_bytes == sizes.sum()
+    for number, shard in enumerate(train.record.shards[:-1]):  # the last one has the bytes of text that no token stands for
+        assert shard.bytes == sizes[3 * number : 3 * number + 3].sum()
+    convert(open_tokens(tmp_path / "set"), tmp_path / "pairs", "gpt-simple")
+    (tmp_path / "toy.model").write_bytes(tokenizer.contents)
+    convert(
+        open_tokens(tmp_path / "pairs"),
+        tmp_path / "back",
+        "ingot",
+        tokenizer=str(tmp_path / "toy.model"),
+        layout=FileLayout(shard_tokens=3),
+    )
+    assert Dataset.open(tmp_path / "back").split("train").bytes == sizes.sum()
+
+
+@pytest.mark.parametrize("format", ["ingot", "nanogpt", "gpt-simple", "shards"])
+def test_every_file_is_on_the_disk_before_the_folder_gets_its_name(folder, tmp_path, monkeypatch, format):
+    synced, fsync = {}, os.fsync
+
+    def watched(descriptor):
+        fsync(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}")
+        synced[os.fstat(descriptor).st_ino] = path.read_bytes() if path.is_file() else b""
+
+    monkeypatch.setattr(os, "fsync", watched)
+    if format == "ingot":
+        pieces = [("train", "abcdef"), ("val", "ghi")]
+        write_dataset(pieces, tmp_path / "out", ByteTokenizer(), source=None, shard_tokens=3)
+    else:
+        convert(open_tokens(folder), tmp_path / "out", format, layout=FileLayout(shard_tokens=3))
+    for path in (tmp_path, tmp_path / "out", *(tmp_path / "out").rglob("*")):
+        assert synced[path.stat().st_ino] == (path.read_bytes() if path.is_file() else b""), path
