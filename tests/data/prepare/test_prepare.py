@@ -414,6 +414,13 @@ def test_a_replacement_killed_between_its_two_renames_has_lost_nothing(tmp_path,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out"]
 
 
+def test_data_that_was_replaced_before_a_kill_does_not_come_back(tmp_path, text):
+    for name in ("out", ".out.partial-0-old"):  # killed between its second rename and the removal of the old folder
+        prepare([text], tmp_path / name, "byte")
+    prepare([text], tmp_path / "out", "char", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out"]
+
+
 def test_a_file_in_the_place_of_the_output_is_refused(tmp_path, text):
     with pytest.raises(ConfigError, match=r"in.txt is a file"):
         prepare([text], text, "byte", overwrite=True)

@@ -85,7 +85,9 @@ def staged(
                 raise ConfigError(f"another process is writing {output}; wait for it, or remove {folder} if there is none")
             stage = StagedFolder(folder, work, _last_point(folder, work, is_sound))
             undo.push(lambda kind, error, trace: _abandon(stage, error))
-            if old.exists() and not os.path.lexists(target):
+            if os.path.lexists(target):
+                shutil.rmtree(old, ignore_errors=True)
+            elif old.exists():
                 old.rename(target)  # the process that replaced it was killed before it renamed the new folder
                 log.warning("%s is back: a run that was to replace it was killed in between", target)
                 check_output(output, overwrite)
