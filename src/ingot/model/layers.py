@@ -111,8 +111,8 @@ class LanguageModel(nn.Module):
 class LayerNorm(nn.LayerNorm):
     """torch's LayerNorm, with nanoGPT's arguments."""
 
-    def __init__(self, width: int, bias: bool):
-        super().__init__(width, bias=bias)
+    def __init__(self, ndim: int, bias: bool):
+        super().__init__(ndim, bias=bias)
 
 
 class CastedLinear(nn.Linear):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         train,
         validate_checkpoint,
     )
-    from ingot.compat.gpt_simple.training import TrainingResult
+    from ingot.compat.gpt_simple.training import GptSimpleResult as TrainingResult
 
 __version__ = version("ingot-lm")
 __all__ = [

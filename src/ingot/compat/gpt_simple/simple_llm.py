@@ -24,7 +24,8 @@ from ingot.backends.torch.build import checkpoint_blocks
 from ingot.backends.torch.generate import generate as generate_tokens
 from ingot.backends.torch.state import load_model
 from ingot.compat.gpt_simple.config import DataConfig, GptSimpleConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from ingot.compat.gpt_simple.training import Log, TrainingResult, run_training
+from ingot.compat.gpt_simple.training import GptSimpleResult as TrainingResult
+from ingot.compat.gpt_simple.training import Log, run_training
 from ingot.compat.gpt_simple.translate import tokenizer_name
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.hf_json import HFTokenizer

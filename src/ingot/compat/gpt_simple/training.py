@@ -69,7 +69,7 @@ POLL_SECONDS = 0.5  # between two looks for the flag file: a network disk answer
 
 
 @dataclass
-class TrainingResult:
+class GptSimpleResult:
     """gpt-simple's TrainingResult."""
 
     final_loss: float  # the mean of the last log line, else the last step's loss
@@ -155,7 +155,7 @@ def read_options(options: Namespace, overrides: Mapping[str, Any]) -> GptSimpleC
     return config
 
 
-def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tuple[str, TrainingResult]:
+def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tuple[str, GptSimpleResult]:
     """Train on this rank; return the run's status and result. With `force`, delete an earlier run in the folder first."""
     from ingot.compat.gpt_simple.foreign import adopt_on_all_ranks
     from ingot.train.start import run
@@ -186,7 +186,7 @@ def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tupl
         raise reporter.failure
     final_loss = reporter.interval_loss if reporter.interval_loss is not None else result.final_loss
     path = reporter.checkpoint or (newest_name(folder, step_of(result.checkpoint_path)) if result.checkpoint_path else "")
-    return result.status, TrainingResult(
+    return result.status, GptSimpleResult(
         final_loss if final_loss is not None else math.inf, str(path), result.total_tokens, result.total_steps
     )
 

@@ -21,7 +21,7 @@ from ingot.backends.torch.state import load_model
 from ingot.compat.nanogpt.checkpoint import flops_per_token, read_pretrained, split_by_decay
 from ingot.compat.nanogpt.translate import MODEL_ARGS
 from ingot.errors import ConfigError
-from ingot.model import gpt2, layers
+from ingot.model import gpt2
 from ingot.model.cross_entropy import IGNORED
 from ingot.model.gpt2 import GPT2
 from ingot.model.layers import LayerCache, Mask
@@ -42,13 +42,6 @@ class GPTConfig:
     n_embd: int = 768
     dropout: float = 0.0
     bias: bool = True
-
-
-class LayerNorm(layers.LayerNorm):
-    """LayerNorm with an optional bias."""
-
-    def __init__(self, ndim: int, bias: bool):
-        super().__init__(ndim, bias)
 
 
 class CausalSelfAttention(gpt2.GPT2Attention):

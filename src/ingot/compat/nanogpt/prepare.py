@@ -36,20 +36,12 @@ SMALL_BYTES = 1 << 23  # a smaller input is encoded faster than worker processes
 
 def shakespeare_char(folder: Path, words: Sequence[str]) -> int:
     """Prepare Shakespeare by characters; return the exit code."""
-    parser = _parser(
-        "Shakespeare, or another text, by characters: the first nine tenths are train.bin, the rest val.bin.", folder
-    )
-    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
-    return _run(parser, words, _write_characters)
+    return _run(_text_parser("by characters", folder), words, _write_characters)
 
 
 def shakespeare(folder: Path, words: Sequence[str]) -> int:
     """Prepare Shakespeare with GPT-2's tokens; return the exit code."""
-    parser = _parser(
-        "Shakespeare, or another text, with GPT-2's tokens: the first nine tenths are train.bin, the rest val.bin.", folder
-    )
-    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
-    return _run(parser, words, _write_gpt2)
+    return _run(_text_parser("with GPT-2's tokens", folder), words, _write_gpt2)
 
 
 def openwebtext(folder: Path, words: Sequence[str]) -> int:
@@ -70,6 +62,12 @@ def _parser(about: str, folder: Path) -> Parser:
     parser = Parser(PROGRAM, description=about)
     parser.add_argument("--bundled", action="store_true", help="use ingot's works of Shakespeare; needs no network")
     parser.add_argument("--output", type=Path, default=folder, metavar="DIR", help="folder to write to (the script's own)")
+    return parser
+
+
+def _text_parser(how: str, folder: Path) -> Parser:
+    parser = _parser(f"Shakespeare, or another text, {how}: the first nine tenths are train.bin, the rest val.bin.", folder)
+    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
     return parser
 
 
