@@ -46,23 +46,19 @@ DeviceName = Annotated[str, Option("--device", metavar="NAME", help="One of auto
 
 # Option names of other programs, with the setting each one means here.
 SETTING_BY_FOREIGN_NAME = {
-    "lr": "optimizer.learning_rate",
-    "learning_rate": "optimizer.learning_rate",
-    "steps": "training.max_steps",
-    "iters": "training.max_steps",
-    "max_iters": "training.max_steps",
+    **dict.fromkeys(("lr", "learning_rate"), "optimizer.learning_rate"),
+    **dict.fromkeys(("steps", "iters", "max_iters"), "training.max_steps"),
+    **dict.fromkeys(("output", "out_dir"), "training.output_dir"),
     "batch_size": "training.tokens_per_step",
     "block_size": "data.seq_len",
     "data": "data.path",
     "model": "model.family",
-    "output": "training.output_dir",
-    "out_dir": "training.output_dir",
     "seed": "training.seed",
     "time": "budget.seconds",
 }
 
 
-class Group(TyperGroup):
+class CommandList(TyperGroup):
     """A group of commands whose help cuts no description."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

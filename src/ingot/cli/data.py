@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Option
 
-from ingot.cli.arguments import AsJson, Group
+from ingot.cli.arguments import AsJson, CommandList
 from ingot.compat.golf import PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
 from ingot.console.output import print_columns, print_json
 from ingot.console.progress import progress_bar
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 commands = typer.Typer(
-    cls=Group,
+    cls=CommandList,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Download, prepare, inspect, verify and convert data for training; train a tokenizer.",

@@ -6,12 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.arguments import AsJson, ConfigFile, Group, OutputFile, RecipeName, SettingsCommand, given_settings, resolve_config
+from ingot.cli.arguments import (
+    AsJson,
+    CommandList,
+    ConfigFile,
+    OutputFile,
+    RecipeName,
+    SettingsCommand,
+    given_settings,
+    resolve_config,
+)
 from ingot.console.entry import warn
 from ingot.console.output import print_columns, print_json, write_file
 
 config_commands = typer.Typer(
-    cls=Group, no_args_is_help=True, rich_markup_mode=None, help="Show the settings of a run and where they come from."
+    cls=CommandList, no_args_is_help=True, rich_markup_mode=None, help="Show the settings of a run and where they come from."
 )
 recipe_commands = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.arguments import AsJson
-from ingot.cli.runs import stalls
-from ingot.console.charts import figure, run_panels
+from ingot.console.charts import describe_stalls, figure, run_panels
 from ingot.console.output import check_target, print_json, visible
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runs.view import Run, run_names
@@ -135,7 +134,7 @@ def _page(runs: Sequence[ReportedRun]) -> str:
     for run in runs:
         timing = run.series.timing()
         times = [_number(timing.percentiles.get(name), ".4f") for name in ("p50", "p95", "p99")]
-        rows.append([run.name, *times, stalls(timing, MAX_STALLS)])
+        rows.append([run.name, *times, describe_stalls(timing, MAX_STALLS)])
     table(("run", "median", "p95", "p99", "stalls"), rows)
 
     artifacts = [(run.name, run.result) for run in runs if _number(run.result.get("artifact_bytes"), ",")]

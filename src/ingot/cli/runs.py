@@ -23,7 +23,7 @@ import typer
 from typer import Option
 
 from ingot.cli.arguments import AsJson, DeviceName, ScoreOption
-from ingot.console.charts import figure, panel_lines, run_panels
+from ingot.console.charts import describe_stalls, figure, panel_lines, run_panels
 from ingot.console.output import columns, for_reader, print_columns, print_json, visible
 from ingot.console.progress import draw_lines, duration, is_terminal
 from ingot.errors import CheckpointError, ConfigError, IngotError
@@ -33,7 +33,6 @@ from ingot.runtime.files import read_json
 
 if TYPE_CHECKING:
     from ingot.experiments.compare import Side
-    from ingot.runs.series import Timing
 
 WATCH_SECONDS = 1.0
 MAX_CPU_SHARE = 0.02  # share of one core: watching a run must not slow it down
@@ -171,15 +170,8 @@ def screen(runs: Sequence[Run], records: Sequence[dict[str, Any]]) -> list[str]:
         timing = run_series.timing()
         if timing.percentiles:
             times = ", ".join(f"{share} {seconds:.4f} s" for share, seconds in timing.percentiles.items())
-            lines.append(f"{name}: a step takes {times}; stalls: {stalls(timing, MAX_WATCHED_STALLS)}")
+            lines.append(f"{name}: a step takes {times}; stalls: {describe_stalls(timing, MAX_WATCHED_STALLS)}")
     return lines
-
-
-def stalls(timing: Timing, limit: int) -> str:
-    """Describe the longest stalls of a run, at most `limit`."""
-    longest = [f"{stall.seconds:.1f} s before step {stall.step:,}" for stall in timing.stalls[:limit]]
-    more = len(timing.stalls) - len(longest)
-    return ", ".join(longest) + (f" and {more} more" if more > 0 else "") or "none"
 
 
 def shows_colours() -> bool:

@@ -1,4 +1,4 @@
-"""Line charts for terminals and pictures."""
+"""Line charts of runs for terminals and pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ingot.runs.series import Curves
+    from ingot.runs.series import Curves, Timing
 
 Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 4.6, 3.6  # size of a panel of a picture in inches
@@ -124,3 +124,10 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
     for number, line in enumerate(panel.lines):
         lines.append(f"{coloured(ascii_lowercase[number % 26], number)} {line.name:<{names}}  {line.points[-1][1]:.4f}")
     return lines
+
+
+def describe_stalls(timing: Timing, limit: int) -> str:
+    """Describe the longest stalls of a run, at most `limit`."""
+    longest = [f"{stall.seconds:.1f} s before step {stall.step:,}" for stall in timing.stalls[:limit]]
+    more = len(timing.stalls) - len(longest)
+    return ", ".join(longest) + (f" and {more} more" if more > 0 else "") or "none"
