@@ -98,10 +98,10 @@ def score_artifact(path: Path, settings: Mapping[str, Any]) -> float:
     tree = artifact.facts.get("config")
     if not isinstance(tree, dict) or not all(isinstance(section, dict) for section in tree.values()):
         raise CheckpointError(f"{path} does not say how to build its model")
-    known = {f"{section}.{name}": value for section, values in tree.items() for name, value in values.items()}
+    recorded = {f"{section}.{name}": value for section, values in tree.items() for name, value in values.items()}
     here = load_config(python=settings, environment={}).config  # where the data is, and the device
-    known |= {"data.path": here.data.path, "data.tokenizer": here.data.tokenizer, "training.device": here.training.device}
-    config = load_config(python=known, environment={}).config
+    recorded |= {"data.path": here.data.path, "data.tokenizer": here.data.tokenizer, "training.device": here.training.device}
+    config = load_config(python=recorded, environment={}).config
     dataset = open_dataset(config.data.path, config.data.tokenizer, here.data.trust_tokens)
     backend = open_inference(config, dataset.tokenizer.vocab_size)
     backend.load_weights(artifact.tensors, str(path))

@@ -128,8 +128,8 @@ OF_RECORDS = (
 
 def read_variables(environment: Mapping[str, str], options: Mapping[str, Option] = VARIABLES) -> dict[str, Any]:
     """Return the value of every variable of a script."""
-    given = {name: _parse(option, environment[name]) for name, option in options.items() if name in environment}
-    values = defaults(options) | given
+    parsed = {name: _parse(option, environment[name]) for name, option in options.items() if name in environment}
+    values = defaults(options) | parsed
     if values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] is None:
         values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] = values["CONTROL_TENSOR_NAME_PATTERNS"]
     return values
