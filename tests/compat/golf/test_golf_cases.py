@@ -35,7 +35,7 @@
 39      compat/golf/test_golf_log.py::test_the_bits_of_the_record_follow_from_its_loss
 40      compat/golf/test_golf_files.py::test_a_file_scores_what_its_run_said_and_says_so_as_often_as_it_is_asked
 41      compat/golf/test_golf_log.py::test_how_often_a_run_is_primed_validated_and_logged_leaves_no_trace
-41      train/test_trainer.py::test_evaluating_takes_nothing_from_the_budget
+41      train/test_bounds.py::test_evaluating_takes_nothing_from_the_budget
 42      model/test_golf.py::test_a_new_model_is_as_good_as_guessing
 43      model/test_golf.py::test_a_new_model_predicts_from_the_embedding_alone
 44      model/test_families.py::test_a_token_changes_no_logits_before_it
