@@ -42,7 +42,7 @@ def test_a_missing_config_file_is_named(ingot: Ingot, tmp_path):
         ("model__vocab_size", 100, "model.vocab_size=100 is smaller than the tokenizer's 260"),
         ("model__context", 16, "model.context=16 is shorter than data.seq_len=32"),
         ("model__file", "nowhere.py", "model.file=nowhere.py does not exist"),
-        ("training__max_steps", "null", "nothing ends this run"),
+        ("training__max_steps", "null", "this run would never end"),
         ("training__seed", 2**64, "training.seed"),
     ],
 )

@@ -148,7 +148,7 @@ def test_an_empty_file_or_section_leaves_the_defaults(tmp_path: Path, text: str)
         ("data:\n\tseed: 1", "FILE is not valid YAML (line 2): found character '\\t' that cannot start any token"),
         ("- data", "FILE is not a config: it needs sections such as `training:` with settings below them"),
         ("data: !!python/object:os.system {}", "FILE is not valid YAML (line 1): could not determine a constructor for the tag"),
-        ("data: &d {seed: 1}\noptimizer: *d", "FILE line 2: an alias (*name) is not read"),
+        ("data: &d {seed: 1}\noptimizer: *d", "FILE line 2: aliases (*name) are not supported"),
         ("base: [demo]", "base (file FILE) must be the name of a recipe or a YAML file"),
         ("base: demmo", "unknown recipe demmo; did you mean demo?"),
         ("base: other.yaml", "does not exist"),
@@ -163,7 +163,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     assert "`ingot init -o" in error_of(file=tmp_path / "missing.yaml")
     assert (
         error_of(file=tmp_path)
-        == f"{tmp_path} cannot be read: it is not a plain file; give a YAML file, such as the config.yaml of a run"
+        == f"{tmp_path} cannot be read: it is not a regular file; give a YAML file, such as a run's config.yaml"
     )
     (tmp_path / "latin.yaml").write_bytes(b"data: {path: caf\xe9}\n")
     assert "is not UTF-8 text (byte 16)" in error_of(file=tmp_path / "latin.yaml")
@@ -217,7 +217,7 @@ def test_values_that_do_not_fit_together_are_an_error_after_all_overrides() -> N
 
 
 def test_a_run_without_any_source_that_ends_it_is_pointed_to_the_recipes() -> None:
-    with pytest.raises(ConfigError, match=r"^nothing ends this run: .*`ingot recipes`$"):
+    with pytest.raises(ConfigError, match=r"^this run would never end: .*`ingot recipes`$"):
         load_config(environment={})
 
 
@@ -305,7 +305,7 @@ def test_bases_in_a_cycle_are_an_error(tmp_path: Path) -> None:
 
 def test_a_recipe_and_a_file_with_a_base_are_too_much(tmp_path: Path) -> None:
     message = error_of(file=write(tmp_path / "c.yaml", "base: demo"), recipe="gpt2")
-    assert "builds on recipe demo by its `base:`, so the recipe gpt2 cannot be given as well" in message
+    assert "sets `base:` to recipe demo, so it cannot be combined with the recipe gpt2" in message
 
 
 @pytest.mark.parametrize(

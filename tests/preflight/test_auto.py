@@ -64,7 +64,7 @@ def test_little_text_gets_a_smaller_model_and_an_early_end_and_is_told_so():
     assert steps * batch <= MOST_PASSES * 30_000 and few.settings["model.width"] < choose(LAPTOP).settings["model.width"]
     assert batch < choose(LAPTOP).settings["training.tokens_per_step"] and few.settings["optimizer.muon_weight_decay"] == 1.0
     assert "30,000 bytes are 30,000 tokens (bytes, too few for more ids), read 8.0 times" in few.reasons[2]
-    assert "they are few: 8 passes at most" in few.reasons[2] and "ends before its 90 s" in few.reasons[2]
+    assert "this is little data: 8 passes at most" in few.reasons[2] and "ends before its 90 s" in few.reasons[2]
     assert "a stronger weight decay" in few.reasons[2]
 
 
@@ -104,7 +104,7 @@ def test_a_machine_is_measured_and_what_the_user_sets_goes_before(load, monkeypa
     assert resolved.config.model.width == 96 and resolved.config.training.tokens_per_step == 512
     assert resolved.origins["model.layers"] == "recipe auto, measured" and resolved.origins["model.width"] == "command line"
     assert len(told) == 4 and "GFLOP/s" in told[0]
-    assert told[3] == "set by you instead: model.width, training.tokens_per_step"
+    assert told[3] == "overridden by your settings: model.width, training.tokens_per_step"
 
 
 def test_a_run_goes_on_with_what_was_chosen_when_it_began(load, tmp_path, monkeypatch):
@@ -138,7 +138,7 @@ def test_what_is_chosen_goes_with_what_the_user_sets(load, monkeypatch, own):
     (name, value), told = next(iter(own.items())), []
     resolved = resolve_auto(load(**own), 1, told.append)
     section, _, key = name.partition("__")
-    assert getattr(getattr(resolved.config, section), key) == value and told[3] == f"set by you instead: {section}.{key}"
+    assert getattr(getattr(resolved.config, section), key) == value and told[3] == f"overridden by your settings: {section}.{key}"
     if key == "layers":
         assert told[0].startswith("model: 1 layers x ")
 
@@ -197,9 +197,9 @@ def test_the_groups_of_the_recipe_are_left_out_for_a_family_that_does_not_have_t
 
 
 def test_what_cannot_be_planned_is_refused(load):
-    with pytest.raises(ConfigError, match="--recipe auto measures one process"):
+    with pytest.raises(ConfigError, match="--recipe auto supports a single rank"):
         resolve_auto(load(), 2, lambda line: None)
-    with pytest.raises(ConfigError, match=r"plans for budget\.seconds, which is null"):
+    with pytest.raises(ConfigError, match=r"needs a time budget, but budget\.seconds is null"):
         resolve_auto(load(budget__seconds="null", training__max_steps=3), 1, lambda line: None)
 
 

@@ -40,7 +40,7 @@ class SettingSpec:
 
     @property
     def choices(self) -> list[str]:
-        """Return the words the value may be, if the schema lists them."""
+        """Return the allowed words, if the schema lists them."""
         return [word for part in self._alternatives for word in _words(part)]
 
     @property

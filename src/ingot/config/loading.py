@@ -40,7 +40,7 @@ Problem = str | ConfigError  # a sentence with dotted paths of settings, or an e
 
 @dataclass(frozen=True)
 class Given:
-    """One value from one source; of equal paths the higher level wins."""
+    """One value from one source. If several sources set the same path, the one with the highest level wins."""
 
     path: SettingPath
     value: Any
@@ -54,10 +54,10 @@ class Given:
 
 
 def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, list[Given]]:
-    """Return the model family and the values that are settings of it.
+    """Return the model family and the values that belong to its settings.
 
-    A source that chooses a family overrides what sources below it set for another family. What it or a source above it sets must
-    be a setting of the family.
+    A source that chooses a family discards the values that lower sources set for another family. Its own values, and those of
+    higher sources, must be settings of the chosen family.
     """
     family, chosen = DEFAULT_FAMILY, Given((), None, "default", -1)
     named_at = {item.level for item in given if item.name == "model.family"}
@@ -102,8 +102,8 @@ def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dic
             is_text = isinstance(value, str) and not setting.free_form
             if is_text and b"\0" in os.fsencode(value) and item.name not in ANY_CHARACTER:
                 raise UnicodeError
-        except UnicodeError:  # of os.fsencode too
-            problems.append(f"{item.name} holds a NUL or half a character, which no name and no text has ({item.origin})")
+        except UnicodeError:  # raised above, or by os.fsencode for a lone surrogate
+            problems.append(f"{item.name} contains a NUL or half a character; remove it ({item.origin})")
             continue
         except ConfigError as error:
             problems.append(f"{error} ({item.origin})")
@@ -134,14 +134,14 @@ def _convert(setting: SettingSpec, value: Any) -> Any:
             return None
         value = str(value) if setting.takes_any_text or value in setting.choices else scalar(value)
     if isinstance(value, bool) and "boolean" not in setting.types:
-        raise TypeError("a truth value is not a number")  # pydantic would take true for 1
+        raise TypeError("a boolean is not a number")  # pydantic would convert true to 1
     return value
 
 
 def _convert_items(setting: SettingSpec, value: Any) -> list[dict[str, Any]]:
     """Convert a list of mappings, each value by its own setting."""
     if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
-        raise TypeError("no list of mappings")
+        raise TypeError("not a list of mappings")
     entries: list[dict[str, Any]] = []
     for number, entry in enumerate(value):
         entries.append({})
@@ -149,7 +149,7 @@ def _convert_items(setting: SettingSpec, value: Any) -> list[dict[str, Any]]:
             name = f"{setting.path}.{number}.{key}"
             if key not in setting.items:
                 close = get_close_matches(str(key), setting.items, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(setting.items)}"
+                hint = f"did you mean {close[0]}?" if close else f"its settings are {', '.join(setting.items)}"
                 raise ConfigError(f"unknown setting {name}; {hint}")
             try:
                 entries[-1][key] = _convert(setting.items[key], item)
@@ -195,7 +195,7 @@ def _path_of(detail: Mapping[str, Any]) -> SettingPath:
 
 
 def _together(problems: Sequence[Problem]) -> ConfigError:
-    """Return one error for all problems, in which the paths that validators wrote into their sentences are Setting fields."""
+    """Return one error for all problems; setting paths in the validators' messages become Setting fields."""
     named: list[Setting] = []
 
     def number(setting: Setting) -> str:
@@ -215,7 +215,7 @@ def _together(problems: Sequence[Problem]) -> ConfigError:
 def _mistake(
     setting: SettingSpec, value: Any, origin: str, name: str = "", details: Sequence[Mapping[str, Any]] = ()
 ) -> ConfigError:
-    """Return the error for a value that a setting does not take, by pydantic's details if it is a single number out of range."""
+    """Return the error for an invalid value; if it is a number out of range, it quotes the limit from pydantic's details."""
     article = {"integer": "an ", "number": "a ", "mapping": "a ", "list": "a "}.get(setting.allowed.split()[0], "")
     allowed = "plain data: numbers, text, lists or mappings" if setting.free_form and name else article + setting.allowed
     if len(details) == 1 and details[0]["type"].startswith(("greater_", "less_", "finite_")):
@@ -255,8 +255,8 @@ def find_recipe(name: str) -> Recipe:
     close = get_close_matches(name, recipes, n=1)
     meant = f"; did you mean {close[0]}?" if close else ";"
     if name.endswith((".yaml", ".yml")):
-        meant = f"; a config file is given with --config {name};"
-    raise ConfigError(f"unknown recipe {name}{meant} there are {', '.join(recipes)}")
+        meant = f"; pass a config file as --config {name};"
+    raise ConfigError(f"unknown recipe {name}{meant} the recipes are {', '.join(recipes)}")
 
 
 _Source = tuple[str, Mapping[str, Any]]  # origin, and values as a tree
@@ -286,7 +286,7 @@ def load_config(
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of a config; with `environment` None it is the process's."""
+    """The sources of a config; if `environment` is None, os.environ is used."""
 
     recipe: str | None = None
     file: Path | str | None = None
@@ -338,7 +338,7 @@ class Sources:
 
 
 def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[str, Any]) -> tuple[list[_Source], str | None]:
-    """Return the YAML documents to merge, bases first, with the measured values of the recipe, and a name for the run."""
+    """Return the YAML documents to merge, bases first and including the recipe's measured values, and a name for the run."""
     below = _chain(find_recipe(recipe).path, f"recipe {recipe}") if recipe is not None else []
     below += [(f"recipe {recipe}, measured", measured)] if measured else []
     if file is None:
@@ -346,7 +346,7 @@ def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[st
     chain = _chain(Path(file), f"file {file}")
     base = chain[-2][0] if len(chain) > 1 else ""
     if base and recipe is not None:
-        raise ConfigError(f"{file} builds on {base} by its `base:`, so the recipe {recipe} cannot be given as well; keep one")
+        raise ConfigError(f"{file} sets `base:` to {base}, so it cannot be combined with the recipe {recipe}; keep one of them")
     return below + chain, recipe or (base.removeprefix("recipe ") if base.startswith("recipe ") else Path(file).stem)
 
 
@@ -371,7 +371,7 @@ def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Sourc
 
 def _read(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # a pipe could block forever
-        raise ConfigError(f"{path} cannot be read: it is not a plain file; give a YAML file, such as the config.yaml of a run")
+        raise ConfigError(f"{path} cannot be read: it is not a regular file; give a YAML file, such as a run's config.yaml")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:

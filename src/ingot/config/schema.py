@@ -27,7 +27,7 @@ from ingot.model.settings import (
     Size,
 )
 
-GPT2_VOCAB_SIZE, GPT2_PADDED_VOCAB_SIZE = 50257, 50304  # the second is rounded up to a multiple of 64
+GPT2_VOCAB_SIZE, GPT2_PADDED_VOCAB_SIZE = 50257, 50304  # the padded size is a multiple of 64
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 StdMultiple = Annotated[float, Field(gt=0, le=1000)]
 Kernel = Literal["loss", "rotary", "qkv", "mlp", "gate", "scales", "stream"]
@@ -80,7 +80,7 @@ class DataSection(Section):
         "documents reshuffled every epoch, concatenated, cut into rows from a random offset, and the rows shuffled; each token "
         "once per epoch. random: windows at random positions, drawn with replacement. stream: tokens in file order, starting "
         "over at the end. pack: whole documents, reshuffled every epoch and packed into rows; documents longer than a row are "
-        "split. document: like pack with one document per row, the rest of which is padding.",
+        "split. document: one document per row, padded to seq_len; longer documents are split.",
     )
     overlap: Count = Field(
         0,
@@ -100,25 +100,25 @@ class DataSection(Section):
     )
     exhausted: Literal["halt", "renormalise"] = Field(
         "halt",
-        description="What happens when a bucket has been read data.epochs times and the mix asks for more of it. halt: the run "
-        "saves and ends with the status `halted`. renormalise: the other buckets share its weight.",
+        description="What to do when a bucket has been read data.epochs times and the mix still gives it weight. halt: save and "
+        "end the run with the status `halted`. renormalise: share its weight among the other buckets.",
     )
     already_read: str | None = Field(
         None,
         description="pack and document: a file that lists documents another program has already read, as `gpt-simple train` "
-        "writes it when it resumes a run of the original. They are left out of the first epoch.",
+        "writes it when it resumes a run of the original. They are skipped in the first epoch.",
     )
     spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
         1,
-        description="stream: number of equal parts in which a step is read, each starting one token after the last target of the "
-        "part before. A list gives the rows of each part and is repeated until the step is full.",
+        description="stream: read each step in this many equal parts, each of which starts one token after the last target of "
+        "the part before. A list sets the rows of each part and is repeated until the step is full.",
     )
     document_mask: bool = Field(
         False,
-        description="Tokens attend only to their own document, in training and in evaluation. false: to everything before them "
-        "in the row.",
+        description="Tokens attend only to their own document, in training and in evaluation. false: they attend to all earlier "
+        "tokens of the row.",
     )
-    seed: Seed = Field(1337, description="Seed of the data order, and of nothing else.")
+    seed: Seed = Field(1337, description="Seed of the data order only.")
 
 
 class EvaluationSection(Section):
@@ -127,7 +127,7 @@ class EvaluationSection(Section):
     every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
     points: Count = Field(
         0,
-        description="Evaluations spread evenly over budget.seconds, counting the one at the end. 0: only those of every.",
+        description="Evaluations spread evenly over budget.seconds, including the one at the end. 0: only those set by `every`.",
     )
     at_start: bool = Field(False, description="Also evaluate before the first step.")
     at_end: bool = Field(True, description="Evaluate when the run is complete.")
@@ -152,8 +152,8 @@ class EvaluationSection(Section):
     stride: Positive | None = Field(
         None,
         description="Tokens between the starts of two validation rows. null: data.seq_len, so that rows do not overlap. With a "
-        "smaller stride each row scores only its last `stride` tokens, which see more context; it takes seq_len / stride times "
-        "as long.",
+        "smaller stride each row scores only its last `stride` tokens, which see more context; evaluation then takes "
+        "seq_len / stride times as long.",
     )
     micro_batch: Positive = Field(64, description="Rows per forward pass on one rank.")
     bytes: Literal["text", "pieces"] = Field(
@@ -166,7 +166,7 @@ class EvaluationSection(Section):
     )
     sample_prompt: str = Field("", description="Prompt of the samples. Empty: the start of a document.")
     temperature: Rate = Field(0.8, description="Sampling temperature of the samples.")
-    top_k: Count = Field(0, description="Samples are drawn from the k most likely tokens. 0: from all.")
+    top_k: Count = Field(0, description="Sample only from the k most likely tokens. 0: from all tokens.")
     tasks: str | list[str] | None = Field(
         None,
         description="Tasks that each evaluation scores as well, like `ingot eval --tasks`: hellaswag, lambada, arc_easy, "
@@ -183,7 +183,7 @@ class EvaluationSection(Section):
 
 
 class GroupSection(Section):
-    """Parameters with their own optimizer and learning rate."""
+    """A group of parameters with its own optimizer and learning rate."""
 
     name: Annotated[str, Field(min_length=1)] = Field(description="Name of the group, used in training.stages too.")
     match: Annotated[str, Field(min_length=1)] = Field(
@@ -260,7 +260,7 @@ class OptimizerSection(Section):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         description="Keep an exponential moving average of the weights with this decay per step, and evaluate, sample and export "
-        "it. null: the weights themselves.",
+        "it. null: no average.",
     )
     schedule: Literal["constant", "cosine", "wsd", "budget", "warmdown"] = Field(
         "cosine",
@@ -307,11 +307,11 @@ class StageSection(Section):
         None, description="Tokens per row: data.seq_len, which is the longest, or a divisor of it. null: data.seq_len."
     )
     rate: Rate = Field(1.0, description="Factor on all learning rates, in addition to the schedule.")
-    rates: dict[str, Rate] = Field({}, description="Factors on the learning rates of single groups: {matrix: 0.5}.")
+    rates: dict[str, Rate] = Field({}, description="Factors on the learning rates of individual groups: {matrix: 0.5}.")
     model: dict[str, int | float] = Field(
         {},
         description="Numbers passed to the model's method `set`: {window: 128}. Evaluation, samples and the exported model use "
-        "those of the last stage.",
+        "the numbers of the last stage.",
     )
 
 
@@ -329,14 +329,14 @@ class TrainingSection(Section):
     )
     micro_batch: Positive | Literal["auto"] = Field(
         "auto",
-        description="Rows per forward pass on one rank. auto: on a GPU the step, its half, quarter and so on are timed, and the "
-        "smallest that is hardly slower than the fastest is used; elsewhere the whole step, at most 16,384 tokens.",
+        description="Rows per forward pass on one rank. auto: on a GPU, Ingot times the whole step, half of it, a quarter and so "
+        "on, and uses the smallest that is about as fast as the fastest; elsewhere the whole step, at most 16,384 tokens.",
     )
     seed: Seed = Field(1337, description="Seed of the initial weights and dropout.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the fastest device torch finds.")
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto",
-        description="CPU threads of one rank. Another number changes rounding. auto: OMP_NUM_THREADS if set, else the fastest "
+        description="CPU threads of one rank. Changing it changes rounding. auto: OMP_NUM_THREADS if set, else the fastest "
         "number measured when the run begins, which later sessions keep.",
     )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
@@ -347,11 +347,12 @@ class TrainingSection(Section):
     compile: bool | Literal["auto", "blocks"] = Field(
         "auto",
         description="Use torch.compile. true: for the whole model. blocks: for each block and the loss separately, which "
-        "compiles faster and may make steps slightly slower. auto: the whole model, on CUDA only and where it pays.",
+        "compiles faster and may make steps slightly slower. auto: the whole model, only on CUDA and where it pays off.",
     )
     compile_optimizer: bool | Literal["auto"] = Field(
         "auto",
-        description="Compile Muon's step on CUDA: fewer kernels, a longer start. auto: only for NorMuon with a compiled model.",
+        description="Compile Muon's step on CUDA: fewer kernels, but a slower start. auto: only for NorMuon with a compiled "
+        "model.",
     )
     cuda_graphs: bool | Literal["auto"] = Field(
         "auto",
@@ -366,18 +367,18 @@ class TrainingSection(Section):
     )
     loss_chunk: Positive | None = Field(
         None,
-        description="Tokens whose logits are in memory at once. null: the whole micro-batch. Fewer tokens take less memory and a "
-        "little more time.",
+        description="Tokens whose logits are in memory at once. null: the whole micro-batch. A smaller chunk takes less memory "
+        "and a little more time.",
     )
     kernels: Literal["auto", "off"] | list[Kernel] = Field(
         "auto",
-        description="Ingot's own kernels, on NVIDIA GPUs in bf16. loss: softcap, loss and gradient in one pass over the logits. "
-        "rotary: norm, rotation and gain of queries and keys. qkv: one matmul for queries, keys and values of golf and llama, "
-        "with FlashAttention 4. mlp: the activation of golf, frontier and gpt2, fused into the matmuls around it. gate: llama's "
-        "gated activation, on Hopper with the extra flash. scales: the branch scales of golf, folded into the weights. stream: "
-        "the residual stream of gpt2 and llama in bf16. A list: these kernels. auto: all that run on this device, or only loss, "
-        "scales and stream where a GPU has at most 32,768 tokens per step and no cuda_graphs, because launching the others would "
-        "cost more time than they save. off: none.",
+        description="Ingot's own kernels, on NVIDIA GPUs in bf16. loss: softcap, loss and gradient in one pass over the "
+        "logits. rotary: norm, rotation and gain of queries and keys. qkv: one matmul for queries, keys and values of golf and "
+        "llama, with FlashAttention 4. mlp: the activation of golf, frontier and gpt2, fused into the matmuls around it. gate: "
+        "llama's gated activation, on Hopper with the extra flash. scales: the branch scales of golf, folded into the weights. "
+        "stream: the residual stream of gpt2 and llama in bf16. A list: only these kernels. auto: all that run on this device, "
+        "or only loss, scales and stream where a GPU has at most 32,768 tokens per step and no cuda_graphs, because launching "
+        "the others would cost more time than they save. off: none.",
     )
     fp8_head: bool = Field(
         False,
@@ -393,9 +394,9 @@ class TrainingSection(Section):
     )
     ddp_python_reducer: bool = Field(
         False,
-        description="Compiled models on several ranks: overlap gradient communication with the backward pass by torch's Python "
-        "reducer, which also works with gradient checkpointing and document masks. false: with those two, gradients are sent "
-        "after the backward pass.",
+        description="Compiled models on several ranks: overlap gradient communication with the backward pass through torch's "
+        "Python reducer, which also works with gradient checkpointing and document masks. false: with those two, gradients are "
+        "sent after the backward pass.",
     )
     eager: bool = Field(
         True,
@@ -409,8 +410,8 @@ class TrainingSection(Section):
     )
     weights: str | None = Field(
         None,
-        description="Initial weights: a run folder, checkpoint or artifact. null: random initialisation. A run that resumes uses "
-        "its own weights.",
+        description="Initial weights: a run folder, checkpoint or artifact. null: random initialisation. Ignored when a run "
+        "resumes from a checkpoint.",
     )
     output_dir: str | None = Field(
         None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run in it is resumed."
@@ -427,7 +428,7 @@ class TrainingSection(Section):
     )
     walltime_reserve_seconds: Rate | None = Field(
         None,
-        description="Seconds of the wall-clock limit reserved for the last save. null: twice the longest save so far, and at "
+        description="Seconds of the wall-clock limit reserved for the last save. null: twice the longest save so far, but at "
         "least 30 s or a tenth of the session, whichever is less.",
     )
     save_every: Count = Field(0, description="Steps between checkpoints. 0: save by save_seconds only.")
@@ -451,7 +452,7 @@ class BudgetSection(Section):
         "null: no limit.",
     )
     overshoot: bool = Field(
-        False, description="Take the step during which the time runs out. false: no step starts that would not end in time."
+        False, description="Take the step during which the time runs out. false: never start a step that would not end in time."
     )
     artifact_bytes: Positive | None = Field(None, description="Maximum size of the exported model in bytes. null: no limit.")
 
@@ -463,8 +464,8 @@ class ArtifactSection(Section):
     score: bool = Field(True, description="Load the artifact in a fresh process and report its bits per byte.")
     quantiser: Literal["none", "int8", "int8-golf", "std", "gptq"] = Field(
         "int8",
-        description="none: weights in `dtype`. int8: large matrices as int8 with one scale per row. int8-golf: the same by the "
-        "golf challenge's own rule, whose scales are at least 1/127. std: `bits` bits per weight, with a step size proportional "
+        description="none: weights in `dtype`. int8: large matrices as int8 with one scale per row. int8-golf: the same with "
+        "the golf challenge's rule, whose scales are at least 1/127. std: `bits` bits per weight, with a step size proportional "
         "to the standard deviation of the row, rounded to nearest. gptq: the same step sizes, rounded so that the outputs of "
         "each matrix on training text change least.",
     )
@@ -486,7 +487,7 @@ class ArtifactSection(Section):
     )
     dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="dtype of the weights if the quantiser is none.")
     tokenizer: bool = Field(
-        True, description="Include the tokenizer, so that the artifact can generate text by itself. false: saves its bytes."
+        True, description="Include the tokenizer, so that the artifact can generate text by itself. false: a smaller file."
     )
 
 
@@ -509,8 +510,8 @@ class TrackingSection(Section):
     )
     trackio_project: str | None = Field(
         None,
-        description="trackio project to log to, in its local database, under the name of the run folder and a few letters. Needs "
-        "the extra `trackio`. null: none.",
+        description="trackio project to log to, in its local database, under the name of the run folder plus a random suffix. "
+        "Needs the extra `trackio`. null: none.",
     )
     tensorboard: bool = Field(
         False,
@@ -520,7 +521,7 @@ class TrackingSection(Section):
 
 
 class Config(Section):
-    """One run, completely."""
+    """The complete config of one run."""
 
     model: AnyModel = Field(default_factory=GPT2Settings)
     data: DataSection = Field(default_factory=DataSection)
@@ -578,7 +579,7 @@ def _check_rows(config: Config) -> None:
         if tokens % seq_len:
             below = tokens // seq_len * seq_len
             nearest = f"{below:,} and {below + seq_len:,}" if below else f"{seq_len:,}"
-            raise ValueError(f"{name}={tokens:,} is not a multiple of data.seq_len={seq_len:,}; the nearest that is: {nearest}")
+            raise ValueError(f"{name}={tokens:,} is not a multiple of data.seq_len={seq_len:,}; the nearest multiple: {nearest}")
     if config.model.context is not None and config.model.context < seq_len:
         context = f"model.context={config.model.context}"
         raise ValueError(f"{context} is shorter than data.seq_len={seq_len}; raise it or set it to null")
@@ -595,7 +596,9 @@ def _check_data(data: DataSection, training: TrainingSection) -> None:
     if data.sampling not in ("pack", "document"):
         for name, is_set in ((f"data.overlap={data.overlap}", data.overlap), ("data.already_read", data.already_read)):
             if is_set:
-                raise ValueError(f"{name} needs rows of whole documents, not data.sampling={data.sampling}; use pack")
+                raise ValueError(
+                    f"{name} works only with rows of whole documents, not with data.sampling={data.sampling}; use pack"
+                )
     if data.overlap > data.seq_len // 2:
         raise ValueError(f"data.overlap={data.overlap} is more than half of data.seq_len={data.seq_len}")
     if data.epochs is not None and data.sampling == "random":
@@ -614,9 +617,11 @@ def _check_data(data: DataSection, training: TrainingSection) -> None:
 
 def _check_end(training: TrainingSection, budget: BudgetSection) -> None:
     if training.max_steps is None and budget.seconds is None:
-        raise ValueError("nothing ends this run: set training.max_steps or budget.seconds, or start from one of `ingot recipes`")
+        raise ValueError(
+            "this run would never end: set training.max_steps or budget.seconds, or start from one of `ingot recipes`"
+        )
     if not training.save_every and not training.save_seconds:
-        raise ValueError("training.save_every and training.save_seconds are both 0: nothing would be saved; set one")
+        raise ValueError("training.save_every and training.save_seconds are both 0, so nothing would be saved; set one")
 
 
 def _check_schedule(o: OptimizerSection, max_steps: int | None) -> None:
@@ -656,10 +661,10 @@ def _check_stages(config: Config) -> None:
         name = f"training.stages.{number}"
         if (stage.share is None) == (stage.steps is None):
             has = "neither share nor steps" if stage.share is None else "both share and steps"
-            raise ValueError(f"{name} has {has}; set one of them to say how long it lasts")
+            raise ValueError(f"{name} has {has}; set exactly one: it is the length of the stage")
         if stage.seq_len is not None and seq_len % stage.seq_len:
             problem = "is longer than" if stage.seq_len > seq_len else "does not divide"
-            advice = "stages with shorter rows cut the longest into equal parts"
+            advice = "shorter rows must divide the longest ones into equal parts"
             raise ValueError(f"{name}.seq_len={stage.seq_len} {problem} data.seq_len={seq_len}; {advice}")
         if stage.model.keys() != stages[0].model.keys():
             key = min(stage.model.keys() ^ stages[0].model.keys())

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ingot.config.schema import Config
 
-FLOAT = 4  # bytes of an fp32 number
-ACTIVATIONS = {True: 2.0, False: 34.0}  # numbers kept per token, unit of width and block, with and without recomputation
+FLOAT = 4  # bytes of an fp32 value
+ACTIVATIONS = {True: 2.0, False: 34.0}  # values kept per token, channel and block, with and without recomputation
 FULL = 0.75  # fraction of a device's memory to fill, because the estimate is rough
 HELD_STEPS = 4  # steps whose rows are in memory at once: two read ahead, one being uploaded, one being computed
 
@@ -35,17 +35,17 @@ def model_size(config: Config, vocab_size: int) -> Size | None:
 def state_bytes(config: Config, size: Size) -> int:
     """Return the bytes of weights, gradients, optimizer state and averaged weights on one rank."""
     adam = size.total if config.optimizer.name == "adamw" else size.embedding
-    remembered = 2 * adam + (size.total - adam)
-    return FLOAT * (2 * size.total + remembered + (size.total if config.optimizer.ema_decay is not None else 0))
+    moments = 2 * adam + (size.total - adam)
+    return FLOAT * (2 * size.total + moments + (size.total if config.optimizer.ema_decay is not None else 0))
 
 
 def step_bytes(config: Config, world_size: int) -> int:
-    """Return the bytes of the rows that a rank holds: tokens and targets of four bytes each."""
+    """Return the bytes of the rows in a rank's memory: tokens and targets of four bytes each."""
     return HELD_STEPS * 2 * 4 * (config.training.tokens_per_step // max(1, world_size))
 
 
 def row_bytes(config: Config, vocab_size: int, recomputed: bool) -> int:
-    """Return about how many bytes a forward pass keeps of one row for the backward pass; attention is never materialised."""
+    """Estimate the activation bytes that one row keeps for the backward pass; attention scores are never materialised."""
     model, seq_len = config.model, config.data.seq_len
     number = FLOAT if config.training.precision == "fp32" else 2
     logits = min(config.training.loss_chunk or seq_len, seq_len) * (model.vocab_size or vocab_size) * 2 * FLOAT
@@ -53,7 +53,7 @@ def row_bytes(config: Config, vocab_size: int, recomputed: bool) -> int:
 
 
 def recomputed_every(config: Config, vocab_size: int, memory: int | None) -> int:
-    """Return k if every k-th block is recomputed in the backward pass on a device with `memory` bytes; 0: none."""
+    """Return k if every k-th block is recomputed in the backward pass on a device with `memory` bytes, or 0 if none is."""
     t = config.training
     if t.gradient_checkpointing != "auto":
         return int(t.gradient_checkpointing)

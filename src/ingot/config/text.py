@@ -29,7 +29,7 @@ class Plain(str):
 
 
 def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
-    """Return the mappings, lists and strings of a YAML document; errors call it `name`, `aliases` (*name) are allowed or not."""
+    """Return the mappings, lists and strings of a YAML document called `name` in errors; `aliases` allows YAML's *name."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -38,7 +38,7 @@ def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
         def compose_node(self, parent: Any, index: Any) -> Any:
             if not aliases and self.check_event(yaml.AliasEvent):
                 line = self.get_mark().line + 1
-                raise ConfigError(f"{name} line {line}: an alias (*name) is not read; write the value out")
+                raise ConfigError(f"{name} line {line}: aliases (*name) are not supported; write the value out")
             return super().compose_node(parent, index)
 
         def compose_mapping_node(self, anchor: Any) -> Any:
@@ -61,7 +61,7 @@ def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{name} is not valid YAML (line {line}): {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError for a number or date with a tag of its own
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a malformed number or date with an explicit tag
         raise ConfigError(f"{name} is not valid YAML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply") from None
@@ -78,7 +78,7 @@ def scalar(text: str) -> Any:
             return float(text)
         if _INFINITE.fullmatch(text):
             return float(text.lower().replace(".", ""))
-    except ValueError:  # 1__000, or more digits than Python reads
+    except ValueError:  # 1__000, or more digits than Python converts
         return str(text)
     return str(text)
 
@@ -125,5 +125,5 @@ def _format_float(value: float) -> str:
     if not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     mantissa, mark, exponent = repr(value).partition("e")
-    # YAML 1.1 reads 1e-08 as text, 1.0e-08 not.
+    # YAML 1.1 reads 1e-08 as text, but 1.0e-08 as a number.
     return mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent

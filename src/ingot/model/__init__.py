@@ -1,1 +1,1 @@
-"""Tokens to logits. Nothing in here knows of precision, compilation or ranks."""
+"""Models: tokens to logits. Nothing in this package depends on precision, compilation or ranks."""

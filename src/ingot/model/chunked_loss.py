@@ -1,4 +1,4 @@
-"""The loss without the logits of the whole batch: chunk by chunk, each with its gradients.
+"""The loss and its gradients, chunk by chunk: the logits of the whole batch never exist at once.
 
 A separate module, imported at its first use: `torch.compiler.disable` imports torch's compiler, which takes seconds.
 """
@@ -20,7 +20,7 @@ from ingot.model.kernels.matmul import matmul_dtype
 # Not traced into a compiled model: unrolled, the chunks would be live at once, and torch 2.11 computes wrong gradients for them.
 @torch.compiler.disable
 def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk: int, compiled: bool) -> Tensor:
-    """Return the summed loss of (N) targets given (N, C) hidden states; `compiled`: compile the chunks, as their model is."""
+    """Return the summed loss of (N) targets given (N, C) hidden states; `compiled`: compile each chunk, like the model."""
     if not torch.is_grad_enabled():
         parts = [summed_loss(head_logits(hidden[part], weight, softcap), targets[part]) for part in _parts(targets, chunk)]
         return torch.stack(parts).sum()

@@ -10,7 +10,7 @@ IGNORED = -1  # a target with this value is not predicted: it adds neither loss 
 
 
 def head_logits(hidden: Tensor, weight: Tensor, softcap: float | None = None) -> Tensor:
-    """Return the logits (..., V) of hidden states (..., C); a softcap bends them into plus or minus itself."""
+    """Return the logits (..., V) of hidden states (..., C); a softcap limits them smoothly to plus or minus itself."""
     logits = F.linear(hidden, weight.to(hidden.dtype))
     return logits if softcap is None else softcap * torch.tanh(logits.float() / softcap)
 
@@ -21,13 +21,16 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def loss_and_grad(h: Tensor, w: Tensor, y: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of (n) targets and its gradient for h @ w.T (n, V), arbitrary in rows of ignored targets."""
+    """Return the summed loss of (n) targets and its gradient with respect to h @ w.T (n, V).
+
+    The gradient is arbitrary in rows whose target is ignored.
+    """
     logits = head_logits(h, w, softcap).float()
     log_p = logits.log_softmax(-1)
     index = y.clamp(min=0)[:, None]
     hit = log_p.gather(1, index)  # (n, 1)
     loss = -hit.masked_fill((y == IGNORED)[:, None], 0.0).sum()
-    # The gradient is p, and p - 1 at the target: subtracted before rounding, because near p = 1 the difference is all there is.
+    # The gradient is p, and p - 1 at the target: subtracted before rounding, which would lose the difference near p = 1.
     grad, grad_hit = log_p.exp_(), hit.expm1()
     if softcap is not None:
         slope = 1 - (logits / softcap).square()

@@ -42,7 +42,7 @@ from ingot.model.settings import FRONTIER_CONTROL as CONTROL
 from ingot.model.settings import GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
 
 EPSILON = 1e-6  # added to the mean square in norms
-UNIFORM = 0.68  # matrices start uniform within this part of sqrt(3 / width): 0.0006 bits per byte better than with all of it
+UNIFORM = 0.68  # initial matrices: uniform within this times sqrt(3 / width); 0.0006 bits per byte better than 1
 
 
 def norm(x: Tensor) -> Tensor:
@@ -81,8 +81,8 @@ class Positions(NamedTuple):
     rotary: RotaryTables  # (T, 1, R / 2), or (B, T, 1, R / 2) where rows have their own positions
     full_mask: Mask | None  # used by layers that attend to the whole row
     window_mask: Mask | None  # used by layers with a sliding window
-    window: int | None  # tokens that those see, where attention takes their number instead of a mask
-    starts: Tensor | None  # (B, T, 1, 1): True where a document begins; need not be set for a row's first token
+    window: int | None  # window size, for attention kernels that take it as a number instead of a mask
+    starts: Tensor | None  # (B, T, 1, 1): True where a document begins; may be False at a row's first token
 
 
 class Gate(nn.Module):
@@ -99,7 +99,7 @@ class Gate(nn.Module):
 
 class FrontierAttention(nn.Module):
     form: Form = "repeated"
-    fused_rotary = False  # compute norm and rotation by one kernel of ours
+    fused_rotary = False  # compute norm and rotation with one of our kernels
 
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
         super().__init__()
@@ -170,7 +170,7 @@ class FrontierMLP(nn.Module):
 class FrontierBlock(nn.Module):
     """A block over a flat list (N) of tokens: only attention sees rows, so the rest is not compiled again for every length."""
 
-    compiled_parts = ("enter", "attend", "leave")  # compiled separately, where blocks are
+    compiled_parts = ("enter", "attend", "leave")  # compiled separately where blocks are compiled
 
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
         super().__init__()
@@ -198,7 +198,7 @@ class FrontierBlock(nn.Module):
 
 
 class Frontier(LanguageModel):
-    """The model that reaches the fewest bits per byte in a few minutes of one GPU."""
+    """The model with the fewest bits per byte after a few minutes on one GPU."""
 
     control = CONTROL
 
@@ -230,13 +230,13 @@ class Frontier(LanguageModel):
                 parameter.uniform_(-bound, bound)
 
     def set(self, window: int) -> None:
-        """Set what a stage of training may change."""
+        """Set the numbers that a stage of training may change."""
         if window < 1 or window != int(window):
             raise ValueError(f"window={window} is not a number of tokens")
         self.window, self.ready_mask = int(window), None
 
     def make_ready(self, tokens: Tensor) -> None:
-        """Build the mask that a compiled pass over such rows needs: tracing it in the graph takes as long as layers."""
+        """Build the mask for a compiled pass over such rows: tracing it inside the graph would take as long as several layers."""
         T, device = tokens.size(1), tokens.device
         if self.windowed and self.window < T and not self.counts_windows and flex_supported(device, self.head_size, 0.0):
             self.ready_mask = cached_row_blocks(T, self.window, device)

@@ -43,7 +43,7 @@ def norm(x: Tensor) -> Tensor:
 class GolfAttention(nn.Module):
     fused_qkv = False  # compute queries, keys and values as one matmul, for FlashAttention 4
     form: Form = "repeated"
-    fused_rotary = False  # compute norm, rotation and gain by one kernel of ours
+    fused_rotary = False  # compute norm, rotation and gain with one of our kernels
 
     def __init__(self, width: int, heads: int, kv_heads: int, qk_gain: float):
         super().__init__()
@@ -105,7 +105,9 @@ class GolfBlock(nn.Module):
     ) -> Tensor:
         mix = self.resid_mix.to(x.dtype)
         x = mix[0] * x + mix[1] * x0
-        if self.fused_scales and torch.is_grad_enabled():  # then no gradient needs the branch outputs or is scaled apart
+        if (
+            self.fused_scales and torch.is_grad_enabled()
+        ):  # saves keeping the branch outputs, and a pass that scales their gradients
             x = x + self.attn(norm(x), rotary, mask, cache, self.attn_scale)
             return x + self.mlp(norm(x), self.mlp_scale)
         x = x + self.attn_scale.to(x.dtype) * self.attn(norm(x), rotary, mask, cache)

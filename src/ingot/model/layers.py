@@ -248,17 +248,17 @@ def attention_mask(
 
 
 def flex_supported(device: torch.device, head_size: int, dropout: float) -> bool:
-    """Return whether FlexAttention can be used: not on CPUs, where it has no backward pass, nor with dropout or small heads."""
+    """Return True if FlexAttention can be used: not on CPUs, where it has no backward pass, nor with dropout or small heads."""
     return device.type == "cuda" and head_size >= FLEX_HEAD_SIZE and not dropout
 
 
 def uses_flash(form: Form, mask: Mask | None, dropout: float = 0.0) -> bool:
-    """Return whether attention over whole rows is computed by FlashAttention 4."""
+    """Return True if FlashAttention 4 computes attention over whole rows."""
     return form.endswith("flash4") and (mask is None or isinstance(mask, Boundaries)) and not dropout
 
 
 def document_starts(mask: Mask | None) -> Tensor | None:
-    """Return where documents begin, if the mask says so."""
+    """Return the document starts of a mask, or None if it has none."""
     return mask.starts if isinstance(mask, Boundaries) else None
 
 
@@ -298,12 +298,12 @@ def causal_attention(
 
 
 def repeat_kv(x: Tensor, heads: int) -> Tensor:
-    """Repeat (B, K, S, D) keys or values for every head they serve."""
+    """Repeat (B, K, S, D) keys or values for every query head they serve."""
     return x if x.size(1) == heads else x[:, :, None].expand(-1, -1, heads // x.size(1), -1, -1).flatten(1, 2)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function unless it is being compiled with its model: eager FlexAttention would hold the scores of all pairs."""
+    """Compile a function unless its model is being compiled: eager FlexAttention would materialise the scores of all pairs."""
     return function if torch.compiler.is_compiling() else _compiled(function)
 
 

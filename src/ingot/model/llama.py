@@ -41,7 +41,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": pa
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMSNorm, computed in the dtype of its gains, whatever that of the stream is."""
+    """torch's RMSNorm, computed in the dtype of its gains and not in that of the residual stream."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
@@ -50,7 +50,7 @@ class RMSNorm(nn.RMSNorm):
 class LlamaAttention(nn.Module):
     fused_qkv = False  # compute queries, keys and values as one matmul, for FlashAttention 4
     form: Form = "repeated"
-    fused_rotary = False  # rotate by our kernel
+    fused_rotary = False  # rotate with our kernel
 
     def __init__(self, width: int, heads: int, kv_heads: int, qkv_bias: bool, out_bias: bool, dropout: float):
         super().__init__()

@@ -1,4 +1,4 @@
-"""From hidden states to the mean loss, in one of five ways.
+"""The mean loss from hidden states, computed in one of five ways.
 
 | way     | used for                          | what it saves                                                       |
 |---------|-----------------------------------|---------------------------------------------------------------------|
@@ -21,8 +21,8 @@ from torch.autograd.function import once_differentiable
 from ingot.model.cross_entropy import IGNORED, head_logits, summed_loss
 from ingot.model.kernels.fused_loss import fp8_loss, fused_loss
 
-HOST_LOGITS = 2**19  # logits that the host way holds at once: 2 MiB, about what a core has a cache for
-HOST_TOKENS = 512  # tokens that it takes at once at least: with fewer the weights are read too often
+HOST_LOGITS = 2**19  # logits in memory at once on a CPU: 2 MiB, about a core's cache
+HOST_TOKENS = 512  # least tokens per chunk on a CPU: with fewer the weights are read too often
 
 
 def head_loss(

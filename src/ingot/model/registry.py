@@ -29,14 +29,14 @@ MODULE_PREFIX = "ingot_model_"  # prefix of the module names under which users' 
 
 
 def build_custom(settings: Mapping[str, Any]) -> nn.Module:
-    """Build the model of a `model` section that names a file; ValueError says what is wrong with the file, and where."""
+    """Build the custom model of a `model` section; raise ValueError with the problem and the line of the file."""
     standard = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}
     file, extra = settings["file"], settings["settings"]
     model_class = load_class(file)
     arguments = constructor_arguments(file, model_class, standard, extra)
     try:
         model = model_class(**arguments)
-    except (Exception, SystemExit) as error:  # a file that exits is a mistake, whatever its exit code
+    except (Exception, SystemExit) as error:  # a file that calls exit() is an error, whatever the exit code
         raise ValueError(
             f"model.file={error_location(file, error)}: Model cannot be built: {type(error).__name__}: {error}"
         ) from error
@@ -49,7 +49,7 @@ def load_class(file: str) -> Callable[..., nn.Module]:
     """Import a Python file and return its class Model."""
     path = Path(os.path.expanduser(file)).absolute()  # noqa: PTH111 (Path.expanduser raises for an unknown user)
     if not path.is_file():
-        raise ValueError(f"model.file={file} does not exist; give the path of a Python file with a class Model")
+        raise ValueError(f"model.file={file} does not exist; set it to the path of a Python file with a class Model")
     spec = importlib.util.spec_from_file_location(f"{MODULE_PREFIX}{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"model.file={file} is not a Python file; its name must end in .py")
@@ -72,7 +72,7 @@ def load_class(file: str) -> Callable[..., nn.Module]:
 def constructor_arguments(
     file: str, model_class: Callable[..., nn.Module], settings: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings that the constructor names, and all of `model.settings`, which it must accept."""
+    """Return the constructor's arguments: the settings that it names, and all of `model.settings`, which it must accept."""
     parameters = inspect.signature(model_class).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -83,11 +83,13 @@ def constructor_arguments(
             False,
         )  # a subclass of a family takes its settings
     if unknown := [name for name in extra if name not in names and not takes_all]:
-        raise ValueError(f"model.file={file}: Model takes no {unknown[0]!r}; it takes {', '.join(sorted(names))}")
+        raise ValueError(
+            f"model.file={file}: Model has no parameter {unknown[0]!r}; its parameters are {', '.join(sorted(names))}"
+        )
     given = {name: value for name, value in settings.items() if takes_all or name in names} | dict(extra)
     required = [p.name for p in parameters if p.default is p.empty and p.name in names]
     if missing := [name for name in required if name not in given]:
-        raise ValueError(f"model.file={file}: Model needs {missing[0]!r}; give it with --model.settings.{missing[0]} VALUE")
+        raise ValueError(f"model.file={file}: Model needs {missing[0]!r}; set it with --model.settings.{missing[0]} VALUE")
     return given
 
 
@@ -104,7 +106,7 @@ OURS: tuple[Any, ...] = tuple(FAMILIES.values())
 
 
 def build(settings: Mapping[str, Any]) -> nn.Module:
-    """Build the model that a `model` section describes; ValueError says what is wrong with a custom model's file."""
+    """Build the model that a `model` section describes; raise ValueError if a custom model's file is invalid."""
     if settings["family"] == "file":
         return build_custom(settings)
     return FAMILIES[settings["family"]](**{name: value for name, value in settings.items() if name != "family"})

@@ -1,4 +1,4 @@
-"""The settings of every model family, without torch: the config imports nothing else of this package.
+"""The settings of every model family, without torch. The config imports no other module of this package.
 
 A family's constructor has no other defaults than these.
 """
@@ -11,20 +11,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FAMILY = "Model family: gpt2, llama, golf, frontier, or file for a custom model."
-# Metadata of a setting of which models in other programs' files may have every value; `portable` names the values else.
+# Metadata of a setting of which other programs' formats support every value; `portable` lists the values otherwise.
 PORTABLE = Field(json_schema_extra={"portable": {"huggingface": "any", "gguf": "any"}})
-MOST = 2**53  # the largest integer setting: JSON readers lose digits of larger ones
+MOST = 2**53  # largest integer setting: JSON readers lose digits beyond it
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Size = Annotated[int, Field(ge=1, lt=2**31)]  # one dimension of a tensor
 Depth = Annotated[int, Field(ge=1, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # float32 holds its square and sums of it
+Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # squares of it, and their sums, fit in float32
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 def portable(*values: object, gguf: tuple[object, ...] | None = None) -> dict[str, Any]:
-    """Return the metadata of a setting of which Hugging Face folders allow only these values, and GGUF files these or others."""
+    """Return the metadata of a setting with the values that Hugging Face folders support, and GGUF files if they differ."""
     return {"portable": {"huggingface": list(values), "gguf": list(values if gguf is None else gguf)}}
 
 
@@ -32,7 +32,7 @@ PORTABLE_FAMILIES = portable("gpt2", "llama")
 
 
 def nearest_divisor(width: int, heads: int) -> int:
-    """Return the divisor of a width that is nearest to a number of heads; of very large widths only some divisors are tried."""
+    """Return the divisor of a width nearest to a number of heads; for very large widths only some divisors are tried."""
     low = [h for h in range(1, min(math.isqrt(width), 1 << 16) + 1) if width % h == 0]
     return min([*low, *(width // h for h in low)], key=lambda h: abs(h - heads))
 
@@ -53,7 +53,7 @@ class ModelSettings(Section):
         None, description="Longest sequence the model can see, in tokens. null: data.seq_len."
     )
     vocab_size: Annotated[Size | None, PORTABLE] = Field(
-        None, description="Rows of the embedding. null: the tokenizer's vocabulary; more rows than that is allowed, fewer is not."
+        None, description="Rows of the embedding, at least the tokenizer's vocabulary size. null: exactly that size."
     )
 
     @model_validator(mode="after")
@@ -71,7 +71,7 @@ class ModelSettings(Section):
 
 
 class DropoutSettings(ModelSettings):
-    """Settings of the families with dropout."""
+    """Dropout, for the families that have it."""
 
     dropout: Annotated[Annotated[float, Field(ge=0, lt=1)], PORTABLE] = Field(
         0.0, description="Probability of dropping an activation in training."
@@ -79,7 +79,7 @@ class DropoutSettings(ModelSettings):
 
 
 class RotarySettings(ModelSettings):
-    """Settings of the families with rotary positions: queries and keys are rotated by an angle that grows with position."""
+    """Rotary position embeddings and grouped key/value heads, for the families that have them."""
 
     kv_heads: Annotated[Size | None, PORTABLE] = Field(
         None, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
@@ -104,7 +104,9 @@ class FileSettings(DropoutSettings):
     """A custom model: a Python file with `class Model(torch.nn.Module)`, see docs/your-own-model.md."""
 
     family: Literal["file"] = Field("file", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
-    file: str = Field(description="Python file with a class Model; it gets the settings that its constructor names.")
+    file: str = Field(
+        description="Python file with a class Model, whose constructor is called with the settings it names as parameters."
+    )
     settings: dict[str, Any] = Field({}, description="Additional keyword arguments for the constructor of Model.")
 
 
@@ -162,7 +164,7 @@ class LlamaSettings(DropoutSettings, RotarySettings):
         None, description="Stretch rotary positions by rope_factor: linear divides the angles, ntk multiplies the base."
     )
     rope_factor: Annotated[Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False)], PORTABLE] = Field(
-        1.0, description="How far rope_scaling stretches."
+        1.0, description="Stretching factor of rope_scaling."
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
@@ -211,7 +213,8 @@ class GolfSettings(RotarySettings):
     )
     control: str = Field(
         ",".join(CONTROL),
-        description="Comma-separated parts of the names of control parameters (scales, gains, mixes): no matrices to Muon.",
+        description="Comma-separated name parts of control parameters (scales, gains, mixes), which Muon does not treat as "
+        "matrices.",
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
@@ -283,26 +286,26 @@ class FrontierSettings(RotarySettings):
     def _value_layers_exist(self) -> FrontierSettings:
         if self.value_layers is not None and (missing := [i for i in self.value_layers if i >= self.layers]):
             last = self.layers - 1
-            raise ValueError(f"model.value_layers names layer {missing[0]}; the last of {self.layers} layers is {last}")
+            raise ValueError(f"model.value_layers names layer {missing[0]}, but the last of {self.layers} layers is {last}")
         return self
 
     @property
     def rotated(self) -> int:
-        """Dimensions of a head that are rotated, in pairs."""
+        """The number of dimensions of a head that are rotated, in pairs."""
         return round(self.width // self.heads * self.rope_part / 2) * 2
 
     @property
     def inner_width(self) -> int:
-        """Width inside the MLP."""
+        """The hidden width of the MLP."""
         return max(1, round(self.mlp_multiple * self.width))
 
     def has_values(self, layer: int) -> bool:
-        """Return whether a layer adds to its values."""
+        """Return True if a layer adds a second source to its values."""
         named = (self.layers - 1 - layer) % 2 == 0 if self.value_layers is None else layer in self.value_layers
         return self.values != "none" and named
 
     def is_long(self, layer: int) -> bool:
-        """Return whether a layer sees the whole row."""
+        """Return True if a layer attends to the whole row instead of a window."""
         return layer == self.layers - 1 or self.pattern[layer % len(self.pattern)] == "L"
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:

@@ -1,1 +1,1 @@
-"""Checks before a run starts: its size, data, duration, memory, and everything that is wrong with them."""
+"""Checks before a run starts: model size, data, duration, memory, and every problem with them."""

@@ -49,7 +49,7 @@ PROBE_SECONDS = 1.5  # duration of the timed steps without a GPU
 # 2.42 and bytes 2.55; the frontier's models have 8,192, so the vocabulary grows with the fourth root of the weights.
 PROBED_IDS, FOR_WEIGHTS = 2048, 330_000
 BYTES_PER_ID = 1000  # least bytes of text per id: tokens seen too rarely are not learned
-# What suits thousands of steps of a wide model with long rows, as in golf/frontier; the recipe has what suits a small one.
+# Settings for thousands of steps of a wide model with long rows, as in golf/frontier; the recipe's own suit a small model.
 ON_A_GPU: dict[str, Any] = {
     "model.pattern": "SSSSL", "model.softcap": 15.0,
     "optimizer.embedding_learning_rate": 0.02, "optimizer.muon_weight_decay": 0.2, "optimizer.muon_momentum_warmup_steps": 200,
@@ -64,9 +64,9 @@ CHOSEN = (
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts that the choice depends on."""
+    """Measurements of the machine and the data that the choice depends on."""
 
-    device: str  # its name
+    device: str  # name of the device
     on_gpu: bool
     rate: float  # floating-point operations per second that training reaches
     seconds: float
@@ -98,7 +98,7 @@ def choose_tokenizer(operations: float, text_bytes: int) -> str:
 
 
 def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
-    """Return settings for a machine, a budget and a text that are compatible with the user's `own`."""
+    """Return settings for a machine, a budget and a text that are compatible with `own`, the user's settings."""
     own = own or {}
     operations = facts.rate * facts.seconds
     wanted, enough = wanted_weights(operations), facts.tokens * MOST_PASSES / READ_PER_WEIGHT
@@ -131,14 +131,14 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
         text = f"{facts.bytes:,} bytes are {text} ({learned})"
     order = "documents are redrawn each pass" if redrawn else "rows are shuffled"
     little = (
-        f"; they are few: {MOST_PASSES} passes at most, because more would memorise them, {weights:,} weights instead of "
+        f"; this is little data: {MOST_PASSES} passes at most, because more would memorise it, {weights:,} weights instead of "
         f"{wanted:,.0f} and a stronger weight decay; the run ends before its {facts.seconds:g} s"
     )
     return Choice(
         settings,
         (
             f"model: {layers} layers x {width}, {weights:,} weights: {facts.device} trains at {facts.rate / 1e9:,.1f} GFLOP/s, "
-            f"and {facts.seconds:g} s of it are spent best on about {TOKENS_PER_WEIGHT:g} tokens for each weight",
+            f"and {facts.seconds:g} s are best spent on about {TOKENS_PER_WEIGHT:g} tokens per weight",
             f"batch: {batch:,} tokens in rows of {seq_len:,}, so that about {trained / batch:,.0f} steps fit",
             f"data: {text}, read {passes:.1f} times; {order}" + (little if few else ""),
         ),
@@ -149,26 +149,26 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
     """Return the config of `--recipe auto`: the choices override only the recipe. `fresh`: no run is resumed."""
     above = sources.above_recipe()
     own = {name: value for name, value in above.items() if isinstance(value, int) and value > 0}
-    # The recipe's groups name parameters of its own family.
+    # The recipe's optimizer groups match parameters of the frontier family only.
     groups: dict[str, Any] = {} if above.get("model.family", "frontier") == "frontier" else {"optimizer.groups": []}
     before = sources.load(_stand_in(own) | groups)
     if world_size > 1:
-        raise ConfigError(
-            "--recipe auto measures one process and is not for several ranks; train with one and give its config.yaml as --config"
-        )
+        raise ConfigError("--recipe auto supports a single rank only; train with one rank and pass its config.yaml as --config")
     if before.config.budget.seconds is None:
-        raise ConfigError("--recipe auto plans for budget.seconds, which is null; set it")
+        raise ConfigError("--recipe auto needs a time budget, but budget.seconds is null; set it")
     output_dir = before.config.training.output_dir
     if not fresh and output_dir is not None and RunFolder(folder := user_path(output_dir)).config_path.is_file():
         kept = {".".join(path): value for path, value in leaf_values(Run.open(folder).config)}
-        return sources.load({name: kept[name] for name in CHOSEN if name in kept} | groups)  # as chosen when the run began
+        return sources.load(
+            {name: kept[name] for name in CHOSEN if name in kept} | groups
+        )  # keep the choices made when the run began
     choice = choose(_facts(before.config), own)
     resolved = sources.load(choice.settings | groups)
     for line in choice.reasons:
         say(line)
     changed = [name for name in choice.settings if RECIPE not in resolved.origins.get(name, RECIPE)]
     if changed:
-        say(f"set by you instead: {', '.join(changed)}")
+        say(f"overridden by your settings: {', '.join(changed)}")
     return resolved
 
 
@@ -185,13 +185,13 @@ def _facts(config: Config) -> Facts:
     split = dataset.split("train")
     try:
         documents = len(split.document_starts()) > 2
-    except DataError:  # nothing says where they begin
+    except DataError:  # the data does not record document starts
         documents = False
     return Facts(name, on_gpu, rate, seconds, split.tokens, dataset.tokenizer.vocab_size, documents, split.bytes, chosen)
 
 
 def _timed(config: Config, vocab_size: int) -> tuple[str, float]:
-    """Time steps of the recipe's own model, and return the device's name and its operations per second."""
+    """Time training steps of the recipe's model; return the device's name and its floating-point operations per second."""
     with closing(open_backend(config, vocab_size, Ranks())) as backend:  # otherwise the run would keep its threads
         plan = shapes(config)[0]
         batch = backend.host_buffer((plan.rows, 2, plan.seq_len))
@@ -209,7 +209,7 @@ def _timed(config: Config, vocab_size: int) -> tuple[str, float]:
 
 
 def _stand_in(own: Mapping[str, int]) -> dict[str, Any]:
-    """Return changes to the recipe's own model, which is timed, that make it compatible with the user's settings."""
+    """Return changes that make the recipe's model, which is timed, compatible with the user's settings."""
     shape = {}
     if "model.width" in own:
         shape["model.heads"] = _heads(own["model.width"])

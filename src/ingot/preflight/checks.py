@@ -30,7 +30,7 @@ UNREADABLE = "resume.trainer_state_unreadable"
 
 
 def check_ranks(config: Config, world_size: int, findings: Findings) -> None:
-    """Check that every rank has a row of every step."""
+    """Check that every rank gets at least one row of every step."""
     if world_size < 1:
         findings.add("preflight.world_size", "error", f"{world_size} ranks cannot train; there must be at least 1")
         return
@@ -39,7 +39,7 @@ def check_ranks(config: Config, world_size: int, findings: Findings) -> None:
 
 
 def check_device(config: Config, world_size: int, findings: Findings) -> None:
-    """Check the name of the device and what it supports; only a framework can tell whether this machine has it."""
+    """Check the device's name and the settings it supports, without a framework: whether it is present is checked later."""
     if not DEVICES.fullmatch(config.training.device):
         setting = Setting("training.device", config.training.device)
         findings.add("training.device_unknown", "error", "{0} is not a device; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
@@ -62,7 +62,7 @@ def check_model_file(config: Config, findings: Findings) -> None:
 
 
 def check_memory(config: Config, size: Size, vocab_size: int, world_size: int, findings: Findings) -> int:
-    """Return about the least memory a rank needs, and check that a machine without a GPU has it; loads no framework."""
+    """Estimate the least memory a rank needs, and check that a machine without a GPU has it. Loads no framework."""
     state = state_bytes(config, size) + step_bytes(config, world_size)
     rows = 1 if config.training.micro_batch == "auto" else config.training.micro_batch
     rows = min(rows, max(1, config.rows_per_step // world_size))
@@ -70,8 +70,8 @@ def check_memory(config: Config, size: Size, vocab_size: int, world_size: int, f
     device, memory = config.training.device, host_bytes()
     on_gpu = device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi") is not None)
     if memory is not None and needed > memory and not on_gpu:
-        message = f"a rank needs about {byte_count(needed)} and this machine has {byte_count(memory)}"
-        advice = "take a smaller model, lower {0} or set {1}"
+        message = f"a rank needs about {byte_count(needed)}, but this machine has {byte_count(memory)}"
+        advice = "use a smaller model, lower {0} or set {1}"
         severity: Severity = "error" if state > memory else "warning"
         findings.add("model.memory", severity, message, MICRO_BATCH, CHECKPOINTING, advice=advice)
     return needed
@@ -90,7 +90,7 @@ def check_output(config: Config, findings: Findings) -> Path | None:
     nearest = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
     why = ""
     if folder.resolve() == Path(folder.anchor):
-        why = "a run has a folder of its own"
+        why = "a run needs its own folder"
     elif not nearest.is_dir():
         why = f"{nearest} is not a folder"
     elif not os.access(nearest, os.W_OK | os.X_OK):
@@ -116,7 +116,7 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
 
     def on_skipped(path: Path, error: CheckpointError) -> None:
         oldest = path == next(iter(saved_steps(path.parent).values()))
-        findings.append(Finding(UNREADABLE, "error" if oldest else "warning", error))  # after the oldest none is left
+        findings.append(Finding(UNREADABLE, "error" if oldest else "warning", error))  # nothing older to fall back to
 
     try:
         if resume == "never" and output is not None:
@@ -148,7 +148,7 @@ def foreign_checkpoint(resume: str, output: Path | None) -> Saved | None:
     if last >= 0:
         newest = newest_index(output)
         if newest is not None and started_from(newest, named):
-            return None  # the same command again: it was taken over by an earlier session
+            return None  # an earlier session of the same command already imported it
         raise occupied(resume, output, "holds another run", last)
     if theirs and theirs[-1].step > saved.step:
         raise occupied(resume, output, "has newer checkpoints", theirs[-1].step)
@@ -156,7 +156,7 @@ def foreign_checkpoint(resume: str, output: Path | None) -> Saved | None:
 
 
 def _code(resume: str, output: Path | None) -> str:
-    """Return the code, as in gpt-simple, for why a run cannot resume."""
+    """Return gpt-simple's finding code for the reason why a run cannot resume."""
     if resume in ("auto", "never"):
         return "resume.resolve_failed"
     path = named_path(resume, output)
@@ -176,7 +176,7 @@ def _ours(config: Config, checkpoint: Checkpoint, data: RunData, findings: Findi
             now = {**was, "config": config.model_dump(mode="json"), "data_fingerprint": was["data_fingerprint"]}
         changed = changes(was, now)
     except (KeyError, TypeError, AttributeError):
-        findings.add(UNREADABLE, "error", f"{path} does not say what run it is of")
+        findings.add(UNREADABLE, "error", f"{path} does not record which run it belongs to")
         return ResumeFacts(path, checkpoint.step)
     shape = [change for change in changed if change.setting.startswith("model.")]
     rest = [change for change in changed if change not in shape]
@@ -184,7 +184,7 @@ def _ours(config: Config, checkpoint: Checkpoint, data: RunData, findings: Findi
         if some:
             findings.append(Finding(code, "error", CannotContinue(path, some)))
     if not changed and config.model_dump(mode="json") != was["config"]:
-        message = f"some settings are not those that {path} was saved with; the run continues with them"
+        message = f"some settings differ from those saved in {path}; the run continues with the new ones"
         findings.add("resume.config_drift", "info", message)
     return ResumeFacts(path, checkpoint.step, was.get("tokens"))
 

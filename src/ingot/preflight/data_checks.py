@@ -1,4 +1,4 @@
-"""Checks of a run's data: that it can be opened, has the buckets that the settings name, and enough tokens.
+"""Checks of a run's data: it can be opened, has the buckets that the settings name, and has enough tokens.
 
 A folder of buckets is checked file by file, so that everything missing is reported at once. Other data is opened as in training.
 JSON lines and .txt files are not tokenized for the check, so their token count stays unknown.
@@ -63,17 +63,17 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
     folder = None if data.path.startswith(PREFIX) else resolve(data.path)
     problem: IngotError | None = None
     if not data.path.strip():
-        findings.add("data.path.empty", "error", "{0} is empty; nothing says what to train on", PATH)
+        findings.add("data.path.empty", "error", "{0} is empty; set it to the training data", PATH)
     elif folder is not None and any((folder / split).is_dir() for split in SPLITS) and not (folder / MANIFEST).is_file():
         _look_at_buckets(folder, facts, findings)
     elif folder is not None and folder.name.endswith(FILE_SUFFIXES) and folder.is_file():
         facts.format = "jsonl" if folder.name.endswith(JSON_LINES) else "txt"
         facts.splits["train"] = {"all": BucketFacts(1, None, None)}
     if facts.format in ("jsonl", "txt"):
-        message = f"{data.path} is text, whose tokens are not counted before training prepares them"
+        message = f"{data.path} is text; its tokens are counted when training prepares them"
         findings.add("data.format.jsonl", "info", message, PATH)
     elif facts.has_buckets and data.tokenizer is None and len(findings) == before:
-        message = f"{data.path} holds tokens and does not say their tokenizer; name it with {{0}}"
+        message = f"{data.path} contains tokens but does not name their tokenizer; name it with {{0}}"
         findings.add("data.tokenizer_unknown", "error", message, TOKENIZER)
     elif len(findings) == before:
         try:
@@ -84,7 +84,9 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
         try:
             facts.tokenizer = open_tokenizer(data.tokenizer)
         except IngotError as error:
-            if problem is not None and folder is not None and not folder.exists():  # first, because it says how to get both
+            if (
+                problem is not None and folder is not None and not folder.exists()
+            ):  # reported first: its advice provides data and tokenizer
                 findings.append(Finding(_code(folder, problem), "error", problem))
             findings.append(Finding("tokenizer.load_failed", "error", error))
             return facts
@@ -98,7 +100,7 @@ def _open(config: Config, facts: RunData) -> None:
     dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, config.suggested_tokenizer)
     facts.dataset, facts.tokenizer, facts.format = dataset, dataset.tokenizer, facts.format or "tokens"
     if facts.has_buckets:
-        return  # they were checked one by one
+        return  # the buckets were already checked one by one
     for name, split in dataset.splits.items():
         record = split.record
         counts = {bucket.name: (bucket.tokens, bucket.documents) for bucket in record.buckets}
@@ -123,25 +125,25 @@ def _look_at_buckets(folder: Path, facts: RunData, findings: Findings) -> None:
     facts.has_buckets = True
     for split in SPLITS:
         if not (folder / split).is_dir():
-            message = f"{folder} has no folder {split}/; {'training' if split == 'train' else 'validation'} data lie there"
+            message = f"{folder} has no folder {split}/ with {'training' if split == 'train' else 'validation'} data"
             findings.add(f"data.{split}.missing", "error", message, PATH)
             return
     names = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
     if not names:
-        findings.add("data.buckets.empty", "error", f"{folder / 'train'} has no folders; each bucket is one", PATH)
+        findings.add("data.buckets.empty", "error", f"{folder / 'train'} has no bucket folders", PATH)
     jsonl = []
     for split in SPLITS:
         facts.splits[split] = {}
         for bucket in (folder / split / name for name in names):
             code = f"data.{split}.{bucket.name}"
             if not bucket.is_dir():
-                message = f"there is no folder {bucket}; every bucket is needed in train/ and in val/"
+                message = f"{bucket} does not exist; every bucket needs a folder in train/ and in val/"
                 findings.add(f"{code}.missing", "error", message, PATH)
                 continue
             lines = [file for file in bucket.iterdir() if file.name.endswith(JSON_LINES)]
             pairs = sorted({file.with_suffix(".bin") for file in bucket.iterdir() if file.suffix in (".bin", ".idx")})
             if not lines and not pairs:
-                findings.add(f"{code}.no_shards", "error", f"{bucket} holds no .bin with its .idx and no .jsonl", PATH)
+                findings.add(f"{code}.no_shards", "error", f"{bucket} contains neither .bin with .idx nor .jsonl files", PATH)
             else:
                 jsonl.append(not pairs)
             facts.splits[split][bucket.name] = BucketFacts(len(lines), None, None)
@@ -158,7 +160,7 @@ def _look_at_buckets(folder: Path, facts: RunData, findings: Findings) -> None:
 
 
 def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
-    """Check that the buckets that a mix names exist."""
+    """Check that every bucket of a mix exists."""
     setting = Setting("data.phases" if config.data.phases else "data.mix")
     mixes = [phase.mix for phase in config.data.phases] or ([config.data.mix] if config.data.mix else [])
     if not mixes or not facts.splits:
@@ -167,24 +169,24 @@ def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
     damaged = {".".join(parts[2:-1]) for parts in codes if parts[:2] == ["data", "train"]}  # reported already
     present, named = facts.splits.get("train", {}).keys() if facts.has_buckets else set[str](), set[str]().union(*mixes) - damaged
     if unknown := sorted(named - present):
-        message = f"{{0}} names buckets that {facts.path} does not have: {', '.join(unknown)}; there are "
+        message = f"{{0}} names buckets that {facts.path} does not have: {', '.join(unknown)}; it has "
         findings.add("curriculum.unknown_buckets", "error", message + (", ".join(sorted(present)) or "no buckets"), setting)
     elif unused := sorted(present - {name for mix in mixes for name, weight in mix.items() if weight}):
-        message = f"{', '.join(unused)}: {{0}} gives no weight to them, so they are not read"
+        message = f"{', '.join(unused)}: not read, because {{0}} gives them no weight"
         findings.add("curriculum.unused_buckets", "info", message, setting)
 
 
 def check_files(facts: RunData, world_size: int, workers: int | None, findings: Findings) -> None:
-    """Report what gpt-simple reports about the number of files; in Ingot ranks share rows, not files."""
+    """Report gpt-simple's findings about the number of files; in Ingot, ranks share rows and not files."""
     counts = {name: bucket.files for name, bucket in facts.splits.get("train", {}).items() if bucket.files}
     if not facts.has_buckets or facts.format == "jsonl" or not counts or workers is None:
         return
     name = min(counts, key=counts.__getitem__)
     if counts[name] < world_size:
-        message = f"bucket {name} has {counts[name]} files and there are {world_size} ranks; that is fine here: ranks share rows"
+        message = f"bucket {name} has {counts[name]} files for {world_size} ranks; this is fine in Ingot: ranks share rows"
         findings.add("data.shards.fewer_than_world", "info", message)
     elif workers > counts[name] // world_size:
-        message = f"num_workers={workers} is more than the {counts[name]} files of bucket {name} would feed, and has no effect"
+        message = f"num_workers={workers} is more than the {counts[name]} files of bucket {name} can feed; it has no effect"
         findings.add("data.num_workers.will_clamp", "warning", message)
 
 
@@ -192,7 +194,7 @@ def check_vocabulary(config: Config, facts: RunData, findings: Findings) -> None
     """Check that the vocabulary of the data uses the model's embedding."""
     rows, ids = config.model.vocab_size or 0, facts.tokenizer.vocab_size if facts.tokenizer is not None else 0
     if ids and rows - ids > IDLE_ROWS:
-        message = f"{{0}} and the data has {ids:,} ids: {rows - ids:,} rows of the embedding can never be used"
+        message = f"{{0}}, but the data has {ids:,} ids: {rows - ids:,} rows of the embedding can never be used"
         advice = f"set {{1}} or prepare the text with --tokenizer {config.suggested_tokenizer}"
         settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
         findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
@@ -214,7 +216,7 @@ def total_tokens(config: Config) -> int | None:
 
 
 def phases_of(config: Config) -> list[dict[str, Any]]:
-    """Return the phases: their tokens, their mix, whose shares add up to 1, and the tokens read of each bucket by their end."""
+    """Return for each phase its tokens, its mix normalised to 1, and the tokens of each bucket read by its end."""
     phases, taken = [], dict[str, float]()
     for phase in config.data.phases:
         mix = shares(phase.mix)
@@ -243,7 +245,7 @@ def _check_phases(config: Config, facts: RunData, total: int | None, allow_misma
         tokens = buckets[name].tokens if name in buckets else None
         if epochs is not None and tokens is not None and demand > epochs * tokens:
             message = f"the phases of {{0}} read {count(demand)} tokens of bucket {name}, which has {count(epochs * tokens)}"
-            then = "the run would halt there" if halts else "the others share its weight from then on"
+            then = "the run would halt at that point" if halts else "the other buckets then share its weight"
             findings.add(f"curriculum.shortfall.{name}", "budget" if halts else "warning", f"{message}: {then}", PHASES)
     demand = sum(phase.tokens for phase in config.data.phases)
     if total is not None and abs(total - demand) > TOLERANCE * demand:

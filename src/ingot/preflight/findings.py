@@ -31,11 +31,11 @@ class Finding:
         return self.severity in ("error", "budget")
 
     def render(self, name: Rename = str, advise: Rename = str) -> str:
-        """Return the sentence, with settings renamed by `name` and advice replaced by `advise`."""
+        """Return the message, with settings renamed by `name` and advice replaced by `advise`."""
         return self.cause.render(name, advise)
 
     def record(self, name: Rename = str, advise: Rename = str) -> dict[str, Any]:
-        """Return the finding as a JSON object; its setting is the first that the message names."""
+        """Return the finding as a JSON object; `setting` is the first one that the message names."""
         setting = name(self.cause.settings[0].path) if self.cause.settings else ""
         return {"code": self.code, "severity": self.severity, "message": self.render(name, advise), "setting": setting}
 
@@ -49,7 +49,7 @@ class Findings(list[Finding]):
 
     @contextmanager
     def noting(self, code: str, kind: type[IngotError] = IngotError) -> Iterator[None]:
-        """Turn an error of `kind` in a block into a finding."""
+        """Turn an error of `kind` raised in the block into a finding."""
         try:
             yield
         except kind as error:
@@ -57,7 +57,7 @@ class Findings(list[Finding]):
 
     @property
     def blocked(self) -> bool:
-        """Return True if one of them keeps a run from starting."""
+        """Return True if any finding keeps a run from starting."""
         return any(finding.blocks for finding in self)
 
     def exit_code(self, strict: bool = False) -> int:

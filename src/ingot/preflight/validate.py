@@ -77,9 +77,9 @@ def validate(
 ) -> Report:
     """Check a run of `world_size` ranks whose session began at a unix time. Nothing is written, and no framework is loaded.
 
-    `workers`: loader processes requested in gpt-simple. `allow_mismatch`: phases may have other tokens than the steps. Without
-    `thorough`, checks that training itself makes are left out. `fresh`: an earlier run in the folder will be deleted, so it is
-    not checked.
+    `workers`: loader processes requested in gpt-simple. `allow_mismatch`: the tokens of the phases may differ from those of the
+    steps. Without `thorough`, checks that training repeats anyway are skipped. `fresh`: an earlier run in the folder will be
+    deleted, so it is not checked.
     """
     findings, ranks, total = Findings(), max(1, world_size), total_tokens(config)
     check_ranks(config, world_size, findings)
@@ -90,15 +90,17 @@ def validate(
     check_buckets(config, data, findings)
     check_files(data, ranks, workers, findings)
     check_vocabulary(config, data, findings)
-    if not any(finding.blocks and finding.code.startswith("data.") for finding in findings):  # else the counts are wrong
+    if not any(
+        finding.blocks and finding.code.startswith("data.") for finding in findings
+    ):  # with such errors the token counts are wrong
         check_supply(config, data, total, allow_mismatch, findings)
     output = check_output(config, findings)
     vocab_size = config.model.vocab_size or (data.tokenizer.vocab_size if data.tokenizer is not None else 0)
     if not vocab_size and (config.data.tokenizer or "").startswith(BPE):
-        vocab_size = bpe_size(config.data.tokenizer or "")  # it will be learned
+        vocab_size = bpe_size(config.data.tokenizer or "")  # training will learn this tokenizer
     if not vocab_size:
         vocab_size = GPT2_PADDED_VOCAB_SIZE
-        message = f"nothing says how many ids there are; the size of the model is that with {GPT2_PADDED_VOCAB_SIZE:,}"
+        message = f"the vocabulary size is unknown; the size of the model assumes {GPT2_PADDED_VOCAB_SIZE:,} ids"
         findings.add("model.vocab_unknown", "warning", message)
     size, phases = model_size(config, vocab_size), phases_of(config)
     report = Report(config, ranks, data, vocab_size, total, phases, output, size, findings=findings)
@@ -135,7 +137,7 @@ def check_before_training(
 ) -> Dataset | None:
     """Raise the first finding that keeps a run from starting, and report warnings; return the dataset if it was opened.
 
-    Warnings use the names and advice that `name` and `advise` give; errors get them where they are printed.
+    `name` and `advise` adapt the setting names and advice of warnings; errors are adapted where they are printed.
     """
     report = validate(config, world_size, workers=workers, allow_mismatch=allow_mismatch, thorough=False, fresh=fresh)
     report.findings.refuse()
@@ -229,7 +231,7 @@ def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# One real step on this machine before a run: what the device is, whether it fits, and how fast it is. It leaves nothing behind.
+# A trial step on this machine before a run reports the device, memory use and speed. It writes no files.
 
 OUT_OF_MEMORY, FAILED = "runtime.probe.oom", "runtime.probe.failed"
 
@@ -246,15 +248,17 @@ def add_probe(report: Report) -> None:
     with findings.noting("runtime.bf16_unsupported" if device.kind == "cuda" else "runtime.no_cuda", ConfigError):
         report.runtime["precision"] = device.precision(training.precision)
         if device.kind == "cpu" and training.device == "auto":
-            message, advice = f"no GPU was found: {device.name} trains", "set {0} to cpu if that is meant"
+            message, advice = f"no GPU was found; training would use {device.name}", "set {0} to cpu if that is intended"
             findings.add("runtime.cpu_only", "warning", message, Setting("training.device"), advice=advice)
     if not findings.blocked:
         try:
             _take_step(report, ranks)
         except Exception as error:  # a custom model may raise anything
             names = {kind.__name__ for kind in type(error).__mro__}
-            full = names & {"MemoryError", "OutOfMemoryError"} or "memory" in str(error)  # as frameworks report it
-            code, advice = (OUT_OF_MEMORY, "lower {0}, set {1} or take a smaller model") if full else (FAILED, "")
+            full = names & {"MemoryError", "OutOfMemoryError"} or "memory" in str(
+                error
+            )  # frameworks report a full GPU in several ways
+            code, advice = (OUT_OF_MEMORY, "lower {0}, set {1} or use a smaller model") if full else (FAILED, "")
             if isinstance(error, IngotError):
                 findings.append(Finding(code, "error", error))
             else:
@@ -269,7 +273,7 @@ def add_probe(report: Report) -> None:
 
 
 def alone(config: Config, world_size: int) -> Config:
-    """Return the config of a single rank with its share of a step; cuda_graphs stays off if the whole step would not use it."""
+    """Return the config for a single rank with its share of a step; cuda_graphs stays off if the full run would not use them."""
     rows, t = -(-config.rows_per_step // world_size), config.training
     changes: dict[str, Any] = {"tokens_per_step": rows * config.data.seq_len, "stages": []}
     if t.cuda_graphs == "auto" and (world_size > 1 or t.stages):

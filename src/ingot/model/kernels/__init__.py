@@ -1,1 +1,1 @@
-"""Our custom kernels. A backend enables them after seeing them run; every model also works without them."""
+"""Our custom kernels. A backend enables a kernel after a successful trial; every model also works without kernels."""

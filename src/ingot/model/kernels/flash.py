@@ -53,7 +53,7 @@ def library() -> Any:
 
 
 def _options(length: int, window: int | None, starts: Tensor | None) -> dict[str, Any]:
-    """Return the arguments that both of the package's passes take for rows of this length."""
+    """Return the arguments that the package's forward and backward pass share for rows of this length."""
     options: dict[str, Any] = {"causal": True, "window_size_left": None if window is None else window - 1}
     if starts is not None:
         options |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": length, "max_seqlen_k": length}
@@ -61,7 +61,7 @@ def _options(length: int, window: int | None, starts: Tensor | None) -> dict[str
 
 
 def _packed(x: Tensor, starts: Tensor | None) -> Tensor:
-    """Return heads (B, T, H, D) as the package takes them: with documents, rows are joined into (B * T, H, D)."""
+    """Return heads (B, T, H, D) in the package's layout: with documents, rows are joined into (B * T, H, D)."""
     return x if starts is None else x.flatten(0, 1)
 
 

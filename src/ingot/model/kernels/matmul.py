@@ -1,4 +1,4 @@
-"""Matmuls of many rows by quack-kernels, where the GPU is a Hopper and the package is installed; else by torch.
+"""Matmuls with many rows: by quack-kernels on a Hopper GPU with the package installed, otherwise by torch.
 
 For a layer's outputs and for the gradients of its inputs they are about 5% faster than cuBLAS on an H200, and a tile can be
 changed before it is written (quack_matmul.py). Gradients of weights, with long sums and few tiles, stay cuBLAS's: the package
@@ -25,7 +25,7 @@ def matmul_dtype(x: Tensor) -> torch.dtype:
 
 @functools.cache
 def quack_kernels(device: torch.device) -> ModuleType | None:
-    """Return our module of quack-kernels' matmuls; None where they do not run."""
+    """Return our module of quack-kernels' matmuls, or None if they do not run here."""
     if torch.cuda.get_device_capability(device) != HOPPER:
         return None
     try:
@@ -33,13 +33,13 @@ def quack_kernels(device: torch.device) -> ModuleType | None:
         ones = torch.ones(128, 64, dtype=torch.bfloat16, device=device)
         module.matmul(ones, ones.T)
         torch.cuda.synchronize(device)
-    except Exception:  # not installed, for another torch, or of a version with other functions
+    except Exception:  # not installed, built for another torch, or an incompatible version
         return None
     return module
 
 
 def quack_takes(*operands: Tensor) -> bool:
-    """Return whether quack-kernels takes these matrices: bf16, contiguous rows or columns, each 16-byte aligned."""
+    """Return True if quack-kernels supports these matrices: bf16, contiguous rows or columns, each 16-byte aligned."""
     return all(
         a.dtype == torch.bfloat16 and a.numel() and 1 in a.stride() and max(a.stride()) % 8 == 0 and a.data_ptr() % 16 == 0
         for a in operands

@@ -32,12 +32,12 @@ INTERPRETED_PROGRAMS = 3
 
 
 def forward_tiles(keeps_scores: bool) -> Tiles:
-    """Return the tiling: with two outputs one program writes while another computes, 0.62 not 0.68 ms for the 124M's GELU."""
+    """Return the tiling. With two outputs one program writes while another computes: 0.62 instead of 0.68 ms for 124M's GELU."""
     return PAIRED if keeps_scores else WIDE
 
 
 def fits(*operands: Tensor) -> bool:
-    """Return whether descriptors can be made of these matrices."""
+    """Return True if these matrices can be read and written through descriptors."""
     return all(
         a.dim() == 2 and a.stride(1) == 1 and a.stride(0) * a.element_size() % 16 == 0 and a.data_ptr() % 16 == 0 and a.numel()
         for a in operands
