@@ -49,7 +49,7 @@ def test_a_device_that_there_cannot_be(config, device):
     ("changes", "said"),
     [
         ({"training__device": "cpu", "training__precision": "fp16"}, "training.precision=fp16 needs a GPU"),
-        ({"training__precision": "fp16"}, "training.precision=fp16 is not for training.device=mlx"),
+        ({"training__precision": "fp16"}, "training.precision=fp16 is not supported by training.device=mlx"),
         ({"training__deterministic": True}, "training.deterministic=true needs torch"),
         ({"training__threads": 1}, "training.threads=1 needs torch"),
         ({"model__family": "frontier"}, "model.family=frontier needs torch"),

@@ -30,13 +30,13 @@ class StepPlan:
 
     step: int  # steps done before it
     stage: int
-    sample: int  # its first sample; a sample is a row of data.seq_len
-    samples: int  # how many samples it reads
-    rows: int  # how many rows these are cut into
-    seq_len: int  # tokens of each row
+    sample: int  # index of its first sample; a sample is a row of data.seq_len tokens
+    samples: int  # number of samples it reads
+    rows: int  # number of rows the samples are cut into
+    seq_len: int  # tokens per row
     groups: Mapping[str, GroupRates]
     model: Mapping[str, float]  # numbers passed to the model's method `set`
-    ema_decay: float | None  # share of the average of the weights that is kept
+    ema_decay: float | None  # decay of the weights' moving average
     tokens: int = 0  # targets trained before it
     phase: int = 0  # index into data.phases
     places: Mapping[str, int] = field(default_factory=dict)  # rows of each bucket read before it
@@ -49,7 +49,7 @@ class StepResult:
     loss: float  # nats per token
     grad_norm: float  # before clipping
     skipped: bool  # no update: the loss or a gradient was not finite
-    ended: float | None = field(default=None, compare=False)  # time.perf_counter at its end; None: when its result is read
+    ended: float | None = field(default=None, compare=False)  # time.perf_counter() at its end; None: known when it is read
 
 
 class Pending(Protocol):
@@ -77,7 +77,7 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class Rounding:
-    """The precision of rounded weights: codes of `bits` bits, the largest of which is k times a row's standard deviation."""
+    """The precision of rounded weights: codes of `bits` bits; the largest stands for k times a row's standard deviation."""
 
     bits: int
     k: float
@@ -102,7 +102,7 @@ class Rounder(Protocol):
 
 
 class Inference(Group, Protocol):
-    """A model on a device that generates and is scored; one per rank.
+    """A model on a device, for generation and scoring; one per rank.
 
     Every rank calls each method, as often as the others and in the same order: a sharded model gathers inside.
     """
@@ -127,19 +127,19 @@ class Inference(Group, Protocol):
         """
 
     def cast(self, precision: str) -> bool:
-        """Cast the weights to fp32, bf16 or fp16, to generate with; return False if this model's cannot be."""
+        """Cast the weights to fp32, bf16 or fp16 for generation; return False if this model does not allow it."""
 
     def weights(self) -> list[TensorRecord]:
-        """Return the weights that are scored and exported, on the first rank; [] on others.
+        """Return the weights used for scoring and export on the first rank; [] on others.
 
         The average of the weights where there is one.
         """
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
-        """Return a rounder of this model's weights, guided by some training text; without text, to the nearest code."""
+        """Return a rounder of this model's weights, guided by some training text; without text it rounds to the nearest code."""
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Load other weights, to start from or to be scored; errors name `where` they come from."""
+        """Replace the weights, to start training from them or to score them; errors name `where` they come from."""
 
 
 class Backend(Inference, Protocol):
@@ -151,16 +151,17 @@ class Backend(Inference, Protocol):
         """Return a host buffer from which copies to the device are fast."""
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose what depends on the machine (micro-batch, attention), as an earlier session `kept` it where possible.
+        """Choose what depends on the machine (micro-batch, attention), if possible as an earlier session `kept` it.
 
         `stages` has a plan for every stage, with this rank's batch.
         """
 
     def tuned(self) -> dict[str, Any]:
-        """Return what `tune` chose, as JSON, to be kept with the run."""
+        """Return the choices of `tune` as JSON, to be stored with the run."""
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> Pending:
-        """Compute this rank's rows of a step with `targets` in all, and update with the gradients of all ranks."""
+        """Compute this rank's rows of a step, which has `targets` targets over all ranks, and update with everyone's "
+        "gradients."""
 
     def snapshot(self) -> Callable[[], State]:
         """Capture all state that is not in the cursor, on the first rank; nothing on others.
@@ -169,7 +170,7 @@ class Backend(Inference, Protocol):
         """
 
     def without_trace(self) -> AbstractContextManager[None]:
-        """Undo the steps of the block when it ends, in any way."""
+        """Undo the steps of the block when it ends, also by an exception."""
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
         """Restore a state."""
@@ -184,7 +185,7 @@ class Backend(Inference, Protocol):
         """Return the peak bytes allocated and reserved on this rank's device."""
 
     def wait(self) -> None:
-        """Return when the device has done all queued work."""
+        """Wait until the device has done all queued work."""
 
     def release(self) -> None:
         """Return cached memory to the device."""

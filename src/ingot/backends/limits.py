@@ -10,7 +10,7 @@ from ingot.runtime.devices import Device
 
 MLX = Setting("training.device", "mlx")
 MLX_FAMILIES = ("golf", "gpt2", "llama")
-TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that mlx does not have, and the values that it accepts
+TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that mlx lacks, and the values it still accepts
     "optimizer.muon_cautious": (False,),
     "optimizer.muon_beta2": (None,),
     "training.fp8_head": (False,),
@@ -23,22 +23,22 @@ CPU = Device("cpu", 0, "cpu", None, ("fp32", "bf16"))
 
 
 def refuse_precision(config: Config) -> None:
-    """Refuse to train in a precision that the device does not have."""
+    """Refuse a training precision that the device does not support."""
     device, precision = config.training.device.partition(":")[0], config.training.precision
     if device == "mlx" and precision == "fp16":
-        raise ConfigError("{0} is not for {1}; use fp32 or bf16", Setting("training.precision", precision), MLX)
+        raise ConfigError("{0} is not supported by {1}; use fp32 or bf16", Setting("training.precision", precision), MLX)
     if device == "cpu":
         CPU.precision(precision)
 
 
 def refuse_ranks_on_mlx(world_size: int) -> None:
-    """Refuse a group of processes."""
+    """Refuse several ranks: MLX trains in one process."""
     if world_size > 1:
         raise ConfigError(f"{{0}} runs in one process and this run has {world_size} ranks; start it without torchrun", MLX)
 
 
 def refuse_torch_only(config: Config) -> None:
-    """Refuse what only torch supports, in training and after it."""
+    """Refuse settings that only torch supports, for training and for the artifact."""
     if config.model.family == "file":
         raise ConfigError("{0} is a torch model, which {1} does not run", Setting("model.family", "file"), MLX)
     if config.model.family not in MLX_FAMILIES:
@@ -50,5 +50,7 @@ def refuse_torch_only(config: Config) -> None:
             raise ConfigError("{0} needs torch; leave it out with {1}", Setting(path, shown), MLX)
     if config.optimizer.muon_precision == "bf16":
         raise ConfigError(
-            "{0} is not for {1}; use auto or fp32", Setting("optimizer.muon_precision", config.optimizer.muon_precision), MLX
+            "{0} is not supported by {1}; use auto or fp32",
+            Setting("optimizer.muon_precision", config.optimizer.muon_precision),
+            MLX,
         )

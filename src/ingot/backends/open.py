@@ -1,4 +1,4 @@
-"""Choose and import the framework of a device: the only place that names one."""
+"""Choose and import the framework of a device. Only this module names frameworks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MLX = "mlx"  # the only training.device that is not torch's
 
 
 def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
-    """Open the model of a config on its device, with its optimizer: one of the ranks that train together."""
+    """Open the model of a config and its optimizer on its device, for one of the ranks that train together."""
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.backend import MLXBackend
@@ -38,7 +38,7 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
 
 
 def open_inference(config: Config, vocab_size: int) -> Inference:
-    """Open the model of a config on its device, to generate and be scored; it has no weights before `load_weights`."""
+    """Open the model of a config on its device for generation and scoring; it has no weights before `load_weights`."""
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import MLXInference
@@ -49,7 +49,7 @@ def open_inference(config: Config, vocab_size: int) -> Inference:
 
 
 def open_group(device: Device, ranks: Ranks) -> Group:
-    """Open the group of ranks, for agreement before there is a config."""
+    """Open the group of ranks, so that ranks can agree before there is a config."""
     if device.kind == MLX:
         from ingot.backends.mlx.inference import Alone
 
@@ -60,7 +60,7 @@ def open_group(device: Device, ranks: Ranks) -> Group:
 
 
 def on_first_rank(device: Device, ranks: Ranks, decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return on every rank what `decide` returned on the first one, as JSON values; if it fails there, every rank fails."""
+    """Call `decide` on the first rank and return its result (JSON values) on every rank; if it fails, every rank fails."""
     group = open_group(device, ranks)
     if ranks.first:
         try:
@@ -104,7 +104,7 @@ def preloadable(device: str) -> tuple[str, ...]:
 
 
 def packages(device: str) -> tuple[str, ...]:
-    """Return the packages whose versions decide what a run computes on a device; some may not be installed."""
+    """Return the packages whose versions affect a run's results on a device; some may not be installed."""
     return ("torch", "numpy", "pydantic", *([MLX] if device == MLX else OF_KERNELS))
 
 

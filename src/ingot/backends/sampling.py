@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import ConfigError, DataError
 
-COLDEST = 1e-30  # lower temperatures count as 0: logits are divided by them in float32, which ends at 1e-38
+COLDEST = 1e-30  # lower temperatures count as 0: logits are divided by them in float32, whose smallest number is 1e-38
 MOST_TOKENS = 10**8  # longest completion: a day at 1,000 tokens a second
 DTYPES = {  # accepted names of dtypes
     **dict.fromkeys(("fp32", "float32", "f32"), "fp32"),
@@ -63,7 +63,7 @@ class GenerationOptions:
     use_cache: bool = True
 
     def problems(self) -> list[str]:
-        """Return everything wrong with the values, by their names."""
+        """Return an error message for every invalid value, by name."""
         k, p, seed, new = self.top_k, self.top_p, self.seed, self.max_new_tokens
         checks = {
             "max_new_tokens": (is_whole(new) and 1 <= new <= MOST_TOKENS, f"a whole number from 1 to {MOST_TOKENS:,}"),
@@ -95,7 +95,7 @@ class GenerationOptions:
         )
 
     def alone(self, number: int) -> GenerationOptions:
-        """Return the options with which completion `number` of several would be the same alone."""
+        """Return the options that give completion `number` of several when it is requested alone."""
         return self if self.seed is None else replace(self, seed=self.seed + number)
 
     def record(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def merged(options: GenerationOptions, given: Mapping[str, Any]) -> GenerationOp
 
 
 def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
-    """Return the ids a completion starts from: start-of-document token and prompt; if both are empty, a newline or id 0."""
+    """Return a completion's initial ids: start-of-document token and prompt; if both are empty, a newline or id 0."""
     ids = [int(i) for i in (tokenizer.encode_document(text) if start_mark else tokenizer.encode(text))]
     if ids:
         return ids

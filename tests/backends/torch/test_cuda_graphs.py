@@ -47,7 +47,7 @@ def test_what_cannot_be_recorded_is_refused():
         uses_cuda_graphs(config(compile=False), 64, False, on_cuda=True, ranks=Ranks())
     with pytest.raises(ConfigError, match="needs a model that is compiled as a whole"):
         uses_cuda_graphs(config(compile="blocks"), 64, True, on_cuda=True, ranks=Ranks())
-    with pytest.raises(ConfigError, match="is for one GPU"):
+    with pytest.raises(ConfigError, match="works on one GPU only"):
         uses_cuda_graphs(config(), 64, True, on_cuda=True, ranks=Ranks(rank=0, world_size=2))
 
 

@@ -34,7 +34,7 @@ def test_every_family_of_ours_can_have_it_on_a_gpu_with_8_bit_products(family):
         ({"seq_len": 24}, "needs multiples of 16 and data.seq_len=24; the next is 32"),
         ({"seq_len": 48, "stages": [{"share": 0.5, "seq_len": 24}, {"share": 0.5}]}, "needs multiples of 16 and data.seq_len=24"),
         ({"loss_chunk": 64}, "cannot be combined with training.loss_chunk=64; keep one"),
-        ({"model": nn.Linear(16, 16)}, "needs a model of ours; a custom model computes its loss itself"),
+        ({"model": nn.Linear(16, 16)}, "needs a built-in model; a custom model computes its loss itself"),
     ],
 )
 def test_what_cannot_have_it_is_told_in_a_line(how, told):

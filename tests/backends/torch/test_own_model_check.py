@@ -281,6 +281,6 @@ def test_optimizers_of_ones_own_are_checked_by_a_step() -> None:
 
 
 def test_what_an_optimizer_remembers_in_its_groups_is_refused_since_no_checkpoint_has_it() -> None:
-    told = "changes 'k' in param_groups, which no checkpoint holds; keep it as a tensor in the state of a parameter"
+    told = "changes 'k' in param_groups, which checkpoints do not store; keep it as a tensor in the state of a parameter"
     assert f"a step of CountsInGroups {told}" in refusal_of(CountsInGroups)
     assert "a step of GrowsInPlace changes 'd' in param_groups" in refusal_of(GrowsInPlace)

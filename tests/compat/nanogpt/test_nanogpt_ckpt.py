@@ -230,8 +230,8 @@ DAMAGES = {
     "cut shorter": (lambda path: path.write_bytes(path.read_bytes()[:4985]), "is damaged"),
     "flipped": (flipped, "is damaged"),
     "empty": (lambda path: path.write_bytes(b""), "is damaged"),
-    "text": (lambda path: path.write_text("hello"), "it is not what torch.save writes"),
-    "code": (lambda path: path.write_bytes(pickle.dumps(Hostile())), "it is not what torch.save writes"),
+    "text": (lambda path: path.write_text("hello"), "it was not written by torch.save"),
+    "code": (lambda path: path.write_bytes(pickle.dumps(Hostile())), "it was not written by torch.save"),
     "code in a zip": (lambda path: torch.save(Hostile(), path), "print, and only"),
     "a model": (
         lambda path: torch.save({"model": torch.nn.Linear(1, 1)}, path),

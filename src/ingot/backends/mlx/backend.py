@@ -39,7 +39,7 @@ OptimizerState = dict[str, Weights]  # maps a parameter to its state: step, exp_
 def members(settings: OptimizerSection, model: MLXModel, weights: Weights) -> list[tuple[ParameterGroup, list[str]]]:
     """Return every group that has parameters, with their names; each trainable parameter is in one."""
     group_of = model.groups(settings)
-    found = []
+    members_of_groups = []
     for group in groups_of(settings):
         names = [name for name, other in group_of.items() if other == group.name]
         for name in names:
@@ -47,8 +47,8 @@ def members(settings: OptimizerSection, model: MLXModel, weights: Weights) -> li
                 shape = list(weights[name].shape)
                 raise ConfigError(f"the group {group.name} gives {name} of shape {shape} to Muon, which takes matrices only")
         if names:
-            found.append((group, names))
-    return found
+            members_of_groups.append((group, names))
+    return members_of_groups
 
 
 def adamw(p: mx.array, g: mx.array, memory: Weights, group: ParameterGroup, rates: GroupRates) -> tuple[mx.array, Weights]:
@@ -142,7 +142,7 @@ class MLXBackend(MLXInference):
         self._groups = members(o, model, weights)
         self._trained = [name for _, names in self._groups for name in names]
         self._memory: OptimizerState = {}
-        self._micro_batches: list[int] = []  # of each stage
+        self._micro_batches: list[int] = []  # one per stage
         if o.ema_decay is not None:
             self._begin_average()
         dropout = float(getattr(config.model, "dropout", 0.0))
@@ -157,7 +157,7 @@ class MLXBackend(MLXInference):
         return self.model.losses({**others, **trained}, *planes, run=run)
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose the micro-batch of each stage, as an earlier session on such a machine did."""
+        """Choose the micro-batch of each stage; reuse the choice of an earlier session on the same kind of machine."""
         kept_stages = kept.get("stages", [kept]) if kept.get("device") == self.device.name else []
         self._micro_batches = []
         for plan, batch in stages:
@@ -167,7 +167,7 @@ class MLXBackend(MLXInference):
             self._micro_batches.append(min(int(rows), len(batch)))
 
     def tuned(self) -> dict[str, Any]:
-        """Return what `tune` chose."""
+        """Return the choices of `tune`."""
         stages = [{"micro_batch": rows, "attention": "default"} for rows in self._micro_batches or [0]]
         return {
             "device": self.device.name,
@@ -207,7 +207,7 @@ class MLXBackend(MLXInference):
             total = total + loss / targets
             sums = {name: held + grads[name] / targets for name, held in sums.items()}
             if self._eager:
-                mx.eval(total, sums)  # or all micro-batches would be held at once
+                mx.eval(total, sums)  # otherwise all micro-batches would be in memory at once
         return total, sums
 
     def _update(self, grads: Weights, plan: StepPlan) -> None:

@@ -1,6 +1,6 @@
 """Build the model of a config for MLX. torch builds it and draws its weights, so that a seed gives the same start everywhere.
 
-Of torch's model only an outline without values is kept: which tensors there are, their kinds, and their FLOPs.
+Only an outline of torch's model without values is kept: its tensors, their kinds, and its FLOPs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def record(name: str, value: mx.array) -> TensorRecord:
 
 
 def number(value: mx.array) -> float:
-    """Return the value of an array of one number, when it is computed."""
+    """Wait for an array of one number and return its value."""
     return float(np.array(value))
 
 

@@ -1,4 +1,4 @@
-"""MLX's device, and a model on it that generates and is scored, by the average of the weights where there is one."""
+"""MLX's device, and a model on it for generation and scoring. It uses the weights' average if there is one."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def find_mlx_device() -> Device:
 
 
 def on_metal() -> bool:
-    """Return whether there is an Apple GPU."""
+    """Return True if there is an Apple GPU."""
     return bool(mx.metal.is_available())
 
 
 def measure_flops() -> float:
-    """Return the FLOPS of a float32 matmul: the best of a few."""
+    """Measure the FLOPS of a float32 matmul; return the best of a few."""
     size = 1024 if on_metal() else 256
     a, seconds = mx.ones((size, size)), []
     for _ in range(5):
@@ -120,7 +120,7 @@ class Alone:
         self.ranks = ranks
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over the ranks, or its sum: both are its own."""
+        """Return the values: with a single rank they are their own maximum and sum."""
         return list(values)
 
     total = maximum
@@ -177,7 +177,7 @@ class MLXInference(Alone):
         ]
 
     def cast(self, precision: str) -> bool:
-        """Cast the weights, to generate with."""
+        """Cast the weights for generation."""
         if precision not in PRECISIONS:
             return False
         self._dtype = PRECISIONS[precision]

@@ -1,1 +1,1 @@
-"""The torch backend: how a model is built, placed, compiled, replicated, stepped and saved."""
+"""The torch backend: build, place, compile, replicate, train and save a model."""

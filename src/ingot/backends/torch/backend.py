@@ -107,7 +107,7 @@ class TorchBackend(TorchInference):
         refuse_too_large(config, vocab_size, device, ranks.world_size)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         if isinstance(config.model, FileSettings):
-            wait_for_imports()  # custom code may start with any of them
+            wait_for_imports()  # custom code may import any of them first
             check_custom_model(config, config.model.file, vocab_size, torch_device(device))
         self._choices = Choices(config.model, config.data, t, device, ranks.world_size)
         self._builders = builders
@@ -118,7 +118,7 @@ class TorchBackend(TorchInference):
             use_fp8_head(model, config.data.seq_len, t, precision, capability)
         super().__init__(model, vocab_size, device, precision, self._group)
         closing = contextlib.ExitStack()
-        closing.callback(torch.set_num_threads, torch.get_num_threads())  # the process's own number, which a run may change
+        closing.callback(torch.set_num_threads, torch.get_num_threads())  # restores the process's number, which a run may change
         closing.callback(self._group.close)
         closing.callback(self._builders.stop)
         self.close = closing.close
@@ -128,10 +128,10 @@ class TorchBackend(TorchInference):
         self._stages: list[Tuned] = []  # the choices for each stage
         self._kernels_setting, self._kernels = t.kernels, list[str]()
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
-        self._numbers: Mapping[str, float] = self._last_numbers  # those that the model has now
+        self._numbers: Mapping[str, float] = self._last_numbers  # the numbers that the model currently uses
         self._names = {p: name for name, p in model.named_parameters()}  # cached: named_parameters takes 0.1 ms a layer
         self._compile = compiles(t, family, device.kind == "cuda")
-        wait_for_imports()  # optimizers would start some of them
+        wait_for_imports()  # optimizers would import some of them
         compile_muon = compiles_optimizer(t, family, config.optimizer.muon_beta2, device.kind == "cuda")
         self.optimizers = make_optimizers(model, config.optimizer, self._device, compile_muon)
         self._host_skips = device.kind != "cuda" or has_custom_optimizers(model)  # custom ones ignore found_inf
@@ -153,9 +153,9 @@ class TorchBackend(TorchInference):
         if this_device != kept_device or kept.get("world_size") != self.ranks.world_size:
             kept = {}
         noted = False
-        if not kept:  # the choices of an earlier run; the first rank's are used by all
+        if not kept:  # use the choices of an earlier run, on all ranks those of the first
             kept = json.loads(self.broadcast(json.dumps(self._choices.recall() if self.ranks.first else {})))
-            # Known to run on this machine. In deterministic mode a second run repeats all that the first did, trials too.
+            # These choices are known to run here. In deterministic mode every run repeats the trials, to compute the same.
             noted = bool(kept) and self.ranks.world_size == 1 and not self._deterministic
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         first, batch = stages[0]
@@ -187,7 +187,7 @@ class TorchBackend(TorchInference):
             if plan.seq_len == self._seq_len:
                 self._attention = self._stages[-1].attention  # evaluation uses rows of this length
         if self.ranks.world_size > 1:
-            # DDP reorders its buckets after the first step. Let it do so now: sums keep their order after a resume.
+            # DDP reorders its buckets after the first step. Trigger that now, so that sums keep their order after a resume.
             plan, batch = stages[0]
             self._set(plan.model)
             self._accumulate(batch, max(1, int(np.count_nonzero(batch[:, 1] != IGNORED))), self._stages[0])
@@ -217,20 +217,20 @@ class TorchBackend(TorchInference):
         return Tuned(micro_batch, attention)
 
     def _runs(self, batch: Batch, attention: str) -> bool:
-        """Return whether a whole pass with this attention kernel runs on every rank."""
+        """Return True if a whole pass with this attention kernel runs on every rank."""
         return attention == "default" or runs(lambda: self._try(batch, attention=attention), self.maximum)
 
     def _is_short(self, batch: Batch) -> bool:
-        """Return whether a step of such a batch on each rank ends before the host has launched the next one's kernels."""
+        """Return True if steps of this batch size are so short that the device waits for the host's kernel launches."""
         return self.maximum([batch[:, 0].size])[0] <= SHORT_STEP_TOKENS  # shares of a step may differ by a row
 
     def _without_masks(self, batch: Batch) -> list[str]:
-        """Return the kernels that take the window as a number and run; otherwise a trial compiles FlexAttention."""
+        """Return the kernels that run and take the window as a number; without one, a trial compiles FlexAttention."""
         names = without_masks(self.model, batch, self.maximum) if self._takes_kernels and not self._deterministic else []
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
-        """Return the fewest rows at once that are fast; `rows` is the largest share of a rank: all ranks try the same sizes."""
+        """Return the smallest fast micro-batch; `rows` is the largest share of a rank, so that all ranks try the same sizes."""
 
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times, attention)
@@ -238,14 +238,14 @@ class TorchBackend(TorchInference):
         size = largest_micro_batch(rows, attempt, self.maximum)
         if not self._deterministic:  # times differ from run to run
             size = smallest_micro_batch(size, attempt, self.maximum)
-        self.release()  # memory that the largest size took
+        self.release()  # free the memory of the largest size
         return size
 
     def _fastest_attention(self, batch: Batch, names: Sequence[str] = ()) -> str:
         """Return the fastest attention kernel, timed alone in models of ours without windows, documents or dropout."""
         rows, planes, seq_len = batch.shape  # documents cost by their lengths
         alone = isinstance(self.model, OURS) and planes == 2 and not (names or self._dropout)
-        records = self._cuda_graphs or not self._is_short(batch)  # launches that a pass waits for are timed
+        records = self._cuda_graphs or not self._is_short(batch)  # if a pass waits for launches, they are timed too
         repeats: dict[str, Callable[[], None]] = {}
 
         def attempt(name: str, times: int) -> None:
@@ -263,7 +263,7 @@ class TorchBackend(TorchInference):
         return fastest_attention(names, attempt, self._deterministic, self.maximum)
 
     def tuned(self) -> dict[str, Any]:
-        """Return what `tune` chose."""
+        """Return the choices of `tune`."""
         first = self._stages[0] if self._stages else Tuned(0, self._attention)
         return {
             "device": self.device.name,
@@ -285,7 +285,7 @@ class TorchBackend(TorchInference):
     def _try(self, batch: Batch, times: int = 1, attention: str | None = None) -> None:
         """Run forward and backward passes to their end, and drop the gradients."""
         if attention == FLASH4:
-            self._builders.wait()  # quack-kernels waits itself for a process that compiles the same; FlashAttention does not
+            self._builders.wait()  # FlashAttention, unlike quack-kernels, does not wait for a process that compiles the same
         try:
             for _ in range(times):
                 with self._computing(attention):
@@ -381,7 +381,7 @@ class TorchBackend(TorchInference):
             self._average.update(plan.ema_decay, skip)
 
     def _show(self, average: bool) -> None:
-        """Let the model hold the average of the weights and the last stage's numbers, or the weights themselves."""
+        """Give the model the average of the weights and the last stage's numbers, or restore the weights themselves."""
         if average:
             self._set(self._last_numbers)
         super()._show(average)

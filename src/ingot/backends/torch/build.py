@@ -40,7 +40,7 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
         raise ConfigError("{0}: Model contains itself, or is nested too deeply", Setting("model.file", section["file"])) from None
     for name, value in state.items():
         if value.dtype not in NAMES:
-            raise ConfigError(f"{name} is {value.dtype}, which checkpoints cannot hold; register it with persistent=False")
+            raise ConfigError(f"{name} is {value.dtype}, which checkpoints cannot store; register it with persistent=False")
     if not hasattr(model, "context"):
         model.context = section["context"]
     if config.training.loss_chunk is not None:

@@ -22,7 +22,7 @@ from ingot.runtime.ranks import Ranks
 
 @contextmanager
 def peers_present() -> Iterator[None]:
-    """Raise PeerLost if the block fails because another rank is gone."""
+    """Raise PeerLost if the block fails because another rank has died."""
     try:
         yield
     except RuntimeError as error:

@@ -69,7 +69,7 @@ GRAPHS_PER_STAGE = 8  # torch's own limit for a function
 
 
 def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
-    """Return whether the model is compiled: as set, else on CUDA; in deterministic mode there only where that works."""
+    """Return True if the model is compiled: as set, otherwise on CUDA; in deterministic mode only if that works."""
     if not (on_cuda and t.deterministic) or family == "gpt2":
         return on_cuda if t.compile == "auto" else bool(t.compile)
     if t.compile in (True, "blocks") and family != "file":
@@ -83,7 +83,8 @@ def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
 
 
 def compiles_optimizer(t: TrainingSection, family: str, muon_beta2: float | None, on_cuda: bool) -> bool:
-    """Return whether Muon's step is compiled: as set, else NorMuon's, which reads and writes all matrices a dozen times."""
+    """Return True if Muon's step is compiled: as set, otherwise for NorMuon, which reads and writes all matrices a dozen "
+    "times."""
     if t.compile_optimizer == "auto":  # plain Muon takes 0.6% of a golf step
         return on_cuda and compiles(t, family, on_cuda) and muon_beta2 is not None
     return on_cuda and t.compile_optimizer  # a CPU gains nothing
@@ -106,7 +107,7 @@ def compiled(
 
 
 def replicated(module: nn.Module, ranks: Ranks, device: torch.device, some_unused: bool) -> nn.Module:
-    """Average a module's gradients over the ranks; `some_unused`: a step may leave parameters out."""
+    """Average a module's gradients over the ranks; `some_unused`: a step may not use every parameter."""
     if ranks.world_size == 1:
         return module
     return DistributedDataParallel(
@@ -127,7 +128,7 @@ def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
 
 
 def without_sync(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Keep gradients on their rank: those of a micro-batch that is not the last."""
+    """Do not average gradients over the ranks inside the block: used for all micro-batches but the last."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
 
 
@@ -135,24 +136,24 @@ MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` records no larger models: they do n
 
 
 def uses_cuda_graphs(config: Config, vocab_size: int, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:
-    """Return whether passes are CUDA graphs: on CUDA, as set; `auto`: where steps are short and all alike."""
+    """Return True if passes are recorded as CUDA graphs: on CUDA, as set; `auto`: if steps are short and all alike."""
     t = config.training
     if not (t.cuda_graphs and on_cuda):
         return False
     if t.cuda_graphs == "auto":
         whole = compiles and t.compile != "blocks" and ranks.world_size == 1 and not t.deterministic
-        size = model_size(config, vocab_size)  # None for a custom model, of which nothing is known
+        size = model_size(config, vocab_size)  # None for a custom model, whose size is unknown
         short = size is not None and size.total <= MAX_RECORDED_WEIGHTS and t.tokens_per_step <= SHORT_STEP_TOKENS
         return whole and short and not (config.data.document_mask or t.stages)
     if not compiles or t.compile == "blocks":
         raise ConfigError("{0} needs a model that is compiled as a whole", Setting("training.cuda_graphs"))
     if ranks.world_size > 1:
-        raise ConfigError("{0} is for one GPU, and the run has more ranks", Setting("training.cuda_graphs"))
+        raise ConfigError("{0} works on one GPU only, but the run has several ranks", Setting("training.cuda_graphs"))
     return True
 
 
 def begin_pass(parameters: Iterable[nn.Parameter]) -> None:
-    """Begin a pass: copy the gradients of these, left by the previous pass, out of memory that this one overwrites."""
+    """Begin a pass: copy these parameters' gradients out of the recording's memory, which the new pass overwrites."""
     for p in parameters:
         if p.grad is not None:
             p.grad = p.grad.clone()

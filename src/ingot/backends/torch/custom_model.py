@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def check_custom_model(config: Config, file: str, vocab_size: int, device: torch.device) -> None:
-    """Refuse the custom model of a config if it cannot be trained or scored."""
+    """Raise ConfigError if the custom model of a config cannot be trained or scored."""
     model = build_model(config, vocab_size).to(device)
     stages = [partial(set_numbers, model, stage.model, "training.stages") for stage in config.training.stages]
     check(model, file, vocab_size, config.data.seq_len, config.data.document_mask, stages)
@@ -40,7 +40,7 @@ def check_custom_model(config: Config, file: str, vocab_size: int, device: torch
 def check(
     model: nn.Module, file: str, vocab_size: int, seq_len: int, documents: bool, stages: Sequence[Callable[[], None]] = ()
 ) -> None:
-    """Refuse a model that is not causal, counts targets of -1, has a loss that is not a scalar, or weights nothing trains.
+    """Refuse a model that is not causal, counts targets of -1, has a loss that is not a scalar, or weights without gradient.
 
     `stages` give the model the numbers of each stage, the last of which it has already. The model's weights are changed.
     """
@@ -63,7 +63,7 @@ def check(
 
 
 def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config: Config) -> None:
-    """Refuse custom optimizers that cannot take a step, or whose state a checkpoint would not hold."""
+    """Refuse custom optimizers that cannot take a step, or whose state a checkpoint would not store."""
     checker = _Checker(model, file, vocab_size, config.data.seq_len, config.data.document_mask)
     device = checker.tokens.device
     optimizers = checker.called("make_optimizers(groups)", lambda: make_optimizers(model, config.optimizer, device))
@@ -84,7 +84,7 @@ def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config
         after = _group_entries(optimizer)
         if changed := [entry[1] for entry in after if entry not in before or after[entry] != before[entry]]:
             raise checker.refused(
-                f"a step of {kind} changes {changed[0]!r} in param_groups, which no checkpoint holds; "
+                f"a step of {kind} changes {changed[0]!r} in param_groups, which checkpoints do not store; "
                 "keep it as a tensor in the state of a parameter, or a resumed run would lose it"
             )
 

@@ -47,7 +47,7 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
         if index >= count:
             others = "fewer ranks" if device.index is None else f"one of the first {count}"
             advice = f"use cpu or {others}" if count else "use cpu"
-            raise ConfigError(f"{{0}} asks for GPU {index} and this machine has {count}", setting, advice=advice)
+            raise ConfigError(f"{{0}} requests GPU {index}, but this machine has {count}", setting, advice=advice)
         return _gpu(index)
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("{0} needs an Apple GPU, and there is none here; use auto or cpu", Setting("training.device", "mps"))
@@ -59,7 +59,7 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
 
 
 def cpu_name(threads: int) -> str:
-    """Return the name of a CPU that computes with so many threads."""
+    """Return the device name of a CPU with this number of threads."""
     return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
 
 
@@ -116,7 +116,7 @@ def profiled(device: Device, folder: Path, waiting: int, warming: int, active: i
 
 
 def make_kernel_choice_deterministic() -> None:
-    """Let cuBLAS and the compiler choose kernels deterministically; to be called before either is used."""
+    """Let cuBLAS and the compiler choose kernels deterministically; call this before either is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
     compiler: Any = import_module("torch._inductor.config")
     compiler.deterministic = True
@@ -124,9 +124,9 @@ def make_kernel_choice_deterministic() -> None:
 
 @contextlib.contextmanager
 def arithmetic(kind: str, precision: str, attention: str = "default", deterministic: bool = False) -> Iterator[None]:
-    """Set the precision and attention kernel of what is computed inside, and whether its sums have a fixed order."""
+    """Set the precision, the attention kernel and, if deterministic, a fixed order of sums for the passes in the block."""
     with contextlib.ExitStack() as stack:
-        if deterministic:  # only algorithms that give the same bits each time; sampling tokens has none, and happens outside
+        if deterministic:  # only bit-reproducible algorithms; sampling tokens has none, and happens outside the block
             before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
             stack.callback(torch.use_deterministic_algorithms, before[0], warn_only=before[1])
             torch.use_deterministic_algorithms(True)
@@ -156,11 +156,11 @@ class LossScale:
             torch._amp_update_scale_(self.value, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
 
     def tensors(self) -> Named:
-        """Return what a checkpoint holds of it."""
+        """Return the state to store in a checkpoint."""
         return [("scaler/scale", self.value), ("scaler/good_steps", self._good_steps)] if self.used else []
 
     def restore(self, state: dict[str, TensorRecord]) -> None:
-        """Restore what `tensors` named, and remove it from the optimizer's state."""
+        """Restore the state from the tensors that `tensors` returned, and remove them from the optimizer's state."""
         scale, good_steps = state.pop("scaler/scale", None), state.pop("scaler/good_steps", None)
         if self.used and scale is not None and good_steps is not None:
             self.value.copy_(tensor(scale))

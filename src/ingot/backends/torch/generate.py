@@ -23,11 +23,11 @@ from ingot.errors import RunError
 from ingot.model.registry import OURS
 
 RECORDS_ON = {"cuda"}  # kinds of devices that can record and replay steps
-STEP_CAPACITY = 512  # tokens that the cache of recorded steps holds at first; a step is recorded again when it grows
+STEP_CAPACITY = 512  # initial cache size of recorded steps, in tokens; a step is recorded again when the cache grows
 
 
 def in_parts(model: Any) -> bool:
-    """Return whether a model gives hidden states and the logits of some of them separately."""
+    """Return True if a model computes hidden states and their logits separately."""
     return hasattr(model, "hidden") and hasattr(model, "logits")
 
 
@@ -70,7 +70,7 @@ class Reader:
         return last_logits(self._model, new, self._cache)
 
     def _restart(self, seen: Tensor) -> Tensor:
-        """Empty the cache and return what to read into it; or stop using one."""
+        """Empty the cache and return the tokens to read into it, or stop using a cache."""
         if not self._keep_half:
             self._cache = None
             return seen
@@ -150,13 +150,13 @@ def context_of(model: nn.Module) -> float:
 
 
 def can_record(model: nn.Module) -> bool:
-    """Return whether steps of a model can be recorded: it is ours, and weights are not cast at every use."""
+    """Return True if steps of a model can be recorded: it is built in, and its weights are not cast at every use."""
     kind = next(model.parameters()).device.type
     return takes_positions(model) and kind in RECORDS_ON and not torch.is_autocast_enabled(kind)
 
 
 def takes_positions(model: nn.Module) -> bool:
-    """Return whether the cache of a model takes positions held on the device: it does in ours."""
+    """Return True if a model's cache accepts positions on the device, as in the built-in models."""
     # A custom model, even a subclass of ours, may count its tokens on the host, which such a step would not update.
     return isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
 
@@ -271,7 +271,7 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     return token if ids is None else ids.gather(-1, token)
 
 
-TEXTS_AT_ONCE = 64  # completions of a prompt that are written together
+TEXTS_AT_ONCE = 64  # completions of a prompt that are generated together
 CHECK_EVERY = 16  # tokens between checks whether all completions have ended; each check waits for the device
 
 

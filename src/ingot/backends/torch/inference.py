@@ -1,4 +1,4 @@
-"""A model that generates and is scored: losses, tokens and weights, by the average of the weights where there is one."""
+"""A model for generation and scoring: losses, tokens and weights. It uses the weights' average if there is one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
-STARTS_MULTIPLE = 32  # the number of document starts is padded to a multiple of it: each size is another CUDA graph
+STARTS_MULTIPLE = 32  # document starts are padded to a multiple of this: each length is another CUDA graph
 
 
 def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -61,7 +61,7 @@ def upload_planes(batch: Tensor, device: torch.device) -> tuple[Tensor, ...]:
 
 
 class TorchInference:
-    """A model on one device. `forward` replaces the model's own in scoring, where that returns something else."""
+    """A model on one device. `forward` replaces the model's own forward for scoring, if that returns something else."""
 
     records_steps = True  # record steps of one token as CUDA graphs; that takes memory which training needs
 
@@ -89,7 +89,9 @@ class TorchInference:
         """Build the model of a config, still without weights."""
         device = find_torch_device(config.training.device)
         trained_in = config.training.precision
-        precision = device.precision("auto" if trained_in == "fp16" else trained_in)  # a GPU's model must be scored anywhere
+        precision = device.precision(
+            "auto" if trained_in == "fp16" else trained_in
+        )  # a model trained on a GPU must be scored anywhere
         if config.model.family == "file":  # it may compute buffers, which `fill_outline` would leave undefined
             model = build_model(config, vocab_size).to(torch_device(device))
         else:
@@ -106,7 +108,7 @@ class TorchInference:
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
-        half = len(batch) // 2  # outside of the except block, where the error no longer holds what was computed
+        half = len(batch) // 2  # outside the except block, where the error no longer keeps the tensors alive
         return self.score(batch[:half]) + self.score(batch[half:])
 
     @torch.no_grad()
@@ -163,7 +165,7 @@ class TorchInference:
             self._average.load({})
 
     def cast(self, precision: str) -> bool:
-        """Cast the weights of one of our models, to generate with; a custom model may not expect it."""
+        """Cast the weights of a built-in model for generation; a custom model may not support it."""
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         ours = isinstance(self.model, OURS)
         if ours:
@@ -172,7 +174,7 @@ class TorchInference:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Let the model hold the average of the weights and use no dropout inside the block."""
+        """Use the average of the weights and no dropout inside the block."""
         self._show(average=True)
         training = self.model.training
         self.model.eval()
@@ -182,7 +184,7 @@ class TorchInference:
             self.model.train(training)
 
     def _show(self, average: bool) -> None:
-        """Let the model hold the average of the weights, or the weights themselves."""
+        """Switch the model to the average of the weights, or back to the weights themselves."""
         if self._average is not None:
             self._average.swap_in() if average else self._average.swap_out()
 
@@ -197,7 +199,7 @@ class TorchInference:
 
     @contextmanager
     def _computing(self, attention: str | None = None) -> Iterator[None]:
-        """Compute inside the block with the chosen attention kernel or another; the model keeps its form until that changes."""
+        """Use the chosen attention kernel, or another one, inside the block; the model's form changes only when needed."""
         name = attention or self._attention
         self._use_form(attention_form(name))
         with arithmetic(self.device.kind, self.precision, name, self._deterministic):

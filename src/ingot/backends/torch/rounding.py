@@ -34,7 +34,7 @@ class Moments:
 
     @torch.no_grad()
     def note(self, weight: Tensor, x: Tensor) -> None:
-        """Add the inputs (..., C) of a matrix."""
+        """Add the second moments of a matrix's inputs (..., C)."""
         rows = x.detach().flatten(0, -2).float()
         with torch.autocast(rows.device.type, enabled=False):
             more = rows.T @ rows
@@ -71,7 +71,7 @@ class _Stack:
 
 
 class TorchRounder:
-    """The large matrices and tables of a model, which `round` replaces by rounded ones."""
+    """The large matrices and tables of a model; `round` replaces them by rounded ones."""
 
     def __init__(self, model: nn.Module, moments: Mapping[int, Tensor]):
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -114,7 +114,7 @@ class TorchRounder:
         return total
 
     def codes(self) -> dict[str, list[TensorRecord]]:
-        """Return what a file stores of each rounded matrix: its codes and the scale of each row."""
+        """Return the stored form of each rounded matrix: its codes and the scale of each row."""
         stored = {}
         for stack in self._stacks:
             assert stack.codes is not None and stack.scale is not None
@@ -129,11 +129,11 @@ def _stack(members: list[tuple[str, Tensor]], embedding: bool, moments: Mapping[
     names, targets = [name for name, _ in members], [weight.detach() for _, weight in members]
     device = torch.device("cpu") if targets[0].device.type == "mps" else targets[0].device  # MPS has no Cholesky decomposition
     weights = torch.stack([w.to(device).float() for w in targets])  # (N, R, C)
-    known = [moments[id(w)].to(device) for _, w in members if id(w) in moments]
+    input_moments = [moments[id(w)].to(device) for _, w in members if id(w) in moments]
     order = torch.arange(weights.size(2), device=device).expand(len(names), -1)
     upper = None
-    if known:
-        h = torch.stack(known)  # (N, C, C)
+    if input_moments:
+        h = torch.stack(input_moments)  # (N, C, C)
         order = h.diagonal(dim1=1, dim2=2).argsort(dim=1, descending=True)
         take = partial(torch.take_along_dim, indices=order[:, :, None])
         upper = _upper(take(take(h, dim=1).mT, dim=1), names)
@@ -163,7 +163,7 @@ def _scale(rms: Tensor, rounding: Rounding) -> Tensor:
 
 
 def _stored(scale: Tensor) -> Tensor:
-    """Return float16 where it holds every scale in full precision, else float32."""
+    """Return float16 if it represents every scale at full precision, else float32."""
     return scale.half() if bool(((scale >= HALF.tiny) & (scale <= HALF.max)).all()) else scale
 
 
@@ -172,7 +172,7 @@ def _nearest(w: Tensor, scale: Tensor, most: int) -> Tensor:
 
 
 def _gptq(left: Tensor, scale: Tensor, most: int, upper: Tensor) -> Tensor:
-    """Return codes (N, C, R) that change the matrices' outputs least; `left` is what is still to be rounded."""
+    """Return codes (N, C, R) that change the matrices' outputs least; `left` holds the weights that are not rounded yet."""
     codes, columns = torch.empty_like(left), left.size(1)
     for begin in range(0, columns, BLOCK_COLUMNS):
         end = min(begin + BLOCK_COLUMNS, columns)

@@ -66,7 +66,7 @@ def _start(name: str, target: Callable[..., None], *args: Any) -> threading.Thre
 
 
 def hash_triton() -> None:
-    """Let Triton compute and keep the hash of itself that the compiler's caches ask for, while other threads import.
+    """Let Triton compute and cache its own hash, a key of the compiler's caches, while other threads import.
 
     It reads 500 MB: 2 s on a processor without instructions for hashing, for which a cached graph would wait.
     """
@@ -76,7 +76,7 @@ def hash_triton() -> None:
 
 def _import_ahead(compiler: bool, flash4: bool) -> None:
     """Import the compiler, and FlashAttention 4 with quack-kernels, which comes with it, where they are installed."""
-    if compiler:  # until its worker processes are ready, the compiler compiles kernels itself: start them first
+    if compiler:  # start its worker processes first: until they are ready, the compiler compiles in this process
         with suppress(Exception):
             import_module("torch._inductor.async_compile").maybe_warm_pool()
         with suppress(Exception):
@@ -128,7 +128,7 @@ class Builders:
             return
         self._note = note
         code = "from ingot.backends.torch.startup import main; main(*sys.argv[1:])"
-        with suppress(OSError):  # too many processes, or no place for the cache
+        with suppress(OSError):  # too many processes, or no room for the cache
             note.parent.mkdir(parents=True, exist_ok=True)
             keep_compiled_kernels()
             for build in BUILDS:
@@ -137,12 +137,12 @@ class Builders:
                 self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet))
 
     def wait(self) -> None:
-        """Wait until they have ended: the compiled kernels are then on disk, and the device is the run's alone."""
+        """Wait until the builders have ended: the compiled kernels are then on disk, and the run has the device to itself."""
         if self._processes:
             deadline = time.monotonic() + BUILDER_PATIENCE_SECONDS
             with suppress(subprocess.TimeoutExpired, OSError):
                 codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in self._processes]
-                if min(codes) >= 0:  # none was killed; one that failed would fail again
+                if min(codes) >= 0:  # no builder was killed; a failed one would fail again
                     self._note.touch()
             self.stop()
 
@@ -154,7 +154,7 @@ class Builders:
 
 
 def _may_help(config: Config, ranks: Ranks) -> bool:
-    """Return whether a run may use such kernels, on a machine with a core for each builder."""
+    """Return True if a run may use such kernels and the machine has a core for each builder."""
     t = config.training
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(Path(path).exists() for path in NVIDIA_DEVICES)
     on_gpu = visible and (t.device == "auto" or t.device.startswith("cuda"))
@@ -164,7 +164,7 @@ def _may_help(config: Config, ranks: Ranks) -> bool:
 
 
 def _digest(config: Config) -> str:
-    """Return a hash of what decides which kernels a run needs: settings, versions, and the GPU models that the driver lists."""
+    """Return a hash of everything that determines the needed kernels: settings, versions, and the driver's list of GPUs."""
     sections = ((config.model, MODEL_KEYS), (config.training, TRAINING_KEYS))
     settings = [section.model_dump(mode="json", include=names) for section, names in sections]
     lines = [line for file in GPU_FOLDERS.glob("*/information") for line in file.read_text().splitlines()]
@@ -182,7 +182,7 @@ def main(build: str, settings: str, vocab_size: str) -> None:
 
 
 def needed_builds(config: Config, vocab_size: int) -> list[str]:
-    """Return what a run of this config may use: attention always, matmuls where one of the kernels that call them is tried."""
+    """Return the builds that a run may need: attention always, matmuls if one of the kernels that call them is tried."""
     from ingot.backends.torch.compile import compiles, uses_cuda_graphs
     from ingot.backends.torch.tune import SHORT_STEP_TOKENS, kernels_to_try
 
@@ -193,7 +193,7 @@ def needed_builds(config: Config, vocab_size: int) -> list[str]:
 
 
 def compile_kernels(build: str, config: Config, vocab_size: int) -> None:
-    """Compile the kernels of a build, unless the run may need the memory that the model takes."""
+    """Compile the kernels of a build, unless the run may need the GPU memory that this would take."""
     from ingot.backends.torch.inference import TorchInference
 
     attention, kernels = BUILDS[build]

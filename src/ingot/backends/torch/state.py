@@ -26,7 +26,7 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MAX_EXPANSION = 4  # tensors of a file may take this many times its size: some share memory
+MAX_EXPANSION = 4  # maximum ratio of tensor bytes to file size, which exceeds 1 if tensors share memory
 STAGING_BYTES = 1 << 25  # pinned memory between a GPU and pageable memory
 COPY_MARGIN = 1.1  # a copy on the device takes up to this many times its size: the allocator rounds up
 
@@ -145,9 +145,9 @@ def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str
         if source is None:
             raise CheckpointError(f"{where} has no tensor {name}; it belongs to another model")
         if source.shape != tuple(value.shape):
-            raise CheckpointError(f"{where}: {name} has shape {list(source.shape)} and the model {list(value.shape)}")
+            raise CheckpointError(f"{where}: {name} has shape {list(source.shape)}, but in the model {list(value.shape)}")
         if DTYPES[source.dtype].is_floating_point != value.dtype.is_floating_point:
-            raise CheckpointError(f"{where}: {name} holds {source.dtype} numbers and the model {NAMES[value.dtype]}")
+            raise CheckpointError(f"{where}: {name} has dtype {source.dtype}, but {NAMES[value.dtype]} in the model")
         pairs.append((value, source))
     if unknown := sorted(records.keys() - tensors.keys()):
         raise CheckpointError(f"{where} has a tensor {unknown[0]} that the model does not; it belongs to another model")
@@ -218,7 +218,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def load(self, records: Mapping[str, TensorRecord]) -> None:
-        """Restore what `tensors` returned; parameters without a record start from their weights."""
+        """Restore the average from the result of `tensors`; parameters without a record start from their weights."""
         for name, average, p in zip(self._names, self._average, self._weights, strict=True):
             average.copy_(tensor(records[name]) if name in records else p)
 
@@ -273,7 +273,7 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
         check_held(contents, path.stat().st_size)
         return contents
     except FileNotFoundError:
-        raise CheckpointError(f"there is no {path}") from None
+        raise CheckpointError(f"{path} does not exist") from None
     except MemoryError:
         raise CheckpointError(f"{path} does not fit into memory") from None
     except Exception as error:  # damaged and hostile files raise almost anything
@@ -284,7 +284,7 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
                 f"{path} holds {refused[1]:.80}, and only numbers, text and tensors are read, so that nothing in a file can run; "
                 "save its state_dict and settings again, without it"
             ) from None
-        reason = "it is not what torch.save writes"
+        reason = "it was not written by torch.save"
         if isinstance(error, RuntimeError | ValueError):
             reason = " ".join(str(error).split()).split(". ")[0][:150]
         kind = CheckpointError if whole else DamagedFile

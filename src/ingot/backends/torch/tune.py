@@ -54,12 +54,12 @@ def failure_of(attempt: Callable[[], None]) -> str | None:
 
 
 def runs(attempt: Callable[[], None], maximum: MaxOverRanks) -> bool:
-    """Return whether a call succeeds on every rank. An error of the pass itself is raised again by the first step."""
+    """Return True if a call succeeds on every rank. The first step raises an error of the pass itself again."""
     return not maximum([failure_of(attempt) is not None])[0]
 
 
 def seconds_of(attempt: Callable[[], None]) -> float:
-    """Return the seconds that a call takes."""
+    """Call a function and return the seconds it took."""
     began = time.perf_counter()
     attempt()
     return time.perf_counter() - began
@@ -82,7 +82,7 @@ class Tuned:
 
 
 def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxOverRanks) -> int:
-    """Return the most rows whose forward and backward pass, run by `attempt`, fits into every rank's memory, by halving."""
+    """Halve the rows until a forward and backward pass, run by `attempt`, fits into every rank's memory; return the rows."""
     size = rows
     while True:
         full = False
@@ -92,7 +92,7 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxO
             full = True
         if not maximum([full])[0]:  # all ranks try the same sizes
             return size
-        gc.collect()  # only now that the error is gone, which holds the frames it was raised in
+        gc.collect()  # only after the except block: the error keeps its frames alive
         torch.cuda.empty_cache()
         if size == 1:
             raise ConfigError(
@@ -115,7 +115,7 @@ def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maxi
     least = math.inf
     while True:
         times = max(1, largest // (2 * size))
-        seconds = math.inf  # if memory runs out, as beside another program that takes some meanwhile
+        seconds = math.inf  # stays infinite if memory runs out, for example because another program takes some
         try:
             if size != largest:
                 attempt(size, 1)  # loads kernels, allocates memory
@@ -142,7 +142,7 @@ FREE_SHARE = 0.98  # choices are used if at least this share of the memory that 
 
 
 class Choices:
-    """The file with the choices for one shape; none without a GPU, as a CPU's choices follow from the settings."""
+    """The file with the choices for one shape. CPUs have none: their choices follow from the settings."""
 
     def __init__(self, model: ModelSettings, data: DataSection, training: TrainingSection, device: Device, world_size: int):
         self._device, self._path = device, None
@@ -166,7 +166,7 @@ class Choices:
             self._path = cache_root() / "choices" / f"{digest}.json"
 
     def recall(self) -> dict[str, Any]:
-        """Return the choices that `keep` was given; empty where there are none or less memory is free."""
+        """Return the choices stored by `keep`; empty if there are none or less memory is free now."""
         if self._path is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = read_json(self._path)
@@ -252,7 +252,7 @@ def settle_kernels(
 
 
 def has_kernel(model: nn.Module, name: str) -> bool:
-    """Return whether a part of the model can use a kernel."""
+    """Return True if a part of the model can use a kernel."""
     return any(hasattr(module, f"fused_{name}") for module in model.modules())
 
 
@@ -270,14 +270,14 @@ ENOUGH_SCORES = 2**32  # scores of all timed calls, 5 ms of an H200 with their g
 
 
 def attention_form(name: str) -> Form:
-    """Return the form of attention that a kernel needs."""
+    """Return the attention form (`module.form`) that a kernel needs."""
     if name == CUDNN_FLASH4:
         return "cudnn-flash4"
     return "flash4" if name == FLASH4 else "grouped" if name.endswith(GROUPED) else "repeated"
 
 
 def use_form(model: nn.Module, form: Form) -> None:
-    """Let the attention of a model have this form."""
+    """Set the attention form of a built-in model's layers."""
     if form.endswith("flash4"):
         keep_compiled_kernels()
     for module in model.modules() if isinstance(model, OURS) else ():  # skips custom models, where `form` may mean anything
@@ -286,7 +286,7 @@ def use_form(model: nn.Module, form: Form) -> None:
 
 
 def query_heads(model: Any) -> int:
-    """Return the number of query heads of a model of ours."""
+    """Return the number of query heads of a built-in model."""
     return int(model.embedding_weight.size(1)) // int(model.head_size)
 
 
@@ -313,7 +313,7 @@ def without_masks(model: Any, batch: Batch, maximum: MaxOverRanks) -> list[str]:
 
 
 def _flash4_everywhere(model: nn.Module, maximum: MaxOverRanks) -> bool:
-    """Return whether the model is one of ours and every rank has FlashAttention 4: all of them try the same kernels."""
+    """Return True if the model is built in and every rank has FlashAttention 4, so that all ranks try the same kernels."""
     return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
 
 
@@ -332,7 +332,7 @@ def fastest_attention(
             running.append(name)
     if len(running) < 2:
         return running[0] if running else "default"
-    # In turns: what slows the device down for a while, such as having waited for a compiler, then affects no kernel alone.
+    # Time the kernels in turns, so that a temporary slowdown of the device does not affect only one of them.
     turns = [[maximum([seconds_of(partial(attempt, name, 3))])[0] for name in running] for _ in range(2)]
     return min(zip(map(min, *turns), running, strict=True))[1]
 
@@ -340,7 +340,7 @@ def fastest_attention(
 def attention_alone(
     model: Any, rows: int, length: int, precision: str, device: torch.device, form: Form, records: bool
 ) -> Callable[[], None]:
-    """Return what repeats the attention of all layers of a model of ours, forward and backward, on random numbers.
+    """Return a function that runs the attention of all layers of a built-in model, forward and backward, on random numbers.
 
     The gpt2 family makes queries, keys and values by one matmul: packing their gradients is part of a kernel's cost.
     `records`: as a CUDA graph if possible, without launch times.
@@ -372,7 +372,7 @@ def attention_alone(
     return passes
 
 
-# Threads of a CPU. Another number sums in another order, so a run keeps the one it began with.
+# CPU threads. Their number determines the order of sums, so a run keeps the number it began with.
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"  # OpenMP's, which torch follows
 MIN_SPEEDUP = 0.9  # fewer threads must take at most this share of the time to replace torch's own number
@@ -414,12 +414,12 @@ def fastest_threads(attempt: Callable[[], None], maximum: MaxOverRanks) -> int:
 
 
 def device_bytes(device: Device) -> int | None:
-    """Return the memory that a model on this device lives in; None where the system does not say."""
+    """Return the size of the memory used by models on this device; None if unknown."""
     return torch.cuda.get_device_properties(device.index).total_memory if device.kind == "cuda" else host_bytes()
 
 
 def refuse_too_large(config: Config, vocab_size: int, device: Device, world_size: int) -> None:
-    """Refuse a model of ours whose state does not fit, before it is built; the size of a custom model is not known."""
+    """Refuse a built-in model whose state does not fit, before it is built; the size of a custom model is unknown."""
     if (size := model_size(config, vocab_size)) is None:
         return
     state, rows, host = state_bytes(config, size), step_bytes(config, world_size), host_bytes()
@@ -437,7 +437,7 @@ def refuse_too_large(config: Config, vocab_size: int, device: Device, world_size
             )
 
 
-# The fp8 head: which runs can have it.
+# The fp8 head and its requirements.
 
 FP8_ALIGNMENT = 16  # fp8 matmul dimensions must be multiples of this
 FP8_CAPABILITY = (8, 9)  # the lowest compute capability with fp8 matmuls
@@ -447,9 +447,9 @@ FP8_HEAD = Setting("training.fp8_head", "true")
 def use_fp8_head(
     model: nn.Module, seq_len: int, training: TrainingSection, precision: str, capability: tuple[int, int] | None
 ) -> None:
-    """Let the head of a model use fp8 matmuls while training, or refuse; `capability` is that of an NVIDIA GPU."""
+    """Let a model's head use fp8 matmuls in training, or raise ConfigError; `capability` is the NVIDIA GPU's, if any."""
     if not hasattr(model, "fp8_head"):
-        raise ConfigError("{0} needs a model of ours; a custom model computes its loss itself", FP8_HEAD)
+        raise ConfigError("{0} needs a built-in model; a custom model computes its loss itself", FP8_HEAD)
     if capability is None or capability < FP8_CAPABILITY:
         raise ConfigError("{0} needs an NVIDIA GPU of compute capability 8.9 or more; leave it out", FP8_HEAD)
     if precision != "bf16":
@@ -468,7 +468,7 @@ def use_fp8_head(
 
 
 def refuse_unless_fp8_runs(attempt: Callable[[], None], maximum: MaxOverRanks) -> None:
-    """Refuse an fp8 head with which a pass does not run on some rank."""
+    """Raise ConfigError if a pass with the fp8 head fails on any rank."""
     failure = failure_of(attempt)
     if maximum([failure is not None])[0]:
         raise ConfigError(f"{{0}} does not run here: {failure or 'on another rank'}", FP8_HEAD)
