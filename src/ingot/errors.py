@@ -95,7 +95,7 @@ class Unreadable(CheckpointError):
     """A checkpoint that exists but cannot be read, for lack of permission or a disk error; it is not damaged."""
 
     def __init__(self, path: object, why: str | None) -> None:
-        super().__init__(f"{path} cannot be read: {why}", advice="let this user read it, or go on where it can be read")
+        super().__init__(f"{path} cannot be read: {why}", advice="let this user read it, or resume as a user who can")
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Bomb:
 def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch, protocol):
     ran = []
     monkeypatch.setattr(os, "system", ran.append)
-    refused(tmp_path / "a", pickle.dumps(Bomb(), protocol), r"it is a pickle, and no artifact; code in it is not run")
+    refused(tmp_path / "a", pickle.dumps(Bomb(), protocol), r"it is a pickle, not an artifact; code in it is not run")
     assert not ran
 
 
@@ -218,7 +218,7 @@ def test_a_file_that_another_program_wrote_anew_says_so(tmp_path):
     write(tmp_path / "a")
     with safe_open(tmp_path / "a", "pt") as opened:
         save_file(load_file(tmp_path / "a"), tmp_path / "b", {"ingot": opened.metadata()["ingot"]})
-    with pytest.raises(CheckpointError, match=r"another program wrote it anew"):
+    with pytest.raises(CheckpointError, match=r"rewritten by another program"):
         read_artifact(tmp_path / "b")
 
 
@@ -233,7 +233,7 @@ def test_a_file_of_another_kind_is_told_with_what_to_give(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"there is no file .*nowhere\.ingot"):
+    with pytest.raises(CheckpointError, match=r"nowhere\.ingot does not exist"):
         read_artifact(tmp_path / "nowhere.ingot")
 
 

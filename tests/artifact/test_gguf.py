@@ -97,14 +97,14 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(gguf, tmp_path):
     settings = settings_of("gpt2")
     model = random_model(settings)
     records = model_records(model)
-    with pytest.raises(ConfigError, match=r"no number format 'q4'.*choose fp32, fp16, bf16, q8_0"):
+    with pytest.raises(ConfigError, match=r"does not support the dtype 'q4'.*choose fp32, fp16, bf16, q8_0"):
         write_gguf(tmp_path / "out", records, settings, BYTE, "q4")
-    with pytest.raises(ConfigError, match=r"holds its tokenizer, and this model has none; leave --no-tokenizer out"):
+    with pytest.raises(ConfigError, match=r"contains a tokenizer, but this model has none; leave --no-tokenizer out"):
         write_gguf(tmp_path / "out", records, settings, None)
-    with pytest.raises(ConfigError, match=r"a char tokenizer has no place in GGUF; byte, gpt2"):
+    with pytest.raises(ConfigError, match=r"does not support a char tokenizer; it supports byte, gpt2"):
         write_gguf(tmp_path / "out", records, settings, CharTokenizer("abc").spec())
     model.transformer.wte.weight.data[0, 0] = 1e6
-    with pytest.raises(CheckpointError, match=r"token_embd\.weight holds numbers that fp16 cannot"):
+    with pytest.raises(CheckpointError, match=r"token_embd\.weight contains values out of fp16's range"):
         write_gguf(tmp_path / "out", model_records(model), settings, BYTE, "fp16")
     assert not list(tmp_path.iterdir())
 
@@ -117,7 +117,7 @@ def test_a_full_disk_is_told_as_such(gguf, tmp_path, monkeypatch):
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", write)
     settings = settings_of("llama")
     with (
-        pytest.raises(ConfigError, match=r"out cannot be written: the disk took only a part of it; is it full\?"),
+        pytest.raises(ConfigError, match=r"out cannot be written: it was written only in part; is the disk full\?"),
         writing_output(tmp_path / "out"),
     ):
         write_gguf(tmp_path / "out", model_records(random_model(settings)), settings, BYTE)

@@ -93,7 +93,7 @@ def test_a_llama_of_transformers_gives_the_same_logits_here(folder):
             CheckpointError,
             r"gate_proj\.weight has shape \[96, 64\], and config\.json says \[100, 64\]",
         ),
-        ({"tie_word_embeddings": True}, CheckpointError, r"has a head of its own, and config\.json says it is tied"),
+        ({"tie_word_embeddings": True}, CheckpointError, r"has a separate output head, but config\.json says it is tied"),
     ],
 )
 def test_a_config_of_another_llama_is_refused(folder, changes, error, match):

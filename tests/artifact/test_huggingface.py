@@ -256,7 +256,7 @@ def test_an_index_cannot_name_files_elsewhere(folder, file):
 def test_a_part_that_is_missing_is_named(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": "model-1.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"there is no .*model-1\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors does not exist"):
         read_model(folder)
 
 
@@ -267,9 +267,9 @@ def test_a_folder_with_a_pickle_only_is_refused(folder):
 
 
 def test_a_folder_that_is_missing_or_empty_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"there is no folder .*nowhere"):
+    with pytest.raises(CheckpointError, match=r"nowhere does not exist"):
         read_model(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match=r"there is no .*config\.json"):
+    with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
         read_model(tmp_path)
 
 
@@ -283,7 +283,7 @@ def test_a_file_cut_short_is_refused(folder):
 def test_a_head_of_its_own_is_refused(folder):
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "lm_head.weight": torch.zeros(300, 32)}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"has a head of its own"):
+    with pytest.raises(CheckpointError, match=r"has a separate output head"):
         read_model(folder)
 
 
@@ -299,7 +299,7 @@ def test_weights_that_are_integers_are_refused(folder):
 
 
 def test_a_model_of_another_family_has_no_place(tmp_path):
-    with pytest.raises(ConfigError, match=r"model\.family=golf has no place in Hugging Face's layout"):
+    with pytest.raises(ConfigError, match=r"model\.family=golf is not supported by Hugging Face's layout"):
         write_model(tmp_path / "hf", [], {**OURS, "family": "golf"}, None)
     assert not list(tmp_path.iterdir())
 
@@ -399,7 +399,7 @@ def test_a_folder_without_a_tokenizer_and_with_other_ids_needs_one_named(tmp_pat
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"the gpt2 tokenizer has 50,257 ids and the model 300"):
+    with pytest.raises(DataError, match=r"the gpt2 tokenizer has 50,257 ids, but the model 300"):
         find_tokenizer(tmp_path, 300, "gpt2")
 
 

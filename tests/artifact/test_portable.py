@@ -53,8 +53,8 @@ def test_a_word_is_refused_by_its_name_with_what_would_do_or_has_a_place(target,
     if values is None or word in values:
         refuse_unportable(settings, target)
         return
-    told = re.escape(f"model.{name}={word} has no place in")
-    with pytest.raises(ConfigError, match=rf"{told} .*; {re.escape(str(values[0]))}.* one; --format ingot takes any model"):
+    told = re.escape(f"model.{name}={word} is not supported by")
+    with pytest.raises(ConfigError, match=rf"{told} .*; only {re.escape(str(values[0]))}.*; --format ingot supports any model"):
         refuse_unportable(settings, target)
 
 
@@ -62,7 +62,7 @@ def test_a_word_is_refused_by_its_name_with_what_would_do_or_has_a_place(target,
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in PORTABLE])
 def test_other_families_are_refused_by_name(target, family):
     required = {"file": "mine.py"} if family == "file" else {}
-    with pytest.raises(ConfigError, match=rf"model\.family={family} has no place in .*; gpt2 and llama have one"):
+    with pytest.raises(ConfigError, match=rf"model\.family={family} is not supported by .*; only gpt2 and llama;"):
         refuse_unportable({**settings_of(family, **required)}, target)
 
 

@@ -330,7 +330,7 @@ def test_a_format_that_cannot_hold_the_weights_is_refused():
 
 @pytest.mark.parametrize(("quantiser", "dtype", "what"), [("int4", "fp32", "quantiser 'int4'"), ("none", "f8", "format 'f8'")])
 def test_what_does_not_exist_is_refused_with_the_choices(quantiser, dtype, what):
-    with pytest.raises(ConfigError, match=rf"there is no .*{what}; choose .*"):
+    with pytest.raises(ConfigError, match=rf"unknown .*{what}; choose .*"):
         quantise([], quantiser, dtype)
 
 

@@ -107,7 +107,7 @@ def test_data_that_no_encoder_writes_is_refused(data):
 
 def test_a_head_that_unfolds_into_too_much_is_stopped():
     head = zlib.compress(bytes(1 << 24))
-    with pytest.raises(ValueError, match=r"^its head is not one"):
+    with pytest.raises(ValueError, match=r"^its head is invalid"):
         decode(memoryview(COUNT.pack(len(head)) + head), 1000)
 
 

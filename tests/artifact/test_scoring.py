@@ -24,7 +24,7 @@ def test_a_file_that_cannot_be_scored_is_an_error_with_the_reason(tmp_path, monk
     """A rank of a group asks; its child neither waits for the others nor hides why it failed."""
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(RunError, match=r"its score is not known: there is no file .*missing\.ingot; "):
+    with pytest.raises(RunError, match=r"scoring it failed: .*missing\.ingot does not exist; "):
         score_in_fresh_process(tmp_path / "missing.ingot", None, "cpu")
 
 

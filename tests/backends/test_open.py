@@ -44,7 +44,9 @@ def test_what_is_opened_to_be_judged_scores_like_what_was_trained(family):
 def test_weights_that_do_not_fit_are_refused_before_memory_is_taken():
     backend = open_inference(config(), 40)
     found = records(open_backend(config(), 41, Ranks()))
-    with pytest.raises(CheckpointError, match=r"here: transformer\.wte\.weight has shape \[41, 32\] and the model \[40, 32\]"):
+    with pytest.raises(
+        CheckpointError, match=r"here: transformer\.wte\.weight has shape \[41, 32\], but in the model \[40, 32\]"
+    ):
         backend.load_weights(found, "here")
     assert all(p.is_meta for p in backend.model.parameters())
 

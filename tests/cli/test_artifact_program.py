@@ -87,7 +87,7 @@ def test_eval_wants_a_model_or_an_artifact(ingot: Ingot, reference):
     for words in ([], [reference, "--artifact", reference / "artifact" / "model.safetensors"]):
         assert "--artifact FILE" in one_line(ingot("eval", *words, code=2))
     for path in (reference / "nowhere", reference):
-        assert f"there is no file {path}" in one_line(ingot("eval", "--artifact", path, code=4))
+        assert f"{path} does not exist" in one_line(ingot("eval", "--artifact", path, code=4))
 
 
 def test_scoring_runs_no_file_of_the_current_folder(ingot: Ingot, data, tmp_path):

@@ -150,7 +150,9 @@ def test_a_model_whose_data_is_elsewhere_asks_for_data(run, tmp_path, monkeypatc
     facts["config"] = {**facts["config"], "data": {**facts["config"]["data"], "path": "data/gone"}}
     write_artifact(tmp_path / "model.ingot", weights.weights.values(), facts, "none", "none")
     model = api.load(tmp_path / "model.ingot", device="cpu")
-    with pytest.raises(DataError, match=r"was trained on data/gone, which is not here; say what to score it on with --data DIR"):
+    with pytest.raises(
+        DataError, match=r"was trained on data/gone, which is not on this machine; choose the text to score it on with --data DIR"
+    ):
         model.evaluate(rows=2)
     assert model.evaluate(str(data), rows=2).rows == 2
 
@@ -199,9 +201,9 @@ def test_one_checkpoint_and_another_artifact_can_be_exported(call, run, tmp_path
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (["--quantiser", "int4"], r"there is no quantiser 'int4'; choose none, int8, int8-golf"),
+        (["--quantiser", "int4"], r"unknown quantiser 'int4'; choose none, int8, int8-golf"),
         (["--codec", "rar"], r"'rar'.*zlib, lzma"),
-        (["--dtype", "fp8"], r"there is no number format 'fp8'"),
+        (["--dtype", "fp8"], r"unknown dtype 'fp8'"),
         (["--which", "worst"], r"choose latest or best"),
         (["--output", "nowhere/at/all"], r"there is no folder nowhere/at; make it first"),
         (["--output", "."], r"is a folder; give the name of a file in it"),
@@ -286,7 +288,7 @@ def test_gguf_is_a_folder_with_a_modelfile(call, llama, run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "g").iterdir()) == ["Modelfile", "model.gguf"]
     assert call("export", llama, "--format", "gguf", "--output", tmp_path / "a.gguf").exit_code == 0
     assert (tmp_path / "a.gguf").read_bytes()[:4] == b"GGUF" and not list(tmp_path.glob(".a*"))
-    assert "there is no number format 'q8_0'" in str(call("export", run, "--format", "huggingface", "--dtype", "q8_0").exception)
+    assert "unknown dtype 'q8_0'" in str(call("export", run, "--format", "huggingface", "--dtype", "q8_0").exception)
     told = json.loads(call("export", run, "--format", "gguf", "--json").stdout)
     assert told["artifact"] == str(run / "artifact" / "gguf")
 
@@ -330,9 +332,9 @@ def test_eval_says_by_which_rows_and_bytes_it_scored_and_takes_others(overlappin
     assert (far["seq_len"], far["stride"]) == (32, 32) and far["rows"] == -(-usual["rows"] // 4)
     assert (short["seq_len"], short["stride"]) == (16, 16) and short["tokens"] == usual["tokens"]
     assert len({usual["val_bpb"], far["val_bpb"], short["val_bpb"]}) == 3
-    assert told("--stride", 33)["error"] == "a stride of 33 is not from 1 to the 32 tokens of a row"
-    assert "rows of 33 tokens are not from 1 to the 32 that" in told("--seq-len", 33)["error"]
-    assert "are not from 1 to the 32 that" in told("--seq-len", 2**64)["error"]
+    assert told("--stride", 33)["error"] == "a stride of 33 is outside 1 to 32, the tokens of a row"
+    assert "a row length of 33 tokens is outside 1 to 32" in told("--seq-len", 33)["error"]
+    assert "is outside 1 to 32," in told("--seq-len", 2**64)["error"]
     plain = CliRunner().invoke(app, ["eval", str(overlapping), "--device", "cpu"]).stdout
     assert re.search(r"^rows +([\d,]+) of \1, 32 tokens long, 8 apart$", plain, re.M)
     assert re.search(r"^bytes +[\d,]+, of the text$", plain, re.M)
@@ -391,8 +393,8 @@ def test_an_imported_model_of_gpt2_s_ids_has_gpt2_s_tokenizer(call, tmp_path):
     ("name", "error", "match"),
     [
         ("openai-community/gpt2", DataError, r"HF_HUB_OFFLINE is set .*; go online once, or give a folder with config\.json"),
-        ("./nowhere", CheckpointError, r"there is no folder ./nowhere"),
-        ("a/b/c", CheckpointError, r"there is no folder a/b/c; give a folder with config\.json"),
+        ("./nowhere", CheckpointError, r"./nowhere is not a folder"),
+        ("a/b/c", CheckpointError, r"a/b/c is not a folder; give a folder with config\.json"),
     ],
 )
 def test_a_model_that_is_not_found_is_one_sentence(ingot, tmp_path, name, error, match):

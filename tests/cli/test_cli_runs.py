@@ -101,8 +101,12 @@ def test_programs_get_the_points(runs: Path, capsys: Capsys):
 @pytest.mark.parametrize(
     ("words", "code", "answer"),
     [
-        (["runs/first", "-o", "a.jpg"], 2, "--output a.jpg is not a name for a picture; give one that ends in .png or .svg"),
-        (["runs/first", "-o", "gone/a.png"], 2, "there is no folder gone; make it first"),
+        (
+            ["runs/first", "-o", "a.jpg"],
+            2,
+            "--output a.jpg is not a supported plot format; give a name that ends in .png or .svg",
+        ),
+        (["runs/first", "-o", "gone/a.png"], 2, "the folder gone does not exist; create it first"),
         (["runs/sweep"], 4, "runs/sweep is not a run folder"),
         (["runs/new"], 4, "new has no step to draw yet"),
     ],

@@ -230,7 +230,7 @@ def test_files_that_cannot_be_read_are_told_and_a_pipe_is_not_waited_for(folder)
         os.mkfifo(folder / file) if name == "lambada" else (folder / file).mkdir()
     for name, told in {
         "blimp": r"blimp.tar.xz cannot be read",
-        "piqa": r"valid-labels.lst is not text in UTF-8",
+        "piqa": r"valid-labels.lst is not UTF-8 text",
         "lambada": r"cannot read .*lambada_openai.jsonl: it is a pipe",
         "arc_easy": r"cannot read .*arc_easy.jsonl: Is a directory",
     }.items():

@@ -1,4 +1,4 @@
-"""Compress an artifact's payload, and decompress it without ever making more bytes than the file announces.
+"""Compress an artifact's payload, and decompress it without ever producing more bytes than the file announces.
 
 A file may come from anybody. Every codec stops at the announced size, so a small file that expands into a huge one costs no more
 memory than `is_plausible_size` allows.
@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 def is_plausible_size(size: int, stored: int) -> bool:
-    """Return True if `stored` bytes may expand into `size`."""
+    """Return True if it is plausible that `stored` bytes expand into `size`."""
     return 0 <= size <= min(FREE_BYTES + MAX_RATIO * stored, MAX_PAYLOAD_BYTES)
 
 

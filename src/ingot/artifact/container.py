@@ -102,7 +102,7 @@ def read_artifact(path: Path) -> Artifact:
     """Read the model in a file. Any defect raises CheckpointError, and no code in the file is ever run."""
     with readable(path, CheckpointError):
         if not path.exists():
-            raise CheckpointError(f"there is no file {path}")
+            raise CheckpointError(f"{path} does not exist")
         with open_to_read(path) as file:
             data = memoryview(file.read())
         return _opened(_unwrapped(data) if data[: len(MAGIC)] == MAGIC else data)
@@ -113,8 +113,8 @@ def _pack(
 ) -> tuple[list[TensorRecord], list[bytes | memoryview]]:
     """Return the stored tensors and the parts of the payload, with the checksum filled in."""
     stored, formats = quantise(records, quantiser, dtype, codes=codes)
-    told = to_json({**facts, "version": VERSION, "quantiser": quantiser, "dtypes": dict(sorted(formats.items()))})
-    head, *rest = pack_tensors(stored, {"sha256": "0" * 64, "format": "pt", "ingot": told})
+    header = to_json({**facts, "version": VERSION, "quantiser": quantiser, "dtypes": dict(sorted(formats.items()))})
+    head, *rest = pack_tensors(stored, {"sha256": "0" * 64, "format": "pt", "ingot": header})
     digest = hashlib.sha256()
     for part in (head, *rest):
         digest.update(part)
@@ -126,14 +126,14 @@ def _envelope(payload: list[bytes | memoryview], codec: str, progress: Progress)
     size = sum(map(len, payload))
     if size > MAX_PAYLOAD_BYTES:
         raise ConfigError(
-            f"the model has {size:,} bytes and an artifact at most {MAX_PAYLOAD_BYTES:,}; choose the quantiser int8"
+            f"the model has {size:,} bytes, but an artifact at most {MAX_PAYLOAD_BYTES:,}; choose the quantiser int8"
         )
     if codec == "none":
         return payload
     data = compress(codec, payload, progress)
     if not is_plausible_size(size, len(data)):
         raise CheckpointError(
-            f"{codec} makes {len(data):,} bytes of {size:,}: these weights hold nothing; the codec none stores them"
+            f"{codec} makes {len(data):,} bytes of {size:,}: these weights are constant; the codec none stores them"
         )
     return [_header(codec, size, data), data]
 
@@ -173,22 +173,22 @@ def _opened(payload: memoryview) -> Artifact:
         stored, metadata = unpack_tensors(payload)
     except ValueError as error:
         if foreign := next((what for magic, what in FOREIGN.items() if payload[: len(magic)] == magic), None):
-            raise ValueError(f"it is {foreign}, and no artifact; code in it is not run") from None
+            raise ValueError(f"it is {foreign}, not an artifact; code in it is not run") from None
         raise ValueError(f"{error}; give a run folder, a checkpoint or an artifact") from None
     if not isinstance(metadata.get("ingot"), str):
-        raise ValueError("it is a safetensors file that ingot did not write: it does not say how to build the model")
+        raise ValueError("it is a safetensors file that ingot did not write: it lacks the settings to build the model")
     if bytes(payload[8 : CHECKSUM.start]) != PRELUDE:
-        raise ValueError("it has no checksum; it is damaged or another program wrote it anew")
+        raise ValueError("it has no checksum; it is damaged or was rewritten by another program")
     digest = hashlib.sha256(payload[: CHECKSUM.start])
     digest.update(b"0" * 64)
     digest.update(payload[CHECKSUM.stop :])
     if bytes(payload[CHECKSUM]) != digest.hexdigest().encode():
-        raise ValueError("its checksum does not match; it is damaged or another program wrote it anew")
+        raise ValueError("its checksum does not match; it is damaged or was rewritten by another program")
     facts = None
     with suppress(ValueError, RecursionError):
         facts = json.loads(metadata["ingot"])
     if not isinstance(facts, dict) or not isinstance(facts.get("dtypes"), dict) or not isinstance(facts.get("version"), int):
-        raise ValueError("it does not say how to build the model")
+        raise ValueError("it lacks the settings to build the model")
     _check_version(facts["version"])
     return Artifact(dequantise(stored, facts["dtypes"]), facts)
 

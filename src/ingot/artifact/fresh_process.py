@@ -1,4 +1,4 @@
-"""Score an artifact in a new process that has nothing but the file."""
+"""Score an artifact in a new process that gets only the file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def score_in_fresh_process(
         last = heard[-1] if heard else "`ingot eval` printed no JSON"
         said = {"error": f"the process that read it ended with code {child.returncode}: {last}"}
     if "error" in said:
-        raise RunError(f"{path} was written, and its score is not known: {said['error']}")
+        raise RunError(f"{path} was written, but scoring it failed: {said['error']}")
     return said
 
 
@@ -65,8 +65,8 @@ def _lines(pipe: int) -> Iterator[str]:
     while True:
         if not select.select([pipe], [], [], LOOK_SECONDS)[0]:
             yield ""
-        elif found := os.read(pipe, 65536):
-            *lines, rest = (rest + found).split(b"\n")
+        elif chunk := os.read(pipe, 65536):
+            *lines, rest = (rest + chunk).split(b"\n")
             yield from (line.decode(errors="replace").strip() for line in lines)
         else:
             yield rest.decode(errors="replace").strip()

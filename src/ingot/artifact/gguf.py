@@ -91,8 +91,8 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> Vocabulary:
         found = _huggingface(tokenizer)
     else:
         raise ConfigError(
-            f"a {tokenizer.kind} tokenizer has no place in GGUF",
-            advice="byte, gpt2, SentencePiece's BPE and byte-level BPE have one; --format huggingface takes characters too",
+            f"GGUF does not support a {tokenizer.kind} tokenizer",
+            advice="it supports byte, gpt2, SentencePiece's BPE and byte-level BPE; --format huggingface supports characters too",
         )
     found.fill(rows)
     return found
@@ -126,10 +126,10 @@ def _bytes(tokenizer: ByteTokenizer) -> Vocabulary:
 def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Vocabulary:
     file = SentencePieceFile(tokenizer.contents)
     if tokenizer.marks_capitals:
-        raise ConfigError("this SentencePiece model writes capitals as marks, which nothing in GGUF makes letters again")
+        raise ConfigError("this SentencePiece model encodes capitals as marks, which GGUF cannot decode")
     if file.algorithm != BPE or not file.has_bytes:
         raise ConfigError(
-            "this SentencePiece model has no place in GGUF: only BPE with byte fallback has",
+            "GGUF does not support this SentencePiece model, only BPE with byte fallback",
             advice="--format huggingface takes it",
         )
     texts, kinds = [piece.text for piece in file.pieces], [piece.kind for piece in file.pieces]
@@ -198,11 +198,11 @@ def write_gguf(
 ) -> int:
     """Write model.gguf and a Modelfile to a folder; return their size in bytes. `settings`: a section `model` with a context."""
     if dtype not in DTYPES:
-        raise ConfigError(f"there is no number format {dtype!r} in GGUF; choose {', '.join(DTYPES)}")
+        raise ConfigError(f"GGUF export does not support the dtype {dtype!r}; choose {', '.join(DTYPES)}")
     refuse_unportable(settings, "gguf")
     gguf = require_gguf()
     if tokenizer is None:
-        raise ConfigError("a GGUF file holds its tokenizer, and this model has none; leave --no-tokenizer out")
+        raise ConfigError("a GGUF file contains a tokenizer, but this model has none; leave --no-tokenizer out")
     tensors = _tensors(records, settings)
     vocabulary = vocabulary_of(tokenizer, tensors["token_embd.weight"].shape[0])
     with replace_folder(folder, keep_others=True) as partial:
@@ -231,7 +231,7 @@ def _whole_arrays() -> Iterator[None]:
     except OSError as refused:
         if refused.errno is not None:
             raise
-        raise OSError(errno.EIO, "the disk took only a part of it; is it full?") from refused
+        raise OSError(errno.EIO, "it was written only in part; is the disk full?") from refused
 
 
 def _format(name: str, array: NDArray[Any], dtype: str) -> str:
@@ -243,7 +243,7 @@ def _format(name: str, array: NDArray[Any], dtype: str) -> str:
 
 def _checked(name: str, array: NDArray[Any], kind: str) -> NDArray[np.float32]:
     if kind == "F16" and np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
-        raise CheckpointError(f"{name} holds numbers that fp16 cannot; choose the dtype bf16, q8_0 or fp32")
+        raise CheckpointError(f"{name} contains values out of fp16's range; choose the dtype bf16, q8_0 or fp32")
     return np.ascontiguousarray(array, np.float32)
 
 

@@ -132,8 +132,8 @@ def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, An
     before, after = model_keys(was), model_keys(now)
     changed = [key for key in ARCH_KEYS if key != "n_positions" and before[key] != after[key]]
     if changed:
-        told = "; ".join(f"model.{key} was {before[key]} and is {after[key]}" for key in changed)
-        raise CheckpointError(f"{path} cannot be continued: {told}; set it back or choose another training.output_dir")
+        differences = "; ".join(f"model.{key} was {before[key]} and is {after[key]}" for key in changed)
+        raise CheckpointError(f"{path} cannot be continued: {differences}; set it back or choose another training.output_dir")
 
 
 def tokenizer_folder(path: Path) -> Path | None:
@@ -156,7 +156,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = read_json(path)
     except FileNotFoundError:
-        raise CheckpointError(f"there is no {path}") from None
+        raise CheckpointError(f"{path} does not exist") from None
     except (ValueError, IsADirectoryError):
         raise CheckpointError(f"{path} is damaged: it is not JSON") from None
     except OSError as error:

@@ -78,7 +78,7 @@ class SentencePieceFile:
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
-    """Build a tokenizer.json that gives texts their ids in training; return None if the tokenizers library cannot express it."""
+    """Build a tokenizer.json that encodes text as in training; return None if the tokenizers library cannot express it."""
     from tokenizers import Tokenizer as Built
 
     built: Any = None
@@ -225,7 +225,7 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
     else:
         tokenizer = assumed_tokenizer(folder, rows)
     if tokenizer.vocab_size > rows:
-        raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids and the model {rows:,}; give another")
+        raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids, but the model {rows:,}; give another")
     return tokenizer
 
 

@@ -280,7 +280,7 @@ LAYOUTS = {
 }
 
 
-# Checks that another program's file format can hold a model, from what the schema says about each setting.
+# Checks that another program's file format supports a model, from the schema's metadata of each setting.
 
 ANY = "any"
 SHOWN = {"huggingface": "Hugging Face's layout", "gguf": "GGUF"}
@@ -295,14 +295,16 @@ def portable_values(model: type[ModelSettings], name: str, target: str) -> list[
 
 
 def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
-    """Refuse a section `model` that a file format cannot hold; the error names the setting and the supported values."""
+    """Refuse a section `model` that a file format does not support; the error names the setting and the supported values."""
     model = FAMILIES[settings["family"]]
     for name in sorted(settings, key="family".__ne__):  # the family first: if it is unsupported, the other settings do not matter
         values = portable_values(model, name, target)
         if values is not None and settings[name] not in values:
-            others = f"{' and '.join(map(str, values))} {'has' if len(values) == 1 else 'have'} one; " if values else ""
-            advice = f"{others}--format ingot takes any model"
-            raise ConfigError(f"{{0}} has no place in {SHOWN[target]}", Setting(f"model.{name}", settings[name]), advice=advice)
+            others = f"only {' and '.join(map(str, values))}; " if values else ""
+            advice = f"{others}--format ingot supports any model"
+            raise ConfigError(
+                f"{{0}} is not supported by {SHOWN[target]}", Setting(f"model.{name}", settings[name]), advice=advice
+            )
 
 
 SCORING = "ingot_scoring"  # our key in their config.json; transformers preserves it and ignores it
@@ -316,14 +318,14 @@ MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY
 def fetch_model(name: str) -> Path:
     """Return the folder of a hub model in the hub's cache, downloading it if needed."""
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
-        raise CheckpointError(f"there is no folder {name}; give {WHOLE}")
+        raise CheckpointError(f"{name} is not a folder; give {WHOLE}")
     from ingot.data.hub import Hub, Unreachable
 
     try:
         return Hub(name, "model").snapshot(MODEL_FILES)
     except IngotError as error:
         advice = f"; go online once, or give {WHOLE}" if isinstance(error, Unreachable) else ""
-        raise DataError(f"there is no folder {name}, and it cannot be fetched from the hub: {error}{advice}") from None
+        raise DataError(f"{name} is not a folder and cannot be fetched from the hub: {error}{advice}") from None
 
 
 def cached_model(name: str) -> Path | None:
@@ -340,7 +342,7 @@ def cached_model(name: str) -> Path | None:
 def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tuple[list[TensorRecord], dict[str, Any]]:
     """Read a folder's weights under our names and in our layout, and the settings of the section `model` that fit them."""
     if not folder.is_dir():
-        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+        what = f"{folder} is a file" if folder.exists() else f"{folder} does not exist"
         raise CheckpointError(f"{what}; give {WHOLE}")
     config = _json(folder / CONFIG)
     layout = layout_of(config, folder / CONFIG, families)
@@ -348,7 +350,9 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     found = {name.removeprefix(layout.prefix): record for name, record in _weights(folder).items()}
     _tie_head(folder, found, layout, settings)
     if settings["layers"] > len(found):
-        raise CheckpointError(f"{folder / CONFIG} says {settings['layers']:,} layers, and there are fewer tensors than that")
+        raise CheckpointError(
+            f"{folder / CONFIG} says {settings['layers']:,} layers, but the files contain fewer tensors than that"
+        )
     shapes = layout.shapes(settings)
     records = [_read(folder, found, layout, name, shape) for name, shape in shapes.items()]
     if unknown := sorted(name for name in found.keys() - shapes.keys() if not layout.buffers.fullmatch(name)):
@@ -364,7 +368,7 @@ def _tie_head(folder: Path, found: dict[str, TensorRecord], layout: Layout, sett
     head = found.pop(HEAD)
     if (head.dtype, head.data) != (embedding.dtype, embedding.data):
         whose = f"that of the {layout.family} family is its embedding" if layout.family == "gpt2" else f"{CONFIG} says it is tied"
-        raise CheckpointError(f"{folder} has a head of its own, and {whose}; it cannot be read")
+        raise CheckpointError(f"{folder} has a separate output head, but {whose}; it cannot be read")
 
 
 def _read(folder: Path, found: Mapping[str, TensorRecord], layout: Layout, name: str, shape: tuple[int, ...]) -> TensorRecord:
@@ -374,7 +378,7 @@ def _read(folder: Path, found: Mapping[str, TensorRecord], layout: Layout, name:
     if record.dtype not in FLOATS:
         raise CheckpointError(f"{folder}: {name} holds {record.dtype}; only floating-point weights can be read")
     if record.shape != shape:
-        raise CheckpointError(f"{folder}: {name} has shape {list(record.shape)}, and {CONFIG} says {list(shape)}")
+        raise CheckpointError(f"{folder}: {name} has shape {list(record.shape)}, but {CONFIG} implies {list(shape)}")
     return _turned(record, layout.ours(name), name.endswith(layout.transposed))
 
 
@@ -404,7 +408,7 @@ def write_model(
     whole = {**settings, "vocab_size": embedding.shape[0], "context": places.shape[0] if places else settings["context"]}
     shapes = layout.shapes(whole)
     if unknown := sorted(found.keys() - {layout.ours(name) for name in shapes}):
-        raise CheckpointError(f"the tensor {unknown[0]} has no place in {layout.shown}'s layout")
+        raise CheckpointError(f"{layout.shown}'s layout has no tensor {unknown[0]}")
     stored = _stored(found, layout, shapes, embedding.dtype)
     files, known = tokenizer_files(tokenizer, whole["context"]) if tokenizer is not None else ({}, None)
     ends = ends_of(known) if known is not None else []
@@ -436,7 +440,9 @@ def _stored(found: Mapping[str, TensorRecord], layout: Layout, shapes: Shapes, d
             record = TensorRecord(name, dtype, shape, memoryview(bytes(prod(shape) * ITEM_BYTES[dtype])))
         turned = _turned(record, layout.stored(name), name.endswith(layout.transposed))
         if turned.shape != shape:
-            raise CheckpointError(f"the tensor {record.name} has shape {list(turned.shape)}, and its settings say {list(shape)}")
+            raise CheckpointError(
+                f"the tensor {record.name} has shape {list(turned.shape)}, but its settings imply {list(shape)}"
+            )
         stored.append(turned)
     return stored
 
@@ -445,7 +451,7 @@ def _json(path: Path) -> dict[str, Any]:
     found = None
     with readable(path, CheckpointError), suppress(ValueError):
         if not path.exists():
-            raise CheckpointError(f"there is no {path}")
+            raise CheckpointError(f"{path} does not exist")
         found = read_json(path)
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is damaged: it is not a JSON object")
@@ -465,7 +471,7 @@ def _weights(folder: Path) -> dict[str, TensorRecord]:
     for file in files:
         with readable(folder / file, CheckpointError):
             if not (folder / file).exists():
-                raise CheckpointError(f"there is no {folder / file}; only safetensors files are read, not pickles")
+                raise CheckpointError(f"{folder / file} does not exist; only safetensors files are read, not pickles")
             tensors |= read_tensors(folder / file)[0]
     return tensors
 

@@ -44,14 +44,14 @@ def quantise(
     Tensors named in `codes` are stored with the codes and scales given there.
     """
     if quantiser not in QUANTISERS:
-        raise ConfigError(f"there is no quantiser {quantiser!r}; choose {', '.join(QUANTISERS)}")
+        raise ConfigError(f"unknown quantiser {quantiser!r}; choose {', '.join(QUANTISERS)}")
     if dtype not in FORMATS:
-        raise ConfigError(f"there is no number format {dtype!r}; choose {', '.join(FORMATS)}")
+        raise ConfigError(f"unknown dtype {dtype!r}; choose {', '.join(FORMATS)}")
     stored: list[TensorRecord] = []
     formats: dict[str, str] = {}
     for record in records:
         if record.name.endswith(SCALE):
-            raise CheckpointError(f"{record.name} cannot be stored: names that end in {SCALE} are those of scales; rename it")
+            raise CheckpointError(f"{record.name} cannot be stored: names that end in {SCALE} are reserved for scales; rename it")
         if record.dtype not in FLOATS:
             parts = [record]
         elif record.name in codes:
@@ -79,7 +79,7 @@ def dequantise(stored: Mapping[str, TensorRecord], formats: Mapping[str, str]) -
     for name, dtype in formats.items():
         kept = tensors[name].dtype if name in tensors else None
         if dtype not in FLOATS or (kept not in FLOATS if name + SCALE not in stored else kept != "I8"):
-            raise ValueError(f"{name!r:.100} cannot have the number format {dtype!r:.100}")
+            raise ValueError(f"{name!r:.100} cannot have the dtype {dtype!r:.100}")
     return {name: _restored(record, stored.get(name + SCALE), formats.get(name)) for name, record in tensors.items()}
 
 
@@ -107,7 +107,7 @@ def _narrowed(record: TensorRecord, dtype: str) -> TensorRecord:
         return record
     narrow = to_record(record.name, w, dtype)
     if _overflows(w, narrow):
-        raise CheckpointError(f"{record.name} holds numbers that {dtype} cannot; choose the dtype bf16 or fp32")
+        raise CheckpointError(f"{record.name} contains values out of {dtype}'s range; choose the dtype bf16 or fp32")
     return narrow
 
 

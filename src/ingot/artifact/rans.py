@@ -61,7 +61,7 @@ def decode(data: memoryview, size: int) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("its head is not one")
+        raise ValueError("its head is invalid")
     sections, rest = _sections(head, size)
     tables, rest = _tables(rest, sum(places for places, _ in sections))
     if len(rest) != sum(length for places, length in sections if not places):
@@ -88,7 +88,7 @@ def _sections(head: memoryview, size: int) -> tuple[list[tuple[int, int]], memor
     sections = list(SECTION.iter_unpack(head[COUNT.size : end]))
     for places, length in sections:
         if places and (places not in PLACES or length < LEAST or length % places):
-            raise ValueError("its head names a part that cannot be")
+            raise ValueError("its head describes an impossible part")
     if sum(length for _, length in sections) != size:
         raise ValueError("its parts have another size")
     return sections, head[end:]
@@ -133,7 +133,7 @@ def _tables(head: memoryview, count: int) -> tuple[list[Frequencies], memoryview
         table = np.zeros(256, np.int64)
         table[seen] = np.frombuffer(head[32:end], "<u2").astype(np.int64) + 1
         if table.sum() != WHOLE:
-            raise ValueError("its head holds a table that does not add up")
+            raise ValueError("its head contains a table that does not add up")
         tables.append(table)
         head = head[end:]
     return tables, head

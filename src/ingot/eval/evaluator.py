@@ -1,6 +1,6 @@
 """Bits per byte: how many bits the model needs for one byte of the original text.
 
-Two counts of bytes are kept. `pieces` adds up what the tokenizer's pieces stand for, target by target, as golf does. `text` is
+Bytes are counted in two ways. `pieces` adds up what the tokenizer's pieces stand for, target by target, as golf does. `text` is
 the UTF-8 size of the original text, which preparation recorded: a tokenizer that folds white space or normalises stands for fewer
 bytes than it was given, and counting its pieces makes it look worse than it is. For a part of a split the text is estimated by
 the ratio of the two over the whole, which is exact for the whole and for every tokenizer that loses nothing.
@@ -45,7 +45,7 @@ class Score:
     rows: int = 0  # scored rows
     rows_of: int = 0  # all rows of the split
     stride: int | None = None  # tokens from one row to the next if rows overlap
-    buckets: dict[str, Score] = field(default_factory=dict)  # scores that this one sums up, if the split has buckets
+    buckets: dict[str, Score] = field(default_factory=dict)  # the scores of the buckets, if the split has any
 
     @property
     def sums(self) -> list[float]:
@@ -61,7 +61,7 @@ class Score:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes that `bits_per_byte` divides by."""
+        """Return the number of bytes that `bits_per_byte` divides by."""
         return round(self._by(self.rule))
 
     @property
@@ -242,7 +242,10 @@ class WindowEvaluator(Evaluator):
         super()._fill(line, row)
         if (repeats := self._repeats) is None:
             return
-        starts, target = self.split.document_starts(), max(0, (row + 1) * self.stride - self.seq_len) + 1  # the first of the row
+        starts, target = (
+            self.split.document_starts(),
+            max(0, (row + 1) * self.stride - self.seq_len) + 1,
+        )  # the first scored target of the row
         first, last = np.searchsorted(starts, np.array([target, target + self.seq_len], np.uint64))
         for document in range(max(0, int(first) - 1), min(int(last), len(repeats))):
             begin = int(starts[document]) - target

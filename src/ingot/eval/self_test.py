@@ -71,7 +71,7 @@ def _lines(evaluator: Evaluator) -> list[Batch]:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """A split in which each token is its own position."""
+    """A split in which the id of each token is its position."""
 
     tokens: int
 
@@ -127,7 +127,7 @@ def _check_loss(lines: Sequence[Batch], score: Callable[[Batch], float], probabi
     largest = 0.0
     for line in lines:
         one = line.copy()
-        one[0, 2:] = 0  # one document: the probabilities know no document mask
+        one[0, 2:] = 0  # one document: the probabilities are computed without a document mask
         scored = np.flatnonzero(one[0, 1] != IGNORED)
         ids, first = _row(one, scored)
         asked = probabilities([ids], [first], 1)[0].chosen[scored - scored[0]]

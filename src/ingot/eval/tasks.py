@@ -180,7 +180,7 @@ def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[
             labels_file = paths[0].with_name(f"{paths[0].stem}-labels.lst")  # PIQA keeps labels in a separate file
             labels = "\n".join(_lines(labels_file, _content(labels_file))).split() if labels_file.is_file() else None
             return {part: _items(task, paths[0], part, text, limit, labels) for part, text in parts.items()}
-    raise DataError(f"the task {name} needs one of {', '.join(task.files)} in {folder}")
+    raise DataError(f"the task {name} needs one of the files {', '.join(task.files)} in {folder}")
 
 
 def _from_hub(name: str, task: Task, limit: int | None) -> dict[str, list[Item]]:
@@ -243,7 +243,7 @@ def _lines(path: Path, text: bytes) -> Iterator[str]:
     try:
         yield from (line for line in text.decode().split("\n") if line.strip())
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not text in UTF-8") from None
+        raise DataError(f"{path} is not UTF-8 text") from None
 
 
 def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tuple[float, bool]]]) -> TaskScore:

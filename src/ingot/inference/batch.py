@@ -86,7 +86,7 @@ def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | No
         if line_dtype not in DTYPES:
             problems.append(f"model.dtype must be one of {', '.join(DTYPES)}, not {line_dtype!r}")
         if reference is None:
-            problems.append("no model is named; give it one, or one for all with --checkpoint or --output-dir")
+            problems.append("no model is given; name one in the line, or one for all lines with --checkpoint or --output-dir")
         problems += [f"generation.{problem}" for problem in line_options.problems()]
         if not problems:
             own = chosen.get("tokenizer") or tokenizer
@@ -116,11 +116,11 @@ def _read_lines(path: Path, check: Callable[[str, dict[str, Any]], Sequence[str]
             problems.append(f"{line}: this is not a JSON object")
             continue
         prompt = fields.get("prompt")
-        wrong = [] if isinstance(prompt, str) and is_utf8(prompt) else ["prompt is missing or not a text in UTF-8"]
+        wrong = [] if isinstance(prompt, str) and is_utf8(prompt) else ["prompt is missing or is not UTF-8 text"]
         problems += [f"{line}: {problem}" for problem in [*wrong, *check(line, fields)]]
         records.append((line, fields))
     if not records and not problems:
-        problems = [f"{path} holds no prompts; it needs an object with a prompt on each line"]
+        problems = [f"{path} contains no prompts; it needs an object with a prompt on each line"]
     if problems:
         raise Problems(problems)
     return records
@@ -131,7 +131,7 @@ def _block_problems(name: str, block: object, keys: tuple[str, ...]) -> list[str
         return [f"{name} must be an object"]
     problems = [f"{name}.{key} is unknown; choose from {', '.join(keys)}" for key in block or {} if key not in keys]
     if name == "model":
-        problems += [f"model.{key} must be a text" for key in keys if not isinstance((block or {}).get(key), str | None)]
+        problems += [f"model.{key} must be a string" for key in keys if not isinstance((block or {}).get(key), str | None)]
     return problems
 
 
@@ -179,7 +179,7 @@ def answer_all(
     """
     answers: dict[int, dict[str, Any]] = {}
     for load in loads:
-        say(f"opening {load.path} as {load.dtype} for {len(load.requests)} texts")
+        say(f"opening {load.path} as {load.dtype} for {len(load.requests)} prompts")
         try:
             model = open_path(load.path, load.tokenizer, load.dtype)
         except IngotError as error:

@@ -77,15 +77,15 @@ def locate_weights(path: Path) -> Path:
             raise CheckpointError(f"{theirs} has no {MODEL}/{WEIGHTS}")
         read_model(theirs)
         return theirs.resolve()
-    found = locate_checkpoint(path)
-    for file, known in read_index(found)["files"].items():
-        if not (found / file).is_file() or (found / file).stat().st_size != known["bytes"]:
-            raise CheckpointError(f"{found / file} is missing or has not the {known['bytes']:,} bytes it was written with")
-    return found.resolve()
+    checkpoint_path = locate_checkpoint(path)
+    for file, file_record in read_index(checkpoint_path)["files"].items():
+        if not (checkpoint_path / file).is_file() or (checkpoint_path / file).stat().st_size != file_record["bytes"]:
+            raise CheckpointError(f"{checkpoint_path / file} is missing or does not have its {file_record['bytes']:,} bytes")
+    return checkpoint_path.resolve()
 
 
 def _known(path: Path, progress: Mapping[str, Any]) -> tuple[dict[str, Any], Config]:
-    """Return the facts of a file and the config in it; a file is not trusted to have either."""
+    """Return the facts and the config of a file; raise CheckpointError if either is missing or invalid."""
     facts: dict[str, Any] = {name: progress.get(name) for name in FACTS}
     try:
         if not facts["config"]["model"]["family"] or not isinstance(progress["tokenizer"], dict | None):
@@ -93,7 +93,7 @@ def _known(path: Path, progress: Mapping[str, Any]) -> tuple[dict[str, Any], Con
         return facts, load_config(python=facts["config"], environment={}).config
     except (KeyError, TypeError, ConfigError) as error:
         reason = f": {error}" if isinstance(error, ConfigError) else ""
-        raise CheckpointError(f"{path} does not say how to build its model{reason}") from None
+        raise CheckpointError(f"{path} lacks the settings to build its model{reason}") from None
 
 
 def scoring_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,9 +102,9 @@ def scoring_of(config: Mapping[str, Any]) -> dict[str, Any]:
     `config` is the config in a checkpoint; settings that it lacks are left out.
     """
     data, evaluation = config.get("data", {}), config.get("evaluation", {})
-    known = {"seq_len": data.get("seq_len"), "stride": evaluation.get("stride") or data.get("seq_len")}
-    known["bytes"] = evaluation.get("bytes")
-    return {name: value for name, value in known.items() if value is not None}
+    scoring = {"seq_len": data.get("seq_len"), "stride": evaluation.get("stride") or data.get("seq_len")}
+    scoring["bytes"] = evaluation.get("bytes")
+    return {name: value for name, value in scoring.items() if value is not None}
 
 
 def foreign_weights(
@@ -121,13 +121,13 @@ def foreign_weights(
     """
     length = scoring.get("seq_len") or settings["context"]
     named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else named
-    given = {
+    tree = {
         "model": dict(settings),
         "data": {"seq_len": length, "tokenizer": named},
         "training": {"max_steps": 0, "tokens_per_step": length},
         "evaluation": {name: scoring[name] for name in ("stride", "bytes", "whole_rows") if name in scoring},
     }
-    config = load_config(python=given, environment={}).config
+    config = load_config(python=tree, environment={}).config
     facts: dict[str, Any] = dict.fromkeys(FACTS)
     facts["config"] = config.model_dump(mode="json")
     if tokenizer is not None:
@@ -145,11 +145,11 @@ def _gpt_simple(path: Path, which: str) -> Weights | None:
     folder = tokenizer_folder(saved)
     tokenizer = find_hf_tokenizer(folder, settings["vocab_size"]) if folder is not None else None
     try:
-        known = foreign_weights(saved, records.values(), settings, tokenizer, str(folder) if folder is not None else None)
+        opened = foreign_weights(saved, records.values(), settings, tokenizer, str(folder) if folder is not None else None)
     except ConfigError as error:
-        raise CheckpointError(f"{saved / MODEL} does not say how to build its model: {error}") from None
+        raise CheckpointError(f"{saved / MODEL} lacks the settings to build its model: {error}") from None
     # Accept any tokenizer: the one beside the model has one more token, for padding, than the one its data was made with.
-    return replace(known, run=saved.parent.parent, facts={**known.facts, "tokenizer_fingerprint": None})
+    return replace(opened, run=saved.parent.parent, facts={**opened.facts, "tokenizer_fingerprint": None})
 
 
 def _locate_gpt_simple(path: Path, which: str) -> Path | None:
@@ -168,8 +168,8 @@ def as_checkpoint(weights: Weights) -> Checkpoint:
     """Return the model as a checkpoint, with its optimizer state; a foreign model has only weights."""
     if (weights.path / INDEX).is_file():
         return load_checkpoint(weights.path)
-    known = {"tokens": 0, "elapsed_seconds": 0.0, **weights.facts}
-    return Checkpoint(weights.path, int(weights.facts["step"] or 0), known, {"model": weights.tensors})
+    progress = {"tokens": 0, "elapsed_seconds": 0.0, **weights.facts}
+    return Checkpoint(weights.path, int(weights.facts["step"] or 0), progress, {"model": weights.tensors})
 
 
 def model_file(weights: Weights) -> Path:
@@ -181,9 +181,9 @@ def model_file(weights: Weights) -> Path:
     kept = [folder / MODEL_COPY, *([folder.parent / MODEL_COPY] if folder.name in ("artifact", "checkpoints") else [])]
     file = next((file for file in kept if file.is_file()), None)
     if file is None:
-        raise CheckpointError(f"{weights.path} holds a custom model; put its Python file beside it as {MODEL_COPY}")
+        raise CheckpointError(f"{weights.path} contains a custom model; put its Python file beside it as {MODEL_COPY}")
     if hashlib.sha256(file.read_bytes()).hexdigest() != weights.facts.get("model_file_sha256"):
-        raise CheckpointError(f"{file} is not the file that {weights.path} was trained with; put that one there")
+        raise CheckpointError(f"{file} is not the file that {weights.path} was trained with; replace it with the original")
     return file
 
 
@@ -282,7 +282,9 @@ class LoadedModel:
                 pieces = list(self._write(*batch, seeded, options.max_new_tokens, options.stop_at_end))
             except MemoryError:
                 if len(part) == 1:
-                    raise RunError("the device's memory does not hold one text; shorten it or use another device") from None
+                    raise RunError(
+                        "a single completion does not fit into the device's memory; shorten it or use another device"
+                    ) from None
                 at_once = len(part) // 2
                 continue
             order = order[len(part) :]
@@ -369,10 +371,12 @@ class LoadedModel:
         """Build the evaluator for the validation split of `data`, or of the training data by default."""
         config, path = self.scored_by(stride, seq_len), self.weights.path
         if data is None and not self.weights.names_data:
-            raise ConfigError(f"{path} was not trained here and names no text; say what to score it on with --data DIR")
+            raise ConfigError(f"{path} does not name its training data; choose the text to score it on with --data DIR")
         named = config.data.path
         if data is None and not named.startswith(PREFIX) and not resolve(named).exists():
-            raise DataError(f"{path} was trained on {named}, which is not here; say what to score it on with --data DIR")
+            raise DataError(
+                f"{path} was trained on {named}, which is not on this machine; choose the text to score it on with --data DIR"
+            )
         dataset = self._open(data or config.data.path, None if data else config.data.tokenizer)
         if data is None and named.startswith(PREFIX) and dataset.fingerprint != self.weights.facts["data_fingerprint"]:
             raise DataError(
@@ -407,11 +411,13 @@ class LoadedModel:
             if config.model.family not in ("gpt2", "file"):  # gpt2 and custom models may have learnt positions
                 most = max(most, LONGEST_ROW)
             if not 1 <= seq_len <= most:
-                raise ConfigError(f"rows of {seq_len:,} tokens are not from 1 to the {most:,} that {self.weights.path} can see")
+                raise ConfigError(
+                    f"a row length of {seq_len:,} tokens is outside 1 to {most:,}, the limit of {self.weights.path}"
+                )
             config = _with(_with(config, "data", seq_len=seq_len), "evaluation", stride=None)
         if stride is not None:
             if not 1 <= stride <= config.data.seq_len:
-                raise ConfigError(f"a stride of {stride:,} is not from 1 to the {config.data.seq_len:,} tokens of a row")
+                raise ConfigError(f"a stride of {stride:,} is outside 1 to {config.data.seq_len:,}, the tokens of a row")
             config = _with(config, "evaluation", stride=stride)
         return config
 
@@ -444,23 +450,23 @@ def _with(config: Config, section: str, **changes: str | int | None) -> Config:
 
 
 def find_tokenizer(weights: Weights, name: str | None = None, data: str | None = None) -> Tokenizer:
-    """Return the tokenizer stored with a model; if there was none, the one called `name` or that of the data."""
+    """Return the tokenizer stored with a model, or the one called `name`, or the one of the data."""
     path, facts, section = weights.path, weights.facts, weights.config.data
     own = from_spec(facts["tokenizer"]) if facts["tokenizer"] is not None else None
     if own is not None and name is None:
         return own
     if not (name or data or weights.names_data or section.tokenizer):
-        found = assumed_tokenizer(path, weights.config.model.vocab_size or 0)
+        chosen_tokenizer = assumed_tokenizer(path, weights.config.model.vocab_size or 0)
     else:
         try:
             if name:
-                found = open_tokenizer(name)
+                chosen_tokenizer = open_tokenizer(name)
             else:
-                found = open_dataset(data or section.path, section.tokenizer, section.trust_tokens).tokenizer
+                chosen_tokenizer = open_dataset(data or section.path, section.tokenizer, section.trust_tokens).tokenizer
         except DataError as error:
-            raise CheckpointError(f"{path} was exported without its tokenizer, and it is not found: {error}") from None
-    if facts.get("tokenizer_fingerprint") not in (None, found.fingerprint()):
+            raise CheckpointError(f"{path} was exported without its tokenizer, which cannot be found: {error}") from None
+    if facts.get("tokenizer_fingerprint") not in (None, chosen_tokenizer.fingerprint()):
         was = "has its tokenizer" if own is not None else "was exported without its tokenizer"
         other = name or data or section.tokenizer or section.path
         raise CheckpointError(f"{path} {was}, and {other} is or has another; give the one it was trained with")
-    return found
+    return chosen_tokenizer

@@ -93,7 +93,7 @@ class TaskRows:
 def read_items(names: Sequence[str], folder: Path | None, limit: int | None = None) -> Items:
     """Read the items of tasks from a folder or from the hub, the first `limit` of each file."""
     if folder is not None and not folder.is_dir():
-        raise DataError(f"{folder} does not exist; give the folder with the files of the tasks")
+        raise DataError(f"{folder} does not exist; give the folder with the task files")
     return {(name, part): items for name in names for part, items in read_task(name, folder, limit).items()}
 
 

@@ -47,7 +47,7 @@ def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
 
 
 def _resolved(o: OptimizerSection, group: GroupSection) -> ParameterGroup:
-    """Fill in the general settings where a group has none of its own."""
+    """Fill in the general settings for everything that a group leaves null."""
     muon = group.optimizer == "muon"
     rate, decay = group.learning_rate, group.weight_decay
     if rate is None:

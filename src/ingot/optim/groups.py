@@ -31,7 +31,7 @@ Parameters = list[tuple[str, nn.Parameter]]
 def make_optimizers(
     model: nn.Module, settings: OptimizerSection, device: torch.device, compiled: bool = False
 ) -> list[torch.optim.Optimizer]:
-    """Build the optimizers of a model; every trainable parameter is in exactly one of their groups, which have the plan's names.
+    """Build the optimizers of a model; every trainable parameter is in exactly one group, named as in the plan.
 
     A custom model may build them itself: its `make_optimizers(groups)` gets the groups, with their peak rates.
     """
@@ -70,7 +70,7 @@ def parameter_groups(model: nn.Module, settings: OptimizerSection) -> list[dict[
 
 
 def has_custom_optimizers(model: nn.Module) -> bool:
-    """Return whether a model builds its optimizers itself."""
+    """Return True if a model builds its optimizers itself."""
     return callable(getattr(model, "make_optimizers", None))
 
 
@@ -83,7 +83,7 @@ def check_optimizers(made: Any, groups: list[dict[str, Any]]) -> list[torch.opti
     param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if given != sorted((str(group.get("name")), id(p)) for group in param_groups for p in group["params"]):
         raise ConfigError(
-            "the optimizers of make_optimizers(groups) must have every parameter of the groups once, in groups of the same name"
+            "the optimizers of make_optimizers(groups) must contain every parameter exactly once, in groups of the same name"
         )
     return optimizers
 

@@ -145,7 +145,7 @@ class Options(NamedTuple):
     """Options of a step that stay the same from step to step: a compiled step is one graph for each."""
 
     nesterov: bool
-    dtype: torch.dtype  # of the orthogonalisation
+    dtype: torch.dtype  # dtype of the orthogonalisation
     steps: tuple[Polynomial, ...]
     normalise_rows: bool
     beta2: float | None
@@ -216,7 +216,7 @@ class Muon(torch.optim.Optimizer):
         self._compiled = compiled
         self._stacks: dict[
             tuple[str, int], tuple[Tensor, list[Tensor]]
-        ] = {}  # stacks and their views, by name and first parameter
+        ] = {}  # stacks with their views, keyed by name and first parameter
         for group in self.param_groups:
             for p in group["params"]:
                 if p.dim() != 2:
@@ -245,7 +245,7 @@ class Muon(torch.optim.Optimizer):
             steps=polynomials(group["coefficients"], group["iterations"]),
             normalise_rows=group["normalise_rows"],
             beta2=group["beta2"],
-            decays=bool(group["weight_decay"]) or self._compiled,  # one graph, even if a schedule ends at 0
+            decays=bool(group["weight_decay"]) or self._compiled,  # True when compiled: one graph, even if a schedule ends at 0
             cautious=group["cautious"],
         )
         grads = torch.stack([p.grad for p in params])  # type: ignore[misc]  # (P, m, n)
@@ -254,7 +254,7 @@ class Muon(torch.optim.Optimizer):
         if options.beta2 is not None:
             squares = self._state_stack(params, "squares", (rows, 1) if rows >= columns else (1, columns))
         lr, beta, decay = group["lr"], group["momentum"], group["weight_decay"]
-        if self._compiled:  # as tensors: other floats would be another graph
+        if self._compiled:  # tensors, because every new float would compile another graph
             lr, beta, decay = (torch.full((), float(number), device=grads.device) for number in (lr, beta, decay))
         update = _compiled_update() if self._compiled else update_matrices
         new = update(torch.stack(params), grads, momentum, squares, lr, beta, decay, skip, options)

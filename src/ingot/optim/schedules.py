@@ -12,7 +12,7 @@ from ingot.config.schema import Config
 
 
 def fraction_spent(config: Config, step: int, seconds: float) -> float:
-    """Return the spent part of the budget: of the steps or of the seconds, whichever is further along."""
+    """Return the fraction of the budget that is spent, in steps or in seconds, whichever is larger."""
     max_steps, budget = config.training.max_steps, config.budget.seconds
     return min(1.0, max(step / max_steps if max_steps else 0.0, seconds / budget if budget else 0.0))
 

@@ -1,4 +1,4 @@
-"""A device as training sees it, whichever framework found it, and its peak speed."""
+"""A framework-independent description of a device, and its peak FLOPS."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ingot.errors import ConfigError, Setting
 
-# Dense bf16 matrix rates from the vendors' data sheets, in FLOP/s, by a part of the device's name. The first match counts.
+# Dense bf16 matrix rates from the vendors' data sheets, in FLOP/s, by a part of the device's name. The first match is used.
 PEAK_FLOPS = {
     "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "GH200": 989e12, "H20": 148e12,
     "B200": 2250e12, "B300": 2250e12, "A100": 312e12, "A800": 312e12, "A40": 150e12, "A10G": 70e12, "A10": 125e12, "L40S": 362e12,
@@ -37,7 +37,7 @@ class Device:
             raise ConfigError(
                 "{0} needs a GPU",
                 Setting("training.precision", requested),
-                advice="on a CPU use fp32, or bf16 where the CPU has it",
+                advice="on a CPU use fp32, or bf16 if the CPU supports it",
             )
         return requested
 

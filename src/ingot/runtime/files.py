@@ -113,7 +113,7 @@ def _move_files(source: Path, target: Path) -> None:
 
 
 def _tidy_after_kills(path: Path) -> None:
-    """Restore a folder that a killed replacement left under its hidden name, and remove what else it left."""
+    """Restore a folder that a killed replacement left under its hidden name, and remove its other temporary files."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         if not _LEFT_FOLDER.fullmatch(left.name.removeprefix(f".{path.name}")) or left.is_symlink() or not left.is_dir():
             continue
@@ -211,7 +211,7 @@ def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Sett
         yield
     except OSError as refused:
         if refused.errno == errno.ELOOP and path.is_symlink():
-            what = f"{path} is a symbolic link, and nothing is written through links"
+            what = f"{path} is a symbolic link, and Ingot does not write through links"
             raise error(what, setting, advice="remove it or choose another {0}") from refused
         what = f"cannot write {path}: {refused.strerror or refused}"
         advice = "make room for it or choose another {0}" if refused.errno in FULL else "make it writable or choose another {0}"
@@ -244,7 +244,7 @@ def readable(path: Path, error: type[IngotError]) -> Iterator[None]:
     except UnicodeDecodeError as wrong:
         raise error(f"{path} is not UTF-8 text (byte {wrong.start}); save it as UTF-8") from None
     except MemoryError:
-        raise error(f"{path} cannot be read: it needs more memory than there is") from None
+        raise error(f"{path} cannot be read: it does not fit into memory") from None
     except (OSError, ValueError) as wrong:
         raise error(f"{path} cannot be read: {getattr(wrong, 'strerror', None) or wrong}") from None
 
@@ -304,17 +304,17 @@ SUFFIXES = (".png", ".svg")
 
 
 def check_picture(file: Path, option: str) -> None:
-    """Refuse a picture that could not be drawn later; `option` is how the user named it."""
+    """Raise ConfigError for a plot that could not be written later; `option` is the option that requested it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(f"{option} needs matplotlib, which is not installed; install it with: pip install 'ingot-lm[plots]'")
     if file.suffix.lower() not in SUFFIXES or file.is_dir():
-        raise ConfigError(f"{option} {file} is not a name for a picture; give one that ends in {' or '.join(SUFFIXES)}")
+        raise ConfigError(f"{option} {file} is not a supported plot format; give a name that ends in {' or '.join(SUFFIXES)}")
     if not file.parent.is_dir():
-        raise ConfigError(f"{option} {file} cannot be written: there is no folder {file.parent}; make it first")
+        raise ConfigError(f"{option} {file} cannot be written: the folder {file.parent} does not exist; create it first")
 
 
 def save_picture(figure: Any, file: Path, option: str) -> None:
-    """Write a figure of matplotlib's; the same figure gives the same bytes."""
+    """Write a matplotlib figure; the same figure gives the same bytes."""
     import matplotlib
 
     image, form = io.BytesIO(), file.suffix.lower()[1:]

@@ -19,7 +19,7 @@ from typing import Self
 
 # Answers of disks without locks; EBADF: NFS, which locks only what is open for writing.
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-_OPEN_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a link is an error, a pipe must not block
+_OPEN_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a symbolic link is an error; a pipe must not block
 _RETRY_SECONDS = 0.05
 
 
@@ -115,7 +115,7 @@ class FolderLock:
 
 
 def _try_flock(descriptor: int) -> bool | None:
-    """True: locked until closed. False: another has it. None: this disk cannot lock it."""
+    """Try to lock a file until it is closed. Return False if another process has the lock, None if the disk has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

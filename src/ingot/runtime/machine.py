@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ingot.runtime.processes import ONE_FILE
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers that glibc's malloc.h has for them
-LARGEST = 32 << 20  # bytes of a block that glibc lets the heap have; larger ones are always mapped alone
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # their values in glibc's malloc.h
+LARGEST = 32 << 20  # largest block, in bytes, that glibc allows on the heap; larger ones are always mapped separately
 
 
 def host_bytes() -> int | None:
@@ -29,7 +29,7 @@ def host_bytes() -> int | None:
 
 
 def collected_later() -> ExitStack:
-    """Until this is closed Python does not look for garbage: importing torch's compiler takes 13% less time."""
+    """Turn garbage collection off until this is closed: importing torch's compiler then takes 13% less time."""
     later = ExitStack()
     if gc.isenabled():
         gc.disable()
@@ -38,7 +38,7 @@ def collected_later() -> ExitStack:
 
 
 def keep_freed_memory() -> None:
-    """Let this process use freed memory again instead of giving it back, where the C library is glibc; elsewhere nothing.
+    """Let this process reuse freed memory instead of returning it to the system. Only glibc supports that.
 
     A training step frees what it took and takes it again. glibc gives large blocks back to the system, which hands them out page
     by page and filled with zeros: 1,000 to 2,000 page faults a step of the demo recipe, 13% of its time on a CPU.
@@ -49,20 +49,25 @@ def keep_freed_memory() -> None:
         library.mallopt(TRIM_THRESHOLD, -1)  # never
 
 
-# The cache folder of a machine, for files that any run can recreate: prepared samples and results of kernel tuning.
+# The machine's cache folder, for files that any run can recreate: prepared samples and results of kernel tuning.
 
 
 def cache_root() -> Path:
-    """INGOT_CACHE, or a folder of the user's."""
+    """Return the cache folder: INGOT_CACHE, or `ingot` in the user's cache folder."""
     if cache := os.environ.get("INGOT_CACHE"):
         return Path(cache)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (no home: stays as it is, relative)
     return Path(base) / "ingot"
 
 
-# Versions of other packages, where these are installed.
+# Versions of other packages, if installed.
 
-OF_KERNELS = ("triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl")  # what a GPU's are written in or come from
+OF_KERNELS = (
+    "triton",
+    "flash-attn-4",
+    "quack-kernels",
+    "nvidia-cutlass-dsl",
+)  # GPU kernels are written in these or come from them
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
@@ -75,14 +80,14 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
 
 
 def has_flash4() -> bool:
-    """Return whether FlashAttention 4 is installed."""
+    """Return True if FlashAttention 4 is installed."""
     with suppress(Exception):  # an older FlashAttention of that name may be installed, and be for another torch
         return find_spec("flash_attn.cute") is not None
     return False
 
 
 def keep_compiled_kernels() -> None:
-    """Let FlashAttention 4 and quack-kernels, before they are imported, keep the kernels they compile: seconds for each."""
+    """Let FlashAttention 4 and quack-kernels cache the kernels they compile, seconds each; call this before importing them."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
     os.environ.setdefault("QUACK_CACHE_DIR", str(cache_root() / "quack"))
@@ -94,7 +99,7 @@ NOT_INSTALLED = "ingot (not installed)"
 
 
 def made_by() -> str:
-    """Return what a file says of its maker."""
+    """Return the name and version of this program, as files record it."""
     if ONE_FILE:
         return str(getattr(globals().get("__loader__"), "made_by", NOT_INSTALLED))
     try:

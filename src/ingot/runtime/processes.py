@@ -49,7 +49,7 @@ def die_with(parent: int) -> Callable[[], None]:
 
     def bind() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # the parent died before prctl took effect
             os._exit(1)
 
     return bind
@@ -102,7 +102,7 @@ def safe_path() -> Iterator[None]:
 
 
 def process_age(pid: int | str = "self") -> float | None:
-    """Return the age of a process in seconds; None if unknown. It tells a process from a later one with the same pid."""
+    """Return the age of a process in seconds, or None if unknown. It distinguishes processes that reused a pid."""
     try:
         since_boot = int(_fields(pid)[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd field
         return time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
@@ -125,7 +125,7 @@ def is_alive(pid: int, heard_ago: float) -> bool:
     except (ProcessLookupError, TypeError, OverflowError):
         return False
     except PermissionError:
-        pass  # the process exists and belongs to another user
+        pass  # the process exists, but belongs to another user
     age = process_age(pid)
     return not is_zombie(pid) and (age is None or age >= heard_ago - 1.0)  # ages are known to a hundredth, and clocks are set
 

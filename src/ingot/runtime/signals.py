@@ -21,7 +21,7 @@ from typing import Any
 
 from ingot.errors import Interrupted
 
-# Without SIGINT, for which Python raises KeyboardInterrupt.
+# SIGINT is not among them: Python raises KeyboardInterrupt for it.
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 REPEAT_SECONDS = 30.0  # a later signal ends a program that continues after its run
 
@@ -48,7 +48,7 @@ def listening_early(listens: bool = True) -> Iterator[None]:
 
 
 def heard_early() -> int:
-    """Return the first signal that came before the run's handlers, and forget it; 0: none."""
+    """Return and clear the first signal that arrived before the run installed its handlers; 0: none."""
     number = _heard[0] if _heard else 0
     _heard.clear()
     return number

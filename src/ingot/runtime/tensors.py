@@ -44,7 +44,7 @@ class TensorRecord:
 
 
 def pack_tensors(records: Iterable[TensorRecord], metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
-    """Return the parts of a safetensors file in order: length and header, then each tensor's data."""
+    """Return the parts of a safetensors file in order: length and header, then the data of each tensor."""
     # Wide items first: every tensor then begins at a multiple of its item size.
     records = sorted(records, key=lambda record: (-ITEM_BYTES[record.dtype], record.name))
     header: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
@@ -114,7 +114,7 @@ def _record(name: str, entry: object, body: memoryview) -> TensorRecord:
     except (TypeError, KeyError, ValueError):
         raise ValueError(f"its entry for {name!r:.100} is malformed") from None
     if not whole or len(shape) > MAX_RANK or prod(n or 1 for n in shape) > MAX_ITEMS:
-        raise ValueError(f"its entry for {name!r:.100} is none of a tensor")
+        raise ValueError(f"its entry for {name!r:.100} does not describe a tensor")
     if end > len(body) or dtype not in ITEM_BYTES or end - begin != prod(shape) * ITEM_BYTES[dtype]:
         raise ValueError(f"its entry for {name!r:.100} does not fit its data")
     return TensorRecord(name, dtype, shape, body[begin:end])

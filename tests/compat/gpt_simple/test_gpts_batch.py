@@ -56,7 +56,7 @@ def test_all_problems_of_a_batch_are_told_together_before_a_model_is_opened(call
     told = err.splitlines()
     assert len(told) == 7 and "6 problems" in told[-1]
     for number, part in [
-        (1, "prompt is missing or not a text"),
+        (1, "prompt is missing or is not UTF-8 text"),
         (2, "model has a checkpoint and an output_dir"),
         (3, "generation.temperature must be a number of 0 or more, not -1"),
         (3, "generation.top_p must be"),

@@ -256,7 +256,7 @@ DAMAGES = {
     ),
     "compressed": (compressed, "its parts are compressed, which torch.save never does"),
     "list": (lambda path: torch.save([1, 2], path), "it has no model and model_args"),
-    "gone": (lambda path: path.unlink(), "there is no "),
+    "gone": (lambda path: path.unlink(), "does not exist"),
     "folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read: Is a directory"),
 }
 
@@ -294,7 +294,7 @@ CONTENTS = {
     "a word for dropout": (lambda c: c.update(model_args={**c["model_args"], "dropout": "much"}), "dropout='much'"),
     "another head": (changed(**{"lm_head.weight": torch.zeros(80, 48)}), "an untied output head"),
     "no tensor": (changed(**{"transformer.ln_f.weight": 5}), "transformer.ln_f.weight is not a tensor"),
-    "numbers of another kind": (changed(**{"transformer.ln_f.weight": torch.ones(48, dtype=torch.int64)}), "holds I64"),
+    "numbers of another kind": (changed(**{"transformer.ln_f.weight": torch.ones(48, dtype=torch.int64)}), "has dtype I64"),
     "another shape": (changed(**{"transformer.ln_f.weight": torch.ones(7)}), "transformer.ln_f.weight has shape [7]"),
     "an unknown tensor": (changed(extra=torch.ones(7)), "has a tensor extra"),
     "flat embeddings": (changed(**{"transformer.wpe.weight": torch.ones(7)}), "it is not one of nanoGPT's models"),

@@ -69,7 +69,7 @@ def test_it_has_the_score_of_its_run(call, exported, reference, prepared):
         assert found.exit_code == 0, found.exception
         scores.append(json.loads(found.stdout)["val_loss"])
     assert scores[0] == pytest.approx(scores[1], abs=1e-9)
-    assert "say what to score it on with --data DIR" in str(call("eval", exported, "--device", "cpu").exception)
+    assert "choose the text to score it on with --data DIR" in str(call("eval", exported, "--device", "cpu").exception)
 
 
 def test_it_writes_the_same_and_is_imported_bit_for_bit(call, exported, reference, tmp_path):

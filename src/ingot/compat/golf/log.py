@@ -1,6 +1,6 @@
 """The log of a golf run: the challenge's own lines, on the console and in logs/RUN_ID.txt, with true values.
 
-Keys, order and number formats are the original's to the letter, because people's tools read them. Lines that the original does
+Keys, order and number formatting are the original's to the letter, because people's tools read them. Lines that the original does
 not have begin with `note:`.
 """
 
