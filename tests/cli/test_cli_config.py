@@ -171,7 +171,7 @@ def test_init_overwrites_only_when_forced(ingot: Any, tmp_path: Path) -> None:
 
 
 def test_init_says_why_a_file_cannot_be_written(ingot: Any, tmp_path: Path) -> None:
-    assert "; make it first" in ingot("init", "-o", str(tmp_path / "no" / "c.yaml")).err
+    assert "; create it first" in ingot("init", "-o", str(tmp_path / "no" / "c.yaml")).err
     assert "is a folder" in ingot("init", "-o", str(tmp_path), "--force").err
     assert list(tmp_path.iterdir()) == []
 

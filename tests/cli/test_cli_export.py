@@ -205,7 +205,7 @@ def test_one_checkpoint_and_another_artifact_can_be_exported(call, run, tmp_path
         (["--codec", "rar"], r"'rar'.*zlib, lzma"),
         (["--dtype", "fp8"], r"unknown dtype 'fp8'"),
         (["--which", "worst"], r"choose latest or best"),
-        (["--output", "nowhere/at/all"], r"there is no folder nowhere/at; make it first"),
+        (["--output", "nowhere/at/all"], r"the folder nowhere/at does not exist; create it first"),
         (["--output", "."], r"is a folder; give the name of a file in it"),
         (["--format", "huggingface", "--codec", "lzma"], r"is neither compressed nor scored"),
     ],

@@ -213,7 +213,7 @@ def ui(
 
     for path in runs or ():
         if not path.is_dir():
-            raise CheckpointError(f"there is no folder {path}; name run folders, or a folder of runs")
+            raise CheckpointError(f"{path} is not a folder; name run folders, or a folder of runs")
     folders = runs or [RUNS]
     listening = listen("127.0.0.1", port)
     token = secrets.token_hex(8)

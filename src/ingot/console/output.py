@@ -49,7 +49,7 @@ def write_file(path: Path, text: str, force: bool = False) -> None:
 def check_target(target: Path, folder: bool, force: bool) -> None:
     """Refuse a path where no file, or no folder, can or should be written."""
     if not target.parent.is_dir():
-        raise ConfigError(f"{target} cannot be written: there is no folder {target.parent}; make it first")
+        raise ConfigError(f"{target} cannot be written: the folder {target.parent} does not exist; create it first")
     if target.is_dir() and not folder:
         raise ConfigError(f"{target} is a folder; give the name of a file in it")
     exists = os.path.lexists(target)  # also a link that leads nowhere

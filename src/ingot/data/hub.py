@@ -45,7 +45,7 @@ CONNECT_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class FileInfo:
-    """What the hub says of a file: its size, and a hash of its content."""
+    """The size of a file on the hub, and a hash of its content."""
 
     size: int | None = None
     sha256: str | None = None
@@ -138,7 +138,7 @@ class Hub:
 
     @property
     def folder(self) -> Path:
-        """Where the client's cache keeps the repository."""
+        """Return the folder of the repository in the client's cache."""
         return self.cache / repo_folder_name(repo_id=self.repo, repo_type=self.repo_type)
 
     def cached(self, path: str, commit: str | None) -> Path | None:

@@ -84,7 +84,7 @@ class Comparison:
 
     @property
     def more(self) -> tuple[int, int] | None:
-        """How many more seeds each side needs; None: too many to be worth it."""
+        """Return how many more seeds each side needs; None: too many to be worth it."""
         if self.test.p < LEVEL:
             return 0, 0
         if self.needed is None:

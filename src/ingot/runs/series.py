@@ -30,7 +30,7 @@ COLUMNS = {
 MAX_BINS = 768  # a chart is about as many pixels wide; 1,000 more lines change at most 884 bins
 MAX_AXIS = 2.0**53  # largest integer a float holds exactly; no step, token count or second of a run comes near it
 BLOCK_BYTES = 1 << 20  # read at once: some 3,000 lines, 10 ms
-LAST_LINE_BYTES = 4096  # of the line read last, which must still be in its place
+LAST_LINE_BYTES = 4096  # bytes of the last line read that are compared: it must still be at its offset
 
 Columns = NDArray[np.float64]
 Axis = Literal["steps", "tokens", "seconds"]

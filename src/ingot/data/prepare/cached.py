@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 PREFIX = "sample:"
 SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
 SUFFIXES = (".jsonl", ".jsonl.gz")
-FILE_SUFFIXES = (*SUFFIXES, ".txt")  # of a single file; in buckets a .txt may be a note
+FILE_SUFFIXES = (*SUFFIXES, ".txt")  # suffixes of single files; in bucket folders a .txt may be a note
 
 
 def sample_path(name: str, tokenizer: str) -> Path:

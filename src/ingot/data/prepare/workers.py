@@ -76,7 +76,7 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
     started: list[_Worker] = []
     own = threading.local()
 
-    def encode(block: Block) -> Encoded:  # each thread has a process of its own
+    def encode(block: Block) -> Encoded:  # each thread has a separate process
         if not hasattr(own, "worker"):
             own.worker = _Worker(spec)
             started.append(own.worker)
