@@ -97,7 +97,7 @@ def test_a_pickle_is_refused_and_not_run(tmp_path, monkeypatch, protocol):
 
 def test_a_file_of_torch_save_is_refused(tmp_path):
     torch.save(MODEL, tmp_path / "a")
-    refused(tmp_path / "a", (tmp_path / "a").read_bytes(), r"it is a zip file, as torch\.save writes it, and no artifact")
+    refused(tmp_path / "a", (tmp_path / "a").read_bytes(), r"it is a zip file, as torch\.save writes it, not an artifact")
 
 
 def sealed(header, data=b""):

@@ -135,7 +135,7 @@ def test_it_is_known_which_tokenizers_rewrite_text_before_they_cut_it():
 def test_a_sentencepiece_model_that_llama_cpp_reads_otherwise_is_refused(changes):
     text = " ".join(f"word{i} abc{i % 7}" for i in range(500))
     spec = SentencePieceTokenizer(learn("sentencepiece", [text], 290 if "model_type" in changes else 40, changes)).spec()
-    with pytest.raises(ConfigError, match=r"only BPE with byte fallback has; --format huggingface takes it"):
+    with pytest.raises(ConfigError, match=r"only BPE with byte fallback; --format huggingface takes it"):
         vocabulary_of(spec, 1000)
 
 

@@ -91,7 +91,7 @@ def test_a_llama_of_transformers_gives_the_same_logits_here(folder):
         (
             {"intermediate_size": 100},
             CheckpointError,
-            r"gate_proj\.weight has shape \[96, 64\], and config\.json says \[100, 64\]",
+            r"gate_proj\.weight has shape \[96, 64\], but config\.json implies \[100, 64\]",
         ),
         ({"tie_word_embeddings": True}, CheckpointError, r"has a separate output head, but config\.json says it is tied"),
     ],

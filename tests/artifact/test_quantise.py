@@ -324,11 +324,11 @@ def test_a_small_tensor_that_float16_cannot_hold_stays_as_it_is(quantiser):
 
 
 def test_a_format_that_cannot_hold_the_weights_is_refused():
-    with pytest.raises(CheckpointError, match=r"w holds numbers that F16 cannot; choose the dtype bf16 or fp32"):
+    with pytest.raises(CheckpointError, match=r"w contains values out of F16's range; choose the dtype bf16 or fp32"):
         stored(torch.tensor([1e6]), "none", dtype="fp16")
 
 
-@pytest.mark.parametrize(("quantiser", "dtype", "what"), [("int4", "fp32", "quantiser 'int4'"), ("none", "f8", "format 'f8'")])
+@pytest.mark.parametrize(("quantiser", "dtype", "what"), [("int4", "fp32", "quantiser 'int4'"), ("none", "f8", "dtype 'f8'")])
 def test_what_does_not_exist_is_refused_with_the_choices(quantiser, dtype, what):
     with pytest.raises(ConfigError, match=rf"unknown .*{what}; choose .*"):
         quantise([], quantiser, dtype)

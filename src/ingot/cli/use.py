@@ -65,7 +65,7 @@ def evaluate(
     if model_path is None or (path is not None and artifact is not None):
         raise ConfigError("give either a run folder or checkpoint, or --artifact FILE")
     if artifact is not None and not artifact.is_file():
-        raise CheckpointError(f"there is no file {artifact}; give one that ingot export wrote")
+        raise CheckpointError(f"{artifact} does not exist; give a file that ingot export wrote")
     if tasks is not None and (data or rows or stride or seq_len or self_test):
         raise ConfigError("--tasks are scored whole; leave --data, --rows, --stride, --seq-len and --self-test out")
     if tasks is None and (task_data or limit or truncate):
