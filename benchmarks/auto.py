@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from ingot.eval.statistics import welch
+from ingot.experiments.statistics import welch
 
 OLD = "6b06fd6"
 ROOT = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ from recipe_runs import Case, add_options, finished, learn_tokenizer, prepare, r
 
 from ingot.compat.golf.pack import packed_code
 from ingot.config.loading import load_config
-from ingot.eval.statistics import one_sample_p
+from ingot.experiments.statistics import one_sample_p
 
 RECIPES = {1: "golf/frontier", 2: "frontier"}
 RIVALS = {

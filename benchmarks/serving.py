@@ -18,7 +18,7 @@ from ingot.backends.open import open_backend, open_inference
 from ingot.backends.sampling import Sampling
 from ingot.config.loading import load_config
 from ingot.data.tokenizers import GPT2Tokenizer
-from ingot.inference.engine import Chunk, Completion, Engine
+from ingot.inference.batching import Chunk, Completion, Engine
 from ingot.inference.model import LoadedModel, foreign_weights
 from ingot.inference.scoring import read_items, score_rows, score_tasks, task_rows
 from ingot.runtime.ranks import Ranks

@@ -12,7 +12,7 @@ from ingot.cli.main import run
 from ingot.console.output import visible
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
-from ingot.inference.batch import read_prompts
+from ingot.inference.prompt_files import read_prompts
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from experiments_kit import said, write_finished
 
 from ingot.errors import CheckpointError, ConfigError
-from ingot.eval.statistics import welch
 from ingot.experiments import compare as seeds
 from ingot.experiments.compare import compare
+from ingot.experiments.statistics import welch
 
 A, B = (1.20, 1.21, 1.19), (1.10, 1.12, 1.11)
 

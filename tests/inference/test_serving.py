@@ -12,8 +12,8 @@ from small_model import write_small_model
 from ingot.backends.sampling import GenerationOptions, Sampling
 from ingot.errors import RunError
 from ingot.inference import scoring
-from ingot.inference.batch import ModelReference, Request, answer_all, plan_loads
-from ingot.inference.engine import Closed, Completion, Engine
+from ingot.inference.batching import Closed, Completion, Engine
+from ingot.inference.prompt_files import ModelReference, Request, answer_all, plan_loads
 from ingot.inference.scoring import score_rows
 
 

@@ -209,7 +209,7 @@ def test_a_completion_goes_beyond_the_context_as_that_of_ingot_generate(client, 
 
 def test_clients_that_left_while_they_waited_are_not_written_for(file):
     from ingot.backends.sampling import Sampling
-    from ingot.inference.engine import Completion, Engine
+    from ingot.inference.batching import Completion, Engine
 
     engine, chunks = Engine(file[1]), []
     left = Completion([1], True, 5, Sampling(seed=1), chunks.append)

@@ -27,6 +27,7 @@ from ingot.runs.checkpoints import (
     newest_valid,
     read_index,
     read_kind,
+    retain,
     save_checkpoint,
     sweep,
     update_progress,
@@ -34,7 +35,7 @@ from ingot.runs.checkpoints import (
 from ingot.runs.folder import saved_steps
 from ingot.runtime.tensors import TensorRecord
 from ingot.train import outputs as saving
-from ingot.train.outputs import Saver, retain
+from ingot.train.outputs import Saver
 from ingot.train.resume import Progress, check_fits, read_progress
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.backends.sampling import GenerationOptions
 from ingot.errors import ConfigError, DataError
-from ingot.inference.batch import Problems, expand, read_prompts, read_requests
+from ingot.inference.prompt_files import Problems, expand, read_prompts, read_requests
 from ingot.runtime.files import is_utf8, readable, write_atomically, writing_output
 
 Say = Callable[[str], None]
@@ -74,8 +74,8 @@ def generate_requests(
     say: Say,
 ) -> None:
     """Answer a file of requests, or with `dry_run` only report the plan; all problems are reported before a model is opened."""
-    from ingot.inference.batch import answer_all, plan_loads
     from ingot.inference.model import locate_weights
+    from ingot.inference.prompt_files import answer_all, plan_loads
 
     try:
         requests = read_requests(file, model, dtype, tokenizer, options)

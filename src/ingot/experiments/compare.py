@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from ingot.config.fields import settings as fields
 from ingot.config.text import format_value
 from ingot.errors import CheckpointError, ConfigError, IngotError
-from ingot.eval.statistics import Welch, seeds_needed, welch
+from ingot.experiments.statistics import Welch, seeds_needed, welch
 from ingot.runs.metrics import is_number
 from ingot.runs.reporter import by_rows
 from ingot.runs.view import Run

@@ -28,8 +28,8 @@ from ingot.config.schema import Config
 from ingot.config.text import Plain, format_value, parse_yaml
 from ingot.data.loading.data_path import open_dataset
 from ingot.errors import ConfigError, IngotError
-from ingot.eval.statistics import welch
 from ingot.experiments.compare import BYTES, SEEDS, ScoreName
+from ingot.experiments.statistics import welch
 from ingot.runs.state import read_state
 from ingot.runs.view import Run
 from ingot.runtime.files import writing_output

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ingot.artifact.gpt_simple import STATE, Saved, is_checkpoint, read_model, read_saved, refuse_other_shapes, saved_checkpoints
 from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
+from ingot.config.memory import Size, row_bytes, state_bytes, step_bytes
 from ingot.config.schema import Config
-from ingot.config.size import Size, row_bytes, state_bytes, step_bytes
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, Setting, Unreadable
 from ingot.model.settings import FileSettings
 from ingot.preflight.data_checks import RunData

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.backends.open import find_device, open_backend, open_group
+from ingot.config.memory import Size, model_size
 from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, Config
-from ingot.config.size import Size, model_size
 from ingot.data.loading.reader import read_rank_batch
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers.by_name import BPE, bpe_size

@@ -170,6 +170,32 @@ def read_kind(path: Path) -> Kind:
     return kind if kind in get_args(Kind) else "regular"
 
 
+def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | None) -> None:
+    """Delete old checkpoints, but not the newest regular ones, the newest of a stop and of a completed run, the best, milestones.
+
+    OSError: one of them cannot be deleted; the others are.
+    """
+    if keep_last is None:
+        return
+    steps = saved_steps(folder)
+    of_kind: dict[Kind, list[int]] = {"regular": [], "shutdown": [], "final": []}
+    for step, path in steps.items():
+        of_kind[read_kind(path)].append(step)
+    kept = {*of_kind["regular"][-keep_last:], *of_kind["shutdown"][-1:], *of_kind["final"][-1:], best}
+    failure = None
+    for step, path in steps.items():
+        if step not in kept and not (keep_every and step % keep_every == 0):
+            doomed = path.with_name(path.name + PARTIAL)  # a kill in between must not leave half a checkpoint
+            try:
+                if doomed.exists():
+                    shutil.rmtree(doomed)
+                shutil.rmtree(path.rename(doomed))
+            except OSError as error:
+                failure = error
+    if failure is not None:
+        raise failure
+
+
 def update_progress(path: Path, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
     """Replace the progress of a checkpoint, and its kind if given; its tensors stay as they are."""
     before = read_index(path)

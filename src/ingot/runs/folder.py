@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.errors import CheckpointError, Setting, Unreadable, shown
-from ingot.runs.lock import LOCK, RunLock, is_lock
+from ingot.runs.claim import LOCK, RunLock, is_lock
 from ingot.runs.metrics import LineFile, Metrics
 from ingot.runs.state import RESULT, STATE, TrainingResult, read_state, this_process, utc_now
 from ingot.runtime.files import (

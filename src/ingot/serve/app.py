@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 
 from ingot.backends.sampling import Sampling
 from ingot.errors import ConfigError, IngotError
-from ingot.inference.engine import Chunk, Closed, Completion, Engine
+from ingot.inference.batching import Chunk, Closed, Completion, Engine
 from ingot.inference.model import LoadedModel
 from ingot.serve.protocol import MAX_SEED, Answer, Refused, read_request
 

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.backends.sampling import prompt_ids
-from ingot.data.tokenizers import StreamDecoder, Tokenizer
+from ingot.data.tokenizers import Tokenizer
+from ingot.data.tokenizers.stream_decoder import StreamDecoder
 from ingot.errors import IngotError, one_line, shown
-from ingot.inference.engine import Chunk
+from ingot.inference.batching import Chunk
 
 MAX_TEXTS, MAX_LOGPROBS, MAX_STOPS, MAX_STOP_CHARACTERS = 128, 20, 4, 256
 MAX_SEED = 2**62

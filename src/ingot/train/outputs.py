@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,8 @@ from ingot.config.render import dump_yaml
 from ingot.config.schema import Config, TrainingSection
 from ingot.errors import CheckpointError
 from ingot.model.settings import FileSettings
-from ingot.runs.checkpoints import Checkpoint, Tensors, read_kind, save_checkpoint, sweep, update_progress
-from ingot.runs.folder import MODEL_COPY, PARTIAL, TRACKIO_ID, WANDB_ID, Kind, RunFolder, new_run_dir, saved_steps
+from ingot.runs.checkpoints import Checkpoint, Tensors, read_kind, retain, save_checkpoint, sweep, update_progress
+from ingot.runs.folder import MODEL_COPY, TRACKIO_ID, WANDB_ID, Kind, RunFolder, new_run_dir, saved_steps
 from ingot.runs.reporter import MultiReporter, Reporter
 from ingot.runs.state import Heartbeat
 from ingot.runs.tracking import open_tracking
@@ -105,32 +104,6 @@ class Saver:
         self.error, self.longest_seconds = None, max(self.longest_seconds, time.monotonic() - began)
         with suppress(CheckpointError):
             self._done(path, kind)
-
-
-def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | None) -> None:
-    """Delete old checkpoints, but not the newest regular ones, the newest of a stop and of a completed run, the best, milestones.
-
-    OSError: one of them cannot be deleted; the others are.
-    """
-    if keep_last is None:
-        return
-    steps = saved_steps(folder)
-    of_kind: dict[Kind, list[int]] = {"regular": [], "shutdown": [], "final": []}
-    for step, path in steps.items():
-        of_kind[read_kind(path)].append(step)
-    kept = {*of_kind["regular"][-keep_last:], *of_kind["shutdown"][-1:], *of_kind["final"][-1:], best}
-    failure = None
-    for step, path in steps.items():
-        if step not in kept and not (keep_every and step % keep_every == 0):
-            doomed = path.with_name(path.name + PARTIAL)  # a kill in between must not leave half a checkpoint
-            try:
-                if doomed.exists():
-                    shutil.rmtree(doomed)
-                shutil.rmtree(path.rename(doomed))
-            except OSError as error:
-                failure = error
-    if failure is not None:
-        raise failure
 
 
 @dataclass(frozen=True)

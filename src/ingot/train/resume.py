@@ -16,8 +16,8 @@ from ingot.artifact.gpt_simple import is_checkpoint
 from ingot.backends.base import Backend
 from ingot.config.fields import leaf_values
 from ingot.config.loading import load_config
+from ingot.config.memory import model_size
 from ingot.config.schema import FAMILIES, Config
-from ingot.config.size import model_size
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import CannotContinue, Change, CheckpointError, ConfigError, Setting

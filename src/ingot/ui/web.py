@@ -23,7 +23,7 @@ from ingot.serve.protocol import Refused
 from ingot.ui.watcher import WatchedRun, Watcher
 
 if TYPE_CHECKING:
-    from ingot.inference.engine import Engine
+    from ingot.inference.batching import Engine
 
 PAGE = Path(__file__).parent / "page"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -52,7 +52,7 @@ class Playground:
             return self._opened[1], newest
 
     def _open(self, path: Path) -> Engine:
-        from ingot.inference.engine import Engine
+        from ingot.inference.batching import Engine
         from ingot.inference.model import find_tokenizer, open_model, open_weights
 
         weights = open_weights(path)

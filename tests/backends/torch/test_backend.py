@@ -13,7 +13,7 @@ from ingot.backends.open import open_backend
 from ingot.backends.torch import backend as torch_backend
 from ingot.backends.torch import tune as attention
 from ingot.backends.torch.compile import compiles, compiles_optimizer
-from ingot.backends.torch.device import CUDNN_FLASH4, FLASH4
+from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
 from ingot.backends.torch.state import tensor
 from ingot.config.schema import Config
 from ingot.errors import ConfigError

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ingot.backends.torch import tune as tuning
-from ingot.backends.torch.device import ATTENTION, LossScale
+from ingot.backends.torch.precision import ATTENTION, LossScale
 from ingot.backends.torch.state import record
 from ingot.backends.torch.tune import fastest_attention, largest_micro_batch, smallest_micro_batch
 from ingot.errors import ConfigError

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_tokenizers import SPACE, added, byte_level_config, llama_config, shared, toy_hf, wordpiece_config
 
-from ingot.data.tokenizers import GPT2Tokenizer, StreamDecoder, from_spec, open_tokenizer
+from ingot.data.tokenizers import GPT2Tokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.hf_json import HFTokenizer
+from ingot.data.tokenizers.stream_decoder import StreamDecoder
 from ingot.errors import DataError
 
 texts = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("the cat\n  é")))

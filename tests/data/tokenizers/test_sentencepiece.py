@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_tokenizers import SPACE, UNUSED, USER_DEFINED, WORDS, piece_id, sentencepiece_file, shared, toy_sentencepiece
 
-from ingot.data.tokenizers import SentencePieceTokenizer, StreamDecoder, from_spec, open_tokenizer
+from ingot.data.tokenizers import SentencePieceTokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
+from ingot.data.tokenizers.stream_decoder import StreamDecoder
 from ingot.errors import DataError
 from ingot.eval.evaluator import Score
 

@@ -8,8 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from toy_tokenizers import byte_level_config, llama_config, toy_hf, toy_sentencepiece, wordpiece_config
 
-from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, NumberTokenizer, StreamDecoder, from_spec
+from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, NumberTokenizer, from_spec
 from ingot.data.tokenizers.by_name import KINDS
+from ingot.data.tokenizers.stream_decoder import StreamDecoder
 from ingot.errors import DataError
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))

@@ -21,8 +21,8 @@ from ingot.backends.limits import refuse_ranks_on_mlx
 from ingot.backends.mlx.build import MLXModel, array, build, number, record, records
 from ingot.backends.mlx.inference import MLXInference, find_mlx_device, on_metal
 from ingot.backends.mlx.models import DROPOUTS, Pass, Weights
+from ingot.config.memory import recomputed_every
 from ingot.config.schema import Config, OptimizerSection
-from ingot.config.size import recomputed_every
 from ingot.errors import ConfigError
 from ingot.optim.assign import ParameterGroup, groups_of
 from ingot.optim.muon import Polynomial, polynomials

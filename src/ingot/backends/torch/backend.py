@@ -34,15 +34,9 @@ from ingot.backends.torch.compile import (
     without_sync,
 )
 from ingot.backends.torch.custom_model import check_custom_model
-from ingot.backends.torch.device import (
-    FLASH4,
-    LossScale,
-    cpu_name,
-    find_torch_device,
-    make_kernel_choice_deterministic,
-    torch_device,
-)
+from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference
+from ingot.backends.torch.precision import FLASH4, LossScale, make_kernel_choice_deterministic
 from ingot.backends.torch.startup import Builders, prepare_ahead
 from ingot.backends.torch.state import (
     DeviceResult,
@@ -73,8 +67,8 @@ from ingot.backends.torch.tune import (
     use_fp8_head,
     without_masks,
 )
+from ingot.config.memory import recomputed_every
 from ingot.config.schema import Config
-from ingot.config.size import recomputed_every
 from ingot.errors import ConfigError, RunError, Setting
 from ingot.model.registry import OURS
 from ingot.model.settings import FileSettings

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ingot.backends.torch.tune import SHORT_STEP_TOKENS, tag_compiler_cache
+from ingot.config.memory import model_size
 from ingot.config.schema import Config, TrainingSection
-from ingot.config.size import model_size
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.ranks import Ranks
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ingot.backends.sampling import RowScores, Sampling
 from ingot.backends.torch.build import build_model, build_outline, fill_outline
 from ingot.backends.torch.collectives import Collectives
-from ingot.backends.torch.device import DTYPES, arithmetic, find_torch_device, torch_device
+from ingot.backends.torch.device import find_torch_device, torch_device
 from ingot.backends.torch.generate import continue_prompts, score_rows
+from ingot.backends.torch.precision import DTYPES, arithmetic
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import WeightAverage, check_fits, load_model, model_records
 from ingot.backends.torch.tune import attention_form, has_kernel, use_form, use_kernels

@@ -23,9 +23,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from ingot.backends.torch.device import ATTENTION, CUDNN_FLASH4, DTYPES, FLASH4, GROUPED
+from ingot.backends.torch.precision import ATTENTION, CUDNN_FLASH4, DTYPES, FLASH4, GROUPED
+from ingot.config.memory import FLOAT, model_size, state_bytes, step_bytes
 from ingot.config.schema import Config, DataSection, Kernel, TrainingSection
-from ingot.config.size import FLOAT, model_size, state_bytes, step_bytes
 from ingot.errors import ConfigError, Setting
 from ingot.model import kernels
 from ingot.model.gpt2 import GPT2

@@ -39,7 +39,7 @@ from ingot.compat.options import Option
 from ingot.config.loading import ResolvedConfig
 from ingot.console.entry import explained, process_start, warn
 from ingot.errors import ConfigError, IngotError, Rename, RunError
-from ingot.runs.lock import LOCK, RunLock
+from ingot.runs.claim import LOCK, RunLock
 from ingot.runtime.files import write_atomically, writing
 from ingot.runtime.machine import made_by
 from ingot.runtime.ranks import Ranks, ranks_from_environment

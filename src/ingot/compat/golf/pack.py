@@ -26,7 +26,7 @@ from ingot.compat.golf.variables import CODE, LIMIT_BYTES, LOCAL, LOG, PACKED, a
 from ingot.config.fields import settings, value_of
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError, ConfigError
-from ingot.eval.statistics import one_sample_p
+from ingot.experiments.statistics import one_sample_p
 from ingot.runs.checkpoints import read_index
 from ingot.runs.state import RESULT
 from ingot.runs.view import Run

@@ -24,8 +24,8 @@ from ingot.data.store.dataset import Dataset
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, DataError
 from ingot.eval.evaluator import Evaluator
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_valid, save_checkpoint
+from ingot.runs.claim import LOCK, RunLock
 from ingot.runs.folder import DAMAGED, WANDB_ID, RunFolder, saved_steps
-from ingot.runs.lock import LOCK, RunLock
 from ingot.runs.state import read_state
 from ingot.runtime.files import fsync_dir, replace_folder, writing
 from ingot.runtime.tensors import TensorRecord

@@ -1,21 +1,19 @@
-"""Blocks of text, the unit of work for encoding, and the rules that hold documents out for validation.
+"""Blocks of text, the unit of work for encoding.
 
 Blocks are cut by size alone, so the result does not depend on how many workers encode them. JSON lines are parsed by the worker.
-Held-out documents are always the same, for any number of workers and resumed runs.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from ingot.data.prepare.holdout import Rule
 from ingot.data.store.writer import Encoded
 from ingot.data.text.records import read_lines
 from ingot.data.text.text_files import READERS, UTF8, kind_of, open_unpacked, read_documents
@@ -104,43 +102,6 @@ def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None], en
 def size_of(block: Block) -> int:
     """Return the number of bytes or characters in a block, a measure of the memory it takes."""
     return sum(map(len, block)) if isinstance(block, list) else len(block.data)
-
-
-Piece = tuple[str, str]  # a split and a text for it
-Rule = Callable[[int], str]  # maps the index of a document to its split
-
-
-@dataclass(frozen=True)
-class Into:
-    """A rule that puts all documents in one split, and in one of its buckets if it has any."""
-
-    split: str
-    bucket: str | None = None
-
-    def __call__(self, number: int) -> str:
-        return self.split
-
-
-def first_documents(count: int) -> Rule:
-    """Return a rule that holds out the first `count` documents."""
-    return lambda number: "val" if number < count else "train"
-
-
-def spread_documents(fraction: float) -> Rule:
-    """Return a rule that holds out document i where ceil(i * fraction) increases: evenly spread, the first included."""
-    part = Fraction(str(fraction))  # exact: 0.1 is every tenth document, however many there are
-    above, below = part.numerator, part.denominator
-    return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
-
-
-def hold_out_ends(texts: Iterable[str], fraction: float) -> Iterator[Piece]:
-    """Hold out the last `fraction` of the characters of every document, rounded as nanoGPT does."""
-    for text in texts:
-        cut = int(len(text) * (1 - fraction))
-        if cut or not text:
-            yield "train", text[:cut]
-        if cut < len(text):
-            yield "val", text[cut:]
 
 
 def training_texts(blocks: Iterable[tuple[Rule, Block]]) -> Iterator[bytes]:

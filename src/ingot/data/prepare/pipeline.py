@@ -21,19 +21,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ingot.data import SHARD_TOKENS, SPLITS
-from ingot.data.prepare.blocks import (
-    BLOCK_BYTES,
-    Block,
-    Into,
-    Piece,
-    Rule,
-    first_documents,
-    hold_out_ends,
-    read_blocks,
-    spread_documents,
-    text_blocks,
-    training_texts,
-)
+from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks, training_texts
+from ingot.data.prepare.holdout import Into, Piece, Rule, first_documents, hold_out_ends, spread_documents
 from ingot.data.prepare.workers import Engine, local_engine, ray_engine, workers_for
 from ingot.data.store.dataset import Manifest, SplitCounts, recorded_counts
 from ingot.data.store.shards import MAX_TOKENS

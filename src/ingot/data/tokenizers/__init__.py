@@ -10,7 +10,7 @@ from ingot.data.tokenizers.gpt2_bpe import GPT2Tokenizer
 from ingot.data.tokenizers.hf_json import HFTokenizer
 from ingot.data.tokenizers.plain import ByteTokenizer, CharTokenizer, NumberTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from ingot.data.tokenizers.tokenizer_base import MAX_VOCABULARY, StreamDecoder, Tokenizer, digest
+from ingot.data.tokenizers.tokenizer_base import MAX_VOCABULARY, Tokenizer, digest
 
 __all__ = [
     "MAX_VOCABULARY",
@@ -20,7 +20,6 @@ __all__ = [
     "HFTokenizer",
     "NumberTokenizer",
     "SentencePieceTokenizer",
-    "StreamDecoder",
     "Tokenizer",
     "digest",
     "from_spec",

@@ -1,4 +1,4 @@
-"""The interface of all tokenizers, their base classes, and decoding of text that arrives token by token.
+"""The interface of all tokenizers and their base classes.
 
 A tokenizer is defined by its spec: a JSON object that rebuilds it anywhere and contains the file it was made from. Tokenizers
 with equal fingerprints are the same; a fingerprint does not depend on how the file was compressed. Ids have 16 bits, or 32 if the
@@ -8,7 +8,6 @@ vocabulary is larger than 65,536.
 from __future__ import annotations
 
 import base64
-import codecs
 import hashlib
 import json
 import lzma
@@ -236,34 +235,3 @@ def byte_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + position): byte for position, byte in enumerate(others)}
-
-
-class StreamDecoder:
-    """A decoder of ids that arrive a few at a time; incomplete text, such as part of a character, is held back until complete.
-
-    `at_start`: no text comes before the first id, so a space that only marks its word is not shown.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, at_start: bool = False) -> None:
-        self._tokenizer, self._at_start = tokenizer, at_start
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held: list[int] = []
-
-    def push(self, ids: Ids) -> str:
-        """Return the text that `ids` complete."""
-        pending = [*self._held, *map(int, ids)]
-        complete = len(pending) - self._tokenizer.unfinished(pending)
-        self._held = pending[complete:]
-        return self._decoder.decode(self._bytes(pending[:complete]))
-
-    def finish(self) -> str:
-        """Return the text that was still held back, and reset the decoder for another text."""
-        rest = self._decoder.decode(self._bytes(self._held), final=True)
-        self._held = []
-        self._decoder.reset()
-        return rest
-
-    def _bytes(self, ids: list[int]) -> bytes:
-        data = self._tokenizer.decode_bytes(ids, self._at_start)
-        self._at_start = self._tokenizer.at_start_after(ids, self._at_start) if ids else self._at_start
-        return data

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ingot.config.loading import load_config
-from ingot.config.size import model_size, recomputed_every, state_bytes
+from ingot.config.memory import model_size, recomputed_every, state_bytes
 from ingot.model.registry import build
 
 SHAPES = [

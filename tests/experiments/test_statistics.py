@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.eval.statistics import incomplete_beta, one_sample_p, seeds_needed, student_tail, welch
+from ingot.experiments.statistics import incomplete_beta, one_sample_p, seeds_needed, student_tail, welch
 
 
 @pytest.mark.parametrize(
