@@ -77,8 +77,8 @@ def train(
 ) -> TrainingResult:
     """Train with the settings of a YAML file, a recipe, a Config or a dict of sections; overrides: training={"max_steps": 10}.
 
-    Mistakes are raised. Progress is shown on stderr, as on the command line; `quiet` shows nothing, and a custom `reporter`
-    replaces it.
+    Errors are raised as exceptions. Progress goes to stderr, as on the command line; `quiet` suppresses it, and a custom
+    `reporter` replaces it.
     """
     if isinstance(config, Config):
         config = {name: getattr(config, name).model_dump() for name in type(config).model_fields}

@@ -148,7 +148,7 @@ class PeerLost(RunError):
 
 
 class Interrupted(BaseException):
-    """This process was asked to stop in the middle of something that the next session can do from its beginning.
+    """A stop was requested during work that the next session redoes from scratch.
 
     Like KeyboardInterrupt it is not an Exception, because torch's compiler catches those and raises its own.
     """

@@ -22,7 +22,7 @@ TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "float": (float,), "bool": (bool,), "flag": (bool,), "str": (str,), "list": (list, tuple),
 }  # fmt: skip
 HELP_COLUMN = 34
-LONGEST_VALUE = 80  # characters of a refused value that an error message repeats
+LONGEST_VALUE = 80  # error messages truncate invalid values to this many characters
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class Run:
         return {int(step): path for step, path in paths if step.isdecimal()}
 
     def sample(self, step: int, max_characters: int = MAX_SAMPLE_CHARACTERS) -> str:
-        """Return the sample of a step, up to so many characters; CheckpointError if there is none that can be read."""
+        """Return the text sample of a step, truncated to `max_characters`; CheckpointError if there is no readable one."""
         if (path := self.samples().get(step)) is None:
             raise CheckpointError(f"{self.path} has no sample of step {step:,}")
         if not path.resolve().is_relative_to(self.path.resolve()):  # a report is made to be sent

@@ -99,7 +99,7 @@ NOT_INSTALLED = "ingot (not installed)"
 
 
 def made_by() -> str:
-    """Return the name and version of this program, as files record it."""
+    """Return the program name and version that is written into output files."""
     if ONE_FILE:
         return str(getattr(globals().get("__loader__"), "made_by", NOT_INSTALLED))
     try:

@@ -1,4 +1,4 @@
-"""The devices that torch finds on this machine, and a profile of steps on one."""
+"""Torch device discovery, and profiling of training steps."""
 
 from __future__ import annotations
 

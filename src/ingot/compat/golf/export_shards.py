@@ -146,7 +146,7 @@ class Spec(BaseModel):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The keys and values of the file, which the manifest repeats."""
+        """Return the entries set in the tokenizer specs, which are copied into the manifest."""
         return self.model_dump(exclude_unset=True)
 
 

@@ -125,7 +125,7 @@ class GolfExporter:
         return zlib.compress(data, 9), f"(payload:{payload} {raw}:{len(data)} payload_ratio:{ratio:.2f}x)"
 
     def _score(self, trainer: Trainer, path: Path, size: int, facts: Mapping[str, Any]) -> Exported:
-        """Score the weights that were read again."""
+        """Score the model read back from the exported file."""
         loss, bits_per_byte = score_lines(trainer, self._run_log)
         return Exported(path, size, bits_per_byte, facts={"made_by": made_by(), "val_loss": loss, **facts, **self._data})
 

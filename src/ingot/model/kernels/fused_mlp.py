@@ -80,7 +80,7 @@ def _mlp_shapes(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activa
 def _mlp_grads(
     dy: Tensor, up: Tensor, down: Tensor, y: Tensor, scores: Tensor, activation: str, biased: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x (M, C), of the scores (M, N), of a bias (N) in float32, if any, and of `down` (C, N)."""
+    """Return the gradients of x (M, C), the pre-activations (M, N), the optional float32 bias (N) and `down` (C, N)."""
     d_inner = (dy @ down).float()
     if activation == "relu2":
         d_scores = d_inner * 2 * y.float().sqrt()
