@@ -1,15 +1,9 @@
-"""`ingot export` writes a trained model as one file and measures it; `ingot import` reads other programs' weights.
-
-Also `ingot golf pack`, which makes a submission of finished golf runs.
-"""
+"""`ingot export`: write a trained model as one file for Ingot or other programs, check its size and score it."""
 
 from __future__ import annotations
 
-import re
 import shutil
-import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,16 +12,14 @@ import typer
 from typer import Option
 
 from ingot.cli.arguments import AsJson, DeviceName, ModelPath
-from ingot.compat.nanogpt import is_ckpt
 from ingot.console.entry import warn
 from ingot.console.output import check_target, print_columns, print_json
 from ingot.console.progress import progress_bar
 from ingot.errors import CheckpointError, ConfigError, IngotError, RunError, shown
-from ingot.runtime.files import user_path, write_atomically, writing_output
+from ingot.runtime.files import write_atomically, writing_output
 
 if TYPE_CHECKING:
     from ingot.config.schema import ArtifactSection
-    from ingot.data.tokenizers import Tokenizer
     from ingot.inference.model import Weights
     from ingot.runtime.tensors import TensorRecord
 
@@ -277,116 +269,3 @@ def _report(record: dict[str, Any], as_json: bool) -> None:
         else:
             advice = "--format ingot is smaller"
         raise RunError(f"{over}; {advice}")
-
-
-def import_weights(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH|NAME",
-            help="A folder with config.json, nanoGPT's ckpt.pt, golf's final_model, a run or checkpoint of gpt-simple, or a name "
-            "on the Hugging Face hub.",
-        ),
-    ],
-    output: Annotated[Path, Option("--output", "-o", metavar="FILE|DIR", help="The file to write, or a folder for it.")],
-    tokenizer: Annotated[str | None, Option(metavar="NAME", help="Default: the model's own, or GPT-2's.")] = None,
-    force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Import weights of Hugging Face's GPT-2 and Llama, nanoGPT, golf or gpt-simple. Every other command reads the result."""
-    from ingot.artifact.container import artifact_name, write_artifact
-    from ingot.inference.model import foreign_weights
-
-    target = output / artifact_name("none") if output.is_dir() else output
-    check_target(target, False, force)
-    records, settings, model_tokenizer, scoring = _read(name, tokenizer)
-    weights = foreign_weights(Path(name), records, settings, model_tokenizer, tokenizer, scoring)
-    with writing_output(target):
-        report = write_artifact(target, weights.tensors.values(), {**weights.facts, "imported_from": name}, "none", "none")
-    if as_json:
-        facts = {"artifact": str(target), "bytes": report.bytes, "parameters": report.parameters}
-        print_json({**facts, "tokenizer": model_tokenizer.kind, "model": settings})
-        return
-    shape = ", ".join(f"{key} {settings[key]}" for key in ("layers", "heads", "width", "context", "vocab_size"))
-    print_columns(
-        [
-            ("artifact", str(target)),
-            ("bytes", f"{report.bytes:,}"),
-            ("parameters", f"{report.parameters:,}"),
-            ("model", f"{settings['family']}: {shape}"),
-            ("tokenizer", model_tokenizer.kind),
-        ]
-    )
-
-
-def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
-    """Return the weights, the settings of their model, their tokenizer, and how they were scored where that is known."""
-    path = user_path(name)
-    if path.is_file():
-        from ingot.compat.golf.files import import_golf, is_golf
-
-        if is_golf(path):
-            return import_golf(path, tokenizer, warn)
-    if is_ckpt(path):
-        from ingot.compat.nanogpt.checkpoint import ckpt_tokenizer, read_ckpt
-
-        ckpt = read_ckpt(path)
-        return list(ckpt.weights.values()), ckpt.settings, ckpt_tokenizer(ckpt, lambda line: None, tokenizer), ckpt.scoring
-    from ingot.artifact.gpt_simple import is_checkpoint, saved_checkpoints
-
-    if is_checkpoint(path) or saved_checkpoints(path):
-        from ingot.inference.model import find_tokenizer as find_own
-        from ingot.inference.model import open_weights
-
-        weights = open_weights(path)
-        return list(weights.tensors.values()), weights.config.model.model_dump(), find_own(weights, tokenizer), {}
-    from ingot.artifact.hf_tokenizer import find_tokenizer
-    from ingot.artifact.huggingface import fetch_model, read_model, read_scoring
-
-    folder = path if path.exists() else fetch_model(name)
-    records, settings = read_model(folder)
-    return records, settings, find_tokenizer(folder, settings["vocab_size"], tokenizer), read_scoring(folder)
-
-
-golf_commands = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Make a submission of golf runs; the runs themselves are made by train_gpt.py.",
-    short_help="Make a submission of golf runs.",
-)
-
-
-@golf_commands.callback()
-def _group() -> None:
-    """Keep `pack` a command of its group, although it is the only one."""
-
-
-@golf_commands.command("pack")
-def golf_pack(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, logs/RUN_ID, or logs, logs/RUN_ID.txt.")],
-    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Default: records/DATE_NAME.")] = None,
-    name: Annotated[str | None, Option(metavar="TEXT", help="Title of the submission. Default: that of RUN.")] = None,
-    author: Annotated[str, Option(metavar="TEXT", help="Who submits it.")] = "",
-    github_id: Annotated[str, Option(metavar="NAME", help="GitHub account that submits it.")] = "",
-    blurb: Annotated[str, Option(metavar="TEXT", help="What is new in it, in a sentence or two.")] = "",
-    reference: Annotated[float, Option(metavar="BPB", help="The score to beat, which p is computed against.", min=0)] = 1.2244,
-    force: Annotated[bool, Option("--force", help="Replace files of an existing submission; others stay.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Write a records folder from finished runs of several seeds. It has README.md, submission.json, logs, code and artifacts."""
-    from ingot.compat.golf.pack import pack
-
-    title = name or re.sub(r"\.txt$", "", runs[0].resolve().name)
-    folder = output or Path("records") / f"{datetime.now(UTC):%Y-%m-%d}_{re.sub(r'[^A-Za-z0-9]+', '_', title).strip('_')}"
-    about = {"name": title, "author": author, "github_id": github_id, "blurb": blurb}
-    submission = pack(runs, folder, **about, reference=reference, force=force)
-    if not author:
-        print("the submission names no author; give --author and --github-id", file=sys.stderr)
-    if as_json:
-        print_json({"output": str(folder), **submission})
-        return
-    results = submission["seed_results"].items()
-    rows = [(str(seed), f"{result['val_bpb']:.8f}", f"{result['bytes_total']:,}") for seed, result in results]
-    print_columns([("seed", "val_bpb", "bytes"), *rows])
-    spread = "" if submission["std"] is None else f" +- {submission['std']:.5f}, p {submission['p']:.2g} against {reference:g}"
-    print(f"{folder}: val_bpb {submission['val_bpb']:.5f}{spread}")

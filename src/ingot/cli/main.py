@@ -34,7 +34,7 @@ GROUPS = {
         "generate": "use.generate",
         "serve": "use.serve",
         "export": "export.export",
-        "import": "export.import_weights",
+        "import": "imports.import_weights",
     },
     "Inspect runs": {
         "status": "runs.status",
@@ -45,7 +45,7 @@ GROUPS = {
         "compare": "runs.compare",
     },
     "Prepare text": {"data": "data.commands"},
-    "Compete": {"golf": "export.golf_commands"},
+    "Compete": {"golf": "golf.golf_commands"},
     "Settings": {"recipes": "recipes.recipe_commands", "config": "recipes.config_commands", "init": "recipes.init"},
 }
 COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}

@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.backends.sampling import GenerationOptions
 from ingot.errors import ConfigError, DataError
-from ingot.inference.prompt_files import Problems, expand, read_prompts, read_requests
+from ingot.inference.prompt_files import expand, read_prompts
 from ingot.runtime.files import is_utf8, readable, write_atomically, writing_output
 
 Say = Callable[[str], None]
@@ -58,48 +58,6 @@ def generate_records(
         for number, (record, text) in enumerate(zip(records, completions, strict=True))
     ]
     write_lines(answers, output, say)
-
-
-def generate_requests(
-    file: Path,
-    output: Path | None,
-    model: str | None,
-    dtype: str,
-    tokenizer: str | None,
-    options: GenerationOptions,
-    *,
-    open_path: Callable[[Path, str | None, str], Any],
-    dry_run: bool,
-    as_json: bool,
-    say: Say,
-) -> None:
-    """Answer a file of requests, or with `dry_run` only report the plan; all problems are reported before a model is opened."""
-    from ingot.inference.model import locate_weights
-    from ingot.inference.prompt_files import answer_all, plan_loads
-
-    try:
-        requests = read_requests(file, model, dtype, tokenizer, options)
-        loads = plan_loads(requests, lambda path: locate_weights(Path(path)))
-    except Problems as error:
-        for problem in error.problems:
-            say(problem)
-        raise ConfigError(f"{file}: {len(error.problems)} problems, listed above; nothing was opened") from None
-    if as_json and dry_run:
-        names = [{"model": str(load.path), "dtype": load.dtype, "named": load.references} for load in loads]
-        plan = [{**model, "texts": len(load.requests)} for model, load in zip(names, loads, strict=True)]
-        print_line({"requests": len(requests), "models": plan})
-    for load in loads:
-        named = "" if load.references == [str(load.path)] else f", named {', '.join(load.references)}"
-        say(f"{load.path} as {load.dtype}: {len(load.requests)} texts{named}")
-    if dry_run:
-        say(f"{file}: {len(requests)} texts by {len(loads)} models; nothing is wrong and nothing was opened")
-        return
-
-    answers = answer_all(requests, loads, open_path, say)
-    failed = sum("error" in answer for answer in answers)
-    write_lines(answers, output, say)
-    if failed:
-        say(f"{failed} of {len(answers)} texts could not be written; their lines say why")
 
 
 def model_path(checkpoint: str | None, output_dir: str | None) -> str | None:

@@ -123,26 +123,38 @@ def generate(options: Namespace, say: Say) -> None:
 
 
 def batch_generate(options: Namespace, say: Say) -> None:
-    """Answer a file of requests, each of which may name its own model."""
-    from ingot.console.completions import generate_requests, model_path
+    """Answer a file of requests, each of which may name its own model; report all problems before a model is opened."""
+    from ingot.api import load
+    from ingot.console.completions import model_path, print_line, write_lines
+    from ingot.inference.model import locate_weights
+    from ingot.inference.prompt_files import Problems, answer_all, plan_loads, read_requests
+
+    file, default_model = options.input, model_path(options.checkpoint, options.output_dir)
+    try:
+        requests = read_requests(file, default_model, options.dtype, options.tokenizer, _generation_options(options))
+        loads = plan_loads(requests, lambda path: locate_weights(Path(path)))
+    except Problems as error:
+        for problem in error.problems:
+            warn(problem)
+        raise ConfigError(f"{file}: {len(error.problems)} problems, listed above; nothing was opened") from None
+    if options.json and options.dry_run:
+        plan = [{"model": str(p.path), "dtype": p.dtype, "named": p.references, "texts": len(p.requests)} for p in loads]
+        print_line({"requests": len(requests), "models": plan})
+    for planned in loads:
+        named = "" if planned.references == [str(planned.path)] else f", named {', '.join(planned.references)}"
+        warn(f"{planned.path} as {planned.dtype}: {len(planned.requests)} texts{named}")
+    if options.dry_run:
+        warn(f"{file}: {len(requests)} texts by {len(loads)} models; nothing is wrong and nothing was opened")
+        return
 
     def open_path(path: Path, tokenizer: str | None, dtype: str) -> Any:
-        from ingot.api import load
-
         return load(path, device=options.device, tokenizer=tokenizer, dtype=dtype)
 
-    generate_requests(
-        options.input,
-        options.output,
-        model_path(options.checkpoint, options.output_dir),
-        options.dtype,
-        options.tokenizer,
-        _generation_options(options),
-        open_path=open_path,
-        dry_run=options.dry_run,
-        as_json=options.json,
-        say=warn,
-    )
+    answers = answer_all(requests, loads, open_path, warn)
+    failed = sum("error" in answer for answer in answers)
+    write_lines(answers, options.output, warn)
+    if failed:
+        warn(f"{failed} of {len(answers)} texts could not be written; their lines say why")
 
 
 def _generation_options(options: Namespace) -> GenerationOptions:

@@ -1,0 +1,58 @@
+"""`ingot golf pack`: a submission to the golf challenge from finished runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from ingot.cli.arguments import AsJson
+from ingot.console.output import print_columns, print_json
+
+golf_commands = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make a submission of golf runs; the runs themselves are made by train_gpt.py.",
+    short_help="Make a submission of golf runs.",
+)
+
+
+@golf_commands.callback()
+def _group() -> None:
+    """Keep `pack` a command of its group, although it is the only one."""
+
+
+@golf_commands.command("pack")
+def golf_pack(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, logs/RUN_ID, or logs, logs/RUN_ID.txt.")],
+    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Default: records/DATE_NAME.")] = None,
+    name: Annotated[str | None, Option(metavar="TEXT", help="Title of the submission. Default: that of RUN.")] = None,
+    author: Annotated[str, Option(metavar="TEXT", help="Who submits it.")] = "",
+    github_id: Annotated[str, Option(metavar="NAME", help="GitHub account that submits it.")] = "",
+    blurb: Annotated[str, Option(metavar="TEXT", help="What is new in it, in a sentence or two.")] = "",
+    reference: Annotated[float, Option(metavar="BPB", help="The score to beat, which p is computed against.", min=0)] = 1.2244,
+    force: Annotated[bool, Option("--force", help="Replace files of an existing submission; others stay.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a records folder from finished runs of several seeds. It has README.md, submission.json, logs, code and artifacts."""
+    from ingot.compat.golf.pack import pack
+
+    title = name or re.sub(r"\.txt$", "", runs[0].resolve().name)
+    folder = output or Path("records") / f"{datetime.now(UTC):%Y-%m-%d}_{re.sub(r'[^A-Za-z0-9]+', '_', title).strip('_')}"
+    about = {"name": title, "author": author, "github_id": github_id, "blurb": blurb}
+    submission = pack(runs, folder, **about, reference=reference, force=force)
+    if not author:
+        print("the submission names no author; give --author and --github-id", file=sys.stderr)
+    if as_json:
+        print_json({"output": str(folder), **submission})
+        return
+    results = submission["seed_results"].items()
+    rows = [(str(seed), f"{result['val_bpb']:.8f}", f"{result['bytes_total']:,}") for seed, result in results]
+    print_columns([("seed", "val_bpb", "bytes"), *rows])
+    spread = "" if submission["std"] is None else f" +- {submission['std']:.5f}, p {submission['p']:.2g} against {reference:g}"
+    print(f"{folder}: val_bpb {submission['val_bpb']:.5f}{spread}")
