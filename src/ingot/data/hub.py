@@ -1,8 +1,8 @@
-"""A repository on the Hugging Face hub: what it holds at one commit, and its files.
+"""A repository on the Hugging Face hub: list and download its files at one commit.
 
-Every request goes through the official client, which retries, resumes and caches by itself; what it finally raises becomes one
-sentence here. Where nobody answers at all, that is known within seconds: the client would try for half a minute first. The client
-compares the size of what arrives and not its hash, so `fetch` does that, once.
+Every request goes through the official client, which retries, resumes and caches; its exceptions become one-line errors here.
+An unreachable hub is detected within seconds, because the client would retry for half a minute. The client verifies the size of
+a download but not its hash, so `fetch` verifies the hash, once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ingot.runtime.files import file_sha256, reading
 
 T = TypeVar("T")
 RepoType = Literal["dataset", "model"]
-NetworkError: type[Exception] = HfHubHTTPError.__mro__[1]  # the base class of what httpx raises, however the client imports it
+NetworkError: type[Exception] = HfHubHTTPError.__mro__[1]  # base class of httpx's exceptions, however the client imports it
 ANSWER_SECONDS = 30.0
 CONNECT_SECONDS = 3.0
 
@@ -49,10 +49,10 @@ class FileInfo:
 
     size: int | None = None
     sha256: str | None = None
-    git_sha1: str | None = None  # small files have git's hash instead
+    git_sha1: str | None = None  # small files have a git hash instead
 
     def problem(self, path: Path) -> str | None:
-        """Return how a file differs from this, or None."""
+        """Return a message if a file's size or hash differs from this, else None."""
         with reading(path):
             size = path.stat().st_size
             if self.size is not None and size != self.size:
@@ -73,11 +73,11 @@ class Listing:
 
 
 class Missing(DataError):
-    """The repository exists and has no such file or revision."""
+    """Raised if the repository exists but has no such file or revision."""
 
 
 class Unreachable(DataError):
-    """The hub does not answer; files that were fetched before may do."""
+    """Raised if the hub cannot be reached; cached files may still be usable."""
 
 
 class Hub:
@@ -94,7 +94,7 @@ class Hub:
         self._answers = False
 
     def listing(self, revision: str | None = None) -> Listing:
-        """Return the commit of a revision and what is known of each of its files."""
+        """Return the commit of a revision, and the size and hash of each of its files."""
 
         def ask() -> Listing:
             try:
@@ -118,9 +118,9 @@ class Hub:
         info: FileInfo = FileInfo(),  # noqa: B008 (frozen)
         count: Callable[[int], None] = lambda size: None,
     ) -> Path:
-        """Return a file in the client's cache, downloaded if need be; one that is not what `info` says is fetched once more.
+        """Return a file in the client's cache, downloading it if necessary; if it does not match `info`, download it once more.
 
-        `count` is called with the number of bytes that have arrived since the last call.
+        `count` is called with the number of bytes received since the last call.
         """
         request = partial(hf_hub_download, self.repo, path, revision=commit, tqdm_class=_meter(count), **self._place)
         blob = Path(self._ask(path, partial(request, local_files_only=self.offline), partial(request, local_files_only=True)))
@@ -132,7 +132,7 @@ class Hub:
         return blob
 
     def snapshot(self, names: Sequence[str], commit: str | None = None) -> Path:
-        """Return the folder in the client's cache that holds the files of these names or patterns, downloaded if need be."""
+        """Return the cache folder with the files that match these names or patterns, downloading them if necessary."""
         ask = partial(snapshot_download, self.repo, revision=commit, allow_patterns=list(names), **self._place)
         return Path(self._ask(f"the {self.repo_type}", ask, partial(ask, local_files_only=True)))
 
@@ -162,7 +162,7 @@ class Hub:
             raise self._explained(_cause(error), what) from error
 
     def _explained(self, error: BaseException, what: str) -> IngotError:
-        """Return an error of the client as one of ours."""
+        """Convert an exception of the client into one of ours."""
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         repository = f"{self.repo_type} repository {self.repo} at {self.endpoint}"
         if isinstance(error, HFValidationError):
@@ -190,10 +190,10 @@ class Hub:
 
 
 def connect(endpoint: str) -> None:
-    """Raise ConnectionError where nobody takes a connection, within seconds."""
+    """Raise ConnectionError within seconds if the host accepts no connection."""
     address = urlsplit(endpoint)
     if address.hostname is None or getproxies().get(address.scheme):
-        return  # only the client knows the way
+        return  # behind a proxy only the client knows how to connect
     try:
         port = address.port or (443 if address.scheme == "https" else 80)
         socket.create_connection((address.hostname, port), timeout=CONNECT_SECONDS).close()
@@ -202,7 +202,7 @@ def connect(endpoint: str) -> None:
 
 
 def _meter(count: Callable[[int], None]) -> type[Any]:
-    """Return a progress bar for the client that shows nothing and counts."""
+    """Return a progress bar class for the client that prints nothing and only counts bytes."""
 
     class Meter(tqdm):
         def __init__(self, *_: object, **settings: object) -> None:
@@ -212,16 +212,16 @@ def _meter(count: Callable[[int], None]) -> type[Any]:
             count(int(size or 0))
 
         def update_transfer(self, size: float) -> None:
-            """Ignore bytes on the wire, which are fewer than those of the file where the hub stores equal parts once."""
+            """Ignore bytes on the wire, which are fewer than the file's because the hub deduplicates equal chunks."""
 
         def set_transfer_postfix_str(self, *_: object, **settings: object) -> None:
-            """Ignore their speed."""
+            """Ignore the transfer speed."""
 
     return Meter
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what lies behind the client's "not found in the cache either"."""
+    """Return the original exception behind the client's "not found in the cache either"."""
     while isinstance(error, LocalEntryNotFoundError | ValueError) and error.__cause__ is not None:
         error = error.__cause__
     return error

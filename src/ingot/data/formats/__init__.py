@@ -1,1 +1,1 @@
-"""Token data of other programs: how each format is recognised, read, written and converted."""
+"""Token formats of other programs: detect, read, write and convert them."""

@@ -1,7 +1,8 @@
 """Convert token data from one format into another, document by document.
 
-Formats differ in the marks around documents: before (ours, shards), after (nanoGPT, gpt-simple), none (characters). Marks are
-removed on reading and added on writing, so a document keeps its tokens and nothing is tokenized again.
+Formats differ in their document separators: a BOS token before each document (ours, shards), an EOS token after it (nanoGPT,
+gpt-simple), or none (characters). The code calls these tokens marks. They are removed on reading and added on writing, so a
+document keeps its tokens and nothing is re-tokenized.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ log = logging.getLogger(__name__)
 
 NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # the file name that golf's scripts expect, and the default bucket
 PROGRESS_TOKENS = 1 << 20
-Progress = Callable[[int, int], None]  # bytes done, bytes in total
+Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 
 
 @dataclass(frozen=True)
 class WrittenCounts:
-    """Counts of a written split; `bytes` is the size of the text its tokens stand for, None without a tokenizer."""
+    """Counts of a written split; `bytes` is the size of the decoded text, None without a tokenizer."""
 
     documents: int
     tokens: int
@@ -82,7 +83,7 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Write a dataset to the folder `output` in the format `to`. `mark` separates documents if no tokenizer defines one."""
+    """Write a dataset to the folder `output` in the format `to`. `mark` is the separator id if no tokenizer defines one."""
     started = time.monotonic()
     _check(source, output, to, mark, layout)
     check_output(output, overwrite)
@@ -105,7 +106,7 @@ def convert(
             writer = _writer(stage.folder, split, to, opened, layout, wide, files)
             text_bytes = 0
             for bucket, documents in source.split(split).bucket_documents(read_marks) if split in source.tokens else ():
-                if bucket is not None and buckets != [NAMES["gpt-simple"]]:  # gpt-simple's name for data without buckets
+                if bucket is not None and buckets != [NAMES["gpt-simple"]]:  # gpt-simple calls the bucket of unbucketed data this
                     writer.begin_bucket(bucket)
                 for document in documents:
                     if opened:
@@ -154,7 +155,7 @@ def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: Fil
 
 
 def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:
-    """Return the tokenizer of the source, or the named one after a look at whether it made the tokens."""
+    """Return the tokenizer of the source, or the named one after checking that it produced the tokens."""
     if (own := source.known_tokenizer) is not None:
         if name not in (None, own.kind):
             raise ConfigError(f"{source.folder} names its own tokenizer, {own.kind}; leave --tokenizer {name} out")
@@ -174,7 +175,7 @@ def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:
 
 
 def _text_bytes(document: Document, tokenizer: Tokenizer, name: Path) -> int:
-    """Return how many bytes of text the tokens of a document stand for, after a check that all are in the vocabulary."""
+    """Return the size in bytes of a document's decoded text, after checking that all its tokens are in the vocabulary."""
     total, previous = 0, OUTSIDE
     for ids in document:
         if (largest := int(ids.max())) >= tokenizer.vocab_size:
@@ -187,23 +188,23 @@ def _text_bytes(document: Document, tokenizer: Tokenizer, name: Path) -> int:
 
 
 def with_marks(document: Document, marks: Marks) -> Document:
-    """Put the marks around a document; small parts are joined, which is faster than writing them one by one."""
+    """Add the separators to a document; small parts are concatenated, which is faster than writing them one by one."""
     before, after = ([] if mark is None else [np.array([mark], id_type(mark + 1))] for mark in (marks.bos, marks.eos))
     parts = [*before, *document, *after]
     return [np.concatenate(parts)] if len(parts) > 1 and sum(map(len, parts)) <= CHUNK_TOKENS else parts
 
 
 class DocumentWriter(Protocol):
-    """Writes one split of any format and counts its documents and tokens, marks and repetitions included."""
+    """Writes one split of any format and counts its documents and tokens, including separators and repeated tokens."""
 
     documents: int
     tokens: int
 
     def begin_bucket(self, name: str) -> None:
-        """Put the documents that follow into this bucket, if the format has buckets."""
+        """Add all following documents to this bucket, if the format has buckets."""
 
     def add_document(self, parts: Document) -> None:
-        """Write a document with its marks."""
+        """Write a document with its separators."""
 
     def close(self) -> object:
         """Complete the last file."""
@@ -275,7 +276,7 @@ class StreamWriter:
 
 
 class PairWriter:
-    """Writes SPLIT/BUCKET/NUMBER.bin and .idx; a file is full at `shard_tokens` tokens, and no document is split over two."""
+    """Writes SPLIT/BUCKET/NUMBER.bin and .idx; a new file starts at `shard_tokens` tokens, never inside a document."""
 
     def __init__(self, folder: Path, files: ExitStack, layout: FileLayout, width: int = 2) -> None:
         check_windows(layout.max_length, layout.overlap)

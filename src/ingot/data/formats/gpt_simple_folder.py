@@ -1,8 +1,9 @@
-"""gpt-simple's data: train/BUCKET and val/BUCKET with pairs of .bin (tokens) and .idx (where windows begin).
+"""gpt-simple's data: train/BUCKET and val/BUCKET with pairs of .bin (tokens) and .idx (window offsets).
 
-A document longer than a window is stored as several windows, each of which may repeat the end of the previous one; the .idx says
-how much. Read back they are one document with every token once. The .idx says too much where windows overlap by more than half,
-and after the end of a document windows may follow that repeat it, so repetitions are compared before they are dropped.
+A document longer than a window is stored as several windows, each of which may repeat the end of the previous one; the .idx
+records the overlap. Reading merges them into one document with every token once. The recorded overlap is too large where windows
+overlap by more than half, and windows that only repeat a document may follow its end, so repeated tokens are compared before they
+are dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ AGAIN = "copy it again or tokenize again"
 def open_gpt_simple(path: Path, strict: bool = True) -> Dataset:
     """Open a folder with train/ and val/, one bucket, or one .bin with its .idx.
 
-    With `strict` the first damaged pair is an error, else damaged pairs are left out and noted in `problems`.
+    With `strict` the first damaged pair raises; otherwise damaged pairs are skipped and listed in `problems`.
     """
     files = {split: files for split, files in find_pairs(path).items() if files}
     if not files:
@@ -55,7 +56,7 @@ def open_gpt_simple(path: Path, strict: bool = True) -> Dataset:
 
 
 def find_pairs(path: Path) -> dict[str, list[Path]]:
-    """Return the .bin files of each split in order; a folder without train/ and val/ is one bucket for training."""
+    """Return the .bin files of each split in order; a folder without train/ and val/ is one bucket of the train split."""
     if not path.is_dir():
         return {"train": [path.with_suffix(".bin")] if path.with_suffix(".idx").is_file() else []}
     folders = {split: path / split for split in SPLITS if (path / split).is_dir()}
@@ -67,7 +68,7 @@ def find_pairs(path: Path) -> dict[str, list[Path]]:
 
 
 def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
-    """Return the bytes per token, where windows begin and the last one ends, and how many tokens each window repeats."""
+    """Return the bytes per token, the window offsets (plus the end of the last), and each window's overlap in tokens."""
     contents, size = read_file(path)
     if size < HEADER.size:
         raise DataError(f"unexpected header in {path}: {size:,} bytes instead of {HEADER.size}; {AGAIN}")
@@ -100,11 +101,11 @@ class Pair:
             )
 
     def map(self) -> NDArray[Any]:
-        """Map the tokens of the .bin."""
+        """Memory-map the tokens of the .bin."""
         return map_tokens(self.path, self.dtype.str, 0, self.tokens)
 
     def documents(self, eos: int | None) -> Iterator[Document]:
-        """Yield whole documents without end marks. In a file that has such marks, a window without one continues in the next."""
+        """Yield whole documents without EOS tokens. In a file that has them, a window without one continues in the next."""
         tokens = np.asarray(self.map())
         marked = self.tokens > 0 and int(tokens[-1]) == eos
         document: Document = []
@@ -129,7 +130,7 @@ class Pair:
 
 
 class WindowSplit(Split):
-    """A split whose documents are the windows of its pairs; the folder of a pair inside train/ or val/ is its bucket."""
+    """A split whose documents are the windows of its .bin/.idx pairs; subfolders of train/ and val/ are buckets."""
 
     def __init__(self, name: str, folder: Path, paths: list[Path], pairs: Mapping[Path, Pair]) -> None:
         self._pairs = pairs
@@ -166,7 +167,7 @@ class WindowSplit(Split):
 
 
 def check_windows(max_length: int, overlap: int) -> None:
-    """Refuse windows that would repeat more than half of themselves, or more than an .idx can record."""
+    """Raise an error if the overlap is more than half a window, or more than an .idx can record."""
     if not 0 <= 2 * overlap <= max_length or max_length < 1 or overlap > 0xFFFF:
         raise ConfigError(
             f"an overlap of {overlap:,} does not fit windows of {max_length:,} tokens; give at most half of it, and up to 65,535"
@@ -174,9 +175,9 @@ def check_windows(max_length: int, overlap: int) -> None:
 
 
 def cut_windows(length: int, max_length: int, overlap: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the windows of a document, end mark included: where each begins and ends, and how many tokens it repeats.
+    """Yield (start, end, overlap in tokens) for each window of a document, including its EOS token.
 
-    The last one ends with the document: no window follows that would only repeat.
+    The last window ends with the document, so no window consists of repeated tokens only.
     """
     start = repeats = 0
     while start + repeats < length:
@@ -197,7 +198,7 @@ def token_width(vocab_size: int) -> int:
 
 
 def _repeated(window: IdArray, last: IdArray | None, recorded: int, ended: bool) -> int | None:
-    """Return how many tokens of a window to drop: all of one after the end of its document; None if it repeats nothing."""
+    """Return how many repeated tokens of a window to drop (all, if its document has ended); None if it repeats nothing."""
     if last is None:
         return None
 

@@ -1,6 +1,6 @@
-"""nanoGPT's data folder: train.bin and val.bin, uint16 without a header, and for character data a meta.pkl.
+"""nanoGPT's data folder: train.bin and val.bin (uint16, no header) and, for character data, a meta.pkl.
 
-Nothing in the files says where documents begin: GPT-2's <|endoftext|> follows each, character data has no mark at all.
+The files have no document index: GPT-2 data has <|endoftext|> after each document, character data has no separator at all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILES = {"train": "train.bin", "val": "val.bin"}
 
 
 def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
-    """Open a folder with train.bin and perhaps val.bin, or one such file; nothing in them can be checked beyond their size."""
+    """Open a folder with train.bin and optionally val.bin, or one such file; only the file size can be validated."""
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
         files = {split: path / name for split, name in FILES.items() if (path / name).is_file()}
@@ -42,7 +42,7 @@ def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
 
 
 def check_headerless(dataset: Dataset) -> None:
-    """Refuse files that begin like a damaged shard header."""
+    """Raise an error for files that begin like a damaged shard header."""
     for split in dataset.splits.values():
         for path in split.paths:
             head, size = read_file(path, HEADER_BYTES)
@@ -67,17 +67,17 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """Read the dictionary of a meta.pkl without running any code in it."""
+    """Read the dictionary of a meta.pkl without executing code from it."""
     contents, size = read_file(path, MAX_META_BYTES)
     if size > MAX_META_BYTES:
         raise DataError(f"{path} has {size:,} bytes, too many for a vocabulary; remove it and give --tokenizer")
     try:
         for code, argument, _ in pickletools.genops(contents):
-            # Unpickling allocates the memo up to the largest index: a huge one would take all memory.
+            # Unpickling allocates the memo up to its largest index, so a huge index would exhaust memory.
             if code.name not in SAFE or (code.name.endswith("PUT") and int(argument or 0) > len(contents)):
                 raise pickle.UnpicklingError(f"{code.name} is not a part of a vocabulary")
         meta = _PlainUnpickler(io.BytesIO(contents)).load()
-    except Exception as error:  # damaged pickles raise almost anything
+    except Exception as error:  # damaged pickles raise almost any exception
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(f"{path} is refused: {reason}; it is damaged or not nanoGPT's: remove it and give --tokenizer") from None
     if not isinstance(meta, dict) or type(meta.get("vocab_size")) is not int:
@@ -101,7 +101,7 @@ def char_tokenizer(path: Path) -> CharTokenizer | None:
 
 
 def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
-    """Open the tokenizer of a nanoGPT folder: its characters, else the named one; without a meta.pkl GPT-2's is the default."""
+    """Open the tokenizer of a nanoGPT folder: from its meta.pkl, else the named one, else GPT-2's."""
     path = folder / META
     if name == "number":
         if not path.is_file():
@@ -126,7 +126,7 @@ def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
 
 
 def check_meta_size(folder: Path, tokenizer: Tokenizer) -> None:
-    """Refuse a tokenizer with another number of ids than the meta.pkl of a folder, if there is one, says."""
+    """Raise an error if the tokenizer's vocabulary size differs from the folder's meta.pkl, if there is one."""
     path = folder / META
     if path.is_file() and (size := read_meta(path)["vocab_size"]) != tokenizer.vocab_size:
         raise DataError(
@@ -136,7 +136,7 @@ def check_meta_size(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def meta_bytes(tokenizer: Tokenizer) -> bytes:
-    """Return a meta.pkl for nanoGPT's train.py and sample.py; ids that are not a whole character show as they decode."""
+    """Return a meta.pkl for nanoGPT's train.py and sample.py; ids that are not a whole character map to what they decode to."""
     itos = {token: tokenizer.decode_bytes([token]).decode("utf-8", "replace") for token in range(tokenizer.vocab_size)}
     stoi: dict[str, int] = {}
     for token, text in itos.items():

@@ -1,8 +1,8 @@
-"""Open token data of any format: detect the format of a folder, and check that the named tokenizer made its tokens.
+"""Open token data of any format: detect the format of a folder, and check that the named tokenizer produced its tokens.
 
-Every format becomes the same `Dataset`. A file is never guessed to be token data: what no format recognises is refused. Other
-programs do not record the tokenizer, and a wrong one gives wrong bits per byte: a few places of every file are compared with what
-the tokenizer makes of their text.
+Every format becomes the same `Dataset`. Files are never guessed to be token data: an unrecognised format is an error. Other
+programs do not record the tokenizer, and a wrong one gives wrong bits per byte, so samples of every file are decoded and
+re-encoded, which must give the same tokens.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ OPENERS: dict[str, Callable[[Path, bool], Dataset]] = {
 }
 LOOKED_FOR = f"{MANIFEST}, train.bin, .bin with .idx, or shards with a header"
 TOKENIZER = Setting("data.tokenizer")
-SAMPLES, SAMPLE_TOKENS = 32, 4096  # places sampled in all files together, at least 2 in each, and the tokens of each place
+SAMPLES, SAMPLE_TOKENS = 32, 4096  # number of samples over all files (at least 2 per file), tokens per sample
 
 
 def open_tokens(path: Path, format: str | None = None, strict: bool = True) -> Dataset:
-    """Open the token data at `path` in the given format or, without one, the format that its files show.
+    """Open the token data at `path` in the given format, detected if None.
 
-    With `strict` the first damaged file is an error; else damage is collected in the dataset's `problems`.
+    With `strict` the first damaged file raises; otherwise defects are collected in the dataset's `problems`.
     """
     if format is not None and format not in OPENERS:
         raise ConfigError(f"unknown format {format!r}; known are {', '.join(OPENERS)}")
@@ -52,7 +52,7 @@ def open_tokens(path: Path, format: str | None = None, strict: bool = True) -> D
 
 
 def detect(path: Path) -> str | None:
-    """Return the format of the token data at `path`; None if it is in none."""
+    """Return the format of the token data at `path`; None if it is not recognised."""
     if not path.is_dir():
         if any(find_pairs(path).values()):
             return "gpt-simple"
@@ -77,9 +77,9 @@ def _refuse(path: Path) -> str:
 
 
 def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False) -> Dataset | None:
-    """Open a folder of nanoGPT's, gpt-simple's or of shards to train on; None if it is none of them.
+    """Open a nanoGPT, gpt-simple or shard folder for training; None if it is none of them.
 
-    `trust_tokens` skips the check whether the tokenizer made the tokens.
+    `trust_tokens` skips the check that the tokenizer produced the tokens.
     """
     format = detect(folder) if folder.is_dir() else None
     if format in (None, "ingot"):
@@ -106,14 +106,14 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
 
 
 def tokenizer_mismatch(dataset: Dataset, tokenizer: Tokenizer, trust_tokens: bool = False) -> str | None:
-    """Return how a few places of each file show that another tokenizer made the tokens, or None.
+    """Return a message if samples of the files show that a different tokenizer produced the tokens, else None.
 
-    With `trust_tokens` they only have to be in the vocabulary.
+    With `trust_tokens` the sampled tokens only have to be in the vocabulary.
     """
     samples, files = [], sum(len(split.paths) for split in dataset.splits.values())
     for split in dataset.splits.values():
         for path in split.paths:
-            tokens = split.open_file(path)  # not kept open: a run maps each file at its first use
+            tokens = split.open_file(path)  # not kept open: a run memory-maps each file on first use
             last = max(0, len(tokens) - SAMPLE_TOKENS)
             for start in np.linspace(0, last, max(2, SAMPLES // files)).astype(int):
                 part = tokens[start : start + SAMPLE_TOKENS]

@@ -1,7 +1,7 @@
 """A folder of shards with 1,024-byte headers, as golf, modded-nanogpt and llm.c write them, and the manifest.json of golf's data.
 
-A mark stands before every document, and a document may continue in the next file. Golf's data has a manifest.json two folders
-above its shards: it says how many shards and documents there are, and which tokenizer made them.
+A BOS token precedes every document, and a document may continue in the next file. Golf's data has a manifest.json two folders
+above its shards, with the number of shards and documents and the tokenizer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ingot.errors import DataError
 
 MANIFEST = "manifest.json"
 VALIDATION = re.compile(r"(?<![a-z])(val|valid|validation|dev)(?![a-z])")
-NO_TOKENS = re.compile(r"(?<![a-z])(bytes|test)(?![a-z])")  # byte counts beside the tokens; a split that we do not use
+NO_TOKENS = re.compile(r"(?<![a-z])(bytes|test)(?![a-z])")  # file names to skip: byte counts, and the unused test split
 Record = dict[str, Any]
 
 
 def open_shards(path: Path, strict: bool = True) -> Dataset:
     """Open a folder of shards, or one shard.
 
-    With `strict` the first damaged shard is an error, else damaged shards are left out and noted in `problems`.
+    With `strict` the first damaged shard raises; otherwise damaged shards are skipped and listed in `problems`.
     """
     folder, problems, splits = path if path.is_dir() else path.parent, list[DataProblem](), {}
     every = sorted(file for file in path.glob("*.bin") if file.is_file()) if path.is_dir() else [path]
@@ -50,7 +50,7 @@ def open_shards(path: Path, strict: bool = True) -> Dataset:
 
 
 def shard_files(folder: Path, split: str) -> list[Path]:
-    """Return the shards named *_SPLIT_* in the order of their names, without the files of byte counts beside them."""
+    """Return the shards named *_SPLIT_*, sorted by name, without the files of byte counts."""
     return sorted(path for path in folder.glob(f"*_{split}_*.bin") if path.is_file() and "_bytes_" not in path.name)
 
 
@@ -67,7 +67,7 @@ def parse_manifest(content: bytes, where: str) -> Record:
 
 def manifest_of(dataset: Path) -> tuple[Path, Record] | None:
     """Return the manifest of a folder of shards and its path; None if there is none."""
-    folder = Path(os.path.abspath(dataset))  # noqa: PTH100 (a data folder may be a link to another disk)
+    folder = Path(os.path.abspath(dataset))  # noqa: PTH100 (a data folder may be a symlink to another disk)
     where = folder.parent.parent / MANIFEST
     return (where, parse_manifest(where.read_bytes(), str(where))) if where.is_file() else None
 
@@ -80,17 +80,17 @@ def listed_dataset(dataset: Path) -> Record | None:
 
 
 def paired_tokenizer(dataset: Path) -> str | None:
-    """Return the tokenizer that the manifest names for a folder of shards: byte, or a file that exists; None if it names none."""
+    """Return the tokenizer that the manifest records for a shard folder: byte, or an existing file; None if there is none."""
     manifest, entry = manifest_of(dataset), listed_dataset(dataset)
     if manifest is None or entry is None:
         return None
     kind, file = tokenizer_of(manifest[1], entry)
-    path = manifest[0].parent / file.lstrip("/")  # a manifest is not trusted: no name may lead out of its folder
+    path = manifest[0].parent / file.lstrip("/")  # the manifest is untrusted: paths must stay inside its folder
     return "byte" if "byte" in kind else str(path) if file and ".." not in path.parts and path.is_file() else None
 
 
 def tokenizer_of(manifest: Record, entry: Record) -> tuple[str, str]:
-    """Return the kind and the file of the tokenizer that made a listed dataset."""
+    """Return the kind and the file of a dataset's tokenizer, from its manifest entry."""
     tokenizers = _entries(manifest, "tokenizers")
     paired = next((tokenizer for tokenizer in tokenizers if tokenizer.get("name") == entry.get("tokenizer_name")), {})
     return str(paired.get("kind")), str(paired.get("model_path") or paired.get("path") or "")

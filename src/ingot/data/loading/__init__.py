@@ -1,1 +1,1 @@
-"""Tokens to batches: the order of rows, packing, reading ahead."""
+"""From tokens to batches: row order, document packing and prefetching."""

@@ -19,7 +19,7 @@ from ingot.runtime.files import allow_open_files, user_path
 def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
     """Open the data at `data.path`, preparing text if necessary; if a tokenizer is given, it must match the dataset's.
 
-    `trust_tokens` skips checking other programs' tokens against it. `fitting` is the tokenizer to suggest if no data is found.
+    `trust_tokens` skips verifying other programs' tokens against it. `fitting` is the tokenizer to suggest if no data is found.
     """
     allow_open_files()
     folder = resolve(path, tokenizer)
@@ -65,7 +65,7 @@ def _sample(path: str) -> tuple[str, str | None]:
 
 
 def _refuse_missing_published(folder: Path, tokenizer: str) -> None:
-    """Refuse a folder of golf's published data that was not downloaded, unless its tokenizer is here to prepare text with."""
+    """Raise an error if a folder of golf's published data was not downloaded, unless its tokenizer file exists locally."""
     published = re.fullmatch(r"fineweb10B_(\w+)", folder.name)
     if published and folder.parent.name == "datasets" and not folder.exists() and not user_path(tokenizer).exists():
         command = f"ingot data download --variant {published[1]} --output {shlex.quote(str(folder.parent.parent))}"
@@ -73,7 +73,7 @@ def _refuse_missing_published(folder: Path, tokenizer: str) -> None:
 
 
 def _check_same(name: str, dataset: Dataset, path: str) -> None:
-    """Refuse a tokenizer that is not the one the text was prepared with."""
+    """Raise an error if the tokenizer is not the one that the text was prepared with."""
     source = dataset.manifest.source
     recorded = source.get("tokenizer") if isinstance(source, dict) else None
     trained = recorded if isinstance(recorded, str) and is_learned(recorded) else None

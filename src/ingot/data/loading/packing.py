@@ -1,9 +1,9 @@
-"""Document packing: which documents share a row, and what is predicted at the end of each.
+"""Document packing: which documents share a row, and the target at the end of each document.
 
 Documents are reshuffled every epoch and packed into rows one block at a time by best fit: the longest first, each into the
 fullest row that still has room. The rows of a block are then shuffled, because in packing order a batch would hold documents of
-one length. A document longer than a row is cut. Every token is predicted once per epoch, and the target of a token is always its
-successor in its own document, whichever document follows in the row.
+similar length. A document longer than a row is split. Every token is predicted once per epoch, and the target of a token is
+always its successor in its own document, whichever document follows in the row.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ingot.runtime.seeds import mix, permuted
 from ingot.runtime.tensors import IGNORED, Batch
 
 BLOCK = 1024  # documents packed together, which fills 98 to 99% of the positions
-DRAWN = 64  # blocks whose documents are drawn in one call, which is faster than one call per block
+DRAWN = 64  # number of blocks whose documents are drawn in one call, which is faster than one call per block
 
 
 class DocumentPart(NamedTuple):
-    """A contiguous part of one document that fits into a row."""
+    """A contiguous part of one document, at most one row long."""
 
     start: int
     length: int
@@ -39,10 +39,10 @@ class DocumentPart(NamedTuple):
 class PackedRows(ByNumber):
     """Documents packed into rows of `seq_len` tokens, or one document per row with `alone`.
 
-    `bos` is the id that begins every document. It is the target of a document's last token, so the model learns to predict that
-    a document is over. Without such an id the last token has no target. If the split has an end mark, the mark itself is a target
-    and everything after it belongs to another document. `overlap` is the number of tokens shared by consecutive pieces of a long
-    document. `already_read` is a mask of the documents that the first epoch leaves out.
+    `bos` is the id that begins every document. It is the target of a document's last token, so the model learns to predict the
+    end of a document. Without a BOS id the last token has no target. If the split has an EOS id, that token itself is a target
+    and everything after it belongs to another document. `overlap` is the number of tokens shared by consecutive parts of a long
+    document. `already_read` is a mask of the documents that the first epoch skips.
     """
 
     def __init__(
@@ -106,16 +106,16 @@ class PackedRows(ByNumber):
             line[2, at:] = number  # padding attends only to itself
 
     def _after_marks(self, tokens: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return a mask of the tokens that end a document."""
+        """Return a mask of the tokens that follow an EOS token."""
         return tokens == self._split.eos if self._split.eos is not None else np.zeros(len(tokens), bool)
 
     def _count(self, part: DocumentPart) -> int:
-        """Return the number of targets in a part; every end mark inside it takes one away."""
+        """Return the number of targets in a part; every EOS token inside it reduces the count by one."""
         if self._split.eos is None:
             return max(0, part.length - part.predicted - (part.ends and self._bos is None))
         inner = self._after_marks(self._split.read(part.start + part.predicted, part.start + part.length))
         if part.ends and self._bos is None:
-            inner[-1:] = True  # the last token has no target, whether or not it is a mark
+            inner[-1:] = True  # the last token has no target, whether or not it is EOS
         return len(inner) - int(np.count_nonzero(inner))
 
     def _row(self, sample: int) -> list[DocumentPart]:
@@ -150,7 +150,7 @@ class PackedRows(ByNumber):
         return [rows[i] for i in order.tolist()]
 
     def _parts(self, epoch: int, block: int) -> tuple[NDArray[Any], ...]:
-        """Return the parts of a block's documents, in document order: an array for each field of DocumentPart."""
+        """Return the parts of a block's documents, in document order, as one array per field of DocumentPart."""
         drawn, at = (epoch, block // DRAWN), block % DRAWN * BLOCK
         if self._drawn[0] != drawn:
             first, count = drawn[1] * DRAWN * BLOCK, len(self._starts) - 1
@@ -167,15 +167,15 @@ class PackedRows(ByNumber):
         start, stop = np.repeat(begins, counts) + number * step, np.repeat(stops, counts)
         length = np.minimum(self.seq_len, stop - start)
         ends = start + length >= stop
-        # Tokens shared with an earlier part or document were predicted there, so their targets are not counted again.
+        # Tokens shared with an earlier part or document are already predicted there, so their targets are not counted again.
         before = np.repeat(begins + np.maximum(0, repeats - 1), counts) - start
         predicted = np.clip(np.where(number > 0, np.maximum(before, self._overlap), before), 0, length)
-        worth = length - predicted - (ends & (self._bos is None)) > 0  # a one-token document without a mark predicts nothing
+        worth = length - predicted - (ends & (self._bos is None)) > 0  # a one-token document without BOS has no target
         return start[worth], length[worth], ends[worth], predicted[worth]
 
 
 def rows_filled(lengths: NDArray[np.int64], capacity: int) -> int:
-    """Return the number of rows that `best_fit` makes of these lengths, at a tenth of its cost."""
+    """Return the number of rows that `best_fit` would produce for these lengths, at a tenth of its cost."""
     shorter = np.sort(lengths[lengths < capacity])[::-1].tolist()
     rows = len(lengths) - len(shorter)
     room: list[int] = []  # free positions in each row that is not full, sorted
@@ -207,9 +207,9 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return rows
 
 
-# Redrawn rows: every epoch concatenates the documents in a new order, cuts rows from a random offset and shuffles them. The
-# concatenated stream is never stored: memory holds the end of each document for one epoch, and tokens are copied from the files
-# when a row is read.
+# Redrawn rows: every epoch concatenates the documents in a new order, splits the stream into rows from a random offset and
+# shuffles them. The concatenated stream is never materialised: memory holds the document ends of one epoch, and tokens are copied
+# from the files when a row is read.
 
 DOCUMENTS, ROWS, OFFSET = 0, 1, 2  # mixed into the seed so that the three draws are independent
 PART = 1 << 20  # documents drawn at a time
@@ -219,8 +219,8 @@ class RedrawnRows(ByNumber):
     """Rows of `seq_len` tokens from documents that are reshuffled each epoch; every token is an input once per epoch.
 
     The documents form a ring: a row may begin inside a document that another row ends with, and the target of the last token is
-    the first. The last row of an epoch is padded with positions without targets. Tokens that a document repeats from the previous
-    one are left out.
+    the first token. The last row of an epoch is padded with positions without targets. Tokens that a document repeats from the
+    previous one are skipped.
     """
 
     def __init__(self, split: Documents, seq_len: int, seed: int, documents: bool = False):
@@ -251,18 +251,18 @@ class RedrawnRows(ByNumber):
         return len(samples) * self.seq_len - empty * int(np.count_nonzero(rows == self._rows - 1))
 
     def _fill(self, batch: Batch, lines: NDArray[np.int64], rows: NDArray[np.int64], epoch: int) -> None:
-        """Write rows of one epoch, given by their numbers in the ring, into lines of the batch."""
+        """Write rows of one epoch, given by their indices in the ring, into the given rows of the batch."""
         ring_ends, offset = self._ring(epoch)
         counts = np.minimum(self.seq_len, self.tokens - rows * self.seq_len)
         begins = (offset + rows * self.seq_len) % self.tokens
         stops = begins + counts + 1  # one past the last target
         first = np.searchsorted(ring_ends, begins, side="right")
-        # A row that wraps around the ring keeps counting documents: with D documents, index D is index 0 again.
+        # In a row that wraps around the ring, document indices keep increasing: with D documents, index D is document 0 again.
         last = np.searchsorted(ring_ends, (stops - 1) % self.tokens, side="right") + (stops > self.tokens) * self._documents
         sizes = last - first + 1
         places = np.repeat(first - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
         starts, lengths = self._chosen(places % self._documents, epoch)
-        # Tokens of each row's first document that precede the row.
+        # The number of tokens of each row's first document that come before the row.
         skipped = begins - ring_ends[first] + lengths[np.cumsum(sizes) - sizes]
         window, at = np.empty(self.seq_len + 1, np.int32), 0
         for line, count, skip, size in zip(lines.tolist(), counts.tolist(), skipped.tolist(), sizes.tolist(), strict=True):
@@ -271,7 +271,7 @@ class RedrawnRows(ByNumber):
             at += size
 
     def _fill_line(self, line: Batch, window: NDArray[np.int32], skip: int, pieces: Iterable[tuple[int, int]]) -> None:
-        """Write a row from the start and length of each of its documents, without the first `skip` tokens of the first one."""
+        """Write a row, given the start and length of each of its documents; skip the first `skip` tokens of the first one."""
         filled, count, number = 0, len(window) - 1, 0
         for start, length in pieces:
             stop = min(filled + length - skip, count + 1)

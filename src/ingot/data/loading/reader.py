@@ -1,4 +1,4 @@
-"""Read the rows of each step ahead of time in a thread, so that the training loop does not wait for the disk."""
+"""Prefetch the rows of each step in a thread, so that the training loop does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RankBatch:
 
 @dataclass(frozen=True)
 class _Ahead:
-    """A batch read ahead, or DataExhausted, with its plan and the number of plan changes before it."""
+    """A prefetched batch, or DataExhausted, with its plan and the number of plan changes before it."""
 
     result: RankBatch | DataExhausted
     plan: Reading
@@ -63,10 +63,10 @@ class _Ahead:
 
 
 class RowReader(Generic[Plan]):
-    """Reads one rank's rows step by step, ahead of time in a thread, into buffers made by `host_buffer`.
+    """Prefetches one rank's rows step by step in a thread, into buffers allocated by `host_buffer`.
 
     `following` predicts the plan of the next step from the current plan and its batch. If the training loop requests a different
-    plan, the batches read ahead are dropped and prediction restarts from the requested plan. DataExhausted is raised only by the
+    plan, the prefetched batches are dropped and prediction restarts from the requested plan. DataExhausted is raised only by the
     step that lacks rows, never by a prediction.
 
     A buffer is reused only after two more calls of `next`, so an asynchronous copy to a device has time to finish.
@@ -96,7 +96,7 @@ class RowReader(Generic[Plan]):
         self._thread.start()
 
     def next(self, plan: Plan) -> RankBatch:
-        """Return the batch of the next step, which has this plan."""
+        """Return the batch of the next step, whose plan is `plan`."""
         ahead = self._take()
         if _rows_of(ahead.plan) != _rows_of(plan):
             with self._changing:
@@ -115,12 +115,12 @@ class RowReader(Generic[Plan]):
     def _take(self) -> _Ahead:
         ahead = self._ready.get()
         if isinstance(ahead, Exception):
-            self._ready.put(ahead)  # keep the error for later calls: the thread has ended and puts nothing more
+            self._ready.put(ahead)  # keep the error for later calls: the thread has ended and produces nothing more
             raise ahead
         return ahead
 
     def close(self) -> None:
-        """Stop the thread and drop the batches it has read ahead."""
+        """Stop the thread and drop the prefetched batches."""
         self._closing.set()
         while self._thread.is_alive():
             with suppress(queue.Empty):
@@ -156,8 +156,8 @@ def _rows_of(plan: Reading) -> tuple[object, ...]:
 def read_rank_batch(source: Rows, plan: Reading, ranks: Ranks, buffer: Batch) -> RankBatch:
     """Read a rank's share of a step into the front of a buffer and return it as a RankBatch.
 
-    Longer rows of the source are cut into consecutive pieces of the step's sequence length. A token keeps its document number and
-    its target, even if the target is in the next piece.
+    Longer rows of the source are split into consecutive parts of the step's sequence length. A token keeps its document number
+    and its target, even if the target is in the next part.
     """
     share, pieces, planes = ranks.share(plan.samples), source.seq_len // plan.seq_len, source.planes
     size = (len(share) * pieces, planes, plan.seq_len)

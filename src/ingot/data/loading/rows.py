@@ -23,14 +23,14 @@ from ingot.runtime.files import read_json, user_path, write_atomically
 from ingot.runtime.seeds import mix, scramble
 from ingot.runtime.tensors import IGNORED, Batch
 
-# Epoch limits, and rows drawn from buckets by weight.
+# Rows with an epoch limit, and rows drawn from buckets by weight.
 
 DRAWS = 2  # mixed into the seed so that bucket draws are independent of the order inside a bucket
 
 
 @dataclass(frozen=True)
 class LimitedRows:
-    """The rows of `epochs` epochs; the last step is filled up with empty rows, so that no row is lost."""
+    """The rows of `epochs` epochs; the last step is padded with empty rows, so that no row is lost."""
 
     source: FiniteRows
     epochs: int
@@ -68,10 +68,10 @@ def _empty(batch: Batch) -> None:
 
 @dataclass(frozen=True)
 class MixedRows:
-    """Rows drawn from several buckets by weight. If `epochs` is None, every bucket repeats without end.
+    """Rows drawn from several buckets by weight. If `epochs` is None, every bucket repeats forever.
 
-    With `halt`, drawing from an exhausted bucket raises DataExhausted. Otherwise the remaining buckets share its weight, and once
-    all are exhausted the rest of the step is filled with empty rows.
+    With `halt`, drawing from an exhausted bucket raises DataExhausted. Otherwise its weight is shared by the remaining buckets,
+    and once all are exhausted the rest of the step is padded with empty rows.
     """
 
     sources: Mapping[str, FiniteRows]
@@ -169,19 +169,21 @@ def mixed_rows(settings: DataSection, dataset: Dataset, make: Callable[[str, Doc
     sources = {}
     for name, bucket in buckets.items():
         if any(weights.get(name) for weights in mixes):
-            number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")  # other buckets do not change its order
+            number = int.from_bytes(
+                hashlib.sha256(name.encode()).digest()[:8], "little"
+            )  # so that adding buckets does not change its order
             sources[name] = make(name, bucket, mix(settings.seed, number))
     return MixedRows(sources, tuple(mixes), settings.seed, settings.epochs, settings.exhausted == "halt")
 
 
-# Runs continued from another program: documents that it has already read are left out of the first epoch.
+# For runs continued from another program: documents that it has already read are skipped in the first epoch.
 
 FORMAT, VERSION = "ingot-already-read", 1
 Mask = NDArray[np.bool_]  # one entry per document of a bucket: True if already read
 
 
 def write_already_read(path: Path, masks: Mapping[str, Mask]) -> None:
-    """Write the list of already read documents of each bucket as JSON."""
+    """Write the already read documents of each bucket as JSON."""
     buckets = {
         name: {"documents": len(mask), "read": np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()}
         for name, mask in masks.items()
@@ -190,7 +192,7 @@ def write_already_read(path: Path, masks: Mapping[str, Mask]) -> None:
 
 
 def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
-    """Return a mask of already read documents for each bucket of a dataset, from a file by `write_already_read`."""
+    """Return a mask of already read documents for each bucket, from a file written by `write_already_read`."""
     setting, masks = Setting("data.already_read", path), {}
     try:
         record = read_json(user_path(path))
@@ -227,16 +229,16 @@ class Rows(Protocol):
     def seq_len(self) -> int: ...
 
     def at(self, phase: int, places: Places) -> Rows:
-        """Return these rows for a run in this phase that has read `places` rows of each bucket."""
+        """Return these rows for a run in this phase, where `places` counts the rows already read of each bucket."""
 
     def after(self, samples: range) -> tuple[int, Places]:
-        """Return the next sample after these and the rows of each bucket read by then ({} without a mix).
+        """Return the next sample after these, and the number of rows read of each bucket up to it ({} without a mix).
 
         At the end of the data fewer samples than requested may be available.
         """
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
-        """Write the samples at the indices in `share` into the batch and return the number of targets of all samples.
+        """Write the samples at the indices in `share` into the batch and return the total number of targets in all samples.
 
         Raises DataExhausted if no rows are left.
         """
@@ -291,13 +293,13 @@ class WindowRows(ByNumber):
 
 
 def document_numbers(split: Documents, start: int, length: int) -> NDArray[np.int32]:
-    """Return for each token of a window how many documents have begun in it so far; the stream wraps around at its end."""
+    """Return the document number of each token within a window; the stream wraps around at its end."""
     starts = split.document_starts()
     numbers = np.zeros(length, np.int32)
     done = 0
     while done < length:
         here = min(length - done, split.tokens - start)
-        # Search with the dtype of the index: otherwise numpy converts the whole index to float64 for every row.
+        # Search with the index's dtype: otherwise numpy converts the whole index to float64 for every row.
         first, last = np.searchsorted(starts, np.array([start, start + here], np.uint64))
         numbers[np.asarray(starts[first:last]).astype(np.int64) - start + done] = 1
         done, start = done + here, 0
