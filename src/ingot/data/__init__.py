@@ -1,6 +1,6 @@
 """Text -> documents -> tokens -> shards -> batches.
 
-Nothing is imported here, so that a command pays only for the modules it needs.
+Nothing is imported here, so that a command imports only the modules it needs.
 """
 
 SPLITS = ("train", "val")

@@ -106,7 +106,7 @@ class PackedRows(ByNumber):
             line[2, at:] = number  # padding attends only to itself
 
     def _after_marks(self, tokens: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return a mask of the tokens that follow an EOS token."""
+        """Return a mask of the EOS tokens, which have no successor in their own document."""
         return tokens == self._split.eos if self._split.eos is not None else np.zeros(len(tokens), bool)
 
     def _count(self, part: DocumentPart) -> int:

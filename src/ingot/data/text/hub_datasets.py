@@ -1,8 +1,8 @@
 """Datasets on the Hugging Face hub, as the parquet files of one configuration and split.
 
-The dataset's card lists those files; where it does not, their paths decide. For a dataset without parquet files the hub's own
-converted copy is used; a partial copy is refused, because the rest would be missing silently. The choice is recorded in the
-hub's cache, so that the same name means the same files when the hub cannot be reached.
+The files are those listed in the dataset card or, without a list, selected by path. For a dataset without parquet files the hub's
+own converted copy is used; a partial copy is an error, because the rest would be missing silently. The selection is recorded in
+the hub's cache, so that the same name means the same files offline.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 HUB = "hf:"
 NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+))?(?::(?P<split>[\w.-]+))?")
 CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")
-CONVERTED = "refs/convert/parquet"  # revision with the hub's converted copy, as CONFIG/SPLIT/NUMBER.parquet
+CONVERTED = "refs/convert/parquet"  # revision with the hub's converted copy: CONFIG/SPLIT/NUMBER.parquet
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
-EVERY = "*"  # given instead of a configuration, it selects the files of all configurations
+EVERY = "*"  # as the configuration: selects the files of all configurations
 
 
 def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]:
@@ -46,29 +46,33 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
     from ingot.data.hub import Hub, Unreachable
 
     hub = Hub(parts["repository"])
-    note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # lies in the cache and is deleted with it
+    note = (
+        hub.folder / ".ingot" / f"{quote(name, safe='')}.json"
+    )  # stored in the hub's cache, so deleting the cache deletes it too
     try:
         revision, files, configs = _listing(hub, name)
         chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
         folder = hub.snapshot([glob.escape(file) for file in chosen], revision)
-        if missing := [file for file in chosen if not (folder / file).is_file()]:  # the hub failed and the client kept silent
+        if missing := [
+            file for file in chosen if not (folder / file).is_file()
+        ]:  # the download failed and the client raised nothing
             raise Unreachable(f"{missing[0]} of {hub.repo} did not arrive from {hub.endpoint}")
     except Unreachable as error:
-        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # no note, or a damaged one
+        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # no recorded selection, or a damaged one
             record = read_json(note)
             paths = [hub.cached(file, record["revision"]) for file in record["files"]]
             if paths and None not in paths:
                 log.warning("%s; using the files of %s that were fetched before", error, name)
                 return [path for path in paths if path]
         raise DataError(f"cannot fetch {name}: {error}; try again online, or {instead}") from None
-    with suppress(OSError):  # a cache that is only read
+    with suppress(OSError):  # a read-only cache
         note.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(note, json.dumps({"revision": revision, "files": chosen}) + "\n")
     return [folder / file for file in chosen]
 
 
 def folder_of(path: Path) -> str:
-    """Return the first folder of a file's path in its repository, which often names the configuration."""
+    """Return the top-level folder of a file's path in its repository, which is often the configuration's name."""
     return CACHED.split(path.as_posix())[-1].partition("/")[0]
 
 
@@ -100,7 +104,7 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
 
 
 def _listing(hub: Hub, name: str) -> tuple[str, list[str], list[Mapping[str, Any]]]:
-    """Return the revision, the parquet files and the configurations that the card names."""
+    """Return the revision, the parquet files and the configurations listed in the dataset card."""
     from ingot.data.hub import Missing
 
     listing = hub.listing()
@@ -129,7 +133,7 @@ def _config(configs: Sequence[Mapping[str, Any]], wanted: str | None, name: str)
 
 
 def _patterns(config: Mapping[str, Any], split: str) -> tuple[list[re.Pattern[str]], bool]:
-    """Return patterns for the files of a configuration, and whether they select the split already."""
+    """Return path patterns for the files of a configuration, and whether they already select the split."""
     folder = str(config.get("data_dir") or "").strip("/")
     entries = config.get("data_files", "**")
     entries = entries if isinstance(entries, list) else [entries]

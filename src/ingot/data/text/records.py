@@ -18,16 +18,16 @@ from pydantic_core import from_json
 from ingot.errors import ConfigError, DataError, Setting
 
 TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the right one with {0}"
-BYTE_ORDER_MARK = "\ufeff"  # a file may begin with it; it belongs to no document
+BYTE_ORDER_MARK = "\ufeff"  # removed at the start of a file, because it is not text
 JSON_WHITE = re.compile(r"[ \t\r\n]*")
-BATCH_ROWS = 256  # read at once from a parquet file
-LONGEST_FIELD = 2**31 - 1  # characters in a table's field; the csv module's default is 131,072
+BATCH_ROWS = 256  # rows read at once from a parquet file
+LONGEST_FIELD = 2**31 - 1  # maximum characters in a CSV field; the csv module's default is 131,072
 # Python may refuse to parse integers of more than 640 digits (4,300 by default), so longer ones become floats.
 JSON = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= 640 else float(digits))
 
 
 def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
-    """Yield the text of a file that is one document."""
+    """Yield the whole text of a file as one document."""
     try:
         text = stream.read().decode()
     except UnicodeDecodeError as error:
@@ -44,7 +44,7 @@ def read_lines(
         if data and not data.isspace():
             try:
                 record = from_json(data, cache_strings="none")
-            except ValueError:  # it is faster than json, but refuses half surrogate pairs in any field and long numbers
+            except ValueError:  # the fast parser rejects lone surrogates in any field, and long numbers; json accepts them
                 try:
                     record = JSON.decode(data.decode())
                 except UnicodeDecodeError as error:
@@ -56,7 +56,7 @@ def read_lines(
 
 
 def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
-    """Yield the documents of an array of objects or strings, or of objects one after the other; the file is read whole."""
+    """Yield the documents of a JSON array of objects or strings, or of concatenated objects; reads the whole file into memory."""
     try:
         text = stream.read().decode().removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
@@ -91,7 +91,7 @@ def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
 
 
 def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) -> Iterator[str]:
-    """Yield one document per row; the first row names the columns."""
+    """Yield one document per row of a CSV table; the first row is the header."""
     csv.field_size_limit(LONGEST_FIELD)
 
     def lines() -> Iterator[str]:
@@ -120,7 +120,7 @@ def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) ->
 
 
 def read_parquet(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[str]:
-    """Yield one document per row of a column; `advance` receives each row group's share of the file's bytes."""
+    """Yield one document per row of a parquet column; `advance` receives each row group's share of the file size in bytes."""
     row = 0
     for values in parquet_rows(path, text_field, advance):
         for value in values:
@@ -129,7 +129,7 @@ def read_parquet(path: Path, text_field: str, advance: Callable[[int], None]) ->
 
 
 def check_pyarrow(what: str) -> None:
-    """Raise an error that names the package to install if parquet files cannot be read."""
+    """Raise an error that names the package to install if pyarrow is missing."""
     try:
         import pyarrow  # type: ignore[import-not-found, import-untyped] # noqa: F401
     except ImportError:
@@ -163,7 +163,7 @@ def parquet_rows(
 
 
 def field_text(record: Any, place: str, name: str) -> str:
-    """Return the text of a record, or raise an error that names its place."""
+    """Return the text of a record, or raise an error that gives the record's position."""
     if not isinstance(record, dict):
         raise DataError(f"{place}: expected a JSON object with a field {name!r}, found {type(record).__name__}")
     if name not in record:
@@ -189,10 +189,10 @@ def no_field(place: str, name: str, names: Sequence[str], what: str) -> DataErro
 
 
 class NotUtf8(DataError):
-    """A file cannot be decoded."""
+    """Raised for a file that cannot be decoded."""
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError, offset: int = 0) -> DataError:
-    """Return an error that names the byte; `offset` is the number of bytes in the file before those that were decoded."""
+    """Return an error with the byte offset in the file; `offset` is where the decoded bytes begin."""
     byte, offset = error.object[error.start], offset + error.start
     return NotUtf8(f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset:,}; convert it or leave it out")

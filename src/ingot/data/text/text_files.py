@@ -1,7 +1,7 @@
 """Find text files, decompress them, and read their documents one at a time.
 
-Text is taken as it is: no newline is translated and no byte dropped, because bits per byte are counted against the original. The
-name of a file decides how it is read.
+Text is read unchanged: newlines are not translated and no byte is dropped, because bits per byte are computed for the original
+text. The file suffix decides how a file is read.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 UTF8 = "utf-8"
 CODECS = (".gz", ".xz", ".zst")
-CHUNK_BYTES = 1 << 18  # read from the disk at once
-PIECE_BYTES = 1 << 10  # decompressed at once: zstd makes at most 32 MB of it
-# A file may decompress to 256 MiB plus 200 times its size, or it is refused as a bomb; log files compress about a hundredfold.
+CHUNK_BYTES = 1 << 18  # bytes read from the disk at once
+PIECE_BYTES = 1 << 10  # compressed bytes passed to the decompressor at once: zstd expands them to at most 32 MB
+# A file that decompresses to more than 256 MiB plus 200 times its size is rejected as a decompression bomb; log files compress
+# about a hundredfold.
 FREE_BYTES, MAX_RATIO = 1 << 28, 200
-XZ_MEMORY = 1 << 30  # bytes; `xz -9` needs 65 MB
-ZST_WINDOW = 1 << 31  # bytes; large public dumps are written with `zstd --long=31`
+XZ_MEMORY = 1 << 30  # memory limit in bytes; `xz -9` needs 65 MB
+ZST_WINDOW = 1 << 31  # maximum window in bytes; large public dumps are written with `zstd --long=31`
 READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[str]]] = {
     ".txt": read_text,
     ".jsonl": read_lines,
@@ -44,14 +45,14 @@ READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[str]]] = {
     ".tsv": partial(read_table, delimiter="\t"),
     ".md": read_text,
 }
-README = "readme.md"  # a folder's README describes the texts and is not one of them
-PARQUET = ".parquet"  # compressed inside, so never .parquet.gz
+README = "readme.md"  # skipped in folders: it describes the data
+PARQUET = ".parquet"  # compressed internally, so .parquet.gz is not supported
 SUFFIXES = (*READERS, PARQUET)
 WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}"
 
 
 def open_unpacked(path: Path, advance: Callable[[int], None], encoding: str = UTF8) -> BinaryIO:
-    """Open a file as UTF-8, decompressed if its name says so; `advance` receives the number of bytes read from the disk."""
+    """Open a file as UTF-8, decompressed according to its suffix; `advance` receives the number of bytes read from the disk."""
     codec = path.suffix.lower()
     chunks = (_unpack if codec in CODECS else _read)(path, codec, advance)
     return io.BufferedReader(_ChunkStream(chunks if encoding == UTF8 else _to_utf8(chunks, path, encoding)), CHUNK_BYTES)
@@ -132,7 +133,7 @@ def _unpack(path: Path, codec: str, advance: Callable[[int], None]) -> Generator
             file_bytes_read += len(piece)
             while piece:
                 if unpacker.eof:
-                    piece = piece.lstrip(b"\0")  # streams may be padded with zeros
+                    piece = piece.lstrip(b"\0")  # compressed streams may be padded with zeros
                     unpacker = make() if piece else unpacker
                     continue
                 try:
@@ -152,7 +153,7 @@ def _unpack(path: Path, codec: str, advance: Callable[[int], None]) -> Generator
 def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """Return the text files of `inputs` and the files that were ignored; folders are searched recursively, sorted by path.
 
-    Hidden files, README.md and broken links are ignored; a folder reached through several links is read once. The input
+    Hidden files, README.md and broken symlinks are ignored; a folder reached through several symlinks is read once. The input
     hf:ORG/NAME[/CONFIG][:SPLIT] means the parquet files of a dataset on the hub.
     """
     files: list[Path] = []
@@ -178,14 +179,14 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def file_identity(path: Path) -> list[str | int]:
-    """Return the path, size and time of a file: they change when the file does."""
+    """Return the path, size and modification time of a file, to detect that it has changed."""
     with reading(path):
         status = path.stat()
     return [str(path.resolve()), status.st_size, status.st_mtime_ns]
 
 
 def is_text(path: Path) -> bool:
-    """Return True if the file's name says that documents can be read from it."""
+    """Return True if documents can be read from the file, judging by its suffix."""
     return bool(kind_of(path))
 
 
@@ -196,7 +197,7 @@ def file_bytes(path: Path) -> int:
 
 
 def adding_up(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
-    """Return an `advance` callback that adds up byte counts and reports (done, total) to `progress`."""
+    """Return an `advance` callback that accumulates byte counts and reports (done, total) to `progress`."""
     done = 0
 
     def advance(count: int) -> None:
@@ -225,12 +226,12 @@ def read_documents(
 
 
 def count_documents(files: Iterable[Path], text_field: str, limit: int, encoding: str = UTF8) -> int:
-    """Count the documents that are not empty; stop at `limit`."""
+    """Count the non-empty documents, up to `limit`."""
     return sum(1 for _ in islice(filter(None, read_documents(files, text_field, encoding=encoding)), limit))
 
 
 def kind_of(path: Path) -> str:
-    """Return the suffix that says how to read a file, without the codec's, or "" if it cannot be read."""
+    """Return the suffix that determines how to read a file, without the compression suffix; "" if it is unsupported."""
     suffix = path.suffix.lower()
     if suffix in CODECS:
         inner = path.with_suffix("").suffix.lower()
@@ -245,7 +246,7 @@ def _files_below(folder: Path) -> list[Path]:
     files: list[Path] = []
     seen: set[str] = set()
     for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        if (real := os.path.realpath(root)) in seen:  # reached through another link, or a link to its own parent
+        if (real := os.path.realpath(root)) in seen:  # already visited through another symlink, or a symlink to its own parent
             folders.clear()
             continue
         seen.add(real)
@@ -258,9 +259,9 @@ Buckets = dict[str, dict[str, list[Path]]]  # split -> bucket -> files
 
 
 def find_buckets(folder: Path, wanted: Callable[[Path], bool]) -> Buckets:
-    """Return the wanted files of each bucket in train/BUCKET/ and val/BUCKET/, sorted; {} if there are none.
+    """Return the files of each bucket in train/BUCKET/ and val/BUCKET/ for which `wanted` is True, sorted; {} if there are none.
 
-    A bucket that has files for one split only is refused.
+    A bucket with files in only one split is an error.
     """
     buckets: Buckets = {split: {} for split in SPLITS}
     for split in SPLITS:

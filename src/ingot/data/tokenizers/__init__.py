@@ -1,6 +1,6 @@
-"""Text to token ids and back, and the number of bytes of text that each id stands for.
+"""Tokenizers: encode text to ids, decode ids, and count the bytes of text that each id represents.
 
-Each kind has its own file. Tokenizer libraries are imported where they are first used, so that a byte model never loads them.
+Each kind has its own file. Tokenizer libraries are imported on first use, so that a byte model never loads them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Open a tokenizer by its name or its spec, and learn those that depend on the text.
+"""Open a tokenizer by its name or its spec, and train the ones that depend on the text.
 
 A name is byte, gpt2, a file, a folder with one, or a tokenizer on the Hugging Face hub. The result is exactly the tokenizer that
-was named, or an error, never a fallback. `char` and `bpe:N` are learned from the text they are for and cannot be opened before
-that. `bpe:N` learns at most N ids of byte-level BPE, which is lossless, from training text only.
+was named, or an error, never a fallback. `char` and `bpe:N` are learned from the text that they will encode and cannot be opened
+before that. `bpe:N` learns at most N ids of byte-level BPE, which is lossless, from training text only.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ingot.runtime.files import open_to_read, user_path
 
 KINDS = ("byte", "char", "gpt2", "sentencepiece", "huggingface", "number")
 CHAR, BPE = "char", "bpe:"
-LEARNED_BYTES = 1 << 24  # bpe:N learns from the first bytes of the training text; 2,048 ids of 5 MB take 2.4 s on one core
-SEAM_BYTES = 1 << 16  # how far back to look for the end of a word at which to cut; Chinese has few spaces
+LEARNED_BYTES = 1 << 24  # bpe:N learns from this many bytes of training text; 2,048 ids from 5 MB take 2.4 s on one core
+SEAM_BYTES = 1 << 16  # how far back to search for a word boundary at which to truncate; Chinese has few spaces
 SUFFIXES = (".model", ".json", ".tiktoken")
-MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}  # GPT-2's vocabulary file -> its merges
+MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}  # GPT-2's vocabulary file -> its merges file
 HUB = "hf:"
 HUB_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 HOW = (
@@ -52,7 +52,7 @@ def from_spec(spec: Mapping[str, Any]) -> Tokenizer:
             case "huggingface":
                 return HFTokenizer(unpack(spec), spec.get("bos"))
             case "char":
-                return CharTokenizer(str.encode(spec["characters"]).decode())  # refuses other values and half surrogate pairs
+                return CharTokenizer(str.encode(spec["characters"]).decode())  # raises for non-strings and lone surrogates
             case "number":
                 return NumberTokenizer(spec["vocab_size"])
     except (LookupError, TypeError, ValueError) as error:
@@ -61,7 +61,7 @@ def from_spec(spec: Mapping[str, Any]) -> Tokenizer:
 
 
 def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
-    """Open a tokenizer. `bos` names the token that starts documents, if a tokenizer.json does not; "" means none."""
+    """Open a tokenizer. `bos` is the BOS token's name, if a tokenizer.json does not specify one; "" means none."""
     if name in ("byte", "gpt2"):
         _refuse_bos(bos, name)
         return ByteTokenizer() if name == "byte" else GPT2Tokenizer()
@@ -81,7 +81,7 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
 
 
 def open_unless_learned(name: str, bos: str | None = None) -> Tokenizer | None:
-    """Open a tokenizer, or return None for the valid name of one that is learned from text and takes no `bos`."""
+    """Open a tokenizer; return None for a valid name of one that is learned from text, which does not accept `bos`."""
     if not is_learned(name) or bos is not None:
         return open_tokenizer(name, bos)
     if name != CHAR:
@@ -90,14 +90,14 @@ def open_unless_learned(name: str, bos: str | None = None) -> Tokenizer | None:
 
 
 def is_learned(name: str) -> bool:
-    """Return True for the names of tokenizers that are learned from the text they are for: char and bpe:N."""
+    """Return True for the names of tokenizers that are learned from the text they will encode: char and bpe:N."""
     return name == CHAR or name.startswith(BPE)
 
 
 def is_learned_as(name: str, tokenizer: Tokenizer, recorded_name: str | None) -> bool:
-    """Return True if learning `name` from some text gave this tokenizer; `recorded_name` is the name it was learned by, if known.
+    """Return True if this tokenizer was learned as `name`; `recorded_name` is the name it was learned under, if known.
 
-    A text may have fewer than N different pieces, so the vocabulary's size only decides where no name was recorded.
+    A text may yield fewer than N tokens, so the vocabulary size is compared only if no name was recorded.
     """
     if name == CHAR:
         return tokenizer.kind == CHAR
@@ -114,7 +114,7 @@ def bpe_size(name: str) -> int:
 
 
 def learn_bpe(name: str, documents: Iterable[bytes]) -> Tokenizer:
-    """Learn `bpe:N` from the first bytes of training documents."""
+    """Learn `bpe:N` from the first LEARNED_BYTES of the training documents."""
     from ingot.data.tokenizers.learn_vocabulary import learn
 
     contents = learn("bpe", _first_bytes(documents), bpe_size(name))
@@ -126,7 +126,7 @@ def learn_bpe(name: str, documents: Iterable[bytes]) -> Tokenizer:
 def _first_bytes(documents: Iterable[bytes]) -> Iterator[str]:
     left = LEARNED_BYTES
     for text in documents:
-        if len(text) > left:  # cut between two words, or else between two characters
+        if len(text) > left:  # truncate between two words, or else between two characters
             cut = max(text.rfind(space, max(left - SEAM_BYTES, 0), left) for space in (b" ", b"\n", b"\r"))
             yield text[: cut if cut >= 0 else left].decode(errors="ignore")
             return
@@ -157,7 +157,7 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
 
 
 def _file_in(folder: Path) -> Path:
-    """Return the tokenizer file of a folder: tokenizer.json, a .model, GPT-2's two files or its ranks, in this order."""
+    """Return the tokenizer file of a folder: tokenizer.json, a .model, GPT-2's two files or its .tiktoken, in this order."""
     for pattern in ("tokenizer.json", "*.model", *MERGES, "*.tiktoken"):
         paths = sorted(folder.glob(pattern))
         if len(paths) > 1:
@@ -196,7 +196,7 @@ def _fetch(repository: str, name: str) -> Path:
         except Missing:
             continue
         except Unreachable as error:
-            hub.offline, unreachable = True, unreachable or str(error)  # another file may be in the cache
+            hub.offline, unreachable = True, unreachable or str(error)  # another file may still be cached
         except IngotError as error:
             raise DataError(f"cannot fetch the tokenizer {name}, which is not a local file or folder: {error}") from None
     if unreachable:
@@ -207,30 +207,32 @@ def _fetch(repository: str, name: str) -> Path:
     raise DataError(f"the repository {name} has none of {', '.join(HUB_FILES)}; give the path of a tokenizer file")
 
 
-# A tokenizer matches tokens if it encodes their text to the same tokens again; another tokenizer hardly ever does.
+# Round-trip check: the right tokenizer encodes the decoded text to the same tokens; a different tokenizer hardly ever does.
 
-HEAD, ENOUGH = 96, 16  # tokens of a sample that are tried, and the fewest that are worth trying
-MIN_MATCHING = 0.75  # share of samples that must match; for web text and code all did, with a wrong tokenizer at most 17 of 32
+HEAD, ENOUGH = 96, 16  # maximum and minimum number of tokens of a sample to check
+MIN_MATCHING = (
+    0.75  # fraction of samples that must round-trip; for web text and code all do, with a wrong tokenizer at most 17/32
+)
 
 
 @dataclass
 class RoundTrips:
-    """The number of samples that were tried, and the indices of those that became other tokens."""
+    """The number of samples checked, and the indices of those that did not round-trip."""
 
     tried: int = 0
     wrong: list[int] = field(default_factory=list)
 
     @property
     def fit(self) -> bool:
-        """True if the tokenizer made the tokens."""
+        """True if enough samples round-trip: the tokenizer produced the tokens."""
         return self.tried - len(self.wrong) >= MIN_MATCHING * self.tried
 
 
 def round_trips(tokenizer: Tokenizer, samples: Iterable[NDArray[Any]]) -> RoundTrips:
-    """Decode and encode samples of tokens and report which came back changed."""
+    """Decode and re-encode samples of tokens and report which ones changed."""
     result = RoundTrips()
     for number, ids in enumerate(samples):
-        # The first document of the sample with enough text between special ids.
+        # Use the first document in the sample with enough tokens between special ids.
         empty = np.flatnonzero(tokenizer.target_bytes(ids, ids) == 0)
         special = [position for position in empty if tokenizer.is_special(int(ids[position]))]
         text = next((part[:HEAD] for part in np.split(ids, special) if len(part) > ENOUGH), ids[:0])

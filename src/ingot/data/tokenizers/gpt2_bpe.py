@@ -1,8 +1,8 @@
-"""GPT-2's byte-level BPE, from ranks that come with the package; nothing is downloaded.
+"""GPT-2's byte-level BPE, from merge ranks shipped with the package; nothing is downloaded.
 
-The ids are OpenAI's: 50,256 byte sequences and <|endoftext|>, which stands in front of every document. Inside a text it is plain
-text. Files of the same vocabulary are accepted and checked; other ranks are refused, because a file of ranks does not say how
-text is split into words before merging.
+The ids are OpenAI's: 50,256 byte sequences and <|endoftext|>, which precedes every document. Inside a text it is encoded as plain
+text. Files of the same vocabulary are accepted and verified; other ranks are rejected, because a rank file does not specify how
+text is pre-tokenized.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ingot.data.tokenizers.word_table import GPT2_RULE, WordTable
 from ingot.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
-# GPT-2's rule for words, with possessive quantifiers: runs of letters, digits and punctuation need no backtracking.
+# GPT-2's pre-tokenization regex with possessive quantifiers: runs of letters, digits and punctuation need no backtracking.
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-# The regex engine panics on a million spaces before a word. All but the last are one word anyway, so the text is cut there.
+# The regex engine panics on a million spaces before a word. All but the last are one word anyway, so the text is split there.
 WHITE = "[\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"
 CUT = re.compile(f"(?<!{WHITE}){WHITE}{{10000,}}+(?=.)", re.S)
 NOT_GPT2 = "; ranks do not say how text is split into words, so only GPT-2's can be read: give a tokenizer.json instead"
 
 
 class GPT2Tokenizer(PieceTokenizer):
-    """The tokenizer of GPT-2."""
+    """GPT-2's tokenizer."""
 
     kind = "gpt2"
 
@@ -66,7 +66,7 @@ class GPT2Tokenizer(PieceTokenizer):
 
 
 def from_ranks(contents: bytes) -> GPT2Tokenizer:
-    """Return GPT-2's tokenizer if a .tiktoken file holds its ranks; other ranks are refused."""
+    """Return GPT-2's tokenizer if a .tiktoken file contains its ranks; raise an error for other ranks."""
     try:
         ranks = _parse(contents)
     except ValueError:
@@ -77,7 +77,7 @@ def from_ranks(contents: bytes) -> GPT2Tokenizer:
 
 
 def from_merges(vocabulary: bytes, merges: bytes) -> GPT2Tokenizer:
-    """Return GPT-2's tokenizer if encoder.json and vocab.bpe (or vocab.json and merges.txt) hold its vocabulary."""
+    """Return GPT-2's tokenizer if encoder.json and vocab.bpe (or vocab.json and merges.txt) contain its vocabulary."""
     alphabet = byte_alphabet()
     try:
         ids = {bytes(alphabet[c] for c in token): i for token, i in json.loads(vocabulary).items() if token != END_OF_TEXT}

@@ -1,8 +1,8 @@
 """Any tokenizer.json, through the library `tokenizers`.
 
-The bytes of an id are derived from the file. Byte-level vocabularies spell bytes in a known alphabet, which is exact.
+The bytes of an id are derived from the file. Byte-level vocabularies spell bytes in a fixed alphabet, which is exact.
 Vocabularies that write a space as U+2581 are read like SentencePiece's, and every space counts as one byte. For all others each
-id is decoded after a word, which is right for vocabularies of words and subwords. Special tokens in a text are plain text.
+id is decoded after a word, which is correct for word and subword vocabularies. Special tokens in a text become plain text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ingot.data.tokenizers.tokenizer_base import (
 from ingot.data.tokenizers.word_table import GPT2_RULE, WordTable
 from ingot.errors import DataError
 
-# If the file's post-processor adds nothing in front of a text, the first of these that is a special token starts documents.
+# If the file's post-processor prepends nothing to a text, the first of these that is a special token is the BOS token.
 STARTS = (
     "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|bos|>", "[BOS]", "<|endoftext|>", "[CLS]",
 )  # fmt: skip
@@ -40,12 +40,17 @@ BYTE = re.compile("<0x([0-9A-F]{2})>")
 ALPHABET = byte_alphabet()
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
 MAX_GROWTH = 1000  # maximum factor by which consecutive replacements may lengthen a text
-KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # Split behaviours that drop no text
-Entry = tuple[bytes | None, bool]  # the text of an id, and True if it begins with the space in front of a word
+KEEPING = (
+    "Isolated",
+    "MergedWithPrevious",
+    "MergedWithNext",
+    "Contiguous",
+)  # behaviours of the Split pre-tokenizer that drop no text
+Entry = tuple[bytes | None, bool]  # the text of an id, and True if it begins with a word's leading space
 
 
 class HFTokenizer(FileTokenizer):
-    """The tokenizer of a tokenizer.json; `bos` is the id in front of every document."""
+    """A tokenizer from a tokenizer.json; `bos` is the id before every document."""
 
     kind = "huggingface"
 
@@ -65,7 +70,7 @@ class HFTokenizer(FileTokenizer):
 
     @property
     def marks_texts(self) -> bool:
-        """True if the file's post-processor puts `bos` in front of a text."""
+        """True if the file's post-processor prepends `bos` to a text."""
         return self.bos is not None and self._tokenizer.encode("a").ids[:1] == [self.bos]
 
     def encode(self, text: str) -> IdArray:
@@ -74,7 +79,7 @@ class HFTokenizer(FileTokenizer):
             return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self.dtype)
 
     def decode(self, ids: Ids) -> str:
-        if self._style == "words":  # only the library knows where these vocabularies leave spaces out
+        if self._style == "words":  # only the library knows where these vocabularies omit spaces
             return str(self._tokenizer.decode(self._checked(ids).tolist()))
         return super().decode(ids)
 
@@ -92,7 +97,7 @@ class HFTokenizer(FileTokenizer):
 
     @cached_property
     def _table(self) -> WordTable | None:
-        """Byte-level vocabularies that pre-tokenize by GPT-2's rule split text into the same words as GPT-2."""
+        """Return a word cache for byte-level vocabularies that pre-tokenize with GPT-2's regex, else None."""
         config = json.loads(self.contents)
         splits, added = config.get("pre_tokenizer") or {}, config.get("added_tokens") or ()
         by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
@@ -104,7 +109,7 @@ class HFTokenizer(FileTokenizer):
 
 
 def from_json(contents: bytes, bos: str | None = None) -> HFTokenizer:
-    """Build the tokenizer of a tokenizer.json. `bos` names the token that starts documents; "": none; None: the file decides."""
+    """Build a tokenizer from a tokenizer.json. `bos` is the BOS token's name; "": no BOS; None: taken from the file."""
     tokenizer = _build(contents)
     specials = _specials(tokenizer)
     if bos is None:
@@ -127,18 +132,18 @@ def _build(contents: bytes) -> Any:
     check_size(1 + max(tokenizer.get_vocab().values(), default=-1))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True  # they are plain text
+    tokenizer.encode_special_tokens = True  # encode special tokens in a text as plain text
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None  # the same text must always get the same ids
     return tokenizer
 
 
 def _check_growth(config: dict[str, Any]) -> None:
-    """Refuse replacements that lengthen what others have put in: a few of them fill the memory with a short text."""
+    """Raise an error for replacements that expand each other's output: a few of them exhaust memory even on a short text."""
     for step in ("normalizer", "decoder"):
-        growths: list[tuple[str, int]] = []  # what each replacement puts in, and how many times as long a text may be after it
+        growths: list[tuple[str, int]] = []  # each replacement's output, and its maximum growth factor
         for part in (part for part in _components(config.get(step)) if part.get("type") == "Replace"):
-            pattern, content = part["pattern"].get("String"), part["content"]  # None: a regular expression
+            pattern, content = part["pattern"].get("String"), part["content"]  # None for a regular expression
             fed = max((growth for text, growth in growths if pattern is None or set(pattern) & set(text)), default=1)
             longer = len(content) > len(pattern or "x")
             growths.append((content, fed * (1 + len(content) // len(pattern or "x") if longer else 1)))
@@ -148,7 +153,7 @@ def _check_growth(config: dict[str, Any]) -> None:
 
 @contextmanager
 def _explained(problem: str) -> Iterator[None]:
-    """Turn what the library raises into a DataError; it has no error classes, and its panics are not Exceptions."""
+    """Convert the library's exceptions to DataError; it has no exception classes, and its panics are not Exceptions."""
     try:
         yield
     except DataError:
@@ -164,12 +169,12 @@ def _specials(tokenizer: Any) -> dict[int, str]:
 
 
 def _named(specials: dict[int, str], names: Sequence[str]) -> int | None:
-    """Return the id of the special token that has the first of these names."""
+    """Return the id of the first of these names that is a special token; None if none is."""
     return next((i for name in names for i, content in specials.items() if content == name), None)
 
 
 def _components(component: Any) -> Iterator[dict[str, Any]]:
-    """Yield a component and, if it is a sequence, the components inside it."""
+    """Yield a component and, recursively, the components of a sequence."""
     if isinstance(component, dict):
         yield component
         for key in ("decoders", "pretokenizers", "normalizers"):
@@ -189,7 +194,7 @@ def _style(config: dict[str, Any]) -> str:
 def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:
     vocabulary = tokenizer.get_vocab()
     table: list[Entry] = [(None, False)] * (1 + max(vocabulary.values()))
-    if style == "words":  # the bytes that each id adds to a text after a word
+    if style == "words":  # the bytes that each id appends to a text after a word
         word = tokenizer.encode("a", add_special_tokens=False).ids
         before = tokenizer.decode(word, skip_special_tokens=False)
         texts = tokenizer.decode_batch([[*word, i] for i in range(len(table))], skip_special_tokens=False)
@@ -207,7 +212,7 @@ def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:
     model = config["model"]
     unknown = vocabulary.get(model.get("unk_token"), model.get("unk_id"))
     if isinstance(unknown, int) and style != "bytes" and unknown < len(table):
-        # As in SentencePiece it starts a text anew; in other vocabularies it stands for nothing and the space after it is text.
+        # In SentencePiece-style vocabularies unk starts a new text; in others it has no bytes and the space after it is text.
         table[unknown] = (None if style == "spaces" else b"", False)
     if style == "spaces" and (b" ", True) not in table:
         raise NoSpacePiece(
@@ -217,7 +222,7 @@ def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:
 
 
 def _is_lossless(config: dict[str, Any]) -> bool:
-    """Return True for plain byte-level BPE: nothing changes text, adds to it or drops from it."""
+    """Return True for plain byte-level BPE: no component changes, adds or drops text."""
     model, splits = config["model"], list(_components(config.get("pre_tokenizer")))
     added = [token for token in config.get("added_tokens") or () if not token.get("special")]
     return (

@@ -1,7 +1,8 @@
 """Learn a vocabulary from text: SentencePiece BPE as golf trains it, or byte-level BPE as in GPT-2.
 
-The same text gives the same file. Text is passed on in portions; SentencePiece keeps all of it in memory. With `mark_capitals` a
-SentencePiece model writes capitals as marks in front of small letters: `in The USA` is `in^ the^^ us^a`.
+Training is deterministic: the same text gives the same file. Text is streamed in chunks, but SentencePiece keeps all of it in
+memory. With `mark_capitals` a SentencePiece model encodes capitals as a mark before lower-case letters: `in The USA` becomes
+`in^ the^^ us^a`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from ingot.runtime.files import write_atomically
 Trainable = Literal["sentencepiece", "bpe"]
 VOCAB_SIZE = Setting("--vocab-size")
 SUFFIXES = {"sentencepiece": ".model", "bpe": ".json"}
-PORTION = 1 << 20  # characters passed on at once; longer documents are cut, between words where possible
-# The golf challenge's own settings, and two more: by default SentencePiece skips all but short documents, and may leave the
-# space out of a vocabulary for text that has few.
+PORTION = 1 << 20  # characters per chunk; longer documents are split, between words where possible
+# The golf challenge's own settings, and two more: by default SentencePiece skips all but short documents, and may omit the space
+# from the vocabulary if the text has few.
 SETTINGS: dict[str, Any] = {
     "model_type": "bpe", "character_coverage": 0.999, "byte_fallback": True, "split_digits": True, "add_dummy_prefix": False,
     "normalization_rule_name": "nmt_nfkc", "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False,
@@ -39,28 +40,28 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 LONG_WORD = re.compile(
     "[^ ]{10000}(?=[^ ])"
-)  # characters; SentencePiece's normalisation makes up to six of one, and at 65,536 it ends the program
+)  # SentencePiece's normalisation expands a character to up to six, and it aborts the process on words of 65,536
 RESERVED = {0: " ", 0x2585: " "}  # SentencePiece skips a text that contains U+2585
-FOLDED = "nmt_nfkc"  # golf's normalisation; with marks for capitals, only its rules for white space and control characters apply
-EXAMPLE = "A AA"  # a text with both marks: SentencePiece ends the program if a required character does not occur
-NORMALISER, DENORMALISER, FILE = 3, 5, 6  # fields of a model, and the field of the first two that names their file of rules
+FOLDED = "nmt_nfkc"  # golf's normalisation; with capital marks, only its rules for white space and control characters apply
+EXAMPLE = "A AA"  # a text with both marks: SentencePiece aborts the process if a required character does not occur
+NORMALISER, DENORMALISER, FILE = 3, 5, 6  # protobuf fields of a model, and the field of the first two with their rule file's name
 
 
 @contextmanager
 def capital_rules() -> Iterator[dict[str, Any]]:
-    """Yield the trainer's settings for marks for capitals; the files that they name exist inside the context."""
+    """Yield the trainer settings for capital marks; the rule files exist only inside the context."""
     with tempfile.TemporaryDirectory() as folder:
         files = {"normalization_rule_tsv": Path(folder, "marking.tsv"), "denormalization_rule_tsv": Path(folder, "unmarking.tsv")}
         for path, rules in zip(files.values(), _marking_rules(), strict=True):
-            # A rule is two lists of code points in hexadecimal.
+            # A rule is a pair of code point lists in hexadecimal.
             lines = ("\t".join(" ".join(f"{ord(c):X}" for c in side) for side in rule) + "\n" for rule in rules.items())
             path.write_text("".join(lines))
-        # Marks must be pieces: a rare character becomes byte pieces, and the bytes of a mark would be counted.
+        # Marks must be pieces of their own: a rare character falls back to byte pieces, whose bytes would be counted.
         yield {**{name: str(path) for name, path in files.items()}, "required_chars": SPACE + MARKS}
 
 
 def without_file_names(model: bytes) -> bytes:
-    """Remove the names of temporary files from a trained model: the same text must give the same file."""
+    """Remove the names of temporary files from a trained model, so that the same text gives the same file."""
     parts = []
     for field, value, part in message_parts(model):
         if field in (NORMALISER, DENORMALISER):
@@ -74,9 +75,9 @@ def without_file_names(model: bytes) -> bytes:
 
 @cache
 def _marking_rules() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the rules that replace capitals by marks, and those that bring them back.
+    """Return the rules that replace capitals by marks, and the rules that restore them.
 
-    A rule covers one capital or two; longer words have a mark for every two letters.
+    A rule covers one or two capitals; longer capitalised words have a mark for every two letters.
     """
     from sentencepiece import SentencePieceNormalizer
 
@@ -84,11 +85,15 @@ def _marking_rules() -> tuple[dict[str, str], dict[str, str]]:
     library = SentencePieceNormalizer(rule_name=FOLDED, escape_whitespaces=False, remove_extra_whitespaces=False)
     normalised = library.normalize(characters)
     marking = {old: new for old, new in zip(characters, normalised, strict=True) if new in ("", " ") and new != old}
-    unmarking = {CAPITAL: "", CAPITALS: ""}  # where no letter follows
+    unmarking = {CAPITAL: "", CAPITALS: ""}  # a mark without a letter after it is dropped
     for space, letters in product(("", " "), [*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2))]):
         marked = MARKS[len(letters) - 1] + space + letters.lower()
         marking[space + letters], unmarking[marked] = marked, space + letters
-    return {**marking, CAPITAL: "", CAPITALS: ""}, unmarking  # marks in the text itself would make capitals of its letters
+    return {
+        **marking,
+        CAPITAL: "",
+        CAPITALS: "",
+    }, unmarking  # drop mark characters in the text itself, which would capitalise its letters
 
 
 def train_tokenizer(
@@ -105,7 +110,7 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Learn a vocabulary from text files, or from their first `documents`, and write it as one file.
 
-    `mark_capitals`: learn small letters only and write capitals as marks in front of them (sentencepiece only).
+    `mark_capitals`: learn lower-case letters only and encode capitals as marks before them (sentencepiece only).
     """
     if output.suffix != SUFFIXES[kind]:
         raise ConfigError(f"a {kind} tokenizer is a {SUFFIXES[kind]} file; give --output that suffix, not {output.name}")
@@ -142,7 +147,7 @@ def train_tokenizer(
 
 
 def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: Mapping[str, Any] | None = None) -> bytes | None:
-    """Return the file of a vocabulary of at most this size, or None if no document has text; `settings` override ours."""
+    """Return the file of a vocabulary of at most this size, or None if all documents are empty; `settings` override ours."""
     count, errors, settings = 0, list[BaseException](), settings or {}
 
     def portions() -> Iterator[str]:
@@ -157,7 +162,7 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
         if CAPITAL in settings.get("required_chars", ""):
             parts = chain(map(folded, parts), [EXAMPLE])
 
-    def keeping_errors() -> Iterator[str]:  # the libraries swallow what is raised while they read
+    def keeping_errors() -> Iterator[str]:  # the libraries swallow exceptions raised by the iterator
         try:
             yield from parts
         except GeneratorExit:
@@ -201,12 +206,12 @@ def _train_sentencepiece(sentences: Iterator[str], vocab_size: int, settings: Ma
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Yield stripped texts. SentencePiece ends the program if they contain no space, so one is added if needed."""
+    """Yield stripped texts. SentencePiece aborts the process if they contain no space, so one is added if necessary."""
     spaced, letter = False, ""
     for text in (text.translate(RESERVED).strip() for text in texts):
         spaced = spaced or re.search(r"[^\W_] [^\W_]", text) is not None
         letter = letter or next((character for character in text if character.isalnum()), "")
-        # A word that is too long for SentencePiece is cut; U+0000 was replaced above.
+        # Split words that are too long for SentencePiece; U+0000 was replaced above, so it can be the separator.
         yield from filter(None, LONG_WORD.sub("\\g<0>\0", text).split("\0"))
     if not spaced:
         yield f"{letter or 'a'} {letter or 'a'}"
@@ -217,7 +222,7 @@ def _train_bpe(texts: Iterator[str], vocab_size: int, settings: Mapping[str, Any
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     if unknown := [name for name in settings if not hasattr(trainers.BpeTrainer, name)]:
-        raise ValueError(f"it has no setting {unknown[0]!r}")  # the library would ignore it
+        raise ValueError(f"it has no setting {unknown[0]!r}")  # the library would ignore an unknown setting
     library: Any = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()

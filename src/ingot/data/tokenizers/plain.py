@@ -1,4 +1,4 @@
-"""Tokenizers without a learned vocabulary: bytes, characters, and numbers for ids that stand for no text."""
+"""Tokenizers without a learned vocabulary: bytes, characters, and plain numbers for ids that do not represent text."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class ByteTokenizer(Tokenizer):
 
 
 def byte_file() -> bytes:
-    """Return the JSON file in which golf's scripts describe the byte tokenizer."""
+    """Return the JSON file that describes the byte tokenizer to golf's scripts."""
     record = {"tokenizer_type": PURE_BYTE, "config": GOLF_IDS, "vocab_size": ByteTokenizer.vocab_size}
     return (json.dumps(record, indent=2, sort_keys=True) + "\n").encode()
 
 
 def read_byte_file(contents: bytes) -> ByteTokenizer | None:
-    """Return the byte tokenizer if a file is golf's description of it, else None."""
+    """Return the byte tokenizer if a file is golf's JSON description of it, else None."""
     try:
         record = json.loads(contents) if PURE_BYTE.encode() in contents else None
     except (ValueError, RecursionError):
@@ -108,7 +108,7 @@ class CharTokenizer(Tokenizer):
 
 
 class NumberTokenizer(Tokenizer):
-    """Ids that stand for no text (notes, moves, bases), each printed as a number with a space in front."""
+    """Ids that do not represent text (notes, moves, bases); each decodes to its number with a leading space."""
 
     kind = "number"
     lossless = False

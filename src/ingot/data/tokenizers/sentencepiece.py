@@ -1,14 +1,14 @@
-"""SentencePiece models, and the rule by which golf counts their bytes.
+"""SentencePiece models, and golf's rule for counting their bytes.
 
 The rule: control, unknown and unused ids have no bytes; a byte piece has one; any other piece has the UTF-8 bytes after its first
-U+2581, and one more for that U+2581 unless one of those ids comes before it. Scores are compared by this rule, so it is followed
-to the letter: a second U+2581 in a piece counts as three bytes. The models normalise text and fold white space, so the sum
-is that of the normalised text and not of the original. Marks for capitals (learn_vocabulary.py) stand for no bytes.
+U+2581, and one more for that U+2581 unless the previous id is control, unknown or unused. Published scores use this rule, so we
+follow it exactly: a second U+2581 in a piece counts as three bytes. The models normalise text and collapse white space, so the
+sum is the size of the normalised text and not of the original. Capital marks (learn_vocabulary.py) have no bytes.
 
-Words can be encoded one by one (word_table.py) if no token spans two of them. `word_starts` proves it from the model's file, for
-BPE only: merges build pieces of the vocabulary, so characters that are adjacent in no piece are never merged, and each side
-is encoded as if it were alone. The normaliser rewrites text by its longest matching key, so no key may continue where a word
-begins. Models for which this cannot be proved are encoded by the library.
+Words can be encoded one by one (word_table.py) if no token spans two of them. `word_starts` proves this from the model file, for
+BPE only: merges produce only pieces of the vocabulary, so characters that are adjacent in no piece are never merged, and each
+side is encoded as if it were alone. The normaliser rewrites text by its longest matching key, so no key may extend across the
+start of a word. If this cannot be proved for a model, the library encodes whole texts.
 """
 
 from __future__ import annotations
@@ -44,22 +44,24 @@ Nodes = NDArray[np.int64]
 
 
 def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
-    """Return the spaces that begin words and the punctuation that does after a letter or digit; None if nothing can be proved."""
+    """Return the spaces that begin words and the punctuation that begins them after a letter or digit; None if not provable."""
     fields = list(message_fields(contents))
     trainer, normaliser = (dict(message_fields(b"".join(value for key, value in fields if key == part))) for part in (2, 3))
-    folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # whether runs of spaces become one, and the compiled rules
+    folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # whether runs of spaces collapse to one, and the compiled rules
     pieces = [dict(message_fields(value)) for key, value in fields if key == 1]
     texts = [piece[1].decode() for piece in pieces if piece.get(3) not in (UNKNOWN, CONTROL, BYTE)]
     symbols = "".join(piece[1].decode() for piece in pieces if piece.get(3) == USER_DEFINED)
-    if trainer.get(3) != BPE or trainer.get(24) or not normaliser.get(5, 1):  # spaces follow words, or are not U+2581
+    if (
+        trainer.get(3) != BPE or trainer.get(24) or not normaliser.get(5, 1)
+    ):  # not BPE, spaces at the end of words, or spaces not written as U+2581
         return None
-    if rules and not folds:  # rules may create runs of spaces
+    if rules and not folds:  # rules may produce runs of spaces
         return None
     if any(SPACE in (text[1:] if folds else text.lstrip(SPACE)) for text in texts) or set(symbols) & {SPACE, " ", "\n"}:
         return None
     first, longer, inner = _key_bytes(rules)
     if min(inner, default=0x80) < 0x80 or SPACE.encode() in rules[4 + int.from_bytes(rules[:4], "little") :]:
-        return None  # an ASCII character may only be the first byte of a key
+        return None  # ASCII characters may occur only as the first byte of a key
     candidates = " \n" if folds else " "
     spaces = [c for c in candidates if model.normalize(f"a{c}b").endswith(f"a{SPACE}b") and ord(c) not in longer]
     if " " not in spaces:
@@ -73,9 +75,9 @@ def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
 
 
 def _key_bytes(rules: bytes) -> tuple[set[int], set[int], set[int]]:
-    """Return the first bytes of a normaliser's keys, which of space and newline begin longer keys, and all later bytes.
+    """Return the first bytes of a normaliser's keys, those of space and newline that begin longer keys, and all later bytes.
 
-    The keys are a byte trie in a double array, in the layout of the library `darts-clone`.
+    The keys are a byte trie stored as a double array, in the layout of the library `darts-clone`.
     """
     units = np.frombuffer(rules[4 : 4 + int.from_bytes(rules[:4], "little")], "<u4").astype(np.int64)
 
@@ -85,7 +87,7 @@ def _key_bytes(rules: bytes) -> tuple[set[int], set[int], set[int]]:
     def children(nodes: Nodes) -> Nodes:
         bases = nodes ^ ((units[nodes] >> 10) << ((units[nodes] & 512) >> 6))
         by_byte = [nodes[:0]]
-        for byte in range(1, 256):  # all at once would take hundreds of megabytes
+        for byte in range(1, 256):  # one byte at a time: all at once would take hundreds of megabytes
             candidates = bases ^ byte
             candidates = candidates[candidates < len(units)]
             by_byte.append(candidates[labels(candidates) == byte])
@@ -102,12 +104,12 @@ def _key_bytes(rules: bytes) -> tuple[set[int], set[int], set[int]]:
 
 
 def message_fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a protobuf message: numbers, or bytes for everything else."""
+    """Yield the fields of a protobuf message: (field number, integer or bytes)."""
     return ((field, value) for field, value, _ in message_parts(message))
 
 
 def message_parts(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
-    """Yield the fields of a protobuf message, each with its encoded bytes."""
+    """Yield the fields of a protobuf message as (field number, value, encoded bytes)."""
     at = 0
 
     def number() -> int:
@@ -132,26 +134,26 @@ def message_parts(message: bytes) -> Iterator[tuple[int, Any, bytes]]:
         yield key, value, message[begin:at]
 
 
-# Some models write capitals as a mark in front of small letters (learn_vocabulary.py).
+# Some models encode capitals as a mark before lower-case letters (learn_vocabulary.py).
 MARKED = re.compile(rb"\xee\x80(?:\x80( ?[a-z]?)|\x81( ?[a-z]{0,2}))")
-# Characters that golf's rules fold into one space, and those that they drop; marks in the text itself are dropped too.
+# Characters that golf's normalisation collapses into one space, and those that it drops, including mark characters in the text.
 SPACES = re.compile("[\t\n\f\r \xa0\u1680\u2000-\u200c\u200e\u200f\u2028\u2029\u202f\u205f\u2581\u3000\ufeff\ufffd]+")
 DROPPED = re.compile("[\x01-\x08\x0b\x0e-\x1f\x7f\x8f\x9f\ue000\ue001]+")
 UNFINISHED = re.compile(rb"\xee\x80(?:\x80 ?|\x81 ?[a-z]?)\Z")
 
 
 def folded(text: str) -> str:
-    """Fold white space, which SentencePiece does by itself except in front of a mark."""
+    """Collapse white space, which SentencePiece itself does everywhere except before a mark."""
     return SPACES.sub(" ", DROPPED.sub("", text)).strip(" ")
 
 
 def unmarked(data: bytes) -> bytes:
-    """Replace marks by capitals; a mark without a letter after it stands for nothing."""
+    """Replace marks and the letters after them by capitals; a mark without a letter is dropped."""
     return MARKED.sub(lambda match: (match[1] or match[2] or b"").upper(), data)
 
 
 class SentencePieceTokenizer(FileTokenizer):
-    """The tokenizer of a .model file."""
+    """A tokenizer from a SentencePiece .model file."""
 
     kind = "sentencepiece"
     lossless = False
@@ -191,7 +193,7 @@ class SentencePieceTokenizer(FileTokenizer):
         if not self.marks_capitals:
             return super().decode_bytes(ids, at_start)
         ids = self._checked(ids)
-        parts = np.split(ids, np.flatnonzero(self._special.take(ids)))  # a mark does not reach into the next document
+        parts = np.split(ids, np.flatnonzero(self._special.take(ids)))  # a mark must not affect the next document
         starts = [at_start, *(True for _ in parts[1:])]
         return b"".join(
             unmarked(super(SentencePieceTokenizer, self).decode_bytes(*part)) for part in zip(parts, starts, strict=True)
@@ -199,7 +201,7 @@ class SentencePieceTokenizer(FileTokenizer):
 
     def unfinished(self, ids: Ids) -> int:
         if self.marks_capitals:
-            for count in range(1, min(3, len(ids)) + 1):  # a mark, a space and a letter are the most that can be unfinished
+            for count in range(1, min(3, len(ids)) + 1):  # at most a mark, a space and a letter are pending
                 if self.is_special(int(ids[-count])):
                     break
                 if UNFINISHED.search(super().decode_bytes(ids[-count:])):
@@ -207,7 +209,7 @@ class SentencePieceTokenizer(FileTokenizer):
         return 0
 
     def is_special(self, token: int) -> bool:
-        return bool(self._special[self._rows([token])][0])  # a mark for capitals is not special, although it has no bytes
+        return bool(self._special[self._rows([token])][0])  # a capital mark is not special, although it has no bytes
 
     def token_bytes(self) -> NDArray[np.int32]:
         return np.array(self._piece_sizes, np.int32)
@@ -222,7 +224,7 @@ class SentencePieceTokenizer(FileTokenizer):
     def _table(self) -> WordTable | None:
         if (starts := word_starts(self.contents, self._model)) is None:
             return None
-        # A U+2581 in the text itself is not a space to the normaliser, but it is one in the pieces.
+        # The normaliser does not treat a literal U+2581 as a space, but in pieces it is one.
         return WordTable(self._encode_words, self.encode, *starts, foreign=SPACE.encode(), dtype=self.dtype)
 
     def _encode_words(self, words: list[bytes], at_start: bool) -> list[list[int]]:
@@ -233,7 +235,7 @@ class SentencePieceTokenizer(FileTokenizer):
 
 
 def _entry(model: Any, token: int, marks: str) -> tuple[bytes | None, bool, int]:
-    """Return the text of a piece, whether it begins with a space, and its number of bytes by the rule, without `marks`."""
+    """Return the text of a piece, whether it begins with a space, and its byte count by golf's rule, without `marks`."""
     if model.is_control(token) or model.is_unknown(token) or model.is_unused(token):
         return None, False, 0
     name = str(model.id_to_piece(token))

@@ -1,4 +1,4 @@
-"""Decode tokens that arrive one by one: bytes of an incomplete character are held back until the rest arrives."""
+"""Streaming decoder: bytes of an incomplete character are buffered until the rest arrives."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ingot.data.tokenizers.tokenizer_base import Ids, Tokenizer
 
 
 class StreamDecoder:
-    """A decoder of ids that arrive a few at a time; incomplete text, such as part of a character, is held back until complete.
+    """Decodes ids that arrive a few at a time; incomplete text, such as part of a character, is buffered until complete.
 
-    `at_start`: no text comes before the first id, so a space that only marks its word is not shown.
+    `at_start`: no text precedes the first id, so the space that SentencePiece adds before the first word is dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, at_start: bool = False) -> None:
@@ -19,14 +19,14 @@ class StreamDecoder:
         self._held: list[int] = []
 
     def push(self, ids: Ids) -> str:
-        """Return the text that `ids` complete."""
+        """Decode `ids` and return the text that is complete so far."""
         pending = [*self._held, *map(int, ids)]
         complete = len(pending) - self._tokenizer.unfinished(pending)
         self._held = pending[complete:]
         return self._decoder.decode(self._bytes(pending[:complete]))
 
     def finish(self) -> str:
-        """Return the text that was still held back, and reset the decoder for another text."""
+        """Return the text that is still buffered, and reset the decoder for another text."""
         rest = self._decoder.decode(self._bytes(self._held), final=True)
         self._held = []
         self._decoder.reset()

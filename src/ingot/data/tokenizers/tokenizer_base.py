@@ -25,15 +25,15 @@ Ids = Sequence[int] | NDArray[Any]
 IdArray = NDArray[np.unsignedinteger[Any]]
 IdType = np.dtype[np.unsignedinteger[Any]]
 VIEWED = (np.uint16, np.uint32, np.int32)  # dtypes of ids that are used without a copy
-NARROW = 1 << 16  # the largest vocabulary whose ids have 16 bits
-MAX_VOCABULARY = 1 << 24  # far more than any tokenizer has
-MAX_FILE_BYTES = 1 << 26  # vocabularies of 262,144 ids take half of it; the limit keeps a damaged spec from filling the memory
-OUTSIDE = -1  # stands for "no token" as the one before a document
-PACKED = "xz"  # key of a spec under which the tokenizer's file lies
+NARROW = 1 << 16  # the largest vocabulary whose ids are stored in 16 bits
+MAX_VOCABULARY = 1 << 24  # far larger than any tokenizer's vocabulary
+MAX_FILE_BYTES = 1 << 26  # vocabularies of 262,144 ids take half of it; the limit keeps a damaged spec from exhausting memory
+OUTSIDE = -1  # used as the previous token of a document's first token
+PACKED = "xz"  # spec key that holds the compressed tokenizer file
 
 
 class NoSpacePiece(DataError):
-    """The vocabulary has no piece for a single space (U+2581), so the bytes of a text would be counted wrong."""
+    """Raised if the vocabulary has no piece for a single space (U+2581), so that the bytes of a text would be miscounted."""
 
 
 def digest(value: Any) -> str:
@@ -42,15 +42,15 @@ def digest(value: Any) -> str:
 
 
 def id_type(vocab_size: int) -> IdType:
-    """Return the dtype of the ids of a vocabulary of this size."""
+    """Return the dtype of token ids for a vocabulary of this size."""
     return np.dtype(np.uint16 if vocab_size <= NARROW else np.uint32)
 
 
 class Tokenizer(ABC):
-    """A tokenizer; subclasses define the ids and how to turn them back into bytes.
+    """A tokenizer; subclasses define the ids and how to decode them to bytes.
 
-    `bos` stands in front of every document of a prepared folder; other programs put `eos` after one and fill rows with `pad`, if
-    the vocabulary has such ids. `lossless`: decoding returns every text unchanged, and its ids stand for exactly its bytes.
+    `bos` precedes every document of a prepared folder; other programs append `eos` to a document and pad rows with `pad`, if the
+    vocabulary has these ids. `lossless`: decoding returns every text unchanged, and the byte counts of its ids sum to its size.
     `instant`: encoding is faster than sending the text to another process.
     """
 
@@ -64,7 +64,7 @@ class Tokenizer(ABC):
 
     @property
     def dtype(self) -> IdType:
-        """The dtype of its ids."""
+        """The dtype of this tokenizer's ids."""
         return id_type(self.vocab_size)
 
     @abstractmethod
@@ -73,18 +73,18 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
-        """Return the UTF-8 bytes that `ids` stand for; special ids have none. `at_start`: no text comes before them."""
+        """Decode `ids` to UTF-8 bytes; special ids have none. `at_start`: no text precedes them."""
 
     @abstractmethod
     def token_bytes(self) -> NDArray[np.int32]:
-        """Return the number of UTF-8 bytes that each id stands for inside a text; 0 for special ids."""
+        """Return the number of UTF-8 bytes that each id contributes inside a text; 0 for special ids."""
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
         """Return the JSON object from which `from_spec` rebuilds this tokenizer."""
 
     def target_bytes(self, previous: Ids, targets: Ids) -> NDArray[np.int32]:
-        """Return the number of bytes of each target, given the token before it; ids outside the vocabulary, as -1, have 0."""
+        """Return the number of bytes of each target, given the token before it; 0 for ids outside the vocabulary, such as -1."""
         return self._sizes.take(self._rows(targets))
 
     def encode_document(self, text: str) -> IdArray:
@@ -93,7 +93,7 @@ class Tokenizer(ABC):
         return ids if self.bos is None else np.concatenate([np.array([self.bos], self.dtype), ids])
 
     def encode_documents(self, texts: Sequence[str]) -> list[IdArray]:
-        """Return what `encode_document` does for each text, many times faster."""
+        """Return the result of `encode_document` for each text, many times faster."""
         ids, counts = self.encode_batch([utf8(text) for text in texts])
         ends = np.cumsum(counts).tolist()
         return [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -106,23 +106,23 @@ class Tokenizer(ABC):
         return np.concatenate([bos[:0], *(part for ids in encoded for part in (bos, ids))]), counts + len(bos)
 
     def decode(self, ids: Ids) -> str:
-        """Return the text of `ids`, which are one or more whole documents; invalid UTF-8 becomes U+FFFD."""
+        """Decode `ids` of one or more whole documents to text; invalid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(ids, at_start=True).decode("utf-8", "replace")
 
     def is_special(self, token: int) -> bool:
-        """Return True if an id stands for no text at all."""
+        """Return True if an id represents no text at all."""
         return bool(self._sizes[self._rows([token])][0] == 0)
 
     def at_start_after(self, ids: Ids, at_start: bool) -> bool:
-        """Return True if a text starts after these ids; `at_start` says the same of the position before them."""
+        """Return True if a new text starts after these ids; `at_start`: one starts before them."""
         return self.is_special(int(ids[-1]))
 
     def unfinished(self, ids: Ids) -> int:
-        """Return the number of ids at the end whose text depends on the next id."""
+        """Return the number of trailing ids whose text depends on the next id."""
         return 0
 
     def fingerprint(self) -> str:
-        """Return a hash that is equal for tokenizers that give every text the same ids."""
+        """Return a hash that is equal for tokenizers that encode every text to the same ids."""
         return digest(self.spec())
 
     def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
@@ -135,7 +135,7 @@ class Tokenizer(ABC):
 
     def _rows(self, ids: Ids) -> NDArray[Any]:
         array = ids if isinstance(ids, np.ndarray) and ids.dtype in VIEWED else np.asarray(ids, np.int64)
-        unsigned = array.view(f"u{array.itemsize}")  # a negative id becomes a large one
+        unsigned = array.view(f"u{array.itemsize}")  # a negative id becomes a large number
         return unsigned if self.vocab_size > np.iinfo(unsigned.dtype).max else np.minimum(unsigned, self.vocab_size)
 
     def _checked(self, ids: Ids) -> NDArray[np.int64]:
@@ -147,7 +147,7 @@ class Tokenizer(ABC):
 
 
 def utf8(text: str) -> bytes:
-    """Return the UTF-8 of a text, or raise an error that names the character it cannot represent."""
+    """Encode a text as UTF-8; raise an error that names the character if that is not possible."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -157,13 +157,13 @@ def utf8(text: str) -> bytes:
 
 
 def check_size(vocab_size: int) -> None:
-    """Refuse a vocabulary whose size is out of range."""
+    """Raise an error if a vocabulary size is out of range."""
     if not 0 < vocab_size <= MAX_VOCABULARY:
         raise DataError(f"a vocabulary of {vocab_size:,} ids; it must have 1 to {MAX_VOCABULARY:,}")
 
 
 def unpack(spec: Mapping[str, Any]) -> bytes:
-    """Return the file inside a spec."""
+    """Return the tokenizer file contained in a spec."""
     try:
         unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=2 * MAX_FILE_BYTES)
         contents = unpacker.decompress(base64.b64decode(spec[PACKED], validate=True), MAX_FILE_BYTES)
@@ -174,16 +174,16 @@ def unpack(spec: Mapping[str, Any]) -> bytes:
     return contents
 
 
-SPACE = "\u2581"  # SentencePiece and similar vocabularies write a space so
-CAPITAL, CAPITALS = MARKS = "\ue000\ue001"  # marks: the next letter is a capital, the next two are
+SPACE = "\u2581"  # the space character in SentencePiece and similar vocabularies
+CAPITAL, CAPITALS = MARKS = "\ue000\ue001"  # capital marks: the next letter, or the next two letters, are capitals
 
 
 class PieceTokenizer(Tokenizer):
-    """A tokenizer with a table of pieces; None is a special id, which stands for no text and starts a new document."""
+    """A tokenizer with a table of pieces; None marks a special id, which represents no text and starts a new document."""
 
     def _use(self, pieces: Sequence[bytes | None], spaced: Sequence[bool], *, adds_space: bool, counts_first_space: bool) -> None:
-        """Set the table. `spaced`: the piece begins with the space in front of a word. `adds_space`: texts are encoded with a
-        space added in front. `counts_first_space`: the space of a document's first piece counts as text."""
+        """Set the piece table. `spaced`: the piece begins with a word's leading space. `adds_space`: a space is prepended to
+        texts before encoding. `counts_first_space`: the space of a document's first piece counts as text."""
         check_size(len(pieces))
         self.vocab_size = len(pieces)
         self._pieces, self._adds_space, self._counts_first_space = pieces, adds_space, counts_first_space
@@ -203,7 +203,7 @@ class PieceTokenizer(Tokenizer):
 
     def at_start_after(self, ids: Ids, at_start: bool) -> bool:
         pieces = (self._pieces[int(token)] for token in reversed(ids))
-        last = next((piece for piece in pieces if piece != b""), b"")  # an unknown word stands for no text and changes nothing
+        last = next((piece for piece in pieces if piece != b""), b"")  # unknown words have no text, so they are skipped
         return last is None or (at_start and not last)
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
@@ -223,7 +223,7 @@ class FileTokenizer(PieceTokenizer):
 
     @cached_property
     def packed(self) -> str:
-        """The file as it is stored in the spec: xz in base64."""
+        """The file as stored in the spec: xz-compressed, base64-encoded."""
         return base64.b64encode(lzma.compress(self.contents)).decode()
 
     def fingerprint(self) -> str:
@@ -231,7 +231,7 @@ class FileTokenizer(PieceTokenizer):
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the 256 characters that byte-level vocabularies use for bytes: printable ones as they are, the rest from U+0100."""
+    """Return the 256 characters that byte-level vocabularies use for bytes: printable ones unchanged, the rest from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + position): byte for position, byte in enumerate(others)}

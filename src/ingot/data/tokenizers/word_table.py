@@ -1,9 +1,9 @@
-"""A table of words and their ids, so that each word of a text is encoded by the library only once.
+"""A cache from words to their ids, so that each word of a text is encoded by the library only once.
 
-A tokenizer may use it only if no token spans two words; it says where words begin, and has to prove it. A word begins with the
-document, with a run of spaces, or with punctuation after an ASCII letter or digit. Words are looked up with numpy, a portion of
-text at a time (a Python dict is three times slower); only new ones reach the library. The table holds the words themselves and
-not hashes of them, so two words are never confused. Its size is fixed: when it is full it is cleared.
+A tokenizer may use it only if no token spans two words; the tokenizer defines where words begin, and has to prove it. A word
+begins at the start of a document, at a run of spaces, or at punctuation after an ASCII letter or digit. Words are looked up with
+numpy, a chunk of text at a time (a Python dict is three times slower); only cache misses reach the library. The keys are the
+words themselves and not hashes, so words never collide. The size is fixed: when the cache is full it is cleared.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 Numbers = NDArray[np.int64]
-EncodeWords = Callable[[list[bytes], bool], Iterable[Sequence[int]]]  # encodes words that all start a document, or none does
+EncodeWords = Callable[[list[bytes], bool], Iterable[Sequence[int]]]  # called as (words, True if they start a document)
 
 PORTION = 1 << 20  # bytes of text looked up at once
-WORD_BYTES = 23  # longer words are rare and are encoded by the library every time
+WORD_BYTES = 23  # longer words are rare and never cached
 ROW_BITS = 20
-MAX_WORDS = 3 << 18  # three quarters of the rows
+MAX_WORDS = 3 << 18  # 75% load factor of the hash table
 MAX_IDS = 1 << 22
 SPACE, MARK, LETTER = 1, 2, 3
 LETTERS = (string.ascii_letters + string.digits).encode()
 FACTORS = [np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]
 MASKS = np.array([[(1 << 8 * min(max(size - at, 0), 8)) - 1 for at in (0, 8, 16)] for size in range(WORD_BYTES + 1)], "<u8")
 OTHER_SPACES = "|".join(map(chr, [0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]))
-# By GPT-2's rule a word always begins with a run of white space, because only its last character can join what follows and
-# the rule looks no further ahead than the end of the run; and with punctuation after a letter or digit, because no word has one
-# after the other. The rule never looks back. A run with a non-ASCII space inside is left to the library.
+# With GPT-2's regex a run of white space always begins a word, because only its last character can join the next word and the
+# regex looks ahead no further than the end of the run. So does punctuation after a letter or digit, because no match contains one
+# after the other. The regex never looks behind. Runs that contain a non-ASCII space are encoded by the library.
 GPT2_RULE = (b"\t\n\v\f\r ", string.punctuation.encode(), b"(?:%b)[\t-\r ]" % OTHER_SPACES.encode())
-SIZE, START, COUNT = np.uint64(56), np.uint64(63), np.uint64(32)  # bit offsets in a key, and in the value stored for it
+SIZE, START, COUNT = np.uint64(56), np.uint64(63), np.uint64(32)  # bit offsets of the fields in a key and in its value
 
 
 class WordTable:
     """A cache of encoded words. `spaces` and `marks` are the ASCII characters that begin words.
 
-    `encode`: the library, which encodes the few texts that cannot be encoded word by word, such as those that contain `foreign`.
+    `encode`: the library's encoder for the few texts that cannot be encoded word by word, such as those that contain `foreign`.
     """
 
     _words: int  # number of words in the table
@@ -78,7 +78,9 @@ class WordTable:
             first, last = np.searchsorted(starts, [begin, end])
             ids, ends, words = self._encode_portion(joined[begin:end], starts[first:last] - begin)
             bounds[first:last] = total + ends[words]
-            by_library[first:last] |= ends[words] == ends[words + 1]  # a first word without ids leaves the start to another word
+            by_library[first:last] |= (
+                ends[words] == ends[words + 1]
+            )  # after a first word without ids, another word starts the document
             bounds[last:] = total = total + len(ids)
             parts.append(ids)
             begin = end
@@ -89,7 +91,7 @@ class WordTable:
         return encoded
 
     def _encode_portion(self, text: bytes, starts: Numbers) -> tuple[Tokens, Numbers, Numbers]:
-        """Return the ids of a portion, the number of ids before each word and in all, and the word at each of `starts`."""
+        """Return the ids of a chunk, the number of ids before each word and in total, and the word index at each of `starts`."""
         if self._words > MAX_WORDS or self._used > MAX_IDS:
             self._clear()
         kinds = np.frombuffer(text.translate(self._kinds), np.uint8)
@@ -104,7 +106,7 @@ class WordTable:
         at_start[words] = True
 
         sizes = np.minimum(end - begin, WORD_BYTES)
-        windows = np.ndarray((len(text),), "V24", text + bytes(24), 0, (1,))  # a view of 24 bytes from every byte on
+        windows = np.ndarray((len(text),), "V24", text + bytes(24), 0, (1,))  # overlapping 24-byte windows, one per byte
         keys = windows[begin].view("<u8").reshape(-1, 3)
         keys &= MASKS.take(sizes, 0)
         keys[:, 2] |= (sizes.astype(np.uint64) << SIZE) | (at_start.astype(np.uint64) << START)
@@ -129,7 +131,7 @@ class WordTable:
         return self._pool.take(places), ends, words
 
     def _look_up(self, keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], Numbers]:
-        """Return the value stored for each key, 0 if there is none, and the row where the key is or belongs."""
+        """Return the value of each key, 0 if missing, and the row of the hash table where the key is or would be inserted."""
         mixed = keys[:, 0] * FACTORS[0] ^ keys[:, 1] * FACTORS[1] ^ keys[:, 2] * FACTORS[2]
         slots = ((mixed ^ (mixed >> np.uint64(29))) * FACTORS[0] >> np.uint64(64 - ROW_BITS)).astype(np.int64)
         values = np.zeros(len(keys), np.uint64)
@@ -143,7 +145,7 @@ class WordTable:
         return values, slots
 
     def _learn(self, words: list[tuple[bytes, bool]], is_kept: bool) -> dict[tuple[bytes, bool], int]:
-        """Encode distinct words into the pool, and return the value of each; ids that are not kept are overwritten next time."""
+        """Encode distinct words into the pool and return the value of each; ids that are not kept are overwritten next time."""
         values, used = {}, self._used
         for at_start in (True, False):
             some = [word for word, start in words if start is at_start]
@@ -160,16 +162,18 @@ class WordTable:
         return values
 
     def _store(self, keys: NDArray[np.uint64], values: NDArray[np.uint64], rows: Numbers, count: int) -> None:
-        """Fill rows of the table with words that may occur several times."""
+        """Insert words into the hash table; words may occur several times."""
         stored = set()
         for key, value, row in zip(keys, values.tolist(), rows.tolist(), strict=True):
             if value not in stored:
-                while self._rows[row, 2]:  # taken by a word that is also new
+                while self._rows[row, 2]:  # row taken by another new word: linear probing
                     row = (row + 1) & ((1 << ROW_BITS) - 1)
                 self._rows[row] = (*key, value)
                 stored.add(value)
         self._words += count
 
     def _clear(self) -> None:
-        self._rows = np.zeros((1 << ROW_BITS, 4), np.uint64)  # three for the key, one for the position and number of its ids
+        self._rows = np.zeros(
+            (1 << ROW_BITS, 4), np.uint64
+        )  # (rows, 4): three columns for the key, one for the offset and number of its ids
         self._words, self._used = 0, 1  # the pool is filled from 1, so that 0 in a row means empty
