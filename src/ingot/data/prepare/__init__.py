@@ -1,1 +1,1 @@
-"""Text to a prepared folder: worker processes encode documents, one process writes them in order."""
+"""Tokenize text into a prepared folder: worker processes encode documents, one process writes them in order."""

@@ -1,6 +1,6 @@
 """Blocks of text, the unit of work for encoding.
 
-Blocks are cut by size alone, so the result does not depend on how many workers encode them. JSON lines are parsed by the worker.
+Text is split into blocks by size alone, so the result does not depend on the number of workers. Workers parse JSON lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import OUTSIDE, utf8
 from ingot.runtime.files import reading
 
-BLOCK_BYTES = 1 << 20  # size of a block; a longer document is a block by itself
+BLOCK_BYTES = 1 << 20  # target block size; a longer document is a block by itself
 
 
 class Lines(NamedTuple):
@@ -35,7 +35,7 @@ class Lines(NamedTuple):
 
 
 class EveryText(list[str]):
-    """Texts of which empty ones are documents too, with only their start token."""
+    """A list of texts in which empty texts count as documents, with only a BOS token."""
 
 
 Block = Lines | list[str]
@@ -52,7 +52,7 @@ def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int],
 
 
 def text_blocks(texts: Iterable[str], characters: int = BLOCK_BYTES, documents: int | None = None) -> Iterator[list[str]]:
-    """Yield texts in blocks of about so many characters and at most so many documents."""
+    """Yield texts in blocks of about `characters` characters and at most `documents` documents."""
     block: list[str] = []
     size = 0
     for text in texts:
@@ -80,7 +80,7 @@ def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
 
 
 def texts_of(block: Block) -> tuple[list[bytes], int]:
-    """Return the documents of a block in UTF-8, and the number of empty texts left out."""
+    """Return the documents of a block in UTF-8, and the number of empty texts skipped."""
     texts: Iterable[str] = block if isinstance(block, list) else ()
     if isinstance(block, Lines):
         lines = io.BytesIO(block.data)
@@ -100,7 +100,7 @@ def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None], en
 
 
 def size_of(block: Block) -> int:
-    """Return the number of bytes or characters in a block, a measure of the memory it takes."""
+    """Return the number of bytes or characters in a block, as an estimate of its memory use."""
     return sum(map(len, block)) if isinstance(block, list) else len(block.data)
 
 

@@ -1,7 +1,7 @@
-"""Text that is prepared when it is first used, into a cache folder: the bundled sample, JSON lines and .txt files.
+"""Text that is prepared on first use into a cache folder: the bundled sample, JSON lines and .txt files.
 
-The folder's name contains a hash of the text and the tokenizer: for the sample of its packaged text, for files of their names,
-sizes, times and buckets. Changed files are therefore other data, and a resumed run finds its own data again.
+The folder's name contains a hash of the tokenizer and the text: the packaged text of a sample, or the names, sizes, modification
+times and buckets of files. Changed files are therefore different data, and a resumed run finds its own data again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 PREFIX = "sample:"
 SAMPLES = {"shakespeare": "shakespeare.jsonl.xz"}
 SUFFIXES = (".jsonl", ".jsonl.gz")
-FILE_SUFFIXES = (*SUFFIXES, ".txt")  # suffixes of single files; in bucket folders a .txt may be a note
+FILE_SUFFIXES = (*SUFFIXES, ".txt")  # accepted as a single file; in bucket folders .txt is skipped, because it may be a README
 
 
 def sample_path(name: str, tokenizer: str) -> Path:
-    """Return the folder of a bundled sample, prepared now if it is not in the cache; several processes may do so at once."""
+    """Return the folder of a bundled sample, preparing it if it is not cached; safe to call from several processes."""
     packed = _packed(name)
     opened = open_unless_learned(tokenizer)
     key = hashlib.sha256(packed + (opened.fingerprint() if opened else tokenizer).encode()).hexdigest()[:12]
@@ -55,7 +55,7 @@ def sample_path(name: str, tokenizer: str) -> Path:
 
 
 def sample_bytes(name: str) -> int:
-    """Return the size of a bundled sample in bytes, held-out text included."""
+    """Return the size of a bundled sample in bytes, including held-out text."""
     return len(lzma.decompress(_packed(name)))
 
 
@@ -66,7 +66,7 @@ def _packed(name: str) -> bytes:
 
 
 def _prepare_once(folder: Path, write: Callable[[], object]) -> None:
-    """Write a cache folder unless it is there already; of several processes one does the work and the others wait."""
+    """Write a cache folder unless it exists; if several processes call this, one writes and the others wait."""
     if is_sound(folder):
         return
     lock_folder = folder.with_name(f".{folder.name}.lock")
@@ -77,7 +77,7 @@ def _prepare_once(folder: Path, write: Callable[[], object]) -> None:
     lock = FolderLock(lock_folder)
     lock.acquire(None, lambda: log.warning("another process is preparing %s; waiting", folder))
     try:
-        if not is_sound(folder):  # otherwise another process was faster
+        if not is_sound(folder):  # another process may have written it meanwhile
             shutil.rmtree(folder, ignore_errors=True)  # if it exists, it is damaged
             write()
     finally:
@@ -85,16 +85,16 @@ def _prepare_once(folder: Path, write: Callable[[], object]) -> None:
 
 
 def is_sound(folder: Path) -> bool:
-    """Return True if a folder holds prepared data that can be opened."""
+    """Return True if a folder contains prepared data that can be opened."""
     try:
         Dataset.open(folder)
-    except (DataError, OSError):  # OSError: reading it may be forbidden
+    except (DataError, OSError):  # OSError: it may not be readable
         return False
     return True
 
 
 def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
-    """Return the folder prepared from a JSON lines or .txt file, or from buckets of JSON lines; made if it is not cached."""
+    """Return the folder prepared from a JSON lines or .txt file or from buckets of JSON lines; prepare it if not cached."""
     files = [file for of_split in buckets.values() for of_bucket in of_split.values() for file in of_bucket] or [path]
     if not any(file_bytes(file) for file in files):
         raise DataError(f"{path} is empty; give a file with text")

@@ -1,4 +1,4 @@
-"""The rules that hold documents out for validation: the same documents for any number of workers and after a resume."""
+"""Rules that hold out documents for validation: the same documents for any number of workers and after a resume."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-Piece = tuple[str, str]  # a split and a text for it
+Piece = tuple[str, str]  # (split, text)
 Rule = Callable[[int], str]  # maps the index of a document to its split
 
 
 @dataclass(frozen=True)
 class Into:
-    """A rule that puts all documents in one split, and in one of its buckets if it has any."""
+    """A rule that assigns all documents to one split and, optionally, to one of its buckets."""
 
     split: str
     bucket: str | None = None
@@ -27,7 +27,7 @@ def first_documents(count: int) -> Rule:
 
 
 def spread_documents(fraction: float) -> Rule:
-    """Return a rule that holds out document i where ceil(i * fraction) increases: evenly spread, the first included."""
+    """Return a rule that holds out document i where ceil(i * fraction) increases: evenly spaced, starting with the first."""
     part = Fraction(str(fraction))  # exact: 0.1 is every tenth document, however many there are
     above, below = part.numerator, part.denominator
     return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"

@@ -1,8 +1,8 @@
-"""Turn documents into a prepared folder: hold some out, encode them, write them, and continue after a kill.
+"""Turn documents into a prepared folder: hold some out, encode them, write them, and resume after a kill.
 
-Text passes in blocks, so memory is bounded by the longest document. The folder appears whole or not at all (staging.py). Every
-33.5 million tokens the written files are synced and their sizes recorded; the same command continues from there, and reads the
-text before that point again without encoding it.
+Text is streamed in blocks, so memory is bounded by the longest document. The folder is created atomically (staging.py). Every
+33.5 million tokens the written files are synced and their sizes recorded; the same command resumes from there, and reads the text
+before that point again without encoding it.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from ingot.runtime.machine import made_by
 
 log = logging.getLogger(__name__)
 
-SMALL_TEXT_BYTES, LARGER_TEXT = 1 << 19, "bpe:2048"  # without a name: bytes up to this size, and above it this tokenizer
-FEW_DOCUMENTS = 20  # up to this many, the end of every document is held out; above it, whole documents are
+SMALL_TEXT_BYTES, LARGER_TEXT = 1 << 19, "bpe:2048"  # default tokenizer: bytes for text up to this size, bpe:2048 for larger text
+FEW_DOCUMENTS = 20  # up to this many documents, the end of each is held out; with more, whole documents are held out
 VAL_FRACTION = 0.1
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 RuledBlocks = Iterator[tuple[Rule, Block]]
 EngineName = Literal["local", "ray"]
 
@@ -92,12 +92,12 @@ def prepare(
     ray_address: str | None = None,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Turn text files, and folders of them, into a folder that training reads.
+    """Tokenize text files, and folders of them, into a prepared folder for training.
 
-    `tokenizer` is char, bpe:N or a name that `open_tokenizer` takes together with `bos`; None chooses by the size of the text.
-    `encoding` is that of all files; with `skip_unreadable` those that cannot be decoded are left out. `workers`
-    is the number of processes that encode, by default one per processor, or as many as a Ray cluster has; the result does not
-    depend on it. `buckets` are the files of both splits, kept apart; `inputs` then only says where they came from.
+    `tokenizer` is char, bpe:N or a name for `open_tokenizer`, which also receives `bos`; None chooses by the size of the text.
+    `encoding` applies to all files; with `skip_unreadable` files that cannot be decoded are skipped. `workers` is the number of
+    encoding processes, by default one per CPU, or the number of CPUs of a Ray cluster; the result does not depend on it.
+    `buckets` are the files of each bucket in both splits; `inputs` then only records where they came from.
     """
     started = time.monotonic()
     _check_options(
@@ -115,7 +115,7 @@ def prepare(
     check_output(output, overwrite)
     opened = open_unless_learned(tokenizer or "byte", bos)  # before inputs are downloaded
     try:
-        "".encode(encoding)  # refuses codecs that are not of text
+        "".encode(encoding)  # raises for codecs that are not text encodings
         encoding = codecs.lookup(encoding).name
     except LookupError:
         raise ConfigError(f"--encoding {encoding} is not the name of a text encoding, such as latin-1 or utf-16") from None
@@ -170,7 +170,7 @@ def prepare(
         rule, blocks = held_out(advance)
         source = {"inputs": [str(path) for path in inputs], "validation": rule}
         details = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
-        work = {  # what must be unchanged for interrupted work to be continued, by names that a user understands
+        work = {  # must be unchanged to resume interrupted work; the keys are shown to users
             "the version of ingot": made_by(),
             "the files to train on": [file_identity(path) for path in files],
             "the files of validation": [file_identity(path) for path in val_files],
@@ -211,7 +211,7 @@ def prepare(
 
 @contextmanager
 def _naming_all_unreadable(files: Sequence[Path], encoding: str) -> Iterator[None]:
-    """Name all files that cannot be decoded where one cannot."""
+    """If a file cannot be decoded, raise an error that names all such files."""
     try:
         yield
     except NotUtf8 as error:
@@ -248,7 +248,7 @@ def write_dataset(
     source: Any,
     shard_tokens: int = SHARD_TOKENS,
 ) -> Manifest:
-    """Write the folder `output` from (split, text) pairs; it appears complete or not at all."""
+    """Write the folder `output` from (split, text) pairs, atomically."""
     blocks = _piece_blocks(pieces)
     with staged(output, False) as stage:
         engine = local_engine(tokenizer, 1)
@@ -267,9 +267,10 @@ def fill_folder(
     prefix: str = "",
     tell: Callable[[range], None] = lambda documents: None,
 ) -> tuple[Manifest, Point, int]:
-    """Write the files of a prepared folder, or the rest of them; names begin with `prefix`, `tell` is called with each block.
+    """Write the files of a prepared folder, or the remaining ones after an interruption; file names begin with `prefix`.
 
-    Return the manifest, the end point, and the number of documents kept from an interrupted run.
+    `tell` is called after each block with the range of its documents. Return the manifest, the end point, and the number of
+    documents kept from an interrupted run.
     """
     begin = where_to_begin(stage)
     rules: deque[Rule] = deque()

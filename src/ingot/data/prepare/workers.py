@@ -1,7 +1,7 @@
-"""Encode blocks of documents, in order, by any number of worker processes or by a Ray cluster.
+"""Encode blocks of documents, in order, with any number of worker processes or a Ray cluster.
 
-Workers are plain child processes that read blocks from one pipe and write ids to another: they run nothing of the program that
-started them, and end when it does, even if it is killed.
+Workers are plain child processes that read blocks from one pipe and write ids to another: they do not import the main program,
+and exit when it does, even if it is killed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.errors import ConfigError, IngotError, RunError
 from ingot.runtime.processes import away_from_the_users_folder, cpu_count, python_command
 
-SMALL_BYTES = 1 << 23  # inputs up to this size are encoded before other processes would have started
-BLOCKS_AHEAD = 8  # blocks per worker that are read and not yet written
-RAY_RETRIES = 10  # a task runs again if its process or machine is gone
+SMALL_BYTES = 1 << 23  # inputs up to this size are encoded faster than worker processes start
+BLOCKS_AHEAD = 8  # blocks in flight per worker: read but not yet written
+RAY_RETRIES = 10  # retries of a task whose process or machine died
 RAY_CONNECT_SECONDS = 10
-LOCAL = "local"  # Ray's word for a cluster on this machine for one run
+LOCAL = "local"  # Ray's address for a temporary cluster on this machine
 BOOT = "from ingot.data.prepare.workers import run_worker; run_worker()"
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ Engine = Callable[[Iterable[Block]], Iterator[Encoded]]
 def in_order(
     blocks: Iterable[Block], begin: Callable[[Block], T], finish: Callable[[T], Encoded], ahead: int
 ) -> Iterator[Encoded]:
-    """Start `begin` on blocks and yield `finish` of each, in order, with at most `ahead` blocks in flight."""
+    """Call `begin` on each block and yield the results of `finish` in order, with at most `ahead` blocks in flight."""
     waiting: deque[tuple[T, int]] = deque()
     size = 0
     problem: IngotError | None = None
@@ -51,7 +51,7 @@ def in_order(
     while True:
         try:
             block = next(source, None)
-        except IngotError as error:  # blocks read before come first; they may have errors too
+        except IngotError as error:  # raised after the blocks read before it, which may have errors too
             block, problem = None, error
         if block is not None:
             waiting.append((begin(block), size_of(block)))
@@ -68,7 +68,7 @@ def in_order(
 
 @contextmanager
 def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
-    """Open an engine of this many processes; one worker means this process alone."""
+    """Open an engine with this many worker processes; with one worker, encode in this process."""
     if workers <= 1:
         yield lambda blocks: (encode_block(tokenizer, block) for block in blocks)
         return
@@ -91,7 +91,7 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
         for worker in started:
             worker.stop()
         threads.shutdown()
-        for worker in started:  # one may have been starting
+        for worker in started:  # including one that was still starting
             worker.stop()
 
 
@@ -104,7 +104,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-            process_group=0,  # Ctrl-C is for the parent; workers end when it does
+            process_group=0,  # only the parent receives Ctrl-C; workers exit when it does
         )
         self._spec: Any = spec  # sent with the first block
 
@@ -131,9 +131,9 @@ class _Worker:
 
 
 def run_worker() -> None:
-    """Run a worker: read a tokenizer's spec and then blocks from stdin, until it is closed."""
+    """Run a worker: read a tokenizer spec and then blocks from stdin, until it is closed."""
     requests, answers = os.fdopen(0, "rb", closefd=False), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not mix with the answers
+    os.dup2(2, 1)  # library output must not mix with the results on stdout
     with suppress(EOFError, BrokenPipeError):
         tokenizer = from_spec(pickle.load(requests))
         while True:
@@ -142,7 +142,7 @@ def run_worker() -> None:
 
 
 def _encode(tokenizer: Tokenizer, block: Block) -> Encoded | IngotError:
-    """Encode a block; a user's error is returned, because it has to reach another process."""
+    """Encode a block; a user error is returned, not raised, because the parent process has to report it."""
     try:
         return encode_block(tokenizer, block)
     except IngotError as error:
@@ -164,8 +164,8 @@ def workers_for(tokenizer: Tokenizer, size: int) -> int:
 def ray_engine(tokenizer: Tokenizer, address: str | None, workers: int | None) -> Iterator[Engine]:
     """Open an engine of Ray tasks on the cluster at `address`, else at RAY_ADDRESS, else on this machine.
 
-    `workers` is the number of processes on this machine, or of tasks in flight on a cluster; by default one per processor, and
-    on a cluster enough to keep it busy.
+    `workers` is the number of processes on this machine, by default one per CPU, or the number of tasks in flight on a cluster,
+    by default enough to keep it busy.
     """
     try:
         ray: Any = import_module("ray")
@@ -173,14 +173,16 @@ def ray_engine(tokenizer: Tokenizer, address: str | None, workers: int | None) -
         raise ConfigError("--engine ray needs the package ray; install it with: pip install 'ingot-lm[ray]'") from None
     address = address or os.environ.get("RAY_ADDRESS") or LOCAL
     with ExitStack() as undo:
-        undo.enter_context(redirect_stdout(sys.stderr))  # Ray's messages are not results
+        undo.enter_context(redirect_stdout(sys.stderr))  # keep Ray's messages out of the results on stdout
         if not ray.is_initialized():
             try:
-                if parts := re.fullmatch(r"(?:ray://)?(.+):(\d+)", address):  # Ray would keep trying for many minutes
+                if parts := re.fullmatch(
+                    r"(?:ray://)?(.+):(\d+)", address
+                ):  # check the port first, because Ray would retry for many minutes
                     socket.create_connection((parts[1], int(parts[2])), timeout=RAY_CONNECT_SECONDS).close()
                 local = {"num_cpus": workers or cpu_count(), "include_dashboard": False} if address == LOCAL else {}
                 with warnings.catch_warnings(), away_from_the_users_folder():
-                    warnings.simplefilter("ignore")  # announcements of future Ray versions
+                    warnings.simplefilter("ignore")  # FutureWarnings about coming Ray versions
                     ray.init(address, logging_level="ERROR", log_to_driver=False, **local)
             except (OSError, ValueError, RuntimeError, OverflowError) as error:
                 raise ConfigError(
