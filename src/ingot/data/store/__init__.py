@@ -1,1 +1,1 @@
-"""Tokens on the disk: shards, the dataset they form, and the folder while it is written."""
+"""Tokens on disk: shard files, datasets, and writing a prepared folder."""

@@ -1,9 +1,9 @@
 """Datasets: token data of any format once it is open, and our own format, the prepared folder.
 
-A prepared folder holds shards, a document index per split, and dataset.json, which describes them. Opening it checks what is
-cheap (names, headers, sizes, counts); an index is checked when it is first used, and verify/ reads every byte. The fingerprint
-covers the tokenizer and the splits but not where they came from: the same text prepared on another machine is the same data.
-formats/ opens the token files of other programs.
+A prepared folder contains shards, a document index per split, and dataset.json, which describes them. Opening it runs only cheap
+checks (names, headers, sizes, counts); an index is checked on first use, and verify/ reads every byte. The fingerprint covers the
+tokenizer and the splits but not their source: the same text prepared on another machine is the same data. formats/ opens the
+token files of other programs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ingot.runtime.files import open_to_read, read_json
 MANIFEST = "dataset.json"
 VERSION = 2  # the newest version that this code reads
 IDENTITY = ("format", "version", "tokenizer", "splits")  # the keys that the fingerprint covers
-OPTIONAL = ("piece_bytes", "document_index_sha256", "buckets")  # keys of a split that older data lacks
+OPTIONAL = ("piece_bytes", "document_index_sha256", "buckets")  # split keys that are missing in older data
 FINGERPRINT_BYTES = 4096  # bytes at the start and end of a foreign file that the fingerprint covers
 
 Count = Annotated[int, Field(ge=0)]
@@ -44,7 +44,7 @@ class _Record(BaseModel):
 
 
 class ShardRecord(_Record):
-    """One shard; `documents` counts those that begin in it, `bytes` the size of the text that its tokens stand for."""
+    """One shard; `documents` counts those that begin in it, `bytes` is the size of its decoded text."""
 
     file: FileName
     tokens: Count
@@ -66,7 +66,7 @@ class BucketRecord(_Record):
 class SplitRecord(_Record):
     """One split: its shards, or its buckets, in the order of the token stream.
 
-    `bytes` is the UTF-8 size of the text, `piece_bytes` what its tokens stand for; they are equal if the tokenizer is lossless.
+    `bytes` is the UTF-8 size of the original text, `piece_bytes` that of the decoded tokens; equal if the tokenizer is lossless.
     """
 
     documents: Count
@@ -80,7 +80,7 @@ class SplitRecord(_Record):
 
 
 class TokenizerRecord(_Record):
-    """The tokenizer, complete in `spec`; the other fields are for programs that cannot read it."""
+    """The tokenizer, fully defined by `spec`; the other fields are for programs that cannot read the spec."""
 
     kind: str
     vocab_size: Count
@@ -90,13 +90,13 @@ class TokenizerRecord(_Record):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TokenizerRecord:
-        """Describe a tokenizer for dataset.json."""
+        """Build the record of a tokenizer for dataset.json."""
         facts = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "bos": tokenizer.bos, "spec": tokenizer.spec()}
         return cls(fingerprint=tokenizer.fingerprint(), **facts)
 
 
 class Manifest(_Record):
-    """dataset.json."""
+    """The contents of dataset.json."""
 
     format: Literal["ingot-dataset"] = "ingot-dataset"
     version: Literal[1, 2] = 1  # 2: the shards have 32-bit ids
@@ -108,11 +108,11 @@ class Manifest(_Record):
 
 
 def identity(record: dict[str, Any]) -> str:
-    """Return the fingerprint of a dataset: equal if tokenizer, tokens, documents and bytes are.
+    """Return the fingerprint of a dataset: equal for equal tokenizers, tokens, documents and bytes.
 
-    A file inside the tokenizer is covered by the tokenizer's own fingerprint, however it is compressed. `piece_bytes` and
-    `buckets` count only where they add information, and the index's checksum never does, so that data from before they were
-    recorded keeps its fingerprint.
+    The tokenizer file is covered by the tokenizer's own fingerprint, which does not depend on its compression. `piece_bytes` and
+    `buckets` are hashed only where they add information, and the index's checksum never is, so that data written before these
+    fields existed keeps its fingerprint.
     """
     tokenizer = {**record["tokenizer"], "spec": {k: v for k, v in record["tokenizer"]["spec"].items() if k != PACKED}}
     splits = {}
@@ -126,7 +126,7 @@ def identity(record: dict[str, Any]) -> str:
 
 
 def foreign_record(folder: Path, sizes: Mapping[Path, int], **counts: Any) -> SplitRecord:
-    """Describe a split whose files come without recorded documents, text sizes or checksums."""
+    """Build the record of a split whose format stores no document counts, text sizes or checksums."""
     shards = [
         ShardRecord.model_construct(file=str(path.relative_to(folder)), tokens=size, documents=0, bytes=0, sha256="")
         for path, size in sizes.items()
@@ -136,10 +136,10 @@ def foreign_record(folder: Path, sizes: Mapping[Path, int], **counts: Any) -> Sp
 
 
 class Split(TokenStream):
-    """The tokens of one split and where its documents begin.
+    """The tokens of one split and its document boundaries.
 
-    `record` describes all of its files. In damaged data that was opened for an audit, `complete` is False and the stream holds
-    only the files that can be read. `marks_after`: marks stand after documents rather than before.
+    `record` describes all of its files. For damaged data opened for an audit, `complete` is False and the stream contains
+    only the readable files. `marks_after`: separators follow documents (EOS) instead of preceding them (BOS).
     """
 
     eos: int | None = None
@@ -168,13 +168,13 @@ class Split(TokenStream):
         return bool(self.record.document_index)
 
     def use_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Return ids with the dtype of this tokenizer, and take its start mark for that of documents."""
+        """Use this tokenizer's dtype for the ids, and its BOS id as the start of documents."""
         self.dtype, self._mark = tokenizer.dtype, tokenizer.bos
 
     def index(self) -> NDArray[Any] | None:
-        """Return where documents begin by the files themselves, then the end of the last; None if only marks tell.
+        """Return the document starts stored in the files, then the end of the last; None if the format has only separators.
 
-        ValueError says what is wrong with the index.
+        Raises ValueError if the index is damaged.
         """
         if not self.is_prepared:
             return None
@@ -182,7 +182,7 @@ class Split(TokenStream):
         return open_index(self.folder / record.document_index, record.documents, record.tokens, record.document_index_sha256)
 
     def document_starts(self) -> NDArray[np.uint64]:
-        """Return where each document begins in the stream, followed by the end of the last."""
+        """Return the offset of each document in the stream, followed by the end of the last."""
         return self._document_starts
 
     @cached_property
@@ -206,7 +206,7 @@ class Split(TokenStream):
         return None
 
     def bucket_documents(self, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
-        """Yield each bucket's name and its documents without marks; a split without buckets is one with the name None."""
+        """Yield (name, documents without separators) for each bucket; a split without buckets is one bucket named None."""
         if not self.is_prepared:
             yield None, cut(self, marks, self._marks_after)
             return
@@ -245,7 +245,7 @@ class Bucket:
         return self._split.read(self._first_token + start, self._first_token + stop, out)
 
     def document_starts(self) -> NDArray[np.uint64]:
-        """Return where each document begins in the bucket, followed by the end of the last."""
+        """Return the offset of each document in the bucket, followed by the end of the last."""
         if self._starts is None:  # every row with a document mask needs them
             starts = self._split.document_starts()[self._documents.start : self._documents.stop + 1]
             self._starts = np.asarray(starts) - np.uint64(self._first_token)
@@ -258,16 +258,16 @@ class Bucket:
 
 
 class NoTokenizer(DataError):
-    """Raised for tokens that do not record which tokenizer made them."""
+    """Raised for token data that does not record its tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(f"{folder} holds tokens and does not say their tokenizer; name it with {{0}}", Setting("data.tokenizer"))
 
 
 class Dataset:
-    """Token data of one format: its splits and, where the data or the user names it, its tokenizer.
+    """Token data of one format: its splits and, if the data or the user specifies it, its tokenizer.
 
-    `problems` holds what is wrong with damaged data that was opened for an audit. `about` describes the files for people.
+    `problems` lists the defects of damaged data that was opened for an audit. `about` describes the files for users.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Dataset:
     def open(cls, path: Path | str, fitting: str = "byte", *, strict: bool = True) -> Dataset:
         """Open a prepared folder and check the headers, sizes and counts of its files.
 
-        With `strict` the first problem is raised, else all are collected. `fitting` is the tokenizer to suggest if the path is
+        With `strict` the first problem raises; otherwise all are collected. `fitting` is the tokenizer to suggest if the path is
         not a prepared folder.
         """
         folder, problems = Path(path), list[DataProblem]()
@@ -320,33 +320,33 @@ class Dataset:
 
     @property
     def is_prepared(self) -> bool:
-        """True if the data has a dataset.json that can be read."""
+        """True if the data has a readable dataset.json."""
         return self._manifest is not None
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens; NoTokenizer where neither the data nor the user names it."""
+        """The tokenizer that produced the tokens; raises NoTokenizer if neither the data nor the user specifies it."""
         if self.known_tokenizer is None:
             raise NoTokenizer(self.folder)
         return self.known_tokenizer
 
     def use_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Name the tokenizer that made the tokens."""
+        """Set the tokenizer that produced the tokens."""
         self.known_tokenizer = tokenizer
         for split in self.splits.values():
             split.use_tokenizer(tokenizer)
 
     @property
     def tokens(self) -> dict[str, int]:
-        """The token count of each split that is not empty."""
+        """The token count of each non-empty split."""
         return {name: split.tokens for name, split in self.splits.items() if split.tokens}
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for datasets with the same tokenizer, tokens and documents.
+        """A hash that is equal for datasets with the same tokenizer, tokens and documents.
 
-        That of other programs' data covers names, sizes and both ends of every file: enough to notice other data, and quick for a
-        hundred files.
+        For other programs' data it covers the name, size, first and last bytes of every file: enough to detect other data, and
+        fast for a hundred files.
         """
         if self._manifest is not None:
             return self._manifest.fingerprint
@@ -359,7 +359,7 @@ class Dataset:
         return digest({"tokenizer": self.tokenizer.fingerprint(), "files": files})
 
     def split(self, name: str) -> Split:
-        """Return the split train or val; one without files is empty."""
+        """Return the train or val split; a split without files is empty."""
         if name in self.splits:
             return self.splits[name]
         if name not in SPLITS:
@@ -376,7 +376,7 @@ class Dataset:
         return buckets
 
     def documents(self, name: str, marks: Marks) -> Iterator[Document]:
-        """Yield the documents of a split in order, without their marks."""
+        """Yield the documents of a split in order, without their separators."""
         for _, documents in self.split(name).bucket_documents(marks):
             yield from documents
 
@@ -402,12 +402,12 @@ class SplitCounts:
     documents: int | None
     tokens: int
     bytes: int | None
-    piece_bytes: int | None  # bytes of text that the tokens stand for
+    piece_bytes: int | None  # size of the decoded tokens in bytes
     bytes_per_token: float | None
 
 
 def split_counts(documents: int | None, tokens: int, size: int | None, piece_bytes: int | None) -> SplitCounts:
-    """Return the counts with the bytes per token: those of the text or, if they are unknown, those that the tokens stand for."""
+    """Return the counts with the bytes per token: of the original text or, if its size is unknown, of the decoded tokens."""
     known_bytes = piece_bytes if size is None else size
     bytes_per_token = known_bytes / tokens if tokens and known_bytes is not None else None
     return SplitCounts(documents, tokens, size, piece_bytes, bytes_per_token)
@@ -419,7 +419,7 @@ def recorded_counts(record: SplitRecord) -> SplitCounts:
 
 
 def tokenizer_problem(file: str, error: DataError) -> DataProblem:
-    """Describe why a tokenizer cannot be read."""
+    """Return a DataProblem for a tokenizer that cannot be read."""
     if isinstance(error, NoSpacePiece):
         problem = "holds a tokenizer without a piece for a single space (U+2581), so the bytes of a text are counted wrong"
         return DataProblem("space-piece", file, problem, "prepare the text again with another tokenizer", "tokenizer")
@@ -427,7 +427,7 @@ def tokenizer_problem(file: str, error: DataError) -> DataProblem:
 
 
 def readable_shards(paths: Sequence[Path], problems: list[DataProblem]) -> tuple[dict[Path, int], IdType]:
-    """Return the token counts of the shards that can be read and the widest dtype among them; note what is wrong with others."""
+    """Return the token counts of the readable shards and the widest dtype among them; append the defects of the others."""
     sizes, dtype = {}, np.dtype(np.uint16)
     for path in paths:
         header = read_header(path)
@@ -440,7 +440,7 @@ def readable_shards(paths: Sequence[Path], problems: list[DataProblem]) -> tuple
 
 
 def _open_split(name: str, folder: Path, record: SplitRecord | None, problems: list[DataProblem], strict: bool) -> Split:
-    """Open a split by its record or, where dataset.json cannot be read, by the names of its shards."""
+    """Open a split from its record or, if dataset.json cannot be read, from the names of its shards."""
     paths = sorted(folder.glob(f"{name}_*.bin")) if record is None else [folder / shard.file for shard in record.shards]
     sizes, dtype = readable_shards(paths, problems)
     if record is None:
@@ -458,7 +458,7 @@ def _open_split(name: str, folder: Path, record: SplitRecord | None, problems: l
 
 
 def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
-    """Read dataset.json and check it by itself; None if it cannot be read."""
+    """Read dataset.json and check that it is consistent; None if it cannot be read."""
     advice = AGAIN
     try:
         record = read_json(file)

@@ -1,7 +1,7 @@
-"""Documents in a token stream: the marks around them, where they begin, and the documents themselves.
+"""Documents in a token stream: their separators (BOS or EOS ids, called marks), boundaries and contents.
 
-A document is a list of arrays without the marks that a format puts around it: consecutive views of mapped files, so that even a
-document larger than memory passes through. Where a format has no index, the marks say where documents begin.
+A document is a list of arrays without separators: consecutive views of memory-mapped files, so that even a document larger than
+memory can be processed. In formats without an index, the separators define the document boundaries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INDEX_PART = 1 << 20  # index entries checked at a time
 
 @dataclass(frozen=True)
 class Marks:
-    """The id before each document and the id after it; a format uses one of them."""
+    """The id before each document (BOS) and the id after it (EOS); a format uses one of them."""
 
     bos: int | None = None
     eos: int | None = None
@@ -38,34 +38,34 @@ def marks_of(tokenizer: Tokenizer) -> Marks:
 
 
 def ends_of(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that end a text: the start mark of the next document, as prepared folders have it, and the end mark."""
+    """Return the ids that end a text: the BOS id of the next document, as in prepared folders, and the EOS id."""
     return [mark for mark in dict.fromkeys((tokenizer.bos, tokenizer.eos)) if mark is not None]
 
 
 class Documents(Protocol):
-    """Tokens and where documents begin among them: a split, or one bucket of it."""
+    """Tokens with document boundaries: a split, or one bucket of it."""
 
     tokens: int
     documents: int
     bytes: int
     piece_bytes: int | None
-    eos: int | None  # the mark after each document, in formats that have one; other formats may have one before each
+    eos: int | None  # the EOS id after each document, in formats that have one; other formats may have a BOS id before each
 
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Copy tokens start..stop, into `out` if it is given."""
 
     def document_starts(self) -> NDArray[np.uint64]:
-        """Return where each document begins, followed by the end of the last."""
+        """Return the offset of each document, followed by the end of the last."""
 
     def document_repeats(self) -> NDArray[np.uint16] | None:
         """Return how many tokens each document repeats of the previous one (not predicted again); None if none does."""
 
 
 def cut(stream: TokenStream, marks: Marks, ends_first: bool) -> Iterator[Document]:
-    """Yield the documents of a stream without an index, in which a mark stands before each or after each.
+    """Yield the documents of a stream without an index, in which a separator precedes or follows each document.
 
-    Marks are after documents if the last token is one and the first is not; where both are, `ends_first` decides. Without any
-    mark the stream is one document. Tokens in front of the first start mark are a document too.
+    Separators follow documents if the last token is one and the first is not; if both are, `ends_first` decides. Without any
+    separator the stream is one document. Tokens before the first BOS id are a document too.
     """
     if not stream.tokens:
         return
@@ -82,7 +82,7 @@ def cut(stream: TokenStream, marks: Marks, ends_first: bool) -> Iterator[Documen
 
 
 def check_index_size(path: Path, documents: int) -> None:
-    """Raise ValueError if a document index has another size than its number of documents requires."""
+    """Raise ValueError if the size of a document index does not match the number of documents."""
     try:
         size, expected = path.stat().st_size, 8 * (documents + 1)
     except OSError as error:
@@ -92,7 +92,7 @@ def check_index_size(path: Path, documents: int) -> None:
 
 
 def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> NDArray[np.uint64]:
-    """Map a document index (each start, then the end of the last) and check it; ValueError says what is wrong with the file."""
+    """Memory-map a document index (each start, then the end of the last); raise ValueError if it is damaged."""
     check_index_size(path, documents)
     starts = map_tokens(path, "<u8", 0, documents + 1)
     for first in range(0, documents, INDEX_PART):
@@ -108,9 +108,9 @@ def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> N
 
 
 def starts_at_marks(tokens: int, marks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where documents begin, then the end of the last, if one begins at each mark and one at the first token.
+    """Return document starts, then the end of the last: a document begins at each separator and at the first token.
 
-    Where marks are after documents instead, each document begins with the mark of the previous one.
+    In formats with EOS ids, each document therefore begins with the EOS id of the previous one.
     """
     first = [0] if tokens and (not len(marks) or marks[0]) else []
     return np.concatenate([np.array(first, np.int64), marks, np.array([tokens], np.int64)])

@@ -1,8 +1,8 @@
 """Token files: shards (a header of 256 int32 followed by the tokens, little-endian) and files of tokens without a header.
 
 The header holds a magic number, the version and the token count, then zeros. Tokens are uint16 in version 1 and uint32 in version
-2, which vocabularies above 65,536 ids need. A file whose size does not match its header is refused: half a copy would train
-without complaint. llm.c has its own header for uint32 tokens.
+2, which vocabularies above 65,536 ids need. A file whose size does not match its header is an error: training on a truncated copy
+would go unnoticed. llm.c has its own header for uint32 tokens.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 TOKEN_BYTES = 2  # bytes per token in version 1
 MAX_TOKENS = 2**31 - 1  # the header stores the count as int32
-PART_TOKENS = 1 << 22  # tokens counted at a time: counting all at once takes many times a long document's memory
+PART_TOKENS = 1 << 22  # tokens counted at a time: counting a long document at once takes many times its size in memory
 BUFFER_BYTES = 1 << 20
 
 
 class ShardWriter:
     """Writes one shard; the header is written last, so that an unfinished file never looks like a shard.
 
-    The header, with the token count, comes first in the checksum: `limit` is assumed as the count, and a shard that ends with
-    another count is hashed again from the file. `written` is the number of tokens that an interrupted process saved in this file;
-    anything after them is cut off. `wide` selects uint32.
+    The checksum begins with the header and its token count: `limit` is assumed as the count, and a shard that ends with a
+    different count is hashed again from the file. `written` is the number of tokens that an interrupted process saved in this
+    file; anything after them is truncated. `wide` selects uint32.
     """
 
     def __init__(self, path: Path, files: ExitStack, limit: int = MAX_TOKENS, written: int = 0, wide: bool = False) -> None:
@@ -111,7 +111,7 @@ def _header(tokens: int, version: int) -> bytes:
 
 
 def read_header(path: Path) -> tuple[str, int] | DataProblem:
-    """Return the dtype and the token count of a shard, or what is wrong with its header and size."""
+    """Return the dtype and the token count of a shard, or a DataProblem if its header or size is invalid."""
     try:
         with open_to_read(path) as file:
             header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
@@ -145,7 +145,7 @@ def token_count(path: Path) -> int:
 
 
 def open_shard(path: Path) -> NDArray[Any]:
-    """Map the tokens of a shard; pages are read when they are touched."""
+    """Memory-map the tokens of a shard; pages are read on first access."""
     dtype, tokens = _valid_header(path)
     return map_tokens(path, dtype, HEADER_BYTES, tokens)
 
@@ -162,7 +162,7 @@ def read_file(path: Path, limit: int = -1) -> tuple[bytes, int]:
 
 
 def open_plain(path: Path) -> NDArray[np.uint16]:
-    """Map the tokens of a uint16 file without a header."""
+    """Memory-map the tokens of a uint16 file without a header."""
     with reading(path):
         size = path.stat().st_size
     if size % TOKEN_BYTES:
@@ -171,7 +171,7 @@ def open_plain(path: Path) -> NDArray[np.uint16]:
 
 
 def map_tokens(path: Path, dtype: str, offset: int, count: int) -> NDArray[Any]:
-    """Map `count` tokens of a file from a byte offset on."""
+    """Memory-map `count` tokens of a file, starting at a byte offset."""
     if not count:
         return np.empty(0, dtype)
     try:
@@ -191,7 +191,7 @@ OpenTokens = Callable[[Path], NDArray[Any]]
 
 
 class TokenStream:
-    """The tokens of several files as one stream. Files are mapped at their first use and stay mapped.
+    """The tokens of several files as one stream. Files are memory-mapped on first use and stay mapped.
 
     `dtype` is the type of the ids that are returned. Files with a wider dtype are checked and narrowed when they are read.
     """
@@ -205,7 +205,7 @@ class TokenStream:
         self._maps: dict[int, NDArray[Any]] = {}
 
     def shard(self, number: int) -> NDArray[Any]:
-        """Return the tokens of one file, mapped at the first call."""
+        """Return the tokens of one file, memory-mapped on the first call."""
         tokens = self._maps.get(number)
         if tokens is None:
             tokens = np.asarray(self.open_file(self.paths[number]))  # slicing a memmap takes three times as long
@@ -260,6 +260,6 @@ class TokenStream:
                 yield from (positions + (end - len(tokens) + start)).tolist()
 
     def place(self, position: int) -> tuple[str, str]:
-        """Return the file of a token and a description of its position in that file."""
+        """Return the file that contains a token, and a description of the token's position in it."""
         number = min(bisect_right(self._ends, position), len(self.paths) - 1)
         return str(self.paths[number]), f"token {position - self._ends[number] + self.sizes[number]:,}"

@@ -1,8 +1,8 @@
 """Staging: token data is written to a hidden folder that replaces the output atomically.
 
-The writing process locks the folder. If a killed process left one, the next process continues it if its journal records the same
-work, and removes it otherwise. The journal is JSON lines: a description of the work, then the points from which it can resume. An
-existing output is replaced only if it holds nothing but token data, of any format: it may be the user's only copy of a text.
+The writing process locks the folder. A folder left by a killed process is resumed by the next one if its journal records the same
+work, and removed otherwise. The journal is JSON lines: a description of the work, then the points from which it can resume. An
+existing output is overwritten only if it contains nothing but token data of any format: it may be the only copy of a text.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ ADVICE = {
     FULL: "; free space, or give a folder on another disk",
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG): "; give a folder you can write to",
 }
-OLD = "-old"  # suffix of the hidden folder that holds the previous output
+OLD = "-old"  # suffix of the hidden folder with the previous output
 FILES = re.compile(
     r"dataset\.json|meta\.pkl|(fineweb_)?(train|val)\.(bin|index)|[\w.-]*(train|val)_\d{6}\.bin|(train|val)/[^/]+/\d{5}\.(bin|idx)"
 )
 FOLDERS = re.compile(r"(train|val)(/[^/]+)?")  # gpt-simple's splits and buckets
-EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # files that prove a folder to be token data, as a shard header does
+EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # files that identify a folder as token data, like a shard header does
 
 
 class StagedFolder:
-    """A staging folder and its journal; `saved` is the journal's last point, None for new work."""
+    """A staging folder and its journal; `saved` is the journal's last resume point, None for new work."""
 
     def __init__(self, folder: Path, work: Any, saved: Any = None) -> None:
         self.folder, self.work, self.saved = folder, work, saved
@@ -66,8 +66,8 @@ def staged(
 ) -> Iterator[StagedFolder]:
     """Yield a locked folder beside `output` that is renamed to it when the block succeeds.
 
-    On failure the folder is removed, unless the same `work` can be resumed later; `work` None never can. `is_sound` checks that
-    the files of a folder match a point in its journal.
+    On failure the folder is removed, unless the same `work` can be resumed later (never if it is None). `is_sound` checks that
+    the files of a folder match a resume point in its journal.
     """
     target = output.resolve()
     folder, old = (target.with_name(f".{target.name}.partial-0{suffix}") for suffix in ("", OLD))
@@ -115,7 +115,7 @@ def staged(
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """Refuse an existing output, unless it is token data and may be overwritten."""
+    """Raise an error if the output exists, unless it is token data and may be overwritten."""
     with reading(output):
         if not os.path.lexists(output):
             return
@@ -134,7 +134,7 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 
 def _is_ours(path: Path, name: str) -> bool:
-    """Return True if a file or folder is part of token data; a link to a folder is not, because it may lead anywhere."""
+    """Return True if a file or folder is part of token data; a symlink to a folder is not, because it may point anywhere."""
     if path.is_dir():
         return FOLDERS.fullmatch(name) is not None and not path.is_symlink()
     return FILES.fullmatch(name) is not None
@@ -151,10 +151,10 @@ def _abandon(stage: StagedFolder, error: BaseException | None) -> bool:
 
 
 def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> Any:
-    """Return the last point of a killed process at the same work; None, with the folder emptied, if it cannot be continued."""
+    """Return the last resume point of a killed process with the same work; if there is none, empty the folder and return None."""
     why = "this command cannot continue it"
     try:
-        links = any(path.is_symlink() for path in folder.rglob("*"))  # nothing is written through links
+        links = any(path.is_symlink() for path in folder.rglob("*"))  # never write through symlinks
         text = b"" if work is None or links else (folder / JOURNAL).read_bytes()
         lines = text.split(b"\n")[:-1]  # a truncated last line is dropped
         was, now = json.loads(lines[0]), json.loads(json.dumps(work))
@@ -174,13 +174,13 @@ def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
     return None
 
 
-# Folders that a command fills file by file: one process at a time, and a file gets its name only when complete.
+# Folders that a command fills file by file: one process at a time, and each file is renamed into place when it is complete.
 
 LOCK = ".download.lock"
 
 
 def writing(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Turn an OSError while writing into a readable error."""
+    """Convert an OSError while writing to a readable error."""
     return files.writing(path, DataError, Setting("output"))
 
 
@@ -194,6 +194,6 @@ def alone_in(folder: Path, notify: Callable[[str], None]) -> Iterator[bool]:
             try:
                 lock.acquire(None, lambda: notify(f"another download into {folder} is under way; waiting for it"))
             except OSError as error:
-                if error.errno not in (errno.EROFS, errno.EACCES):  # a read-only folder may already hold every requested file
+                if error.errno not in (errno.EROFS, errno.EACCES):  # a read-only folder may already contain every requested file
                     raise
         yield bool(lock.held)

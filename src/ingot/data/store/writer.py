@@ -69,7 +69,7 @@ class Point(BaseModel):
 
 
 def is_sound(folder: Path, saved: Any) -> bool:
-    """Return True if the files of a folder are at least as large as a point records."""
+    """Return True if the files of a folder are at least as large as a resume point requires."""
     try:
         files = Point.model_validate(saved, strict=True).files()
         return all((folder / file).stat().st_size >= size for file, size in files.items())
@@ -78,7 +78,7 @@ def is_sound(folder: Path, saved: Any) -> bool:
 
 
 def where_to_begin(stage: StagedFolder) -> Point:
-    """Return the point from which to resume a folder, and remove files that it does not mention."""
+    """Return the point from which to resume a folder, and remove files that are not part of it."""
     point = Point.model_validate(stage.saved or {})
     for path in stage.folder.iterdir():
         if path.name not in {JOURNAL, *point.files()}:
@@ -134,7 +134,9 @@ class SplitWriter:
         number = begin = 0
         while number < len(ends):
             room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
-            whole = int(np.searchsorted(ends, begin + room, side="right"))  # the first document that does not end in this shard
+            whole = int(
+                np.searchsorted(ends, begin + room, side="right")
+            )  # index of the first document that does not end in this shard
             if whole > number:
                 self._append(documents.ids[begin : ends[whole - 1]], whole - number, int(documents.bytes[number:whole].sum()))
             else:
@@ -143,7 +145,7 @@ class SplitWriter:
             number, begin = whole, int(ends[whole - 1])
 
     def add_document(self, parts: Iterable[IdArray]) -> None:
-        """Add one document of unknown text, given in parts because it may be larger than memory."""
+        """Add one document whose text is unknown, given in parts because it may be larger than memory."""
         start = self.tokens
         tokens, size = self._write_document(parts)
         if tokens:
@@ -196,7 +198,7 @@ class SplitWriter:
         for ids in parts:
             while len(ids):
                 room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
-                part = ids[: min(room, PART_TOKENS)]  # counting all at once takes many times the document's memory
+                part = ids[: min(room, PART_TOKENS)]  # counting a whole document at once takes many times its size in memory
                 ids = ids[len(part) :]
                 sizes = self._tokenizer.target_bytes(np.append(np.int32(previous), part[:-1].astype(np.int32)), part)
                 size = int(sizes.sum())
@@ -237,7 +239,7 @@ def index_name(split: str) -> str:
 
 
 class Encoded(NamedTuple):
-    """Encoded documents: concatenated ids and, per document, its tokens, its bytes and the bytes its tokens stand for."""
+    """Encoded documents: concatenated ids and, per document, its token count, text bytes and decoded bytes."""
 
     ids: IdArray
     tokens: NDArray[np.int64]
