@@ -1,7 +1,7 @@
-"""List everything that is wrong with a folder of tokens: `audit` reads all of it and continues past every problem it can.
+"""List all defects of a folder of tokens: `audit` reads every byte and continues after each problem where possible.
 
-A check that needs what another check found broken is skipped, so that one mistake does not look like ten. Codes are for scripts
-and never change; a new kind of problem gets a new one.
+A check is skipped if something it depends on is already known to be broken, so that one defect is not reported ten times. Codes
+are for scripts and never change; a new kind of problem gets a new code.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ingot.data.verify.contents import CHUNK_TOKENS, OnTokens, Progress, Starts,
 from ingot.errors import ConfigError
 from ingot.runtime.files import file_sha256
 
-BYTE_GAP = 0.005  # allowed share of the text that tokens do not stand for, if nobody counted it when they were made
-FOLDED_GAP = 0.05  # and if the same number was counted then: SentencePiece folds white space, 1% of Shakespeare's
-SAMPLED = 64  # documents whose text is encoded again
-MAX_RUN_WORDS = 1000  # each document is compared at as many positions as it has words
+BYTE_GAP = 0.005  # allowed relative gap between decoded and original bytes, if the decoded bytes were not recorded
+FOLDED_GAP = 0.05  # allowed gap if they were recorded and match: SentencePiece collapses white space, 1% of Shakespeare
+SAMPLED = 64  # documents that are decoded and re-encoded
+MAX_RUN_WORDS = 1000  # upper limit for `ngram_words`; a document has about as many n-grams as words
 FOLDS = (
     "the tokenizer made them and changes this text so much; bits per byte by the text stay right: for those by pieces take a "
     "tokenizer that changes nothing (--kind bpe), or raise --byte-gap"
@@ -40,7 +40,7 @@ OTHER = "give the tokenizer that made the tokens, or prepare the text again"
 
 @dataclass(frozen=True)
 class TrainComparison:
-    """Validation compared with the train split of a folder."""
+    """The comparison of the validation split with the train split of a folder."""
 
     against: str
     documents: int
@@ -66,7 +66,7 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """True if the audit found nothing."""
+        """True if the audit found no problems."""
         return not self.findings
 
 
@@ -82,8 +82,8 @@ def audit(
 ) -> AuditReport:
     """Read every byte of a folder, and compare its validation split with its train split and with that of `against`.
 
-    `byte_gap` is the allowed difference between the bytes of the tokens and of the text, by default BYTE_GAP or FOLDED_GAP. A
-    validation document with more than `overlap_share` of its runs of `ngram_words` words in train is a finding.
+    `byte_gap` is the allowed relative difference between decoded and original bytes, by default BYTE_GAP or FOLDED_GAP. A
+    validation document with more than `overlap_share` of its word n-grams (n = `ngram_words`) in train is reported.
     """
     started = time.monotonic()
     if not 1 <= ngram_words <= MAX_RUN_WORDS:
@@ -142,7 +142,7 @@ def audit(
 
 @dataclass(frozen=True)
 class ComparedSplit:
-    """A split to compare: its tokens, where its documents begin, and its tokenizer."""
+    """A split to compare: its tokens, document boundaries and tokenizer."""
 
     split: Split
     starts: Starts
@@ -156,9 +156,9 @@ class ComparedSplit:
 def _audit_split(
     dataset: Dataset, split: Split, byte_gap: float | None, advance: OnTokens
 ) -> tuple[ComparedSplit | None, SplitCounts]:
-    """Check a split; return it for comparison if its tokens are what they are said to be, and its counts.
+    """Check a split and return it for comparison (None if its tokens do not match the tokenizer), with its counts.
 
-    Text by another tokenizer is not what was written, and all of it may look alike: it is neither counted nor compared.
+    Decoding with the wrong tokenizer gives meaningless text, so such a split is neither counted nor compared.
     """
     record, problems, tokenizer = split.record, dataset.problems, dataset.known_tokenizer
     for shard in record.shards if split.is_prepared else ():
@@ -202,11 +202,13 @@ def _check_range(side: ComparedSplit, counts: TokenCounts, problems: list[DataPr
 
 
 def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] | None, problems: list[DataProblem]) -> bool:
-    """Check that every document starts with the start mark, and that nothing else has it."""
+    """Check that every document starts with the BOS id, and that it occurs nowhere else."""
     split, bos, marks = side.split, side.tokenizer.bos, counts.marks
-    if bos is None or not split.tokens or (index is not None and not split.is_prepared):  # gpt-simple's windows end with marks
+    if (
+        bos is None or not split.tokens or (index is not None and not split.is_prepared)
+    ):  # gpt-simple's windows end with EOS instead
         return True
-    starts = side.starts[:-1]  # without an index these are the marks and the first token, which must be one
+    starts = side.starts[:-1]  # without an index: every BOS position and the first token, which must be BOS
     unmarked, inside = np.setdiff1d(starts, marks), np.setdiff1d(marks, starts)
     if len(unmarked) or len(inside):
         counted = f"{len(unmarked):,} starts have no mark and {len(inside):,} marks are not at a start"
@@ -217,7 +219,7 @@ def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] |
 
 
 def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, problems: list[DataProblem]) -> None:
-    """Check that the tokens stand for the recorded bytes, and that these are the bytes of the text up to the allowed gap."""
+    """Check that the decoded size matches the recorded one, and the original text's size up to the allowed gap."""
     split, record, counted, lossless = side.split, side.split.record, counts.piece_bytes, side.tokenizer.lossless
     file, place = str(split.folder / MANIFEST), f"splits.{split.name}"
     if record.piece_bytes is not None and counted != record.piece_bytes:
@@ -233,7 +235,7 @@ def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, 
 
 
 def _check_round_trip(side: ComparedSplit, problems: list[DataProblem]) -> bool:
-    """Check that the tokenizer makes the same tokens of the text of some documents; another tokenizer hardly ever does."""
+    """Check that sampled documents round-trip through the tokenizer; with a wrong tokenizer they hardly ever do."""
     split, starts = side.split, side.starts
     numbers = np.unique(np.linspace(0, len(starts) - 2, SAMPLED).astype(np.int64)) if len(starts) > 1 else np.empty(0, np.int64)
     begins, ends = starts[numbers].tolist(), starts[numbers + 1].tolist()
@@ -247,21 +249,21 @@ def _check_round_trip(side: ComparedSplit, problems: list[DataProblem]) -> bool:
     return bool(result.fit)
 
 
-# Validation documents that are in train, whole or by their runs of words. The hashes of validation are kept in memory and train
-# is read once and looked up in them, so memory grows with validation alone.
+# Train/validation overlap: validation documents that occur in train, whole or by word n-grams ("runs of words"). The hashes of
+# validation are kept in memory and train is streamed once against them, so memory grows only with the validation split.
 
 Hashes = NDArray[np.uint64]
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication modulo 2**64 is invertible
-READ_TOKENS = 1 << 18  # tokens of a document that are read at once; a word or run across this border is not compared
-FILTER_SLOTS = 16  # filter slots per run of words of validation, so about one in sixteen other runs passes
+READ_TOKENS = 1 << 18  # tokens of a document read at once; words and n-grams across this boundary are not compared
+FILTER_SLOTS = 16  # filter slots per validation n-gram, so the false-positive rate is about 1/16
 NOWHERE = -1
 
 
 @dataclass(frozen=True)
 class Match:
-    """A validation document that is in train, and the train document that equals it or has most of its runs of words.
+    """A validation document that occurs in train, and the train document that equals it or shares most of its n-grams.
 
-    `kind`: tokens are equal; words are (all but case, white space and punctuation); or a `share` of the runs of words is.
+    `kind`: equal tokens; equal words (ignoring case, white space and punctuation); or a `share` of the n-grams in common.
     """
 
     document: int
@@ -272,7 +274,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The result of a comparison; `runs` counts validation's runs of words, `runs_found` those of them that are in train."""
+    """The result of a comparison; `runs` counts the word n-grams of validation, `runs_found` those that occur in train."""
 
     documents: int
     runs: int
@@ -287,16 +289,19 @@ def find_overlap(
     least_share: float,
     on_tokens: OnTokens = lambda tokens: None,
 ) -> Overlap:
-    """Compare validation with train. A document with more than `least_share` of its runs of words in train is a match."""
+    """Compare validation with train. A document with more than `least_share` of its word n-grams in train is a match."""
     documents: dict[bytes, list[int]] = {}
     runs: list[Hashes] = [np.empty(0, np.uint64)]
     for number, (key, hashes) in enumerate(_hashed_documents(val, run_words, on_tokens)):
         runs.append(hashes)
         documents.setdefault(key, []).append(number)
     known, which = np.unique(np.concatenate(runs), return_inverse=True)
-    source = np.full(len(known), NOWHERE, np.int64)  # the last train document that has each run
+    source = np.full(len(known), NOWHERE, np.int64)  # the last train document that contains each n-gram
     bits = (FILTER_SLOTS * len(known) + 1).bit_length()
-    may_be_known, shift = np.zeros(1 << bits, bool), np.uint64(64 - bits)  # searching every run of train would take far longer
+    may_be_known, shift = (
+        np.zeros(1 << bits, bool),
+        np.uint64(64 - bits),
+    )  # prefilter: a binary search for every train n-gram is far slower
     may_be_known[known >> shift] = True
     copies: dict[int, int] = {}
     for number, (key, hashes) in enumerate(_hashed_documents(train, run_words, on_tokens)):
@@ -322,9 +327,9 @@ def find_overlap(
 
 
 def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) -> Iterator[tuple[bytes, Hashes]]:
-    """Yield a key for each document, which equals that of its copies, and the hashes of its runs of words.
+    """Yield a key for each document, equal for copies, and the hashes of its word n-grams.
 
-    The key covers the words or, in a document without any, the text; b"" if it has no text.
+    The key is a hash of the words or, in a document without words, of the text; b"" if it has no text.
     """
     for start, stop in pairwise(map(int, side.starts)):
         parts, texts = [], []
@@ -332,7 +337,9 @@ def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) 
             ids = side.split.read(begin, min(begin + READ_TOKENS, stop))
             text = side.tokenizer.decode(ids)
             words = text.lower().translate(_word_borders()).split()
-            parts.append(np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64))  # alike in one process only
+            parts.append(
+                np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64)
+            )  # str hashes are comparable within one process only
             texts += [] if words else [text]
             on_tokens(len(ids))
         hashes = np.concatenate([np.empty(0, np.uint64), *parts])
@@ -342,16 +349,16 @@ def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) 
 
 @cache
 def _word_borders() -> dict[int, str]:
-    """Return the table for `str.translate` that puts spaces for all but letters and digits, and around those from U+3000 on.
+    """Return a `str.translate` table that replaces all but letters and digits by spaces, and puts spaces around U+3000 and above.
 
-    Chinese, Japanese and Korean have no spaces between words: every character counts as one.
+    Chinese, Japanese and Korean have no spaces between words, so every character counts as a word.
     """
     codes = (code for code in range(0x10000) if code >= 0x3000 or not chr(code).isalnum())
     return {code: f" {chr(code)} " if chr(code).isalnum() else " " for code in codes}
 
 
 def run_hashes(words: Hashes, count: int) -> Hashes:
-    """Return a polynomial hash of each run of `count` words, composed from runs half as long."""
+    """Return a polynomial hash of each n-gram of `count` words, composed from n-grams half as long."""
     if count == 1 or len(words) < count:
         return words[: max(0, len(words) - count + 1)]
     half = count // 2

@@ -1,4 +1,4 @@
-"""The contents of token data: open it for an audit, count its tokens, and show what a split holds.
+"""The contents of token data: open it for an audit, count its tokens, and summarise a split.
 
 Tokens are counted in chunks of mapped shards, so memory grows only with the number of documents (8 bytes each).
 """
@@ -27,21 +27,21 @@ from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import check_picture, reading, save_picture
 
 CHUNK_TOKENS = 1 << 20  # tokens counted at a time
-PLOT = "--plot"  # the option that names the image file
+PLOT = "--plot"  # the option for the image file
 BEGINNING_TOKENS, BEGINNING_CHARACTERS = 256, 100
-Starts = NDArray[np.int64]  # where documents begin, then the end of the last
-Progress = Callable[[int, int], None]  # bytes done, bytes in total
-OnTokens = Callable[[int], None]  # called with the number of tokens that were just read
+Starts = NDArray[np.int64]  # document offsets, then the end of the last
+Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
+OnTokens = Callable[[int], None]  # called with the number of tokens just read
 
 
 def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
     """Open a folder and collect its problems; the tokenizer is None only if it cannot be read.
 
-    `tokenizer` names what made the tokens of other programs' data, and must be that of a prepared folder.
+    `tokenizer` is the one that produced other programs' tokens; for a prepared folder it must match the recorded one.
     """
     with reading(path):
         if not path.is_dir():
-            Dataset.open(path)  # refuses it and says what to do
+            Dataset.open(path)  # raises an error with advice
         dataset = open_tokens(path, strict=False)
     if dataset.format == "nanogpt":
         made_by = "" if dataset.known_tokenizer else " --tokenizer NAME"
@@ -51,7 +51,7 @@ def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
         split.dtype = np.dtype(np.uint32)  # equal documents of two splits must be equal arrays
     own = dataset.known_tokenizer
     if dataset.format == "shards":
-        with suppress(DataError, OSError):  # a damaged manifest.json may belong to something else
+        with suppress(DataError, OSError):  # a damaged manifest.json may be unrelated
             own = _try_tokenizer(dataset, paired_tokenizer(path))
     given = _try_tokenizer(dataset, tokenizer)
     if tokenizer is None and own is None and dataset.format != "ingot":
@@ -76,7 +76,7 @@ def _try_tokenizer(dataset: Dataset, name: str | None) -> Tokenizer | None:
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """The result of one pass; `ids` has a count for every id of the vocabulary, some outside it, and last all above those."""
+    """Counts from one pass; `ids` has an entry per id of the vocabulary, some above it, and a last one for larger ids."""
 
     ids: NDArray[np.int64]
     largest: int
@@ -87,7 +87,7 @@ class TokenCounts:
 def count_documents(
     split: Split | Bucket, tokenizer: Tokenizer, index: NDArray[Any] | None, on_tokens: OnTokens
 ) -> tuple[TokenCounts, Starts]:
-    """Read a split once; return its counts and where documents begin: by the index or, without one, at their marks."""
+    """Read a split once; return its counts and document offsets: from the index or, without one, from the separators."""
     starts = None if index is None else np.asarray(index).astype(np.int64)
     slots = max(NARROW, tokenizer.vocab_size) + 1
     sizes = np.zeros(slots, np.int64)
@@ -116,7 +116,7 @@ def count_documents(
 
 @dataclass(frozen=True)
 class IdUse:
-    """An id and how often it occurs; `text` is None for ids that stand for no text."""
+    """An id and its number of occurrences; `text` is None for ids that represent no text."""
 
     id: int
     text: str | None
@@ -145,7 +145,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Lengths:
-    """The lengths of documents in tokens, their start mark included."""
+    """The lengths of documents in tokens, including BOS."""
 
     shortest: int
     mean: float
