@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are either complete or not there.
+"""Checkpoints: folders that are written atomically.
 
 `checkpoints/step-00000040/` holds safetensors files and checkpoint.json, which lists every tensor with its shape and offset, the
 checksum of every file and of itself, and everything the loop needs to resume. A checkpoint is written under another name, synced
@@ -27,7 +27,7 @@ Tensors = Mapping[str, list[TensorRecord]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read and verified."""
+    """A checkpoint that has been read and verified."""
 
     path: Path
     step: int
@@ -37,7 +37,7 @@ class Checkpoint:
 
     @property
     def weights(self) -> dict[str, TensorRecord]:
-        """The weights that are evaluated: their moving average if there is one, else the weights themselves."""
+        """The weights to evaluate: the EMA if there is one, else the raw weights."""
         return {**self.tensors["model"], **self.tensors.get("ema", {})}
 
 
@@ -61,7 +61,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
             file = f"{name}.safetensors"
             size, sha256 = write_tensors(partial / file, records)
             record["files"][file] = {"bytes": size, "sha256": sha256}
-            # One process holds every tensor whole, so each has one part at offset zero; a sharded tensor would have more.
+            # Tensors are not sharded: one process holds each of them whole, so each has a single part at offset zero.
             record["tensors"][name] = {
                 r.name: {"dtype": r.dtype, "shape": list(r.shape), "parts": [{"file": file, "offset": [0] * len(r.shape)}]}
                 for r in records
@@ -77,7 +77,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint and verify every byte; CheckpointError if it is damaged."""
+    """Read a checkpoint and verify every byte; raise CheckpointError if it is damaged."""
     record, tensors, files = read_index(path), dict[str, dict[str, TensorRecord]](), dict[str, dict[str, TensorRecord]]()
     reading = path
     try:
@@ -88,7 +88,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         for group, listed in record["tensors"].items():
             tensors[group] = {}
             for name, entry in listed.items():
-                [part] = entry["parts"]  # every version has written each tensor whole
+                [part] = entry["parts"]  # no version has written sharded tensors
                 tensor = tensors[group][name] = files[part["file"]].pop(name)
                 if (tensor.dtype, list(tensor.shape)) != (entry["dtype"], entry["shape"]):
                     raise ValueError(f"{part['file']} holds another {name!r:.100} than {INDEX} lists")
@@ -123,7 +123,7 @@ def read_index(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is damaged: its checksum does not match")
     step, progress, files, tensors = (record.get(name) for name in ("step", "progress", "files", "tensors"))
     whole = type(step) is int and step >= 0 and all(isinstance(value, dict) for value in (progress, files, tensors))
-    # The checksum only proves that somebody wrote it, so a file may not lie elsewhere.
+    # A valid checksum does not make the index trustworthy, so file names must not point outside the folder.
     if not whole or "model" not in tensors or any(Path(name).name != name for name in files):
         raise CheckpointError(f"{file} is damaged: fields are missing or wrong")
     return record
@@ -132,8 +132,8 @@ def read_index(path: Path) -> dict[str, Any]:
 def newest_valid(folder: Path, warn: Callable[[str], None], read_only: bool = False) -> Checkpoint | None:
     """Return the newest valid checkpoint, or None if there are none; damaged ones are reported and renamed.
 
-    A checkpoint that cannot be read raises: it may be valid, so falling back to an older one would lose work. With `read_only`
-    nothing is renamed.
+    An I/O error on a checkpoint is raised: the checkpoint may be valid, so falling back to an older one would lose work. With
+    `read_only` nothing is renamed.
     """
     damaged: list[tuple[Path, CheckpointError]] = []
     checkpoint = _first_valid(folder, load_checkpoint, lambda path, error: damaged.append((path, error)))
@@ -153,7 +153,7 @@ OnSkipped = Callable[[Path, CheckpointError], object]  # called with each damage
 
 
 def _first_valid(folder: Path, read: Callable[[Path], Checkpoint], on_skipped: OnSkipped) -> Checkpoint | None:
-    """Return what `read` makes of the newest checkpoint that is not damaged."""
+    """Return the result of `read` for the newest checkpoint that is not damaged."""
     for path in reversed(saved_steps(folder).values()):
         try:
             return read(path)
@@ -165,15 +165,15 @@ def _first_valid(folder: Path, read: Callable[[Path], Checkpoint], on_skipped: O
 
 
 def read_kind(path: Path) -> Kind:
-    """Return the kind of a checkpoint; regular if it cannot be read or is of a version without kinds."""
+    """Return the kind of a checkpoint; regular if it cannot be read or was written by a version without kinds."""
     kind: Any = (read_dict(path / INDEX) or {}).get("kind")
     return kind if kind in get_args(Kind) else "regular"
 
 
 def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | None) -> None:
-    """Delete old checkpoints, but not the newest regular ones, the newest of a stop and of a completed run, the best, milestones.
+    """Delete old checkpoints, except the newest regular, shutdown and final ones, the best one and milestones.
 
-    OSError: one of them cannot be deleted; the others are.
+    Raises OSError if one of them cannot be deleted; the others are deleted.
     """
     if keep_last is None:
         return
@@ -185,7 +185,7 @@ def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | Non
     failure = None
     for step, path in steps.items():
         if step not in kept and not (keep_every and step % keep_every == 0):
-            doomed = path.with_name(path.name + PARTIAL)  # a kill in between must not leave half a checkpoint
+            doomed = path.with_name(path.name + PARTIAL)  # rename first, so that a kill does not leave half a checkpoint
             try:
                 if doomed.exists():
                     shutil.rmtree(doomed)
@@ -204,7 +204,7 @@ def update_progress(path: Path, progress: Mapping[str, Any], kind: Kind | None =
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed saves and killed updates left behind."""
+    """Remove partial files left behind by killed saves and updates."""
     for leftover in folder.glob(f"step-*{PARTIAL}"):
         shutil.rmtree(leftover, ignore_errors=True)
     for path in saved_steps(folder).values():
@@ -224,7 +224,7 @@ def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
 
 
 def locate_checkpoint(path: Path, which: str = "latest") -> Path:
-    """Return the path of that checkpoint without reading its tensors."""
+    """Return the path of the checkpoint that `find_checkpoint` would load, without reading its tensors."""
     if which not in ("latest", "best"):
         raise ConfigError(f"which checkpoint is {which!r}; choose latest or best")
     if (path / INDEX).is_file():
@@ -244,7 +244,7 @@ def locate_checkpoint(path: Path, which: str = "latest") -> Path:
 
 
 def resume_point(resume: str, run: Path | None, on_skipped: OnSkipped = lambda path, error: None) -> Checkpoint | None:
-    """Return the checkpoint that a run in this folder resumes from by training.resume; None if it starts afresh."""
+    """Return the checkpoint that a run in this folder resumes from, given training.resume; None if it starts from scratch."""
     if resume == "never":
         return None
     newest = newest_index(run, on_skipped)
@@ -252,7 +252,7 @@ def resume_point(resume: str, run: Path | None, on_skipped: OnSkipped = lambda p
 
 
 def newest_index(run: Path | None, on_skipped: OnSkipped = lambda path, error: None) -> Checkpoint | None:
-    """Return the newest checkpoint of a run that is not damaged; None if there is none."""
+    """Return the newest undamaged checkpoint of a run; None if there is none."""
     return _first_valid(run / "checkpoints", open_index, on_skipped) if run is not None else None
 
 
@@ -265,7 +265,7 @@ def open_index(path: Path) -> Checkpoint:
 def resume_source(resume: str, run: Path | None, newest: Checkpoint | None) -> Path:
     """Return the checkpoint that training.resume names; `newest` is the newest one of the run's own folder.
 
-    It is `newest` itself if the same command ran before: that session has started from a copy of the named checkpoint.
+    If the same command ran before, this is `newest` itself: that session started from a copy of the named checkpoint.
     """
     path = named_path(resume, run)
     if newest is not None and started_from(newest, path):
@@ -285,7 +285,7 @@ def started_from(newest: Checkpoint, path: Path) -> bool:
 
 
 def occupied(resume: str, run: Path, why: str, step: int) -> CheckpointError:
-    """Return the error for a named checkpoint that cannot be used because the folder has a run that would be lost."""
+    """Return the error for a named checkpoint that cannot be used because it would overwrite the run in the folder."""
     return CheckpointError(
         f"{{0}}: {run} {why}, the newest at step {step}",
         Setting("training.resume", resume),

@@ -1,9 +1,9 @@
-"""One process per run folder, and nothing to clean up after a dead one.
+"""Exclusive access to a run folder: one process at a time, and nothing to clean up after a crash.
 
-On one kernel the lock of the folder decides. It may not reach the other hosts of a shared disk, and there the lock file may have
-been deleted, so after getting the lock we also check for a heartbeat that is still being written. A recent one is judged by
-watching whether the file changes, because the clocks of two hosts differ. Two processes that start together where no lock reaches
-both get the folder, and find out by their heartbeats (Heartbeat.check).
+On one host the folder's lock decides. On a shared disk other hosts may not see the lock, and the lock file may have been
+deleted, so after acquiring the lock we also check for a heartbeat that is still being written. A recent heartbeat is judged by
+watching whether the file changes, because the clocks of two hosts differ. Two processes that start at the same time without a
+shared lock both acquire the folder, and detect the conflict by their heartbeats (Heartbeat.check).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ingot.runtime.files import to_json, writing
 from ingot.runtime.locks import FolderLock
 
 LOCK = ".lock"
-LOCK_TIMEOUT_SECONDS = 0.5  # the nanogpt command takes the lock for an instant to see whether a folder is free
+LOCK_TIMEOUT_SECONDS = 0.5  # the nanogpt command holds the lock briefly to test whether a folder is free
 
 
 class RunLock:
-    """The right to write into a run folder, held until released or until the process ends in whatever way."""
+    """An exclusive lock on a run folder, held until it is released or the process ends, even by a kill."""
 
     def __init__(self, folder: Path, notify: Callable[[str], None] = lambda line: None, elsewhere: str = "another {0}") -> None:
         self.folder, self._notify, self._elsewhere = folder, notify, elsewhere
         self._lock = FolderLock(folder, LOCK)
 
     def acquire(self) -> Self:
-        """Take the folder; RunError says who has it. May watch a silent heartbeat for two of its intervals."""
+        """Acquire the lock; raise RunError with the current holder. May wait for two heartbeat intervals."""
         if self._lock.held is not False:
             return self
         with writing(self.folder / LOCK):
@@ -45,7 +45,7 @@ class RunLock:
         return self
 
     def release(self) -> None:
-        """Release the folder."""
+        """Release the lock."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -55,17 +55,17 @@ class RunLock:
         self.release()
 
     def _take_over(self, before: bytes) -> None:
-        """Record that we have the folder, unless a process beyond the reach of our lock still writes there."""
+        """Record this process as the holder, unless a process that our lock cannot exclude still writes to the folder."""
         host, pid, boot_id = this_process()
-        holder, ours = _record(before), not before.strip() or bool(_record(before))  # other content is not ours to replace
+        holder, ours = _record(before), not before.strip() or bool(_record(before))  # never overwrite a file with other content
         if ours:
             self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
         try:
             state = read_state(self.folder)
             if state is None or state.status != "running":
                 return
-            # Our lock proves that a process of this kernel is gone if it is the folder's, or the file that names the process:
-            # a deleted and recreated file is another lock.
+            # Our lock proves that the previous process on this host is gone if it is a lock on the folder itself, or on the same
+            # lock file that names the process: a file that was deleted and recreated is a different lock.
             same_file = (holder.get("pid"), holder.get("boot_id")) == (state.pid, state.boot_id)
             dead = state.boot_id == boot_id and (self._lock.folder_held or bool(self._lock.held and same_file))
             if not dead and self._is_beating(state):
@@ -77,7 +77,7 @@ class RunLock:
         self._notify(f"taking over from process {state.pid} on {state.host}, which was last heard of at step {state.step}")
 
     def _is_beating(self, seen: State) -> bool:
-        """Return True if a process beyond the reach of our lock still writes state.json."""
+        """Return True if a process that our lock cannot exclude still writes state.json."""
         if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
             return False
         patience = 2.2 * seen.heartbeat_seconds + 0.5
@@ -102,13 +102,13 @@ class RunLock:
 
 
 def is_lock(path: Path) -> bool:
-    """Return True if a file is the lock of a run by its content; an empty one was just created."""
+    """Return True if a file's content is that of a run's lock file; an empty one was just created."""
     content = FolderLock(path.parent, path.name).read()
     return path.is_file() and (not content or bool(_record(content)))
 
 
 def _record(content: bytes) -> dict[str, Any]:
-    """Return who holds a lock file; empty if it was just created or is somebody else's."""
+    """Return the holder recorded in a lock file; {} if it was just created or is not a lock file of ours."""
     try:
         record = dict(json.loads(content))
     except (ValueError, TypeError):

@@ -1,6 +1,6 @@
 """The run folder: every file in it is text, JSON or a checkpoint, and readable without Ingot.
 
-A process claims the folder before it writes. Readers need no lock, because every file is replaced whole or only grows.
+A process locks the folder before it writes. Readers need no lock, because files are replaced atomically or only appended to.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ MODEL_COPY = "model.py"  # copy of a custom model
 WANDB_ID = "wandb.json"  # id of the run at Weights & Biases
 TRACKIO_ID = "trackio.json"  # name of the run at trackio
 EVENTS = "tensorboard"  # folder of TensorBoard event files
-# What `train --force` deletes, besides checkpoints. model.py stays, because a user may have edited it.
+# Files that `train --force` deletes, besides checkpoints. model.py is kept, because a user may have edited it.
 WRITTEN = (
     "config.yaml", "environment.json", "metrics.jsonl", "log.txt", RESULT, STOP, STATE, WANDB_ID, TRACKIO_ID,
     "samples/step-*.txt", "artifact/model.ingot", "artifact/model.safetensors", f"{EVENTS}/events.out.tfevents.*",
 )  # fmt: skip
 
-# Names of checkpoint folders. Reading a checkpoint needs numpy (runs/checkpoints.py); looking at a run does not.
-Kind = Literal["regular", "shutdown", "final"]  # saved during training, by a stop, by a completed run
+# Names of checkpoint folders. Reading a checkpoint needs numpy (runs/checkpoints.py); listing them does not.
+Kind = Literal["regular", "shutdown", "final"]  # saved during training, on a stop request, at the end of a completed run
 INDEX = "checkpoint.json"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -67,19 +67,19 @@ def saved_steps(folder: Path) -> dict[int, Path]:
             folders = [(_NAME.fullmatch(entry.name), folder / entry.name) for entry in entries if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except OSError as error:  # returning none would let a new run start over an old one
+    except OSError as error:  # returning {} would let a new run overwrite an old one
         raise Unreadable(folder, error.strerror) from None
     return dict(sorted((int(match[1]), path) for match, path in folders if match))
 
 
 def named_path(name: str, run: Path | None) -> Path:
-    """Return the path that a setting names, relative to the working folder or else to the run folder."""
+    """Resolve a path from a setting, relative to the working folder or else to the run folder."""
     path = user_path(name)
     return run / path if run is not None and not path.exists() and (run / path).exists() else path
 
 
 def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | None = None) -> Path:
-    """Create a folder for a new run: runs/<recipe>-<local time>, with -2, -3... if that exists."""
+    """Create a folder for a new run: runs/<recipe>-<local time>, with suffix -2, -3, ... if it exists."""
     name = f"{(recipe or 'run').replace('/', '-')}-{now or datetime.now():%Y%m%d-%H%M%S}"
     path, count = root / name, 1
     with writing(path):
@@ -94,7 +94,7 @@ def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | N
 
 
 class RunFolder:
-    """The files of one run, and how each is written."""
+    """The files of one run, with a method to write each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,14 +111,14 @@ class RunFolder:
         self.session = 1  # number of this session, counted in environment.json
 
     def check_ownership(self, also: Sequence[str] = ()) -> None:
-        """Refuse a folder in which our files, or those in `also`, would replace somebody else's."""
+        """Raise an error if our files, or those in `also`, would overwrite files that no run wrote."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
             if self._holds_a_run():
                 return
             foreign = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
-            # A save that was killed before there was a run leaves a partial checkpoint.
+            # A first save that was killed leaves only a partial checkpoint.
             partial = f"step-*{PARTIAL}"
             foreign += [
                 folder.name
@@ -133,16 +133,16 @@ class RunFolder:
             )
 
     def _holds_a_run(self) -> bool:
-        """Return True if a run of any version wrote here: there is a file that nothing else writes, or traces of a claim."""
+        """Return True if a run of any version wrote here: a file that only runs write, or traces of a lock."""
         claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
         record = read_dict(self.environment_path) or {}
         saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
         return claimed or saved or {"started_at", "packages", "argv"} <= record.keys() or read_state(self.path) is not None
 
     def claim(self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = ()) -> RunLock:
-        """Create the folder if needed, lock it for this process and remove what a killed one left.
+        """Create the folder if necessary, lock it for this process and remove temporary files of a killed one.
 
-        A folder with files that no run wrote, or with those in `also`, is refused.
+        Raises an error for a folder with files that no run wrote, or with those in `also`.
         """
         messages: list[str] = []
 
@@ -173,12 +173,12 @@ class RunFolder:
             write_atomically(self.config_path, text)
 
     def wrote_config(self) -> bool:
-        """Return True if config.yaml is as the last session wrote it, neither edited nor a user's own."""
+        """Return True if config.yaml is unchanged since the last session wrote it (not edited, not written by a user)."""
         written = (read_dict(self.environment_path) or {}).get("config_sha256")
         return written is not None and written == file_sha256(self.config_path)
 
     def besides_config(self) -> dict[str, Any]:
-        """Return the settings that the last session had in addition to a config.yaml that it did not write."""
+        """Return the settings that the last session used beyond a config.yaml that it did not write."""
         besides = (read_dict(self.environment_path) or {}).get("besides_config")
         return besides if isinstance(besides, dict) else {}
 
@@ -189,9 +189,9 @@ class RunFolder:
         config: str | None = None,
         besides: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write environment.json: what runs, where and when, but not who; earlier sessions move to `earlier`.
+        """Write environment.json: command, versions, machine and time, but no user name; earlier sessions move to `earlier`.
 
-        `config`: the content of config.yaml if this session writes it; otherwise `besides` are the settings that it lacks.
+        `config`: the content of config.yaml if this session writes it; otherwise `besides` are the settings missing from it.
         """
         last = read_dict(self.environment_path) or {}
         before = last.pop("earlier", [])
@@ -222,22 +222,22 @@ class RunFolder:
             write_atomically(self.environment_path, to_json(record, indent=2) + "\n")
 
     def record(self, kind: str, report: Mapping[str, Any]) -> None:
-        """Append a record to metrics.jsonl, with the time and the session."""
+        """Append a record to metrics.jsonl, adding the time and the session number."""
         self.metrics.append_record({"kind": kind, "time": utc_now(), "session": self.session, **report})
 
     def remove_result(self) -> None:
-        """Remove the result of an earlier session: one that dies must not seem to have completed."""
+        """Remove the result of an earlier session, so that a session that crashes does not look complete."""
         with writing(self.result_path):
             self.result_path.unlink(missing_ok=True)
 
     def ask_to_stop(self) -> None:
-        """Write the file that asks the run to stop; it says who asked."""
+        """Write the stop file, which records who requested the stop."""
         host, pid, _ = this_process()
         with writing(self.stop_path):
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
 
     def remove_stop(self) -> None:
-        """Remove a request to stop that was obeyed, or that an earlier session left."""
+        """Remove a stop file that was handled, or that an earlier session left."""
         with writing(self.stop_path):
             self.stop_path.unlink(missing_ok=True)
 
@@ -254,11 +254,11 @@ class RunFolder:
             write_atomically(self.result_path, to_json(record, indent=2) + "\n")
 
     def log(self, line: str) -> None:
-        """Append a line to log.txt, with the time before it."""
+        """Append a line with a timestamp to log.txt."""
         self._log.append(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {shown(line)}")
 
     def sample(self, step: int, text: str) -> Path:
-        """Write a sample of the model at a step; if the disk is full the run continues without it."""
+        """Write a text sample generated at a step; if the disk is full the run continues without it."""
         path = self.samples / f"step-{step:08d}.txt"
         with writing(path):
             try:
@@ -269,10 +269,10 @@ class RunFolder:
         return path
 
     def clear(self, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
-        """Delete what Ingot wrote, for `train --force`, and report it; files that others put there stay.
+        """Delete the files that Ingot wrote, for `train --force`, and report it; all other files are kept.
 
-        `also` are patterns of files that a compatibility command writes, `keep` are files to leave alone. The caller has claimed
-        the folder. Its lock and its empty folders stay, so that a process killed here can start again.
+        `also` are patterns of files that a compatibility command writes, `keep` are files not to delete. The caller holds the
+        lock. The lock file and empty folders are kept, so that a process killed here can start again.
         """
         kept = {path.resolve() for path in keep}
         doomed = {path for pattern in (*WRITTEN, *also) for path in self.path.glob(pattern) if path.is_file()}
@@ -296,11 +296,11 @@ class RunFolder:
 
 
 def holds_lock(path: Path, pid: int) -> bool:
-    """Return True if a process of this machine has locked a run folder, which it keeps open for that."""
+    """Return True if a process on this machine holds the lock of a run folder, judging by its open files."""
     descriptors = Path(f"/proc/{pid}/fd")
-    if not descriptors.parent.parent.is_dir():  # without /proc nobody tells who of this machine it is
+    if not descriptors.parent.parent.is_dir():  # without /proc the holder cannot be determined
         with suppress(OSError), FolderLock(path) as lock:
             return not lock.acquire()
-    with suppress(OSError):  # the process is gone, or another user's
+    with suppress(OSError):  # the process has ended or belongs to another user
         return any(descriptor.exists() and descriptor.samefile(path) for descriptor in descriptors.iterdir())
     return False

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per line, each step once, whatever happened to the processes that wrote it.
+"""metrics.jsonl: one JSON object per line and each step exactly once, even after crashes and resumes.
 
 A resumed run calls `truncate_after` before its first `append`: the killed process may have trained past its last checkpoint and
 may have died in the middle of a line.
@@ -21,7 +21,7 @@ MAX_PENDING_LINES = 10_000  # lines kept in memory while the disk is full; beyon
 
 
 class LineFile:
-    """A file that threads append lines to; while the disk is full, lines wait in memory and the run continues."""
+    """A file that threads append lines to; while the disk is full, lines are buffered in memory and the run continues."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,9 +29,9 @@ class LineFile:
         self._lock = threading.Lock()
 
     def append(self, line: str) -> None:
-        """Write a line after those that are pending; if the disk is full it becomes pending too.
+        """Write a line after the pending ones; if the disk is full it becomes pending too.
 
-        CheckpointError: the line cannot be written for another reason.
+        Raises CheckpointError if the line cannot be written for another reason.
         """
         with self._lock, writing(self.path):
             self._pending.append(line.encode(errors="backslashreplace") + b"\n")
@@ -43,18 +43,18 @@ class LineFile:
                     raise
 
     def flush(self) -> None:
-        """Write the pending lines; CheckpointError if the disk is still full."""
+        """Write the pending lines; raise CheckpointError if the disk is still full."""
         with self._lock, writing(self.path):
             if self._pending:
                 self._write()
 
     def _write(self) -> None:
-        """Write all pending lines or nothing."""
+        """Write all pending lines or none."""
         lines = b"".join(self._pending)
         with open_to_append(self.path) as file:
             end = file.tell()
             try:
-                if file.write(lines) != len(lines):  # a disk that fills up takes part of a line without an error
+                if file.write(lines) != len(lines):  # a disk that fills up causes a short write without an error
                     raise OSError(errno.ENOSPC, "No space left on device")
             except OSError:
                 file.truncate(end)
@@ -63,7 +63,7 @@ class LineFile:
 
 
 class Metrics(LineFile):
-    """The metrics.jsonl of a run, as its process writes it."""
+    """The metrics.jsonl of a run, opened for writing."""
 
     def append_record(self, record: Mapping[str, Any]) -> None:
         """Append one record."""
@@ -72,7 +72,7 @@ class Metrics(LineFile):
     def truncate_after(self, step: int, evaluated: bool = True) -> int:
         """Drop records of later steps and lines that are not records; return the number of dropped lines.
 
-        `evaluated`: False if the evaluation at this very step will be repeated, so that its record goes too.
+        `evaluated`: False if the evaluation at exactly this step will run again, so that its record is dropped too.
         """
 
         def is_kept(line: bytes) -> bool:

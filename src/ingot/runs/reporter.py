@@ -1,4 +1,4 @@
-"""Reporters: what a run reports while it trains. Each command passes the loop a reporter that chooses the format."""
+"""Reporters receive the events of a run. Each command passes the training loop a reporter that determines the output format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROGRESS_SECONDS = 30.0  # interval between progress lines in plain logs
 
 @dataclass(frozen=True)
 class BeginReport:
-    """The announcement of a run that is about to start: its device, sizes and settings."""
+    """A report at the start of a session: device, model size and settings."""
 
     run: str  # run folder
     device: str
@@ -41,7 +41,7 @@ class BeginReport:
     train_tokens: int
     tokens_per_step: int
     micro_batch: int
-    attention: str  # kernel; default: torch's choice
+    attention: str  # attention kernel; "default" lets torch choose
     resumed_at: int  # step; 0 at the start of a run
     max_steps: int | None = None
     budget_seconds: float | None = None
@@ -82,8 +82,8 @@ class EvaluationReport:
     best: bool
     trained_tokens: int = 0
     train_loss: float | None = None  # loss on evaluation.train_rows rows of the training split
-    other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other byte count, if there are two
-    rows: int = 0  # rows that were scored
+    other: dict[str, float] = field(default_factory=dict)  # val_bpb with the other byte count, if there are two
+    rows: int = 0  # rows scored
     rows_of: int = 0  # rows of the validation split
     stride: int | None = None  # tokens from one row to the next in a sliding evaluation
     buckets: dict[str, dict[str, float]] = field(default_factory=dict)  # per bucket: val_loss, val_bpb, tokens, bytes
@@ -97,7 +97,7 @@ class Reporter:
         """Called before the first step of a session."""
 
     def primed(self, step: int, steps: int) -> None:
-        """Called after a warm-up step, whose effect is undone."""
+        """Called after a warm-up step, whose effect on the weights is undone."""
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         """Called during slow work other than steps; a total of 0 means unknown."""
@@ -109,20 +109,20 @@ class Reporter:
         """Called after an evaluation."""
 
     def sample(self, step: int, text: str) -> None:
-        """Called with a sample of the model."""
+        """Called with a text sample from the model."""
 
     def phase(self, number: int, tokens: int) -> None:
-        """Called when a phase of data.phases begins after so many tokens; not for the first phase."""
+        """Called when a phase of data.phases begins after `tokens` tokens; not for the first phase."""
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
-        """Called from another thread when a checkpoint is on disk; again if its kind changes from regular."""
+        """Called from the saving thread when a checkpoint is on disk, and again if its kind changes from regular."""
 
     def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
-        """Return what trackers get of a report; None: the numbers under Ingot's names."""
+        """Return the metrics to send to trackers for a report; None: all of them under Ingot's names."""
         return None
 
     def tracked_config(self) -> Mapping[str, Any] | None:
-        """Return what trackers show as the config of the run; None: Ingot's config."""
+        """Return the config to show in trackers; None: Ingot's config."""
         return None
 
     def message(self, text: str) -> None:
@@ -152,7 +152,7 @@ class LineReporter(Reporter):
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         now = time.monotonic()
         if done == 0:
-            self._last_progress = now  # the work has just begun
+            self._last_progress = now  # slow work has just begun, so no progress line yet
         elif now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress = now
             self._write(f"{what}: {done:,} of {total:,}")
@@ -197,7 +197,7 @@ def _to_all(listeners: list[Callable[..., None]]) -> Callable[..., None]:
 
 
 def begin_line(report: BeginReport) -> str:
-    """Format what is about to run as one line."""
+    """Format the start of a session as one line."""
     facts: dict[str, Any] = {**asdict(report), "resumed_at": f"step {report.resumed_at}" if report.resumed_at else None}
     facts["elapsed_seconds"] = round(report.elapsed_seconds, 1) or None
     texts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items() if value is not None}
@@ -232,6 +232,6 @@ def evaluation_line(report: EvaluationReport) -> str:
 
 
 def by_rows(rows: int | None, rows_of: int | None, stride: int | None = None) -> str:
-    """Return the note beside a score whose rows overlap or are only part of the split."""
+    """Return the note after a score whose rows overlap or cover only part of the split."""
     sliding = f"  sliding by {stride:,}" if stride else ""
     return sliding + (f"  by {rows:,} of {rows_of:,} rows" if rows and rows_of and rows < rows_of else "")

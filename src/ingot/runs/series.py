@@ -1,7 +1,7 @@
 """The numbers of metrics.jsonl in bounded memory, read incrementally: curves, step times, best score and task scores.
 
-Each line is read once, from the byte where the last read ended, so watching a run costs the same however long it has trained.
-Damaged lines are skipped and counted. A file that a resume has replaced is read again from its start.
+Each line is read once, from the byte offset where the last read ended, so the cost of watching a run does not grow with its
+length. Damaged lines are skipped and counted. A file that a resume has replaced is read again from the start.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ COLUMNS = {
     "train": (*AXES, "loss", "grad_norm", "learning_rate", "tokens_per_second", STEP_SECONDS),
     "evaluation": (*AXES, "val_bpb", "val_loss"),
 }
-MAX_BINS = 768  # a chart is about as many pixels wide; 1,000 more lines change at most 884 bins
+MAX_BINS = 768  # about the width of a chart in pixels; 1,000 more lines change at most 884 bins
 MAX_AXIS = 2.0**53  # largest integer a float holds exactly; no step, token count or second of a run comes near it
-BLOCK_BYTES = 1 << 20  # read at once: some 3,000 lines, 10 ms
-LAST_LINE_BYTES = 4096  # bytes of the last line read that are compared: it must still be at its offset
+BLOCK_BYTES = 1 << 20  # bytes read at once: about 3,000 lines, 10 ms
+LAST_LINE_BYTES = 4096  # bytes of the last line compared to detect that the file was replaced
 
 Columns = NDArray[np.float64]
 Axis = Literal["steps", "tokens", "seconds"]
@@ -62,7 +62,7 @@ class Bins:
         """Add lines of shape (columns, lines) and return the first bin that changed."""
         count = columns.shape[1]
         first = self.lines // self.stride
-        while (self.lines + count - 1) // self.stride >= MAX_BINS:  # two neighbours become one bin
+        while (self.lines + count - 1) // self.stride >= MAX_BINS:  # merge pairs of neighbouring bins
             for part, merge, empty in (
                 (self.low, np.fmin, np.nan), (self.high, np.fmax, np.nan), (self._sum, np.add, 0.0), (self._count, np.add, 0.0),
             ):  # fmt: skip
@@ -90,7 +90,7 @@ class Bins:
 STALL_FACTOR = 3.0  # a step this many times slower than the median counts as a stall
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 CLASS_WIDTH, SHORTEST, CLASSES = 0.01, 1e-6, 2800  # log-spaced histogram: 1% wide classes from a microsecond to 15 days
-MAX_SLOW = 64  # slowest stretches that are remembered
+MAX_SLOW = 64  # number of slowest stretches to keep
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Stall:
     """A stretch of steps that took far longer than usual."""
 
     step: int  # its last step
-    seconds: float  # beyond the usual time
+    seconds: float  # in excess of the usual time
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,11 @@ class Series:
         self._tokens: Any = 0
 
     def mark_sent(self) -> None:
-        """Note that whoever shows the numbers has all of them."""
+        """Mark all current numbers as sent to the viewer."""
         self.first_changed = dict.fromkeys(COLUMNS, MAX_BINS)
 
     def timing(self) -> Timing:
-        """Return the percentiles of seconds per step, right to 1% of their value, and the longest stalls."""
+        """Return the percentiles of seconds per step, accurate to 1%, and the longest stalls."""
         if not (total := self._step_counts.sum()):
             return Timing({}, [])
         cumulative = np.cumsum(self._step_counts)
@@ -170,7 +170,7 @@ class Series:
         return Curves(train.points(x, "loss"), evaluations.points(x, "val_bpb"), train.points(x, "tokens_per_second"), tasks)
 
     def read(self) -> Series:
-        """Read all that is new; Unreadable if the file is there and cannot be read."""
+        """Read all new lines; raise Unreadable if the file exists and cannot be read."""
         try:
             while self.read_block():
                 pass
@@ -181,7 +181,7 @@ class Series:
         return self
 
     def read_block(self) -> bool:
-        """Read one block of what is new and return True if there may be more; OSError if the file cannot be read."""
+        """Read one block of new lines and return True if there may be more; raise OSError if the file cannot be read."""
         with open_to_read(self.path) as file:
             inode = os.fstat(file.fileno()).st_ino
             if self.offset and not (inode == self._inode and self._has_last_line(file)):
@@ -203,7 +203,7 @@ class Series:
         return len(content) == BLOCK_BYTES
 
     def _has_last_line(self, file: BufferedReader) -> bool:
-        """Return True if the line that was read last is still in its place; file systems reuse inodes."""
+        """Return True if the last line read is still at its offset; the inode proves nothing, because file systems reuse them."""
         file.seek(self.offset - len(self._last_line))
         return file.read(len(self._last_line)) == self._last_line
 
@@ -217,7 +217,7 @@ class Series:
             if record.get("kind") == "train":
                 train.append(record)
                 self._tokens = record.get("tokens")
-            elif record.get("kind") == "evaluation":  # its own "tokens" are those it scored
+            elif record.get("kind") == "evaluation":  # its "tokens" are those scored, not trained
                 evaluations.append({**record, "tokens": record.get("trained_tokens", self._tokens)})
         if train:
             columns = _columns(train, (*COLUMNS["train"][:-1], "session"))
@@ -232,7 +232,7 @@ class Series:
             if tasks:
                 self.scored = {"step": record["step"], "tasks": tasks}
             for name, task in tasks.items():
-                # acc_norm scores by log-probability per character: what papers report where answers differ in length.
+                # acc_norm scores by log-probability per character, which papers report for answers of different lengths.
                 values = [*(record.get(axis) for axis in AXES), task.get("acc_norm", task.get("acc"))]
                 self.accuracies.setdefault(name, []).append([_number(value) for value in values])
 
@@ -254,8 +254,8 @@ class Series:
 
 
 def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
-    """Return the records of whole lines, and how many lines are not JSON objects."""
-    try:  # all at once, which takes a third of the time
+    """Return the records of complete lines, and the number of lines that are not JSON objects."""
+    try:  # parse all lines at once, which takes a third of the time
         parsed = from_json(b"[" + content[:-1].replace(b"\n", b",") + b"]")
         if len(parsed) == content.count(b"\n") and all(type(record) is dict for record in parsed):
             return parsed, 0
@@ -275,7 +275,7 @@ def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
 
 
 def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Columns:
-    """Return fields of records as numbers, (fields, records); nan for what is missing or not a finite number."""
+    """Return fields of records as an array of shape (fields, records); nan for missing or non-finite values."""
     columns = np.empty((len(names), len(records)))
     for row, name in enumerate(names):
         values = [record.get(name) for record in records]
@@ -288,7 +288,7 @@ def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Colu
 
 
 def _can_be_drawn(record: Mapping[str, Any]) -> bool:
-    """Return True if a train or evaluation record has a step and no axis value beyond any run."""
+    """Return True if a train or evaluation record has a step and no implausibly large axis value."""
     if record.get("kind") in COLUMNS and not isinstance(record.get("step"), int | float):
         return False
     return not any(isinstance(value := record.get(name), int | float) and abs(value) > MAX_AXIS for name in AXES)

@@ -1,7 +1,7 @@
 """state.json, the heartbeat of a run, and result.json, written when a session ends.
 
-The process of a run writes state.json every few seconds, so an old one means that the process is gone. The thread that writes it
-never harms the run: a full disk or a vanished folder is reported once and tried again. A session that died leaves no result.json.
+The process of a run writes state.json every few seconds, so a stale one means that the process has died. Errors in the writing
+thread never stop the run: a full disk or a missing folder is reported once and retried. A crashed session leaves no result.json.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class State:
     budget_seconds: float | None = None
     loss: float | None = None
     val_bpb: float | None = None
-    val_rows: int | None = None  # rows that were scored
+    val_rows: int | None = None  # rows scored
     val_rows_of: int | None = None  # rows of the validation split
     tokens: int = 0
     tokens_per_second: float | None = None
@@ -56,15 +56,15 @@ class State:
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the last heartbeat by our clock; another host's clock may differ."""
+        """Seconds since the last heartbeat by this host's clock; the writing host's clock may differ."""
         return time.time() - datetime.fromisoformat(self.updated_at).timestamp()
 
 
 class Heartbeat:
     """Writes state.json at the start, every few seconds, and when the status changes; a context manager around training.
 
-    Any thread may call `update`, which waits for the disk only if it changes the status. Where locks do not reach other hosts,
-    two processes that start together both get the folder. The one that finds the other's state where it wrote stops writing.
+    Any thread may call `update`, which waits for the disk only if it changes the status. If locks do not reach other hosts, two
+    processes that start at the same time both acquire the folder. The one that finds its state overwritten by the other stops.
     """
 
     def __init__(
@@ -73,22 +73,22 @@ class Heartbeat:
         now = utc_now()
         self._path, self._warn = folder / STATE, warn
         self._warned = self._written = False
-        self._stranger: State | None = None  # found in place of ours; somebody may have copied it there
-        self._other: State | None = None  # state of a live process that writes here too
+        self._stranger: State | None = None  # another process's state found in place of ours; may be just a copied file
+        self._other: State | None = None  # state of another live process that writes to this folder
         self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # written next
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def update(self, **values: Any) -> None:
-        """Set the latest values by their names in `State`."""
+        """Update fields of `State`."""
         with self._changing:
             before, self.state = self.state, replace(self.state, **values)
         if "status" in values and values["status"] != before.status:
             self._write(durable=True)
 
     def check(self) -> None:
-        """Raise RunError if another process has taken the folder."""
+        """Raise RunError if another process has taken over the folder."""
         if self._other is not None:
             raise RunError(
                 f"{self._path.parent} is in use by process {self._other.pid} on {self._other.host} too, which the locks of its "
@@ -113,11 +113,11 @@ class Heartbeat:
 
     def _beat(self) -> None:
         while not self._over.wait(self.state.heartbeat_seconds):
-            # Not synced: behind a checkpoint a sync can take longer than a heartbeat, and a live run would look dead.
+            # Not synced: during a checkpoint write a sync can take longer than a heartbeat, and a live run would look dead.
             self._write(durable=False)
 
     def _write(self, durable: bool) -> None:
-        with self._writing:  # the values are read inside, so an old status never overwrites a new one
+        with self._writing:  # read the values under the lock, so that an old status never overwrites a new one
             mine, there = self.state, read_state(self._path.parent) if self._written else None
             if there is not None and there.status == "running" and (there.host, there.boot_id) != (mine.host, mine.boot_id):
                 before, self._stranger = self._stranger, there
@@ -145,7 +145,7 @@ def read_state(folder: Path) -> State | None:
         state = State(**{field.name: record[field.name] for field in fields(State) if field.name in record})
         valid = all(_has_type(getattr(state, field.name), str(field.type)) for field in fields(State))
         valid = valid and state.status in get_args(Status) and math.isfinite(state.age_seconds)
-        valid = valid and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # lower ones signal process groups
+        valid = valid and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # pids <= 0 would signal process groups
     except (OSError, ValueError, TypeError, OverflowError):
         return None
     return state if valid else None
@@ -169,7 +169,7 @@ def this_process() -> tuple[str, int, str]:
 
 
 def utc_now() -> str:
-    """Return the time as it is written everywhere in a run folder."""
+    """Return the current time in the format used in a run folder: ISO 8601 in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -181,8 +181,8 @@ class TrainingResult:
     final_loss: float | None  # loss of the last step, nats per token
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
-    val_other: dict[str, float]  # val_bpb by the other byte count, if there are two
-    val_rows: int  # rows that were scored
+    val_other: dict[str, float]  # val_bpb with the other byte count, if there are two
+    val_rows: int  # rows scored
     val_rows_of: int  # rows of the validation split
     total_tokens: int
     total_steps: int
@@ -191,7 +191,7 @@ class TrainingResult:
     checkpoint_path: Path | None
     artifact_path: Path | None
     artifact_bytes: int | None
-    artifact_bpb: float | None  # score of the artifact, opened by another process
+    artifact_bpb: float | None  # score of the artifact, evaluated in a fresh process
     artifact_rows: int | None  # rows scored for artifact_bpb; None: all
     sample: str | None
     run_dir: Path
@@ -203,7 +203,7 @@ class TrainingResult:
 
 
 def read_training_result(folder: Path) -> TrainingResult | None:
-    """Read result.json as a TrainingResult; None if there is none or it is of another version."""
+    """Read result.json as a TrainingResult; None if it is missing or was written by an incompatible version."""
     record = read_dict(folder / RESULT) or {}
     stored = [field for field in fields(TrainingResult) if field.name in record]
     if not all(_has_type(record[field.name], str(field.type)) for field in stored):

@@ -1,6 +1,6 @@
 """Send the metrics of a run to Weights & Biases, trackio and TensorBoard.
 
-A failure there never ends training: it is reported once, and the other trackers still get their numbers.
+A failing tracker never stops training: the failure is reported once, and the other trackers still receive their metrics.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Tracker(Protocol):
 
 
 class Tracking(Reporter):
-    """A reporter that sends logged steps and evaluations to trackers; a context that closes them."""
+    """A reporter that sends logged steps and evaluations to trackers; a context manager that closes them."""
 
     def __init__(self, choose_values: ChooseValues, warn: Callable[[str], None]) -> None:
         self._choose_values, self._warn = choose_values, warn
@@ -50,7 +50,7 @@ class Tracking(Reporter):
         self.wandb_id: str | None = None
 
     def add(self, name: str, tracker: Tracker) -> None:
-        """Send to this tracker too."""
+        """Add a tracker."""
         self._trackers[name] = tracker
 
     def step(self, report: StepReport, log: bool) -> None:
@@ -87,7 +87,7 @@ def open_tracking(
     choose_values: ChooseValues,
     warn: Callable[[str], None],
 ) -> Tracking:
-    """Start the trackers that the settings ask for, after a step; one that cannot be started is reported and left out."""
+    """Start the trackers enabled in the settings, after a given step; a tracker that fails to start is reported and skipped."""
     tracking, name = Tracking(choose_values, warn), folder.resolve().name
 
     def start_wandb() -> Tracker:
@@ -105,7 +105,7 @@ def open_tracking(
         return Dashboard(run, lambda failed: run.finish(exit_code=int(failed)))
 
     def start_trackio() -> Tracker:
-        """Start a run in trackio's store on this machine; a resumed run continues there by its name."""
+        """Start a run in trackio's local store; a resumed run continues under the same name."""
         trackio = check_installed(f"tracking.trackio_project={settings.trackio_project}", "trackio")
         before = read_id(folder / TRACKIO_ID) if step > 0 else None
         run_name = before or f"{name}-{secrets.token_hex(4)}"

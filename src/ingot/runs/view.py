@@ -1,6 +1,6 @@
-"""One view of a run: what `ingot status`, plot, report, the live page and gpt-simple's status show comes from here.
+"""A read-only view of a run, shared by `ingot status`, plot, report, the live page and gpt-simple's status.
 
-Reading takes no lock and blocks nobody: every file of a run folder is replaced whole or only grows. Nothing slow is imported for
+Reading takes no lock: every file of a run folder is replaced atomically or only appended to. Nothing slow is imported for
 `Run.record`; the metrics are read, with numpy, when `Run.series` is first used.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ingot.runs.series import Series
 
 RUNS = Path("runs")
-LEVELS = 3  # runs are looked for as deep as runs/SWEEP/ARM/seed-N
+LEVELS = 3  # search depth for runs: runs/SWEEP/ARM/seed-N
 MAX_SAMPLE_CHARACTERS = 20_000
 COPIED = (
     "stop_reason", "step", "max_steps", "loss", "val_bpb", "tokens", "tokens_per_second", "flops_per_token", "elapsed_seconds",
@@ -40,18 +40,18 @@ class RunStatus:
     status: Status | Literal["crashed"]
     state: State
     age_seconds: float  # measured by our clock; another host's may differ
-    here: bool  # True if its process id is one of this system
+    here: bool  # True if the process runs on this system, so that its pid is meaningful
 
 
 class Run:
-    """A run folder to read from."""
+    """A run folder opened for reading."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._folder = path, RunFolder(path)
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """Open a run folder; CheckpointError if it is none."""
+        """Open a run folder; raise CheckpointError if it is not one."""
         run = cls(Path(path))
         if not run.config_path.is_file() and read_state(run.path) is None:
             raise CheckpointError(f"{path} is not a run folder: it has no {run.config_path.name}; name a run folder")
@@ -64,25 +64,25 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """Every setting of the run."""
+        """All settings of the run."""
         from ingot.config.loading import load_config  # slow to import, and `ingot status` does not need it
 
         return load_config(file=self.config_path, environment={}).config
 
     def status(self) -> RunStatus:
-        """Return how the run is doing; `crashed` if it claims to be running and its process is gone or silent for too long."""
+        """Return the status of the run; `crashed` if state.json says running but its process is dead or silent for too long."""
         state = read_state(self.path)
         if state is None:
             raise CheckpointError(f"{self.path} has no readable state.json; name a run folder")
         age = state.age_seconds
         host, _, boot_id = this_process()
-        here = (state.host, state.boot_id) == (host, boot_id)  # a process id of another system says nothing
+        here = (state.host, state.boot_id) == (host, boot_id)  # a pid of another system is meaningless here
         alive = is_alive(state.pid, age) if here else age <= 3 * state.heartbeat_seconds + CLOCK_SKEW_SECONDS
         crashed = state.status == "running" and not alive
         return RunStatus("crashed" if crashed else state.status, state, age, here)
 
     def record(self) -> dict[str, Any]:
-        """Return how the run is doing as JSON values; a run that cannot be read has the status "unreadable" and says why."""
+        """Return the status as JSON values; a run that cannot be read has the status "unreadable" and an error message."""
         status, error, age = None, None, None
         try:
             status = self.status()
@@ -98,7 +98,7 @@ class Run:
         return {**record, "last_heard_seconds": age, "error": error or record["error"]}
 
     def stop(self) -> RunStatus:
-        """Ask the run to save and stop by leaving a file, and return its status; RunError if it is not running."""
+        """Write a stop file, so that the run saves and stops, and return its status; raise RunError if it is not running."""
         status = self.status()
         if status.status != "running":
             raise RunError(f"{self.path} is not running: its status is {status.status}")
@@ -106,12 +106,12 @@ class Run:
         return status
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process of a running run; RunError if that is not a process which holds the run's lock."""
+        """Send a signal to the process of a run; raise RunError unless that process holds the run's lock."""
         status = self.status()
         pid, host = status.state.pid, status.state.host
         if not status.here:
             raise RunError(f"the process {pid} of {self.path} is on {host}: use --force there")
-        if not holds_lock(self.path, pid):  # state.json may name any process
+        if not holds_lock(self.path, pid):  # the pid in state.json may belong to any process
             raise RunError(f"process {pid} does not hold the lock of {self.path}, or is another user's, and gets no signal")
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, number)
@@ -124,7 +124,7 @@ class Run:
         return Series(self._folder.metrics.path)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return all records of metrics.jsonl; lines that are damaged or still being written are left out."""
+        """Return all records of metrics.jsonl; lines that are damaged or still being written are skipped."""
         from ingot.runs.series import parse_lines
 
         try:
@@ -137,15 +137,15 @@ class Run:
         return parse_lines(content[: content.rfind(b"\n") + 1])[0]
 
     def samples(self) -> dict[int, Path]:
-        """Return the files of the model's samples by step; files with other names, such as copies, are left out."""
+        """Return the text sample files by step; files with other names, such as copies, are skipped."""
         paths = [(path.stem.removeprefix("step-"), path) for path in sorted(self._folder.samples.glob("step-*.txt"))]
         return {int(step): path for step, path in paths if step.isdecimal()}
 
     def sample(self, step: int, max_characters: int = MAX_SAMPLE_CHARACTERS) -> str:
-        """Return the text sample of a step, truncated to `max_characters`; CheckpointError if there is no readable one."""
+        """Return the text sample of a step, truncated to `max_characters`; raise CheckpointError if it cannot be read."""
         if (path := self.samples().get(step)) is None:
             raise CheckpointError(f"{self.path} has no sample of step {step:,}")
-        if not path.resolve().is_relative_to(self.path.resolve()):  # a report is made to be sent
+        if not path.resolve().is_relative_to(self.path.resolve()):  # reports are shared, so never include files outside the run
             raise CheckpointError(f"the sample of step {step:,} is a link out of the run folder")
         try:
             with open_to_read(path) as file:
@@ -158,14 +158,14 @@ class Run:
         return saved_steps(self._folder.checkpoints)
 
     def result(self) -> dict[str, Any] | None:
-        """Return result.json of the last session; None before it has ended, or if the file is damaged."""
+        """Return result.json of the last session; None if it has not ended or the file is damaged."""
         return read_dict(self.path / RESULT)
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
-    """Return the run folders among folders and in them, down to those of runs/SWEEP/ARM, each once, by their real paths.
+    """Return the run folders among `folders` and up to LEVELS below them, each once, keyed by resolved path.
 
-    A link may be changed to lead elsewhere, so a run that is reached several ways is listed by a path without a link if possible.
+    A symlink may be changed later, so a run that is reachable several ways is listed by a path without symlinks if possible.
     """
     runs: dict[str, Path] = {}
     for folder in folders:
@@ -177,7 +177,7 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def runs_below(folder: Path) -> list[Run]:
-    """Return the runs in a folder and in those below it, sorted by path; CheckpointError if there are none."""
+    """Return the runs in a folder and its subfolders, sorted by path; raise CheckpointError if there are none."""
     runs = [Run(path) for path in sorted(find_runs([folder]).values())]
     if not runs:
         raise CheckpointError(f"there are no runs below {folder}/; name another folder")
@@ -185,8 +185,8 @@ def runs_below(folder: Path) -> list[Run]:
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
-    """Return printable names of runs: their folders' names, or their paths where two folders have the same name."""
-    names = [os.path.basename(os.path.realpath(path)) for path in paths]  # noqa: PTH119 (Path.resolve raises on a link to itself)
+    """Return display names of runs: their folder names, or their paths if two folders have the same name."""
+    names = [os.path.basename(os.path.realpath(path)) for path in paths]  # noqa: PTH119 (Path.resolve raises on a symlink loop)
     return [shown(str(path) if names.count(name) > 1 else name, kept="") for path, name in zip(paths, names, strict=True)]
 
 
@@ -208,5 +208,5 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return True for a folder or a link to one; DirEntry.is_dir raises on a link to itself."""
+    """Return True for a folder or a symlink to one; DirEntry.is_dir raises on a symlink loop."""
     return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # noqa: PTH112 (never raises)

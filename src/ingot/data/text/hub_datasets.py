@@ -46,9 +46,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
     from ingot.data.hub import Hub, Unreachable
 
     hub = Hub(parts["repository"])
-    note = (
-        hub.folder / ".ingot" / f"{quote(name, safe='')}.json"
-    )  # stored in the hub's cache, so deleting the cache deletes it too
+    note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # in the cache, deleted with it
     try:
         revision, files, configs = _listing(hub, name)
         chosen = select(files, configs, parts["config"], parts["split"] or "train", name)

@@ -210,9 +210,7 @@ def _fetch(repository: str, name: str) -> Path:
 # Round-trip check: the right tokenizer encodes the decoded text to the same tokens; a different tokenizer hardly ever does.
 
 HEAD, ENOUGH = 96, 16  # maximum and minimum number of tokens of a sample to check
-MIN_MATCHING = (
-    0.75  # fraction of samples that must round-trip; for web text and code all do, with a wrong tokenizer at most 17/32
-)
+MIN_MATCHING = 0.75  # fraction of samples that must round-trip: all do for web text and code, at most 17/32 if it is wrong
 
 
 @dataclass

@@ -40,12 +40,7 @@ BYTE = re.compile("<0x([0-9A-F]{2})>")
 ALPHABET = byte_alphabet()
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
 MAX_GROWTH = 1000  # maximum factor by which consecutive replacements may lengthen a text
-KEEPING = (
-    "Isolated",
-    "MergedWithPrevious",
-    "MergedWithNext",
-    "Contiguous",
-)  # behaviours of the Split pre-tokenizer that drop no text
+KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # Split behaviours that drop no text
 Entry = tuple[bytes | None, bool]  # the text of an id, and True if it begins with a word's leading space
 
 

@@ -298,10 +298,8 @@ def find_overlap(
     known, which = np.unique(np.concatenate(runs), return_inverse=True)
     source = np.full(len(known), NOWHERE, np.int64)  # the last train document that contains each n-gram
     bits = (FILTER_SLOTS * len(known) + 1).bit_length()
-    may_be_known, shift = (
-        np.zeros(1 << bits, bool),
-        np.uint64(64 - bits),
-    )  # prefilter: a binary search for every train n-gram is far slower
+    # Prefilter: a binary search for every train n-gram would be far slower.
+    may_be_known, shift = np.zeros(1 << bits, bool), np.uint64(64 - bits)
     may_be_known[known >> shift] = True
     copies: dict[int, int] = {}
     for number, (key, hashes) in enumerate(_hashed_documents(train, run_words, on_tokens)):
