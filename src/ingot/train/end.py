@@ -1,4 +1,4 @@
-"""The end of a run: the last evaluation, the exported model, and the result."""
+"""The end of a run: final evaluation, model export, and result.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ingot.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class Exported:
-    """The exported model file and its bits per byte, scored from the file; without a path, nothing was exported."""
+    """The exported model file and its bits per byte, evaluated from the file; path is None if nothing was exported."""
 
     path: Path | None = None
     bytes: int | None = None
@@ -47,13 +47,13 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
             if config.artifact.write:
                 exported = exporter(trainer, shutdown) or exported
         except Interrupted:
-            status = "stopped"  # the next session does the rest
-        except IngotError:  # where the disk is too full for a checkpoint, the artifact may not fit either
+            status = "stopped"  # the next session finishes the evaluation and export
+        except IngotError:  # if the disk is too full for a checkpoint, the artifact may not fit either
             if unsaved is None:
                 raise
     if unsaved is not None:
-        raise unsaved  # only now: the score and the files are written, though the last step is not saved
-    # Ranks agree on the reason once more: after an evaluation they only know that some rank was asked to stop.
+        raise unsaved  # raised only now, so that the score and files are written although the last checkpoint is missing
+    # Synchronise the reason again: after an evaluation the ranks only know that some rank received a stop request.
     reason = int(trainer.backend.maximum([shutdown.last_reason()])[0]) if status == "stopped" else 0
     stop_reason = reason_name(reason) if reason else trainer.end_reason
     run_dir = outputs.folder.path if outputs is not None else Path(config.training.output_dir or ".")
@@ -105,10 +105,12 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., A
 
 
 def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], shutdown: Shutdown) -> ArtifactReport | None:
-    """Write the artifact and compare its size with the budget; None if a stop cut the search for a fitting quantisation short."""
+    """Write the artifact and compare its size with the budget; None if a stop request interrupted the quantisation search."""
     config, progress = trainer.config, trainer.progress
     a, limit = config.artifact, config.budget.artifact_bytes
-    scored = progress.val_whole and progress.val_step == progress.step  # the score is of these weights and all text
+    scored = (
+        progress.val_whole and progress.val_step == progress.step
+    )  # the score is for these weights and the full validation split
     facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if scored else None}
     if not a.tokenizer:
         facts["tokenizer"] = None
@@ -123,7 +125,7 @@ def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], sh
 
     codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, stop)
     if cut_short:
-        return None  # the codes found so far may not fit and are not the best
+        return None  # the codes found so far may exceed the size limit and are not the best
     with writing(path):
         report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)
     if limit is not None and report.bytes > limit:
@@ -135,13 +137,13 @@ def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], sh
 
 
 def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown, score: Callable[..., Any]) -> float | None:
-    """Return the bits per byte of the written file, scored by a process that gets nothing but the file."""
+    """Return the bits per byte of the written file, evaluated by a process that receives only the file."""
     trainer.backend.release()
     trainer.reporter.message(f"scoring {path}")
     try:
         progress, stop = partial(trainer.reporter.waiting, SCORING), lambda: shutdown.requested
         return float(score(path, None, trainer.config.training.device, rows, progress, stop)["val_bpb"])
-    except RunError as error:  # the training is done, so the run is not a failure
+    except RunError as error:  # training has completed, so a failed evaluation does not fail the run
         reason = "interrupted" if shutdown.requested else error
     trainer.reporter.message(f"{path} was not scored: {reason}; score it with: ingot eval --artifact {shlex.quote(str(path))}")
     return None

@@ -1,8 +1,8 @@
-"""Evaluation during and after training: scores over all ranks, tasks, samples, and how long all of that may take.
+"""Evaluation during and after training: scores over all ranks, tasks, text samples, and limits on the time they take.
 
-With a training budget in seconds, evaluations are bounded too. Their speed is measured, the slowest rank's counts for all, and
-every rank computes the same number of rows. Runs without a clock, runs with a budget in bytes and runs that set
-evaluation.final_rows score the rows they ask for.
+With a training budget in seconds, evaluation time is bounded too. Its speed is measured, the slowest rank's is used on all ranks,
+and every rank computes the same number of rows. Runs without a time budget, runs with a budget in bytes and runs that set
+evaluation.final_rows score the requested rows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ingot.train.outputs import RunOutputs
 from ingot.train.resume import Progress
 from ingot.train.stop import Clock, Shutdown
 
-# An evaluation takes at most half as long as the training: with the last one and the artifact's, a run takes twice its budget.
+# An evaluation takes at most half the training time: with the final one and the artifact's, a run takes at most twice its budget.
 MAX_BUDGET_SHARE = 0.5
-MIN_ALLOWED_SECONDS = 10.0  # an evaluation this short is never cut: a short budget is often a trial
+MIN_ALLOWED_SECONDS = 10.0  # shorter evaluations are never reduced: a short budget is often a trial
 STOP_CHECK_INTERVAL = 16  # batches of an evaluation, or tokens of a sample, after which ranks agree on whether to stop
 
 
 def open_tasks(evaluation: EvaluationSection, context: int, tokenizer: Tokenizer) -> TaskRows:
-    """Read the items of evaluation.tasks, so that mistakes in them show before the first evaluation."""
+    """Read the items of evaluation.tasks, so that errors in them are raised before the first evaluation."""
     tasks = evaluation.tasks or ""
     names = task_names(tasks if isinstance(tasks, str) else ",".join(tasks))
     folder = user_path(evaluation.task_data) if evaluation.task_data is not None else None
@@ -44,7 +44,7 @@ def open_tasks(evaluation: EvaluationSection, context: int, tokenizer: Tokenizer
 
 
 class Bounds:
-    """Limits on the time and the rows of an evaluation. Reports each cut once."""
+    """Limits on the time and number of rows of an evaluation. Reports each reduction once."""
 
     def __init__(self, budget: BudgetSection, evaluation: EvaluationSection, backend: Backend, reporter: Reporter):
         self._rows_during, self._backend, self._reporter = evaluation.rows, backend, reporter
@@ -54,12 +54,12 @@ class Bounds:
         self._last_seconds = 0.0
         self._reported: set[str] = set()
         final_rows = evaluation.final_rows
-        self.final_limit = None if final_rows == "auto" else final_rows  # None: all, or as many as time allows
+        self.final_limit = None if final_rows == "auto" else final_rows  # None: all rows, or as many as time allows
         bounded = final_rows == "auto" and budget.seconds is not None and budget.artifact_bytes is None
         self.seconds = max(MIN_ALLOWED_SECONDS, MAX_BUDGET_SHARE * self._budget_seconds) if bounded else None  # None: no bound
 
     def rows(self, evaluator: Evaluator, limit: int | None, now: Callable[[], float]) -> int | None:
-        """Return `limit` if there is time for that many rows, else how many there is time for. Every rank calls it."""
+        """Return `limit`, or the number of rows that there is time for if that is less. Called on every rank."""
         ranks, wanted = self._backend.ranks.world_size, evaluator.count(limit)
         batch = evaluator.micro_batch * ranks
         if self.seconds is None or wanted <= batch:
@@ -80,7 +80,7 @@ class Bounds:
         return rows
 
     def limits(self, limit: int | None, evaluator: Evaluator, now: Callable[[], float]) -> tuple[int | None, int | None]:
-        """Return the rows of evaluations during training, which never change, and of an evaluation of `limit` rows."""
+        """Return the number of rows for evaluations during training (fixed once set) and for an evaluation of `limit` rows."""
         allowed = self.rows(evaluator, limit, now) if limit != self._rows_during else None
         if self._limit_during is None:
             self._limit_during = (self.rows(evaluator, self._rows_during, now),)
@@ -88,21 +88,21 @@ class Bounds:
         if limit == self._rows_during:
             return during, during
         both_cut = allowed != limit and during != self._rows_during
-        return during, during if both_cut else allowed  # if both are cut, one pass over the same rows serves both
+        return during, during if both_cut else allowed  # if both are reduced, one pass over the same rows serves both
 
     def record_speed(self, rows: int, seconds: float) -> None:
-        """Record how long this rank's rows of an evaluation took. Every rank calls it."""
+        """Record how long this rank's rows of an evaluation took. Called on every rank."""
         if self.seconds is not None:
             self._row_seconds = self._backend.maximum([seconds / max(rows, 1)])[0]
 
     def record_duration(self, seconds: float) -> float:
-        """Record the duration of an evaluation during training and return the slowest rank's. Every rank calls it."""
+        """Record the duration of an evaluation during training and return the slowest rank's. Called on every rank."""
         if self.seconds is not None:
             self._last_seconds = self._backend.maximum([seconds])[0]
         return self._last_seconds
 
     def has_time(self, evaluation_seconds: float, training_seconds: float) -> bool:
-        """Return True if one more evaluation keeps their total below the training so far plus one allowance."""
+        """Return True if, after one more evaluation, total evaluation time stays below training time plus one allowance."""
         if self.seconds is None or evaluation_seconds + self._last_seconds <= training_seconds + self.seconds:
             return True
         self._report_once(
@@ -113,7 +113,7 @@ class Bounds:
         return False
 
     def _measure(self, evaluator: Evaluator, wanted: int, now: Callable[[], float]) -> None:
-        """Time a batch; if that suggests a cut, time another one, because the first may have compiled."""
+        """Time a batch; if that suggests fewer rows, time another one, because the first may include compilation."""
         batch = next(evaluator.batches(evaluator.rows(evaluator.micro_batch)))
         for attempt in range(2):
             self._reporter.waiting("measuring how fast rows are scored")
@@ -133,7 +133,7 @@ class Bounds:
 
 
 class RunEvaluation:
-    """The evaluations of one session: scores, tasks and samples of the current weights, written into the run's progress."""
+    """The evaluations of one session: scores, tasks and text samples of the current weights, recorded in the run's progress."""
 
     def __init__(
         self,
@@ -155,17 +155,17 @@ class RunEvaluation:
         self._evaluators: dict[str, Evaluator] = {}
 
     def evaluate(self, limit: int | None, final: bool = False) -> bool:
-        """Score the validation split, or `limit` rows of it, and tasks, and write a sample; return True for the best score."""
+        """Score the validation split (or `limit` rows of it) and tasks, and write a sample; return True for a new best score."""
         e, p = self.settings, self.progress
         with self.clock.paused():
             began = self.clock.now()
             during, limit = self.bounds.limits(limit, self.evaluator("val"), self.clock.now)
             score = self.score("val", limit)
-            # Scores are compared only over equal rows: the last evaluation also scores the rows of those during training.
+            # Scores are comparable only over the same rows: the final evaluation also scores the rows used during training.
             several = e.every or e.points or e.at_start
             compared = self.score("val", during) if several and limit != during else score
             train_loss = self.score("train", e.train_rows).loss if e.train_rows else None
-            seconds = self.clock.now() - began  # a stop from here on leaves the step without a score
+            seconds = self.clock.now() - began  # a stop request from here on leaves the step without a score
             tasks = self._score_tasks() if self.tasks is not None else {}
             text = self._sample() if e.sample_tokens else None
             p.record_score(score, final)
@@ -201,13 +201,13 @@ class RunEvaluation:
         return report.best
 
     def is_final(self) -> bool:
-        """Return True if the validation score of this step is the one that the end of the run asks for."""
+        """Return True if this step already has the validation score that the end of the run requires."""
         p, limit = self.progress, self.bounds.final_limit
         enough = p.val_final and self.bounds.seconds is not None if limit is None else p.val_rows >= limit
         return p.val_step == p.step and (p.val_whole or enough)
 
     def artifact_rows(self) -> int | None:
-        """Return how many rows to score the artifact with; None: all. Every rank calls it."""
+        """Return the number of rows to score the artifact on; None: all. Called on every rank."""
         if self.is_final():
             return None if self.progress.val_whole else self.progress.val_rows
         return self.bounds.rows(self.evaluator("val"), self.bounds.final_limit, self.clock.now)
@@ -234,7 +234,7 @@ class RunEvaluation:
         return evaluator.total(sums)
 
     def _score_tasks(self) -> dict[str, dict[str, Any]]:
-        """Return what metrics.jsonl records of each task. Every rank calls it."""
+        """Score the tasks and return their records for metrics.jsonl. Called on every rank."""
         assert self.tasks is not None
         waiting = partial(self.reporter.waiting, "scoring tasks")
         scores = score_tasks(self.tasks, self.backend, waiting, self._stop_requested)
@@ -252,7 +252,7 @@ class RunEvaluation:
         return e.sample_prompt + tokenizer.decode_bytes(ids, at_start=not e.sample_prompt).decode("utf-8", "replace")
 
     def _any_rank_stops(self, number: int) -> bool:
-        """Return True if any rank was asked to stop; ranks agree on it now and then, so that all stop at the same batch."""
+        """Return True if any rank received a stop request; ranks synchronise periodically, so that all stop at the same batch."""
         if self.backend.ranks.world_size == 1:
             return self._stop_requested()
         return number % STOP_CHECK_INTERVAL == 0 and self.backend.maximum([self._stop_requested()])[0] > 0

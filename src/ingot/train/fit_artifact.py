@@ -1,8 +1,8 @@
-"""Quantise weights to a file of a given size: search the step sizes of matrices and tables.
+"""Quantise weights to a target file size: search the quantisation step sizes of matrices and embedding tables.
 
-Doubling the step saves one bit per weight, so a few estimates find the finest steps of the matrices that fit, for each of several
-steps of the tables. Training text decides which of these pairs is best. Validation text is not used: a file chosen by the text it
-is scored on would look better than it is.
+Doubling the step saves one bit per weight, so a few estimates find the smallest step for the matrices that meets the size limit,
+for each of several steps for the tables. The best of these pairs is selected on training text. Validation text is not used:
+selecting on the text that is later scored would overfit to it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ K = 8.0  # default of artifact.k without a size limit
 EMBEDDING_K = 5.0
 EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for 8-bit codes
 MIN_K = 6.0  # weights beyond this many standard deviations are clipped; matrices have hardly any
-LARGEST_STEP = 1.0  # measured in standard deviations of a row: coarser codes keep almost nothing
+LARGEST_STEP = 1.0  # in standard deviations of a row: coarser codes retain almost no information
 TRIES = 5  # attempts to approach the limit from below
 CLOSE = 0.001  # fraction of the limit that may stay unused
-# Tokens of training text: half to calibrate and half to score. A CPU gets a sixteenth of a GPU's.
+# Tokens of training text: half for calibration and half for scoring. A CPU uses a sixteenth of a GPU's.
 GPU_TOKENS, CPU_TOKENS = 1 << 18, 1 << 14
 BATCH_TOKENS = 1 << 14
 
@@ -55,16 +55,16 @@ def find_codes(
     say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Codes:
-    """Return the codes of the large weights for the quantisers std and gptq; nothing for the others.
+    """Return the codes of the large weights for the quantisers std and gptq; no codes for other quantisers.
 
-    A second model is opened for it, neither compiled nor replicated, so that the run's own model does not change.
+    This builds a second model, neither compiled nor replicated, so that the run's own model does not change.
     """
     a = config.artifact
     if a.quantiser not in BY_MODEL:
         return {}
     model = open_inference(config, dataset.tokenizer.vocab_size)
     model.load_weights({record.name: record for record in weights}, "the model")
-    # Every other row of training text calibrates, and the model is scored on the rest.
+    # Every other row of training text is used for calibration, the rest for scoring.
     length = config.data.seq_len
     reading = config.evaluation.model_copy(update={"micro_batch": max(1, BATCH_TOKENS // length)})
     evaluator = evaluator_of(config.model_copy(update={"evaluation": reading}), dataset, "train")
@@ -89,7 +89,7 @@ def find_codes(
 
 @dataclass(frozen=True)
 class _Fit:
-    """The search for the best steps with which the file fits, or for the coarsest if none fit."""
+    """The search for the best steps that meet the size limit; the coarsest if none do."""
 
     settings: ArtifactSection
     rounder: Rounder
@@ -106,7 +106,9 @@ class _Fit:
         tried = [k * scale for k in EMBEDDING_KS] if a.embedding_k == "auto" else [a.embedding_k]
         embeddings = [Rounding(a.embedding_bits, k) for k in tried]
         first = Steps(self._matrices(K / 31), embeddings[0])
-        rest = -self.rounder.round(first.matrices, first.embeddings) + self.size(self.rounder.codes())  # bytes that are not codes
+        rest = -self.rounder.round(first.matrices, first.embeddings) + self.size(
+            self.rounder.codes()
+        )  # size of everything except the codes
         candidates = [Steps(self._fitting(rounding, self.limit - rest), rounding) for rounding in embeddings]
 
         def score(steps: Steps) -> float:
@@ -116,24 +118,26 @@ class _Fit:
             bpb = self.score()
             self.say(f"{steps}: about {size:,.0f} bytes, {bpb:.4f} bits per byte of training text")
             coarsest = _step(steps.matrices) == LARGEST_STEP
-            return size if coarsest and size > self.limit else bpb  # what cannot fit sorts by size, after everything that fits
+            return (
+                size if coarsest and size > self.limit else bpb
+            )  # steps over the limit are ranked by size, after all steps within it
 
         return self._just_below(candidates[0] if len(candidates) == 1 else min(candidates, key=score))
 
     def _matrices(self, step: float) -> Rounding:
-        """Return the rounding for a step in standard deviations: with the fewest bits from artifact.bits on that clip little."""
+        """Return the rounding for a step in standard deviations, with the fewest bits >= artifact.bits that clip little."""
         by_bits = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(self.settings.bits, 9)]
         return next((rounding for rounding in by_bits if rounding.k >= MIN_K), Rounding(8, MIN_K))
 
     def _fitting(self, embeddings: Rounding, size: float) -> Rounding:
-        """Return the finest rounding of matrices with which all codes are estimated to have at most `size` bytes."""
+        """Return the finest rounding of matrices for which all codes are estimated to take at most `size` bytes."""
         matrix_bytes, step = size - self.rounder.estimate(embeddings, True), K / 31
         for _ in range(TRIES):
             step = self._moved(step, self.rounder.estimate(self._matrices(step), False) - matrix_bytes)
         return self._matrices(step)
 
     def _moved(self, step: float, over: float) -> float:
-        """Return the step with which the matrices take `over` bytes less, within sensible bounds."""
+        """Return the step that makes the matrices `over` bytes smaller, clamped to sensible bounds."""
         octave = self.rounder.estimate(self._matrices(step), False) - self.rounder.estimate(self._matrices(2 * step), False)
         moved = step * 2 ** max(-3.0, min(3.0, over / max(octave, 1.0)))
         return min(max(moved, MIN_K / 127), LARGEST_STEP)

@@ -1,4 +1,4 @@
-"""Outputs of the first rank: the claimed run folder, its heartbeat, its trackers, and checkpoints written in a thread."""
+"""Outputs of the first rank: the locked run folder, heartbeat, trackers, and checkpoints written in a thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ingot.runtime.machine import installed
 from ingot.train.resume import Progress, check_sources, refuse_occupied, settings_beyond_file
 
 STATE_BYTES = 12  # per parameter: the weight and AdamW's two moments in fp32
-SLOW_DISK = 200e6  # bytes per second
+SLOW_DISK = 200e6  # bytes per second, assumed before the first save
 
 
 class Saver:
@@ -49,7 +49,7 @@ class Saver:
         best: int | None,
         kind: Kind = "regular",
     ) -> None:
-        """Start to write once the save before has ended. A failure is reported and kept in `error` until a save succeeds."""
+        """Start writing once the previous save has ended. A failure is reported and kept in `error` until a save succeeds."""
         began = time.monotonic()
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(began, step, state, progress, best, kind), name="checkpoint")
@@ -60,7 +60,7 @@ class Saver:
         self.wait()
         path = saved_steps(self._folder).get(step)
         if path is None:
-            return  # it could not be saved
+            return  # the save of this step failed
         old_kind = read_kind(path)
         with writing(self._folder):
             update_progress(path, progress, kind)
@@ -69,18 +69,18 @@ class Saver:
                 self._done(path, kind)
 
     def lacks(self, step: int) -> bool:
-        """Return True if the save of a step has failed; waits for it to end."""
+        """Wait for the pending save and return True if the step is not saved."""
         self.wait()
         return self.error is not None and step not in saved_steps(self._folder)
 
     def wait(self) -> None:
-        """Return when nothing is being written."""
+        """Wait until no write is in progress."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def expected_seconds(self, parameters: int) -> float:
-        """Return how long a save takes: the longest so far, or before the first an estimate for a slow disk."""
+        """Return the expected duration of a save: the longest so far or, before the first, an estimate for a slow disk."""
         return self.longest_seconds or parameters * STATE_BYTES / SLOW_DISK
 
     def _write(
@@ -88,7 +88,7 @@ class Saver:
     ) -> None:
         try:
             path = save_checkpoint(self._folder, step, state(), progress, kind)
-        except Exception as error:  # whatever it is, such as a full memory, the run has to know that this step is not saved
+        except Exception as error:  # for any failure, even out of memory, the run must know that this step is not saved
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             advice = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
             self.error = CheckpointError(f"cannot save step {step} in {self._folder}: {reason}{advice}")
@@ -97,7 +97,7 @@ class Saver:
             return
         try:
             retain(self._folder, self._keep_last, self._keep_every, best)
-        except (OSError, CheckpointError) as error:  # this step is saved all the same
+        except (OSError, CheckpointError) as error:  # the checkpoint itself is saved
             with suppress(CheckpointError):
                 reason = getattr(error, "strerror", None) or error
                 self._failed(f"cannot delete an old checkpoint in {self._folder}: {reason}")
@@ -108,7 +108,7 @@ class Saver:
 
 @dataclass(frozen=True)
 class RunOutputs:
-    """The run folder, its heartbeat and the thread that saves. Only the first rank has them."""
+    """The run folder, its heartbeat and the saver. Exists only on the first rank."""
 
     folder: RunFolder
     heartbeat: Heartbeat
@@ -118,7 +118,7 @@ class RunOutputs:
 def claim_folder(
     resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, to_delete: Sequence[str] | None, facts: dict[str, Any]
 ) -> RunFolder:
-    """Claim the run folder for this process; with patterns of files `to_delete`, empty it of an earlier run."""
+    """Lock the run folder for this process; with `to_delete`, delete the earlier run and files that match these patterns."""
     config = resolved.config
     training, tracking, model = config.training, config.tracking, config.model
     folder = RunFolder(user_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
@@ -128,7 +128,7 @@ def claim_folder(
     own_files += [WANDB_ID] if tracking.wandb_project is not None else []
     own_files += [TRACKIO_ID] if tracking.trackio_project is not None else []
     stack.enter_context(folder.claim(reporter.message, own_files))
-    folder.remove_stop()  # it was meant for an earlier session
+    folder.remove_stop()  # a leftover stop file was meant for an earlier session
     sweep(folder.checkpoints)
     if to_delete is not None:
         check_sources(config, folder, facts)
@@ -142,11 +142,11 @@ def open_outputs(
 ) -> RunOutputs:
     """Write the config and environment of the session, and start the heartbeat and the saver."""
     config, config_path = resolved.config, folder.config_path
-    # A config.yaml that the run was started from is never overwritten.
+    # Never overwrite the config.yaml that the run was started from.
     keep_config = any(path.exists() and config_path.exists() and path.samefile(config_path) for path in resolved.files)
     config_yaml = None if keep_config else dump_yaml(config, resolved.origins)
     other_settings = settings_beyond_file(config, folder) if keep_config else {}
-    # environment.json comes first, because it marks a folder as a run's: a process killed here can start again.
+    # Write environment.json first, because it marks the folder as a run's, so that a process killed here can start again.
     folder.write_environment(installed(packages(config.training.device)), config=config_yaml, besides=other_settings)
     folder.remove_result()
     if config_yaml is not None:
@@ -181,7 +181,7 @@ def open_outputs(
 def add_tracking(
     config: Config, outputs: RunOutputs | None, progress: Progress, front: Reporter, reporter: Reporter, stack: ExitStack
 ) -> Reporter:
-    """Return the reporter, extended by the trackers that the settings ask for; `front` chooses the names of metrics."""
+    """Return the reporter with the trackers enabled in the settings added; `front` chooses the metric names."""
     t = config.tracking
     if outputs is None or (t.wandb_project is None and t.trackio_project is None and not t.tensorboard):
         return reporter
