@@ -108,9 +108,7 @@ def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], sh
     """Write the artifact and compare its size with the budget; None if a stop request interrupted the quantisation search."""
     config, progress = trainer.config, trainer.progress
     a, limit = config.artifact, config.budget.artifact_bytes
-    scored = (
-        progress.val_whole and progress.val_step == progress.step
-    )  # the score is for these weights and the full validation split
+    scored = progress.val_whole and progress.val_step == progress.step  # score covers these weights and the whole split
     facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if scored else None}
     if not a.tokenizer:
         facts["tokenizer"] = None

@@ -39,24 +39,24 @@ from ingot.runs.view import Run
 from ingot.runtime.files import user_path, writing
 from ingot.train.step_plan import Position
 
-# Settings a run may not change between its sessions, because the state it saved would mean something else.
+# Settings that may not change between the sessions of a run, because the saved state would no longer be valid.
 FIXED: dict[str, tuple[str, ...]] = {
     "model": (),  # every setting
     "data": ("seq_len", "sampling", "spans", "overlap", "document_mask", "seed"),
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
-OLD_DEFAULTS: dict[str, Any] = {"groups": [], "stages": [], "overlap": 0}  # values where an old checkpoint lacks these settings
-# Settings of a model that are not compared with those of training.weights: two are compared by their effect, two decide no shape.
+OLD_DEFAULTS: dict[str, Any] = {"groups": [], "stages": [], "overlap": 0}  # defaults for settings missing in old checkpoints
+# Model settings that are not compared with those of training.weights: two are compared by effect, two do not affect any shape.
 NOT_COMPARED = ("context", "vocab_size", "dropout", "file")
 COMPLETE = "{} is complete: raise training.max_steps or budget.seconds to train longer, or start a new run"
-# Settings that do not change a run's result.
+# Settings that do not affect a run's result.
 NOT_DECISIVE = ("training.output_dir", "training.resume", "training.max_runtime_seconds", "training.walltime_reserve_seconds")
 
 
 @dataclass
 class Progress:
-    """The progress of a run. With the weights, optimizer state and config it determines everything that follows."""
+    """The progress of a run. Together with the weights, optimizer state and config it determines the rest of the run."""
 
     step: int = 0
     sample: int = 0  # the next row of the data order, counted in rows of data.seq_len
@@ -67,16 +67,18 @@ class Progress:
     val_loss: float | None = None
     val_bpb: float | None = None
     val_step: int | None = None  # the step of the last validation score
-    val_whole: bool = False  # True: the score is of the whole validation split
+    val_whole: bool = False  # True: scored on the whole validation split
     val_rows: int = 0  # rows scored
     val_rows_of: int = 0  # rows of the validation split
-    val_stride: int | None = None  # tokens between the starts of two rows, where rows overlap
+    val_stride: int | None = None  # tokens from one row to the next in a sliding evaluation
     val_final: bool = False  # True: scored at the end of the run
-    val_other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other count of bytes, where they differ
+    val_other: dict[str, float] = field(default_factory=dict)  # val_bpb with the other byte count, if they differ
     best_step: int | None = None
     best_bpb: float | None = None
-    best_by: list[int | str | None] = field(default_factory=list)  # rows, stride and rule of the best score; empty: unknown
-    evaluation_seconds: float = 0.0  # evaluations during training, where they are bounded
+    best_by: list[int | str | None] = field(
+        default_factory=list
+    )  # rows, stride and byte-counting rule of the best score; empty: unknown
+    evaluation_seconds: float = 0.0  # total time of evaluations during training, if they are bounded
     resumed_from: str | None = None  # the checkpoint or run in another folder that this run started from
     wandb_id: str | None = None  # the run at Weights & Biases, shared by all sessions
     starts: list[int] = field(default_factory=list)  # first steps of the stages that have begun
@@ -123,18 +125,18 @@ def read_progress(checkpoint: Checkpoint) -> Progress:
 
 
 def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
-    """Return the checkpoint in the run folder to resume from; one that training.resume names is first copied there."""
+    """Return the checkpoint in the run folder to resume from; a checkpoint named by training.resume is copied there first."""
     checkpoint, named = newest_valid(folder.checkpoints, say), config.training.resume
     if checkpoint is None and named == "auto":
         refuse_lost(folder.path)
     source = resume_source(named, folder.path, checkpoint) if named not in ("auto", "never") else None
-    if source is None or checkpoint is not None:  # the named one, or a descendant of the copy that an earlier session made
+    if source is None or checkpoint is not None:  # the named checkpoint, or a descendant of the copy made by an earlier session
         if checkpoint is not None:
             check_fits(checkpoint, facts)
         return checkpoint
     original = load_checkpoint(source)
     check_fits(original, facts)
-    # A new run at Weights & Biases too: two branches that log to the trunk's run would overwrite each other's numbers.
+    # Also start a new run at Weights & Biases: two branches logging to the original run would overwrite each other's metrics.
     progress = {**original.progress, "resumed_from": str(named_path(named, folder.path).resolve()), "wandb_id": None}
     with writing(folder.checkpoints):
         tensors = {group: list(records.values()) for group, records in original.tensors.items()}
@@ -144,7 +146,7 @@ def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Ca
 
 
 def refuse_lost(folder: Path) -> None:
-    """Refuse a run that has saved checkpoints which are gone: it would start over and overwrite its records."""
+    """Raise an error if a run's checkpoints have been deleted: it would restart from scratch and overwrite its records."""
     state = read_state(folder)
     if state is not None and state.checkpoint is not None and not saved_steps(folder / "checkpoints"):
         raise CheckpointError(
@@ -155,7 +157,7 @@ def refuse_lost(folder: Path) -> None:
 
 
 def refuse_occupied(folder: Path) -> None:
-    """Refuse to start a run in a folder with checkpoints that must not be resumed."""
+    """Raise an error if a new run would start in a folder with checkpoints that must not be resumed."""
     if saved_steps(folder / "checkpoints"):
         raise CheckpointError(
             f"{folder} holds a run and {{0}}",
@@ -167,7 +169,7 @@ def refuse_occupied(folder: Path) -> None:
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
-    """Return what a checkpoint or an exported model records about itself: enough to rebuild it without the run folder."""
+    """Return the metadata of a checkpoint or exported model: enough to rebuild the model without the run folder."""
     model_file = config.model.file if isinstance(config.model, FileSettings) else None
     return {
         "config": config.model_dump(mode="json"),
@@ -186,7 +188,7 @@ def _sha256(name: str | None) -> str | None:
 
 
 def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
-    """Refuse to resume a run with settings or data that would make it another run."""
+    """Raise an error if settings or data have changed in a way that makes it a different run."""
     try:
         changed = changes(checkpoint.progress, facts)
     except (KeyError, TypeError, AttributeError):
@@ -196,7 +198,7 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
 
 
 def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Return the settings and data that differ between a checkpoint's facts and now, and that a run may not change."""
+    """Return the fixed settings and data that differ between a checkpoint's metadata and the current run."""
     changed = []
     for section, names in FIXED.items():
         saved, current = {**OLD_DEFAULTS, **was["config"][section]}, now["config"][section]
@@ -212,7 +214,7 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
         ),
         "model.file": (was.get("model_file_sha256"), now["model_file_sha256"], "the contents of {0} have changed"),
         "data.already_read": (
-            was.get("already_read_sha256", left_out), left_out,  # not in checkpoints of versions without the setting
+            was.get("already_read_sha256", left_out), left_out,  # missing in checkpoints from versions without the setting
             "{0} lists other documents than before, so the rows would differ",
         ),
         "data.path": (
@@ -225,14 +227,14 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def starts_fresh(config: Config) -> bool:
-    """Return True if a run seems to have no checkpoint to resume from."""
+    """Return True if a run appears to have no checkpoint to resume from."""
     folder = config.training.output_dir
     saved = folder is not None and bool(saved_steps(user_path(folder) / "checkpoints"))
     return config.training.resume in ("auto", "never") and not saved
 
 
 def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer) -> None:
-    """Load the weights that training.weights names into the backend; an error says which settings would make them fit."""
+    """Load training.weights into the backend; on a mismatch, raise an error with the settings that would match."""
     weights = open_weights(user_path(str(config.training.weights)))
     try:
         backend.load_weights(weights.tensors, str(weights.path))
@@ -241,7 +243,7 @@ def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer)
 
 
 def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
-    """Refuse training.weights if the file is missing, damaged, or does not have this model's number of parameters.
+    """Raise an error if the training.weights file is missing, damaged, or has a different number of parameters.
 
     No framework is loaded, so gpt-simple's files, which only torch can read, are only checked for existence.
     """
@@ -256,7 +258,7 @@ def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
 
 
 def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: CheckpointError) -> CheckpointError:
-    """Return the error for weights of another model, with the settings that would make them fit if there are any."""
+    """Return the error for weights of a different model, with the settings that would match, if there are any."""
     was, now = weights.config.model, config.model
     ours, defaults = now.model_dump(), FAMILIES[was.family].model_fields
     needed = [
@@ -276,7 +278,7 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
             )
         needed.append(Setting("model.vocab_size", had))
     context, seq_len = was.context or weights.config.data.seq_len, config.data.seq_len
-    if was.family == "gpt2" and (now.context or seq_len) != context:  # gpt2 learns one vector per position
+    if was.family == "gpt2" and (now.context or seq_len) != context:  # gpt2 has learned positional embeddings
         needed += [Setting("data.seq_len", context)] if seq_len > context else []
         needed += [Setting("model.context", context)] if seq_len < context or now.context is not None else []
     if not needed:
@@ -286,7 +288,7 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
 
 
 def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
-    """Refuse --force if the run would start from a file in the folder it empties, or from a state that does not fit."""
+    """Raise an error for --force if the run would start from a file in the folder it deletes, or from an incompatible state."""
     sources = {"training.weights": config.training.weights, "training.resume": config.training.resume}
     for setting, value in sources.items():
         if value in (None, "auto", "never"):
@@ -301,19 +303,19 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
 
 
 def settings_beyond_file(config: Config, folder: RunFolder) -> dict[str, Any]:
-    """Return the settings of a config that differ from its folder's config.yaml, except where the run lies and resumes."""
+    """Return the settings of a config that differ from its folder's config.yaml, except output folder and resume settings."""
     try:
         in_file = dict(leaf_values(load_config(file=folder.config_path, environment={}).config))
-    except ConfigError:  # the file is not valid without the other settings
+    except ConfigError:  # the file alone is not a valid config
         in_file = {}
     differing = {".".join(path): value for path, value in leaf_values(config) if path not in in_file or in_file[path] != value}
     return {name: value for name, value in differing.items() if name not in ("training.output_dir", "training.resume")}
 
 
 def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:
-    """Return the result of the run in training.output_dir if it is complete with these very settings.
+    """Return the result of the run in training.output_dir if it has completed with exactly these settings.
 
-    Training it again would take no step and only repeat its evaluation. `require_files`: only if its last checkpoint and its
+    Training it again would take no steps and only repeat its evaluation. `require_files`: require that its last checkpoint and
     artifact still exist.
     """
     if config.training.output_dir is None or config.training.resume == "never":
@@ -331,7 +333,7 @@ def completed_result(config: Config, require_files: bool = True) -> TrainingResu
 
 
 def saved_config(folder: Path) -> Config | None:
-    """Return the config in a run's newest checkpoint; None if there is none that this version understands."""
+    """Return the config in a run's newest checkpoint; None if there is none or this version cannot parse it."""
     steps = saved_steps(folder / "checkpoints")
     try:
         return Config.model_validate(read_index(steps[max(steps)])["progress"]["config"]) if steps else None
@@ -340,6 +342,6 @@ def saved_config(folder: Path) -> Config | None:
 
 
 def decisive_settings(config: Config) -> dict[str, Any]:
-    """Return the settings that decide a run's result, by name."""
+    """Return the settings that affect a run's result, by name."""
     leaves = {".".join(path): value for path, value in leaf_values(config)}
     return {name: value for name, value in leaves.items() if name not in NOT_DECISIVE and not name.startswith("tracking.")}

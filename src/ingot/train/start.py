@@ -1,4 +1,4 @@
-"""From a config to a result: opens the data, builds the backend, claims the run folder, resumes, and runs the loop."""
+"""Run a config: open the data, build the backend, lock the run folder, resume, and run the training loop."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def run(
     files: Sequence[str] = (),
     dataset: Dataset | None = None,
 ) -> TrainingResult:
-    """Train a config and return a summary of the run folder.
+    """Train a config and return the result.
 
-    A front end may pass a reporter, which prints in its own format, an exporter, which writes the files its users expect, the
-    unix time at which its program began, from which the session's wall clock counts, and an open dataset. With `force`, an
-    earlier run in the folder is deleted first, together with files that match the patterns `files`.
+    A front end may pass a `reporter` with its own output format, an `exporter` that writes the files its users expect, `began`,
+    the unix time from which the session's wall clock counts, and an open dataset. With `force`, an earlier run in the folder is
+    deleted first, together with files that match the patterns `files`.
     """
     config, ranks = resolved.config, ranks_from_environment()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with(os.getppid())()  # torchrun's agent: after a kill -9 it would leave its ranks training
+        die_with(os.getppid())()  # the parent is torchrun's agent: after a kill -9 its ranks would keep training
     began = began if began is not None else time.time()
     walltime = find_walltime(config.training, began)
     front = reporter = reporter if reporter is not None and ranks.first else Reporter()
@@ -74,7 +74,7 @@ def run(
         starting_up = stack.enter_context(collected_later())
         backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
         loaded = config.training.weights is not None and (force or starts_fresh(config))
-        if loaded:  # before the folder is claimed, so that weights that do not fit leave no run folder
+        if loaded:  # before the folder is created, so that mismatched weights leave no run folder
             load_initial_weights(config, backend, dataset.tokenizer)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
         to_delete = files if force else None
@@ -85,7 +85,7 @@ def run(
         if checkpoint is not None:
             progress = read_progress(checkpoint)
             backend.load(checkpoint.tensors)
-            checkpoint.tensors.clear()  # the backend has its own copy, and the run may last for weeks
+            checkpoint.tensors.clear()  # free the memory: the backend has its own copy
         reporter = add_tracking(config, outputs, progress, front, reporter, stack)
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
         trainer.saved_step = checkpoint.step if checkpoint is not None else None
@@ -116,10 +116,10 @@ def run(
         starting_up.close()
         status = trainer.run(shutdown)
         if backend.maximum([shutdown.requested])[0] and status != "halted":
-            status = "stopped"  # requested after the last step
+            status = "stopped"  # a stop was requested after the last step
         result = finish(trainer, status, shutdown, exporter or export_artifact)
         reporter.end(result)
-        backend.close()  # not after a failure: the other ranks would be gone before this one has reported it
+        backend.close()  # not after a failure: the other ranks would exit before this one has reported it
     return result
 
 
@@ -133,7 +133,7 @@ def _open_run(
     walltime: Walltime | None,
     to_delete: Sequence[str] | None,
 ) -> tuple[RunOutputs | None, Checkpoint | None, Reporter]:
-    """Return the outputs on the first rank, the checkpoint every rank resumes from, and a reporter that also writes log.txt."""
+    """Return the outputs (first rank only), the checkpoint to resume from, and a reporter that also writes log.txt."""
     outputs, checkpoint = None, None
     if backend.ranks.first:
         try:
@@ -156,7 +156,7 @@ def _open_run(
 
 
 def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -> tuple[Dataset, Rows]:
-    """Open the data of a run and the order it is read in; refuse what can be refused without a framework or a run folder."""
+    """Open a run's data and build its row order; raise all errors that can be detected without a framework or a run folder."""
     data, evaluation, artifact = config.data, config.evaluation, config.artifact
     refuse_idle_ranks(config, world_size)
     if dataset is None:
@@ -170,5 +170,5 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
         settings = (Setting("evaluation.every", 0), Setting("evaluation.points", 0), Setting("evaluation.at_start", "false"))
         raise DataError(f"{data.path} has no validation text", *settings, advice="set {0}, {1} and {2}")
     if (during or evaluation.at_end) and val_tokens > 1:
-        evaluator_of(config, dataset, "val").count(None)  # refuses a split that does not fill a row
+        evaluator_of(config, dataset, "val").count(None)  # raises for a split shorter than one row
     return dataset, make_rows(data, config.rows_per_step, dataset)

@@ -1,8 +1,8 @@
-"""The plan of step n, its rows and learning rates: a pure function of the config and of where the run stands.
+"""The plan of a step (its rows and learning rates): a pure function of the config and the run's position.
 
 A run without `training.stages` has one stage. All stages count their data in rows of data.seq_len, the longest: a stage with
-shorter rows cuts those into parts, so that one cursor says what has been read, whatever the stages were. Phases, each with its
-own mix of buckets, follow the number of targets trained.
+shorter rows splits those into parts, so that one cursor tracks the data read across all stages. Phases, each with its own mix of
+buckets, begin at given numbers of trained targets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ingot.optim.assign import ParameterGroup, groups_of
 from ingot.optim.schedules import average_decay, fraction_spent, learning_rate_scale, muon_decay_scale, muon_momentum
 
 ONE_STAGE = (StageSection(share=1.0),)
-ROUNDING = 1e-9  # because 3 * 0.1 is a little more than 0.3
+ROUNDING = 1e-9  # tolerance for floating-point error: 3 * 0.1 > 0.3
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ def plan_step(config: Config, at: Position) -> StepPlan:
 
 
 def shapes(config: Config) -> list[StepPlan]:
-    """Return one step of every stage at its peak rates, to tune and compile before the clock starts."""
+    """Return one plan per stage at its peak learning rates, for tuning and compiling before the clock starts."""
     return [_plan(config, Position(), stage, 1.0, 1.0) for stage in range(len(_stages(config)))]
 
 
 def refuse_idle_ranks(config: Config, world_size: int) -> None:
-    """Refuse more ranks than the smallest step has rows."""
+    """Raise an error if there are more ranks than rows in the smallest step."""
     least = min(shapes(config), key=lambda plan: plan.samples)
     if world_size > least.samples:
         of_stage = config.training.stages and config.training.stages[least.stage].tokens_per_step is not None
@@ -59,7 +59,7 @@ def refuse_idle_ranks(config: Config, world_size: int) -> None:
 
 
 def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
-    """Return the plan after another that has `read` its rows, as far as it can be known without a clock."""
+    """Predict the plan of the step after `plan`, whose rows are in `read`; without a clock this may be wrong."""
     at = Position(
         plan.step + 1,
         read.next_sample,
@@ -72,7 +72,7 @@ def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
 
 
 def starts_with(at: Position, plan: StepPlan) -> tuple[int, ...]:
-    """Return the first steps of the stages begun once a plan is executed, including stages shorter than a step."""
+    """Return the first steps of all stages that have begun after a plan is executed, including stages shorter than a step."""
     return at.starts + (at.step,) * (plan.stage + 1 - len(at.starts))
 
 

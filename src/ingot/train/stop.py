@@ -1,6 +1,6 @@
-"""When a run stops: the training budget, signals, the wall-clock limit, a stop file, and how ranks agree before each step.
+"""Stop conditions: training budget, signals, wall-clock limit, stop file, and how ranks synchronise on them before each step.
 
-The first request makes the loop save and end. After it, only SIGINT ends the process at once: schedulers repeat the others.
+The first request makes the loop save and exit. After it, only SIGINT ends the process at once: schedulers repeat other signals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ingot.runtime.signals import handler_after_stop, heard_early, leave_closed_
 
 
 class Clock:
-    """A clock of training time, over all sessions: it is paused while the run evaluates, samples or copies its state."""
+    """A clock for training time over all sessions; it is paused while the run evaluates, samples or copies its state."""
 
     def __init__(self, spent: float = 0.0, now: Callable[[], float] = time.perf_counter):
         self._spent, self.now = spent, now
@@ -36,7 +36,7 @@ class Clock:
         return self.elapsed_at(self.now())
 
     def elapsed_at(self, when: float) -> float:
-        """Return the training seconds up to a time since which the clock was not paused."""
+        """Return the training seconds up to time `when`; the clock must not have been paused since then."""
         return self._spent + (when - self._since if self._since is not None else 0.0)
 
     def start(self) -> None:
@@ -75,13 +75,13 @@ def fits(elapsed: float, step_seconds: float, budget: float | None, overshoot: b
 SETTING, RESERVE = "training.max_runtime_seconds", "training.walltime_reserve_seconds"
 JOB_END = "SLURM_JOB_END_TIME"
 VARIABLES = {JOB_END: "unix seconds", "INGOT_MAX_RUNTIME": "seconds above 0", "GPT_SIMPLE_MAX_RUNTIME": "seconds above 0"}
-RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # least reserve for the last save: these seconds or this share, whichever is less
-SAVES = 2  # saves that may be needed before the end: the one being written, and the last
+RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # minimum reserve for the last save: the smaller of these seconds and this share
+SAVES = 2  # saves that may have to finish before the end: the one being written, and the last
 
 
 @dataclass(frozen=True)
 class Walltime:
-    """The wall-clock limit of a session: when it ends, where that was set, and the time reserved for the last save."""
+    """The wall-clock limit of a session: its end time, where it was set, and the time reserved for the last save."""
 
     ends_at: float  # unix seconds
     seconds: float  # length of the whole session
@@ -106,7 +106,7 @@ def find_walltime(
 ) -> Walltime | None:
     """Return the wall-clock limit of a session that began at a unix time: from the setting, else from the environment.
 
-    A variable that is not a number is ignored with a warning, so that it does not keep a job from training.
+    An environment variable that is not a number is ignored with a warning, so that it does not prevent a job from training.
     """
     variables = os.environ if environment is None else environment
     source, number = SETTING, training.max_runtime_seconds
@@ -141,7 +141,7 @@ STOP_FILE_INTERVAL = 0.5  # seconds between checks for the stop file, because ne
 
 
 class Shutdown:
-    """A context in which signals set `reason` instead of ending the program; the first rank also watches clock and stop file."""
+    """A context in which signals set `reason` instead of ending the program; the first rank also checks clock and stop file."""
 
     def __init__(self, announce: bool = True):
         self.reason = 0  # 0: no stop was requested
@@ -153,7 +153,7 @@ class Shutdown:
         self._save_seconds: Callable[[], float] = lambda: 0.0
         self._stop_file: Path | None = None
         self._looked_at = -STOP_FILE_INTERVAL
-        # torchrun's agent forwards a Ctrl-C that the terminal has already sent to every rank: that is one request, not two.
+        # torchrun's agent forwards a Ctrl-C that the terminal has already sent to every rank: count it as one request, not two.
         self._echo_seconds = 1.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
 
     def __enter__(self) -> Self:
@@ -169,16 +169,16 @@ class Shutdown:
             signal.signal(number, handler_after_stop(number, handler) if self.reason and error is None else handler)
 
     def watch(self, stop_file: Path, walltime: Walltime | None, save_seconds: Callable[[], float]) -> None:
-        """Also stop for a stop file, and before a wall-clock limit, early enough to save."""
+        """Also stop on a stop file, and before a wall-clock limit, early enough to save."""
         self._stop_file, self._walltime, self._save_seconds = stop_file, walltime, save_seconds
 
     @property
     def requested(self) -> bool:
-        """Return True if this rank was asked to stop."""
+        """Return True if this rank has received a stop request."""
         return self.reason_before(0.0) != 0
 
     def reason_before(self, step_seconds: float) -> int:
-        """Return why this rank should stop instead of taking a step of `step_seconds`; 0: it should not."""
+        """Return the reason to stop instead of taking a step of `step_seconds`; 0: continue."""
         if not self.reason and not self.has_time(step_seconds):
             self.ask(WALLTIME)
         if not self.reason and self._stop_file is not None and time.monotonic() - self._looked_at >= STOP_FILE_INTERVAL:
@@ -193,7 +193,7 @@ class Shutdown:
         return limit is None or time.time() + seconds + limit.reserve_seconds(self._save_seconds()) < limit.ends_at
 
     def last_reason(self) -> int:
-        """Return why this rank stopped, after it has saved: a stop file takes precedence, so that it ends a chain of jobs."""
+        """Return the stop reason of this rank after its save: a stop file takes precedence, so that it ends a chain of jobs."""
         return STOP_FILE if self._stop_file is not None and self._stop_file.is_file() else self.reason
 
     @contextmanager
@@ -221,8 +221,8 @@ class Shutdown:
     def ask(self, reason: int) -> None:
         """Request a stop, and print that once."""
         self.reason, self._first_at = reason, time.monotonic()
-        if self._announce:  # not through Python's streams: a signal may have come in the middle of a print
-            with suppress(OSError):  # the reader of stderr may be gone
+        if self._announce:  # not through Python's streams: the signal may have interrupted a print
+            with suppress(OSError):  # stderr may be a closed pipe
                 here = "\r\x1b[K" if os.isatty(2) else ""  # overwrites the ^C and the progress line
                 end = "once more" if reason == signal.SIGINT else "SIGINT"
                 name = reason_name(reason).removeprefix("signal:")
@@ -230,12 +230,12 @@ class Shutdown:
 
 
 def reason_name(reason: int) -> str:
-    """Return a reason to stop as state.json and result.json write it."""
+    """Return the name of a stop reason, as written to state.json and result.json."""
     return {WALLTIME: "walltime", STOP_FILE: "stop_file"}.get(reason) or f"signal:{signal.Signals(reason).name}"
 
 
 def is_near_end(elapsed: float, shutdown: Shutdown, budget: BudgetSection, durations: Collection[float]) -> bool:
-    """Return True if the step after the one still on the device could exceed the budget or the wall-clock limit."""
+    """Return True if the step after the pending one could exceed the budget or the wall-clock limit."""
     in_budget = fits(elapsed, 2 * longest_but_one(durations), budget.seconds)
     return not (in_budget and shutdown.has_time(2 * max(durations, default=0.0)))
 
@@ -243,9 +243,9 @@ def is_near_end(elapsed: float, shutdown: Shutdown, budget: BudgetSection, durat
 def sync_clock_and_stop(
     group: Group, clock: Clock, shutdown: Shutdown, budget: BudgetSection, durations: Collection[float]
 ) -> tuple[float, int, bool]:
-    """Return the seconds trained, why to stop (0: not requested) and whether the budget is spent; the same on every rank.
+    """Return the training seconds, the stop reason (0: none) and whether the budget is spent; the same on every rank.
 
-    Recent steps predict the next one. At the wall-clock limit the process is killed, so there the longest of them counts.
+    Recent steps predict the next one. At the wall-clock limit the process is killed, so the longest recent step is used there.
     """
     # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
     elapsed = spent = -1.0

@@ -1,7 +1,7 @@
-"""The loop: schedule, step, report, evaluate, save, stop.
+"""The training loop: schedule, step, report, evaluate, save, stop.
 
-Every rank runs it in lockstep. The first rank's clock and anybody's signal are agreed upon before each step; all other decisions
-follow from the step number, so no rank ever decides alone.
+All ranks run it in lockstep. Before each step they synchronise on the first rank's clock and on any rank's signal; all other
+decisions follow from the step number, so no rank ever decides alone.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ingot.train.resume import Progress
 from ingot.train.step_plan import following, plan_step, shapes, starts_with
 from ingot.train.stop import Clock, Shutdown, is_near_end, longest_but_one, sync_clock_and_stop
 
-ALWAYS_LOGGED_STEPS = 10  # the first steps, where things go wrong
+ALWAYS_LOGGED_STEPS = 10  # log each of the first steps, where most failures show
 RATE_WINDOW = 50  # recent steps over which tokens per second are averaged
 STEP_TIME_WINDOW = 20  # recent steps used to predict whether another one fits in the budget
-PRIMING_STEPS = 2  # warm-up steps of a compiled model: the second compiles what the first left
+PRIMING_STEPS = 2  # warm-up steps of a compiled model: the second step may still compile
 MAX_OVERFLOWS = 100  # consecutive fp16 steps without an update before the run fails
-LARGE_VOCABULARY = 8192  # ids from which the head outweighs the small models that are trained by the clock on a CPU
+LARGE_VOCABULARY = 8192  # from this size on the output head dominates the step cost of small models trained by the clock on a CPU
 
 
 class Trainer:
@@ -57,9 +57,9 @@ class Trainer:
         self.progress, self.reporter, self.outputs = progress, reporter, outputs
         self.clock = clock or Clock(progress.elapsed_seconds)
         self.evaluation = RunEvaluation(config, dataset, backend, self.clock, progress, reporter, outputs)
-        self.facts: dict[str, Any] = {}  # recorded in every checkpoint beside the progress
+        self.facts: dict[str, Any] = {}  # metadata stored in every checkpoint, next to the progress
         self.saved_step: int | None = None  # the step of the last checkpoint, written or resumed from
-        self.end_reason: str | None = None  # set where the data ended the run
+        self.end_reason: str | None = None  # set if the run ended because the data was exhausted
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
         self._saved_at = progress.elapsed_seconds
         self._points = self._points_by(progress.elapsed_seconds)
@@ -68,11 +68,11 @@ class Trainer:
         self._overflows = 0
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
-        """Choose kernels and batch sizes for this machine, by the first step of every stage."""
+        """Choose kernels and batch sizes for this machine, tuned on the first step of every stage."""
         self.backend.tune([(plan, self._first(plan).batch) for plan in shapes(self.config)], choices)
 
     def prime(self, shutdown: Shutdown) -> None:
-        """Take the priming steps of every stage that is not over and undo them; a stop ends them early."""
+        """Take the warm-up steps of every unfinished stage and undo them; a stop request ends them early."""
         steps, compiled = self.config.training.priming_steps, self.backend.tuned().get("compile")
         if steps == "auto":
             steps = PRIMING_STEPS if compiled else 0
@@ -90,7 +90,7 @@ class Trainer:
                 self.reporter.primed(done, len(plans))
 
     def _first(self, plan: StepPlan) -> RankBatch:
-        """Read the batch of a plan at the current position, without the reader noticing."""
+        """Read the batch of a plan at the current position, bypassing the prefetching reader."""
         p, share = self.progress, self.backend.ranks.share(plan.samples)
         buffer = self.backend.host_buffer((len(share), self.rows.planes, self.rows.seq_len))
         phase = plan_step(self.config, p.position(p.elapsed_seconds)).phase
@@ -98,13 +98,13 @@ class Trainer:
             return read_rank_batch(
                 self.rows, replace(plan, sample=p.sample, phase=phase, places=p.places), self.backend.ranks, buffer
             )
-        except DataExhausted:  # the first step reports it; tuning needs only the shape
+        except DataExhausted:  # the first step will raise it again; tuning only needs the shape
             batch = buffer.reshape(-1, self.rows.planes, plan.seq_len)
             batch[:] = 0
             return RankBatch(batch, plan.rows * plan.seq_len, 0, p.sample)
 
     def run(self, shutdown: Shutdown) -> Status:
-        """Train until the steps or seconds are spent or a stop is requested, and save the state either way."""
+        """Train until the budget is spent or a stop is requested, and save the state either way."""
         c, p = self.config, self.progress
         self.evaluation.shutdown = shutdown
         reader = RowReader(
@@ -140,7 +140,7 @@ class Trainer:
             self._marks.append((self.clock.elapsed, p.tokens))
             while True:
                 began = self.clock.elapsed
-                # 1. Agree with the other ranks on the time and on whether to stop.
+                # 1. Synchronise with the other ranks on the time and on stop requests.
                 if self.backend.ranks.first and is_near_end(began, shutdown, c.budget, durations):
                     self._finish_pending_step()  # the device may be a step behind, which matters near the end
                 elapsed, reason, budget_spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, durations)
@@ -148,7 +148,7 @@ class Trainer:
                     return "stopped"
                 if budget_spent or self._at_end():
                     return "completed"
-                # 2. Plan the step, read its rows, hand it to the device, and report the one before.
+                # 2. Plan the step, read its rows, launch it on the device, and report the previous step.
                 try:
                     self._step(reader, elapsed)
                 except DataExhausted as end:
@@ -159,7 +159,7 @@ class Trainer:
                 durations.append(self.clock.elapsed - began)
                 p.step_seconds = longest_but_one(durations)
                 self._warn_if_slow(durations[-1])
-                # 3. Evaluate and save if that is due.
+                # 3. Evaluate and save if due.
                 self._evaluate_and_save(elapsed)
         except Interrupted:
             return "stopped"
@@ -171,7 +171,7 @@ class Trainer:
         return e.at_start if step == 0 else bool(e.every) and step % e.every == 0
 
     def _points_by(self, elapsed: float) -> int:
-        """Return how many of evaluation.points a run has passed after so many seconds of training, without the last one."""
+        """Return how many of evaluation.points have passed after `elapsed` seconds of training, not counting the last one."""
         points, seconds = self.config.evaluation.points, self.config.budget.seconds
         return min(int(points * elapsed / seconds), points - 1) if points and seconds else 0
 
@@ -183,13 +183,13 @@ class Trainer:
         p, at = self.progress, self.progress.position(elapsed)
         plan = plan_step(self.config, at)
         rank_batch = reader.next(plan)
-        while self.config.data.phases and p.phases_begun <= plan.phase:  # also phases that are shorter than a step
+        while self.config.data.phases and p.phases_begun <= plan.phase:  # a loop, because phases may be shorter than a step
             p.phases_begun += 1
             if p.phases_begun > 1:
                 self._finish_pending_step()
                 self.reporter.phase(p.phases_begun - 1, plan.tokens)
         pending = self.backend.step(rank_batch.batch, rank_batch.targets, plan)
-        self._finish_pending_step()  # the step before: its results are ready while the device works on this one
+        self._finish_pending_step()  # report the previous step while the device computes this one
         p.step += 1
         p.sample = rank_batch.next_sample
         p.tokens += rank_batch.targets
@@ -266,7 +266,7 @@ class Trainer:
         """Report what to change if a step takes more than a tenth of the budget."""
         self._steps += 1
         budget, tokens, vocab_size = self.config.budget, self.config.training.tokens_per_step, self.dataset.tokenizer.vocab_size
-        # The second step decides, because the first is often slower; but after a very slow first step there may be no second.
+        # Judge by the second step, because the first is often slower; but after a very slow first step there may be no second.
         share = {1: 0.5, 2: 0.1}.get(self._steps, math.inf)
         if budget.seconds is None or budget.overshoot or seconds <= share * budget.seconds:
             return
@@ -279,7 +279,7 @@ class Trainer:
         )
 
     def _evaluate_and_save(self, elapsed: float) -> None:
-        """Evaluate and save if the step, or the clock that the ranks agreed on, says so."""
+        """Evaluate and save if due by the step number or by the synchronised clock."""
         c, step, before = self.config, self.progress.step, self._points
         self._points = self._points_by(elapsed)
         due = self._evaluation_is_due() or (self._points > before and not self._at_end())
@@ -295,7 +295,7 @@ class Trainer:
             self.save()
 
     def save(self, kind: Kind = "regular", wait: bool = False) -> None:
-        """Copy the state and start to write it; with `wait`, return when that has ended. Every rank calls it."""
+        """Copy the state and start writing it; with `wait`, block until it is written. Called on every rank."""
         saver = self.outputs.saver if self.outputs is not None else None
         with self.clock.paused():
             missing = self.progress.step != self.saved_step
