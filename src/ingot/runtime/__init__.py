@@ -1,1 +1,1 @@
-"""The machine: files, locks, processes, signals, devices and ranks. Imports nothing of the package but errors."""
+"""The machine: files, locks, processes, signals, devices and ranks. Imports nothing from the package except errors."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ingot.errors import ConfigError, Setting
 
-# Dense bf16 matrix rates from the vendors' data sheets, in FLOP/s, by a part of the device's name. The first match is used.
+# Dense bf16 matmul rates from the vendors' data sheets, in FLOP/s, keyed by a substring of the device name. The first match wins.
 PEAK_FLOPS = {
     "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "GH200": 989e12, "H20": 148e12,
     "B200": 2250e12, "B300": 2250e12, "A100": 312e12, "A800": 312e12, "A40": 150e12, "A10G": 70e12, "A10": 125e12, "L40S": 362e12,
@@ -20,13 +20,13 @@ class Device:
     """One device of this machine."""
 
     kind: str  # cpu, cuda or mps
-    index: int  # number among the devices of its kind
+    index: int  # index among the devices of its kind
     name: str  # shown in logs and records
     peak_flops: float | None  # dense bf16 matmul rate; None if unknown
     precisions: tuple[str, ...]  # supported ones, the preferred one first
 
     def __str__(self) -> str:
-        """Return the device as `training.device` names it."""
+        """Return the device in the notation of `training.device`."""
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
 
     def precision(self, requested: str) -> str:

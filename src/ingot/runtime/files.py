@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders: a temporary name beside the target, then a rename.
+"""Atomic writes of files and folders: write under a temporary name next to the target, then rename.
 
 A process killed in between leaves only the temporary file, which the next owner of the folder removes.
 """
@@ -27,9 +27,9 @@ from typing import Any, BinaryIO
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Setting
 from ingot.runtime.locks import FolderLock
 
-MOST_JSON = 1 << 28  # bytes of a JSON file; the largest contain a model's tensor list or a tokenizer
+MOST_JSON = 1 << 28  # maximum size of a JSON file in bytes; the largest contain a model's tensor list or a tokenizer
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk
+FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers for a full disk
 _OUTPUT_DIR = Setting("training.output_dir")
 _LEFT_FOLDER = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
@@ -41,7 +41,7 @@ def user_path(name: str | Path) -> Path:
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
-    """Replace a file by new content, or leave it unchanged; durable: the new content survives a power cut."""
+    """Atomically replace the content of a file; `durable`: the new content survives a power cut."""
     with replace_file(path, durable=durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -71,18 +71,18 @@ def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
     """Yield a folder that replaces `path` when the block ends and is deleted when it fails.
 
-    `keep_others`: only files of the same name are replaced, one by one, and everything else in `path` stays.
+    `keep_others`: only files of the same name are replaced, one by one, and everything else in `path` is kept.
 
-    It takes two renames, because a folder that is not empty cannot be replaced: a kill between them leaves the old one under a
-    hidden name, and the next replacement restores it. Files in the folder have to be synced by their writer.
+    This takes two renames, because a non-empty folder cannot be replaced: a kill between them leaves the old one under a hidden
+    name, and the next replacement restores it. Files in the folder must be synced by their writer.
     """
-    path = path.resolve() if keep_others else path  # a link may lead to another disk
+    path = path.resolve() if keep_others else path  # a symlink may point to another disk
     _tidy_after_kills(path)
     partial = temporary_beside(path)
     old = partial.with_suffix(".old")
     partial.mkdir()
     with FolderLock(partial) as lock:
-        lock.acquire()  # shows others that it is in use
+        lock.acquire()  # shows other processes that the folder is in use
         try:
             yield partial
             fsync_dir(partial)
@@ -102,7 +102,7 @@ def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
 
 
 def _move_files(source: Path, target: Path) -> None:
-    """Move every file of one folder to the same place in another, which keeps its other files, and remove the first."""
+    """Move every file of `source` to the same relative path in `target`, which keeps its other files, and remove `source`."""
     for folder, _, names in os.walk(source):
         place = target / Path(folder).relative_to(source)
         place.mkdir(exist_ok=True)
@@ -134,14 +134,14 @@ def temporary_beside(path: Path) -> Path:
 
 
 def open_to_read(path: Path) -> BufferedReader:
-    """Open a plain file to read; a pipe or a device, which may block forever, is refused with EINVAL."""
-    return open(path, "rb", opener=open_plain)  # Path.open takes none
+    """Open a regular file for reading; a pipe or device, which may block forever, raises EINVAL."""
+    return open(path, "rb", opener=open_plain)  # Path.open accepts no opener
 
 
 def open_plain(path: str, flags: int) -> int:
-    """Open a plain file and return its descriptor; an opener for open()."""
+    """Open a regular file and return its descriptor; an opener for open()."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):  # Python refuses folders itself
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):  # Python itself raises for folders
         os.close(descriptor)
         raise _no_plain_file(path)
     return descriptor
@@ -152,7 +152,7 @@ def _no_plain_file(path: str | Path) -> OSError:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; ValueError if it is not JSON, OSError if it cannot be read."""
+    """Return the content of a JSON file; raise ValueError if it is not JSON, OSError if it cannot be read."""
     with open_to_read(path) as file:
         if os.fstat(file.fileno()).st_size > MOST_JSON:
             raise ValueError("it is too large")
@@ -172,7 +172,7 @@ def read_dict(path: Path) -> dict[str, Any] | None:
 
 
 def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:
-    """Open a file to append; a symbolic link is refused with ELOOP, because its target is not ours."""
+    """Open a file for appending; a symlink raises ELOOP, because its target is not ours."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: a pipe must not block
     return os.fdopen(os.open(path, flags, 0o666), "ab", buffering)
 
@@ -183,7 +183,7 @@ def fsync_dir(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks cannot sync folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync folders
             raise
     finally:
         os.close(descriptor)
@@ -197,16 +197,16 @@ def sweep_temporaries(folder: Path) -> None:
 
 
 def to_json(record: object, indent: int | None = None, escape: bool = True) -> str:
-    """Return JSON that every reader accepts: nan and infinities become null.
+    """Return standard JSON: nan and infinities become null.
 
-    A dataclass becomes the object of its fields, a path its text. `escape`: write non-ASCII characters as escapes.
+    Dataclasses become objects, paths become strings. `escape`: escape non-ASCII characters.
     """
     return json.dumps(_plain(record), allow_nan=False, indent=indent, ensure_ascii=escape)
 
 
 @contextmanager
 def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Setting = _OUTPUT_DIR) -> Iterator[None]:
-    """Turn an OSError while writing into an error with advice; `setting` is the one that chose the path."""
+    """Convert an OSError while writing to an error with advice; `setting` is the setting that determines the path."""
     try:
         yield
     except OSError as refused:
@@ -220,7 +220,7 @@ def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Sett
 
 @contextmanager
 def writing_output(path: Path) -> Iterator[None]:
-    """Turn an OSError while writing a user's output file into a ConfigError."""
+    """Convert an OSError while writing a user's output file to a ConfigError."""
     try:
         yield
     except OSError as refused:
@@ -229,7 +229,7 @@ def writing_output(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an OSError while reading into a DataError."""
+    """Convert an OSError while reading to a DataError."""
     try:
         yield
     except OSError as refused:
@@ -238,7 +238,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def readable(path: Path, error: type[IngotError]) -> Iterator[None]:
-    """Turn OSError, MemoryError and ValueError while reading a file into one error."""
+    """Convert OSError, MemoryError and ValueError while reading a file to `error`."""
     try:
         yield
     except UnicodeDecodeError as wrong:
@@ -276,7 +276,7 @@ def file_sha256(path: Path) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Return True if a text can be encoded as UTF-8: half a surrogate pair cannot."""
+    """Return True if a text can be encoded as UTF-8, which lone surrogates cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -285,26 +285,26 @@ def is_utf8(text: str) -> bool:
 
 
 def allow_open_files(most: int = 1 << 16) -> None:
-    """Raise the limit of open files, as far as the system allows: every shard that was read stays mapped.
+    """Raise the limit on open files as far as the system allows, because every shard that was read stays memory-mapped.
 
-    The usual limit of 1,024 would end a run after as many shards, possibly days after its start.
+    The usual limit of 1,024 would crash a run after that many shards, possibly days after its start.
     """
     now, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
-    for count in (wanted, min(wanted, 10_240)):  # the limit of macOS, which reports none
+    for count in (wanted, min(wanted, 10_240)):  # 10,240: the limit of macOS, which does not report it
         with suppress(OSError, ValueError):
             if now != resource.RLIM_INFINITY:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, count), allowed))
             break
 
 
-# Plots with matplotlib, an optional dependency: required before anything is computed, and written atomically.
+# Plots with matplotlib, an optional dependency: checked before anything is computed; files are written atomically.
 
 SUFFIXES = (".png", ".svg")
 
 
 def check_picture(file: Path, option: str) -> None:
-    """Raise ConfigError for a plot that could not be written later; `option` is the option that requested it."""
+    """Raise ConfigError if a plot could not be written later; `option` is the option that requested it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(f"{option} needs matplotlib, which is not installed; install it with: pip install 'ingot-lm[plots]'")
     if file.suffix.lower() not in SUFFIXES or file.is_dir():
@@ -314,7 +314,7 @@ def check_picture(file: Path, option: str) -> None:
 
 
 def save_picture(figure: Any, file: Path, option: str) -> None:
-    """Write a matplotlib figure; the same figure gives the same bytes."""
+    """Write a matplotlib figure reproducibly: the same figure gives the same bytes."""
     import matplotlib
 
     image, form = io.BytesIO(), file.suffix.lower()[1:]

@@ -1,7 +1,7 @@
-"""One process at a time in a folder, by flock, which the kernel frees on any death.
+"""Exclusive folder locks by flock, which the kernel releases however the process ends.
 
-The folder itself is locked, so that deleting a lock file lets nobody in. A file in it may be locked as well: network disks lock
-only files open for writing, and a file can record who holds it. The caller decides what to do when the lock is taken.
+The folder itself is locked, so that deleting a lock file does not release the lock. A file in it may be locked as well: network
+file systems lock only files open for writing, and the file records the holder. The caller decides what to do if it is held.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-# Answers of disks without locks; EBADF: NFS, which locks only what is open for writing.
+# Error numbers from file systems without locks; EBADF: NFS, which locks only files open for writing.
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-_OPEN_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a symbolic link is an error; a pipe must not block
+_OPEN_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # no symlinks; a pipe must not block
 _RETRY_SECONDS = 0.05
 
 
 class FolderLock:
-    """An exclusive lock of a folder, held until it is released or the process ends in whatever way.
+    """An exclusive lock on a folder, held until it is released or the process ends, even by a kill.
 
-    `held` is True with a lock, False without one, and None where the disk has no locks. `folder_held`: whether it is the folder
-    itself that is locked, which proves that nobody else of this machine has it.
+    `held` is True with a lock, False without one, and None if the file system has no locks. `folder_held`: the folder itself is
+    locked, which proves that no other process on this machine holds the lock.
     """
 
     def __init__(self, folder: Path, file: str | None = None) -> None:
@@ -38,7 +38,7 @@ class FolderLock:
         _LOCKS.add(self)
 
     def acquire(self, wait_seconds: float | None = 0.0, notify: Callable[[], None] = lambda: None) -> bool:
-        """Take the lock and return whether that succeeded; None waits forever, and `notify` is called before waiting."""
+        """Acquire the lock and return True on success; None waits forever, and `notify` is called before waiting."""
         assert not self._descriptors, "a lock is taken once"
         deadline = time.monotonic() + wait_seconds if wait_seconds is not None else None
         told = False
@@ -82,7 +82,7 @@ class FolderLock:
         self.release()
 
     def _try(self) -> bool:
-        """Try once; descriptors stay open, also after a refusal."""
+        """Try to lock once; descriptors stay open even if that fails."""
         try:
             folder = self._open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             of_folder = _try_flock(folder)
@@ -106,7 +106,7 @@ class FolderLock:
         return self._descriptors[-1]
 
     def _still_there(self) -> bool:
-        """Return True if the paths are still what was locked: another process may have renamed or removed them."""
+        """Return True if the paths still refer to the locked files: another process may have renamed or removed them."""
         paths = (self.folder, self.file) if self.file is not None else (self.folder,)
         try:
             return all(os.path.samestat(p.stat(), os.fstat(d)) for p, d in zip(paths, self._descriptors, strict=True))
@@ -121,7 +121,9 @@ def _try_flock(descriptor: int) -> bool | None:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in _NO_FLOCK and not stat.S_ISDIR(os.fstat(descriptor).st_mode):  # disks refuse folders in many ways
+        if error.errno not in _NO_FLOCK and not stat.S_ISDIR(
+            os.fstat(descriptor).st_mode
+        ):  # file systems reject folder locks with various errors
             raise
         return None
     return True

@@ -22,7 +22,7 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """Return the command of a fresh Python that runs `code`, with `sys` imported and the arguments in sys.argv[1:]."""
+    """Return the command for a new Python process that runs `code`, with `sys` imported and the arguments in sys.argv[1:]."""
     boot = f"{_BOOT}import runpy; runpy.run_path({ONE_FILE!r}); " if ONE_FILE else _BOOT
     return [sys.executable, "-P", "-c", boot + code, json.dumps(import_path()), *arguments]
 

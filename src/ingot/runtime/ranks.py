@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from ingot.errors import ConfigError
 
-# Variables that a launcher sets for ranks. A child process that found them would wait for ranks of a group it is not part of.
+# Variables that a launcher sets for ranks. A child process that inherits them would wait for a process group it is not part of.
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
 RANK_PREFIXES = ("ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_PROC", "SLURM_LOCALID", "ACCELERATE_")
 

@@ -1,6 +1,6 @@
 """Tensors as names, shapes and raw bytes, and safetensors files of them.
 
-Training knows tensors only in this form, so checkpoints are the same from every backend. The format is safetensors (eight bytes
+Training handles tensors only in this form, so every backend writes the same checkpoints. The format is safetensors (eight bytes
 of length, a JSON header, the data). Writing it here takes one pass: the data streams to disk while the checksum is computed, and
 nothing depends on the installed version of the library.
 """
@@ -45,7 +45,7 @@ class TensorRecord:
 
 def pack_tensors(records: Iterable[TensorRecord], metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
     """Return the parts of a safetensors file in order: length and header, then the data of each tensor."""
-    # Wide items first: every tensor then begins at a multiple of its item size.
+    # Sort by item size, largest first, so that every tensor is aligned to its item size.
     records = sorted(records, key=lambda record: (-ITEM_BYTES[record.dtype], record.name))
     header: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
     offset = 0
@@ -73,9 +73,9 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
 
 
 def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
-    """Return the tensors and metadata of a safetensors file; ValueError for a damaged or hostile one."""
+    """Return the tensors and metadata of a safetensors file; raise ValueError for a damaged or malicious one."""
     with open_to_read(path) as file:
-        # Not bytes, because frameworks share only writable memory; nor a bytearray, which is first filled with zeros.
+        # Not bytes, because frameworks share only writable memory; nor a bytearray, which is zero-initialised first.
         data, done = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data, 0
         while done < len(data) and (count := file.readinto(data[done:])):
             done += count
@@ -136,7 +136,7 @@ def to_record(name: str, array: NDArray[Any], dtype: str) -> TensorRecord:
         nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
         stored: NDArray[Any] = np.where(np.isnan(array), 0x7FC0, nearest).astype(np.uint16)
     else:
-        with np.errstate(over="ignore"):  # callers that must not have infinities check for them
+        with np.errstate(over="ignore"):  # overflow to infinity is allowed; callers check where it matters
             stored = np.ascontiguousarray(array, DTYPES[dtype])
     return TensorRecord(name, dtype, array.shape, stored.reshape(-1).view(np.uint8).data)
 
