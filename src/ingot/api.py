@@ -98,4 +98,4 @@ def train(
 
 def _merged(section: Any, changes: Any) -> Any:
     both = isinstance(section, Mapping) and isinstance(changes, Mapping)
-    return {**section, **changes} if both else changes  # anything that is not a section is refused when the config is built
+    return {**section, **changes} if both else changes  # values that are not sections are rejected when the config is built

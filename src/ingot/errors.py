@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Self
 
 Rename = Callable[[str], str]
-LONGEST, TAIL = 1000, 300  # characters of a message, and of its end if the middle is cut
+LONGEST, TAIL = 1000, 300  # maximum length of a message; a longer one loses its middle and keeps this many characters at its end
 
 
 def shown(text: str, kept: str = "\n\t") -> str:
-    """Escape characters that no terminal should be sent: a file name may contain any."""
+    """Escape control characters, which a file name may contain and a terminal must not receive; keep those in `kept`."""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(text: str) -> str:
-    """Return a message as one line of readable length, whatever names and values it contains."""
+    """Return a message on one line, with control characters escaped and an overlong one shortened."""
     text = " ".join(text.split())
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - TAIL]} [{len(text) - LONGEST:,} characters left out] {text[-TAIL:]}"
@@ -30,21 +30,21 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that an error names, by its dotted path; with a value it reads path=value (where that was set)."""
+    """A setting mentioned in an error, by its dotted path; with a value it is shown as path=value (and where it was set)."""
 
     path: str
     value: object = None
     origin: str = ""
 
     def render(self, name: Rename) -> str:
-        """Return the setting under the name that `name` gives it."""
+        """Return the setting as shown to the user, its path renamed by `name`."""
         word = name(self.path)
-        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # only for Ingot's own names
+        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # the origin only fits Ingot's own names
         return f"{word}{'' if self.value is None else f'={self.value}'}{origin}"
 
 
 class IngotError(Exception):
-    """Something went wrong that is not a bug of ours.
+    """Base class of the errors that users see: something went wrong that is not a bug in Ingot.
 
     In `what` and `advice`, {0} stands for the first of the settings, {1} for the second, and so on.
     """
@@ -56,25 +56,25 @@ class IngotError(Exception):
         super().__init__(self.render())
 
     def within(self, where: str) -> Self:
-        """Return this error with a prefix that says where it occurred."""
+        """Return this error with the place where it occurred in front."""
         self.where = f"{where}: {self.where}"
         self.args = (self.render(),)
         return self
 
     def render(self, name: Rename = str, advise: Rename = str) -> str:
-        """Return the sentence, with settings renamed by `name` and advice replaced by `advise`."""
+        """Return the message, with settings renamed by `name` and advice replaced by `advise`."""
         words = [setting.render(name) for setting in self.settings]
         what, advice = _fill(self.what, words), _fill(advise(self.advice), words)
         return one_line(self.where + (f"{what}{' ' if what.endswith(':') else '; '}{advice}" if advice else what))
 
 
 def _fill(sentence: str, words: Sequence[str]) -> str:
-    # Not str.format: file names in the sentence may contain braces.
+    # Not str.format: file names in the message may contain braces.
     return re.sub(r"\{(\d+)\}", lambda found: words[int(found[1])] if int(found[1]) < len(words) else found[0], sentence)
 
 
 class ConfigError(IngotError):
-    """A setting is unknown, malformed or does not fit the others."""
+    """A setting is unknown, malformed or inconsistent with the others."""
 
     exit_code = 2
 
@@ -86,13 +86,13 @@ class DataError(IngotError):
 
 
 class CheckpointError(IngotError):
-    """A run folder or checkpoint cannot be read, written or continued."""
+    """A run folder or checkpoint cannot be read, written or resumed."""
 
     exit_code = 4
 
 
 class Unreadable(CheckpointError):
-    """A checkpoint that exists but cannot be read, for lack of permission or a disk error; it is not damaged."""
+    """A checkpoint exists but cannot be read: no permission, or a disk error. It is not damaged."""
 
     def __init__(self, path: object, why: str | None) -> None:
         super().__init__(f"{path} cannot be read: {why}", advice="let this user read it, or resume as a user who can")
@@ -100,7 +100,7 @@ class Unreadable(CheckpointError):
 
 @dataclass(frozen=True)
 class Change:
-    """A difference to when a checkpoint was saved; in `said`, {0} is the setting, {1} and {2} its old and new value."""
+    """A setting that differs from the checkpoint's; in `said`, {0} is the setting, {1} its old and {2} its new value."""
 
     setting: str
     was: object
@@ -113,7 +113,7 @@ class Change:
 
 
 def _shown(value: object) -> str:
-    """Format a value as in a config; entries of a list without unset values."""
+    """Format a value as in a config; unset values are dropped from the entries of a list."""
     if not isinstance(value, list):
         return str(value)
     entries = [{k: v for k, v in entry.items() if v not in (None, {})} if isinstance(entry, dict) else entry for entry in value]
@@ -121,7 +121,7 @@ def _shown(value: object) -> str:
 
 
 class CannotContinue(CheckpointError):
-    """A valid checkpoint that does not belong to a run with these settings and data."""
+    """A valid checkpoint was saved by a run with other settings or data, so it cannot be resumed."""
 
     def __init__(self, path: object, changes: Sequence[Change]) -> None:
         self.path, self.changes = path, list(changes)
@@ -148,10 +148,10 @@ class PeerLost(RunError):
 
 
 class Interrupted(BaseException):
-    """A stop was requested during work that the next session redoes from scratch.
+    """Raised when a stop is requested during work that the next session starts over.
 
     Like KeyboardInterrupt it is not an Exception, because torch's compiler catches those and raises its own.
     """
 
 
-INTERRUPTED = 130  # exit code after a SIGINT that follows another signal, as shells know it
+INTERRUPTED = 130  # exit code after a second signal that is SIGINT, by shell convention

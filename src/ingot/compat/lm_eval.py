@@ -1,9 +1,9 @@
-"""A model class for lm-eval (extra `lm-eval`): importing this module lets it ask our models by the name `ingot`.
+"""lm-eval's model class for Ingot (extra `lm-eval`): importing this module registers it under the name `ingot`.
 
     import lm_eval, ingot.compat.lm_eval
     lm_eval.simple_evaluate(model="ingot", model_args="path=RUN,device=cpu", tasks=["hellaswag"])
 
-Ids are those that the exported model's tokenizer gives there, so numbers are those of its Hugging Face backend.
+Text is tokenized as by the exported model's tokenizer in lm-eval's Hugging Face backend, so both give the same scores.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ try:
 except ImportError:
     raise ConfigError("this needs the package lm-eval", advice="pip install 'ingot-lm[lm-eval]'") from None
 
-MOST_NEW = 256  # tokens that are written where a task does not say
+MOST_NEW = 256  # tokens generated if the task sets no limit
 
 
 @register_model("ingot")
 class IngotLM(TemplateLM):
-    """A run folder, checkpoint or artifact for lm-eval."""
+    """lm-eval model for a run folder, checkpoint or artifact."""
 
     def __init__(
         self, path: str, which: str = "latest", device: str | None = "auto", tokenizer: str | None = None, **ignored: Any
@@ -40,42 +40,42 @@ class IngotLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The id that ends a text."""
+        """Return the end-of-text id."""
         if (mark := marks_of(self.model.tokenizer).eos) is None:
             raise ConfigError(f"the {self.model.tokenizer.kind} tokenizer has no mark for the end of a text")
         return mark
 
     @property
     def prefix_token_id(self) -> int:
-        """The id that a text without a context begins with."""
+        """Return the id prepended to a text that has no context."""
         return self.eot_token_id if self.model.tokenizer.bos is None else self.model.tokenizer.bos
 
     @property
     def max_length(self) -> int:
-        """The most tokens that the model sees."""
+        """Return the context length."""
         return self.model.context
 
     @property
     def tokenizer_name(self) -> str:
-        """Which tokenizer it is, for caches."""
+        """Return a name for the tokenizer, which lm-eval uses as a cache key."""
         return self.model.tokenizer.fingerprint()
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **ignored: Any) -> list[int]:
-        """The ids of a text."""
+        """Return the token ids of a text."""
         if add_special_tokens is None:
             return text_ids(self.model.tokenizer, string)
         found = self.model.tokenizer.encode_document(string) if add_special_tokens else self.model.tokenizer.encode(string)
         return [int(i) for i in found]
 
     def _loglikelihood_tokens(self, requests: Any, **ignored: Any) -> list[tuple[float, bool]]:
-        """The log-probability of each continuation, and whether it is the likeliest."""
+        """Return the log-probability of each continuation, and whether greedy decoding would produce it."""
         rows = [(before + after)[-(self.max_length + 1) :] for _, before, after in requests]
         firsts = [max(1, len(row) - len(after)) for row, (_, _, after) in zip(rows, requests, strict=True)]
         scores = score_rows(self.model.backend, rows, firsts)
         return [(one.total, one.is_greedy(row[one.first :])) for one, row in zip(scores, rows, strict=True)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """The log-probability of whole texts, window by window."""
+        """Return the log-probability of each whole text, computed in windows of the context length."""
         found = []
         for request in requests:
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -85,7 +85,7 @@ class IngotLM(TemplateLM):
         return found
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        """The greedy continuation of each text, up to what it is to stop at."""
+        """Return the greedy completion of each prompt, truncated at the task's stop strings."""
         return [self._write(*request.args) for request in requests]
 
     def _write(self, context: str, asked: dict[str, Any]) -> str:
@@ -97,7 +97,7 @@ class IngotLM(TemplateLM):
             max_new_tokens=int(asked.get("max_gen_toks", asked.get("max_tokens", MOST_NEW))),
             temperature=temperature,
             seed=Sampling.seed,
-            start_mark=marks_texts(self.model.tokenizer),  # as in front of what is scored
+            start_mark=marks_texts(self.model.tokenizer),  # prepend the start token exactly as in scoring
         )
         for _, piece in self.model.stream_batch([context], options):
             text += piece

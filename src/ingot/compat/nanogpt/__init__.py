@@ -1,6 +1,6 @@
 """nanoGPT's `train.py`, `sample.py` and `bench.py`, with their presets, data folders, log lines and checkpoints.
 
-This package only translates: keys become one Config, reports of the loop become nanoGPT's log lines, checkpoints become ckpt.pt.
+This package only translates: keys become one Config, training reports nanoGPT's log lines, checkpoints become ckpt.pt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ingot.runtime.files import open_to_read
 
 
 def is_ckpt(path: Path) -> bool:
-    """Return True for a file to read as a ckpt.pt: by its suffix, or because it is a zip, which torch.save writes."""
+    """Return True if a file should be read as a ckpt.pt: it has that suffix, or is a zip archive, which torch.save writes."""
     if not path.is_file():
         return False
     try:

@@ -1,4 +1,4 @@
-"""bench.py: the time of a training step of the 124M model, without evaluation, saving and logging."""
+"""bench.py: measure the step time of the 124M model, without evaluation, checkpoints and logging."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ingot.runtime.tensors import Batch
 
 BURN_IN, TIMED = 10, 20
-WAIT, WARMUP, ACTIVE = 5, 5, 5  # steps of a profile, as torch.profiler.schedule names them
+WAIT, WARMUP, ACTIVE = 5, 5, 5  # profiled steps, as in torch.profiler.schedule
 LOG = Path("bench_log")
-# The keys of train.py that nanoGPT's bench.py fixes.
+# Keys of train.py whose values nanoGPT's bench.py hard-codes.
 FIXED = {
     "gradient_accumulation_steps": 1, "learning_rate": 1e-4, "weight_decay": 1e-2, "grad_clip": 0.0, "decay_lr": False,
     "max_iters": 1,
@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def bench(arguments: Arguments) -> None:
-    """Time training steps, or record a profile of a few."""
+    """Time training steps, or profile a few of them."""
     import numpy as np
 
     from ingot.backends.open import open_backend
@@ -57,7 +57,7 @@ def bench(arguments: Arguments) -> None:
     backend = open_backend(config, GPT2_VOCAB_SIZE, ranks)
     (plan,) = shapes(config)
     shape = (config.rows_per_step, 2, config.data.seq_len)
-    buffers = cycle([backend.host_buffer(shape), backend.host_buffer(shape)])  # one is read into while the other is copied
+    buffers = cycle([backend.host_buffer(shape), backend.host_buffer(shape)])  # double buffering: fill one, copy the other
     if arguments.values["real_data"]:
         try:
             check_data(values)
@@ -90,7 +90,7 @@ def bench(arguments: Arguments) -> None:
         device_named(values["device"], "the profiler")
         for _ in profiled(backend.device, LOG, WAIT, WARMUP, ACTIVE):
             _steps(backend, next_batch, plan, 1)
-        say(f"the profile is in {LOG}")  # for chrome://tracing, Perfetto or TensorBoard
+        say(f"the profile is in {LOG}")  # open with chrome://tracing, Perfetto or TensorBoard
         return
     _steps(backend, next_batch, plan, BURN_IN)
     seconds = _steps(backend, next_batch, plan, TIMED) / TIMED
@@ -100,7 +100,7 @@ def bench(arguments: Arguments) -> None:
 
 
 def _steps(backend: Backend, next_batch: Callable[[], Batch], plan: StepPlan, steps: int) -> float:
-    """Run some steps and return their seconds; each loss is printed while the next step is computed, as in training."""
+    """Run `steps` steps and return the elapsed seconds; each loss is printed while the next step runs, as in training."""
     backend.wait()
     began = time.perf_counter()
     previous = None

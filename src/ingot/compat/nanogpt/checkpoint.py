@@ -1,7 +1,7 @@
-"""nanoGPT's ckpt.pt, written so that nanoGPT and other tools read it, and read from whoever wrote it; also GPT-2 weights.
+"""Write nanoGPT's ckpt.pt so that nanoGPT and other tools can read it; read it whoever wrote it; read GPT-2 weights.
 
-Exact resume never relies on ckpt.pt. Its key `ingot`, which nanoGPT does not have, names our checkpoint of the same state. The
-file is only opened with torch's weights_only, so nothing in it can run.
+Exact resume never relies on ckpt.pt. Its extra key `ingot` points to our checkpoint of the same state. The file is only loaded
+with weights_only=True, so it cannot execute code.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from ingot.runtime.files import replace_file, user_path
 from ingot.runtime.tensors import TensorRecord
 
 CKPT = "ckpt.pt"
-OURS = "ingot"  # our key, which nanoGPT does not have
+OURS = "ingot"  # our extra key in ckpt.pt
 HEAD, EMBEDDING, POSITIONS = "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"
-NO_LOSS_YET = 1e9  # nanoGPT's initial best_val_loss
+NO_LOSS_YET = 1e9  # initial best_val_loss in nanoGPT
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Ckpt:
-    """The contents of a ckpt.pt by our names; `missing` names what a resumed run cannot take from it."""
+    """The contents of a ckpt.pt under our names; `missing` lists the state that it lacks for an exact resume."""
 
     path: Path
     weights: dict[str, TensorRecord]
@@ -62,17 +62,17 @@ class Ckpt:
     settings: dict[str, Any]  # the section `model`
     iter_num: int
     best_val_loss: float | None
-    config: dict[str, Any]  # nanoGPT's keys when it was written
+    config: dict[str, Any]  # nanoGPT's keys at the time of writing
     tokenizer: dict[str, Any] | None  # the tokenizer's spec, if we wrote the file
-    scoring: dict[str, Any]  # how the model was scored, if we wrote the file
+    scoring: dict[str, Any]  # evaluation settings, if we wrote the file
     checkpoint: Path | None  # our checkpoint of the same state, if it still exists
     missing: tuple[str, ...]
 
 
 def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
-    """Write our checkpoint as a ckpt.pt, atomically; `config` are nanoGPT's 33 keys.
+    """Write our checkpoint as a ckpt.pt, atomically; `config` holds nanoGPT's 33 keys.
 
-    Its best_val_loss is that of the last evaluation, as in nanoGPT: a file is written if that was the best, or with
+    best_val_loss is the loss of the last evaluation, as in nanoGPT: nanoGPT writes a file if that loss was the best, or with
     always_save_checkpoint, which overwrites the best loss too.
     """
     progress = checkpoint.progress
@@ -109,12 +109,12 @@ def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) ->
     try:
         with replace_file(path) as file:
             torch.save(contents, file)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
         raise CheckpointError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def read_ckpt(path: Path) -> Ckpt:
-    """Read a ckpt.pt that nanoGPT or we wrote; CheckpointError says what is wrong with it."""
+    """Read a ckpt.pt that nanoGPT or Ingot wrote; raise CheckpointError if it is invalid."""
     contents = load_saved(path)
     if not isinstance(contents, dict) or not all(isinstance(contents.get(key), dict) for key in ("model", "model_args")):
         raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it has no model and model_args")
@@ -122,7 +122,7 @@ def read_ckpt(path: Path) -> Ckpt:
     weights = {
         name: weight
         for name, weight in state_records(contents["model"], path).items()
-        if not name.endswith((".attn.bias", ".attn.masked_bias"))  # the causal mask in older files
+        if not name.endswith((".attn.bias", ".attn.masked_bias"))  # the causal mask, a buffer in older files
     }
     head = weights.pop(HEAD, None)
     if any(name not in weights or len(weights[name].shape) != 2 for name in (EMBEDDING, POSITIONS)):
@@ -161,14 +161,14 @@ def read_ckpt(path: Path) -> Ckpt:
 
 
 def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Return the section `model` of model_args, checked against the tensors before a model is built."""
+    """Return the section `model` for nanoGPT's model_args, checked against the tensor shapes before a model is built."""
     settings: dict[str, Any] = {
         "family": "gpt2",
         "layers": args.get("n_layer"),
         "heads": args.get("n_head"),
         **sizes(weights),
         "dropout": args.get("dropout", 0.0),
-        # nanoGPT's models use the erf GELU; runs of ours that began with GPT-2 weights use the tanh form.
+        # nanoGPT's models use the erf GELU; our runs that were initialised from GPT-2 weights use the tanh approximation.
         "gelu": "tanh" if ours.get("gelu") == "tanh" else "erf",
     }
     for theirs, name in MODEL_ARGS.items():
@@ -184,45 +184,45 @@ def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: M
 
 
 def meta_model(settings: Mapping[str, Any]) -> GPT2:
-    """Return the model of a section `model` without its weights, to count parameters and to check tensors."""
+    """Build the model of a section `model` on the meta device, to count parameters and check shapes."""
     with torch.device("meta"):
         return GPT2(**{name: value for name, value in settings.items() if name != "family"})
 
 
 def flops_per_token(settings: Mapping[str, Any], parameters: int) -> int:
-    """Return nanoGPT's training FLOPs per token: six per parameter, without the position embedding, plus attention."""
+    """Return nanoGPT's training FLOPs per token: 6 per parameter (without position embeddings) plus attention."""
     return 6 * parameters + 12 * int(settings["layers"]) * int(settings["width"]) * int(settings["context"])
 
 
 def _in_order(weights: Mapping[str, TensorRecord], settings: Mapping[str, Any], where: str) -> dict[str, TensorRecord]:
-    """Return the tensors in the order of the model's parameters, which is the optimizer's; each must exist and fit."""
+    """Return the tensors in the model's parameter order, which the optimizer state follows; check names and shapes."""
     return {weight.name: weight for _, weight in check_fits(meta_model(settings), weights, where)}
 
 
 def sizes(weights: Mapping[str, TensorRecord]) -> dict[str, Any]:
-    """Return the model settings that follow from the weights' shapes."""
+    """Infer model settings from the weights' shapes."""
     (vocab_size, width), (context, _) = weights[EMBEDDING].shape, weights[POSITIONS].shape
     return {"vocab_size": vocab_size, "width": width, "context": context, "bias": "transformer.ln_f.bias" in weights}
 
 
 def _orders(weights: Mapping[str, Any]) -> Iterable[list[list[str]]]:
-    """Yield the parameter names of the optimizer's groups: nanoGPT's order, and its order before 2023-06."""
+    """Yield the possible parameter orders of the optimizer's groups: nanoGPT's, and nanoGPT's before 2023-06."""
     yield [list(group) for group in split_by_decay(weights)]
     matrices = sorted(name for name, value in weights.items() if len(value.shape) == 2 and name not in (EMBEDDING, POSITIONS))
     yield [matrices, sorted(weights.keys() - set(matrices))]
 
 
 def split_by_decay(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split parameters into those with weight decay and those without, in the order of nanoGPT's optimizer state."""
+    """Split parameters into those with and without weight decay, in the order of nanoGPT's optimizer state."""
     decay = {name: p for name, p in parameters.items() if len(p.shape) >= 2}
     return decay, {name: p for name, p in parameters.items() if name not in decay}
 
 
-# Models to sample from
+# Loading models to sample from
 
 
 def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) -> LoadedModel:
-    """Open what init_from and out_dir name: a ckpt.pt or its folder, a run folder, a checkpoint, an artifact, or GPT-2."""
+    """Open the model selected by init_from and out_dir: a ckpt.pt or its folder, a run, a checkpoint, an artifact, or GPT-2."""
     if init_from != "resume":
         say(f"loading weights from pretrained gpt: {init_from}")
         records, settings = read_pretrained(init_from)
@@ -245,14 +245,14 @@ def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) 
 
 
 def open_ckpt(path: Path, device: str, say: Say, tokenizer: str | None = None) -> LoadedModel:
-    """Open the model of a ckpt.pt, with its own tokenizer or the named one."""
+    """Load the model in a ckpt.pt, with its own tokenizer or the named one."""
     ckpt = read_ckpt(path)
     opened = ckpt_tokenizer(ckpt, say, tokenizer)
     return open_model(foreign_weights(path, ckpt.weights.values(), ckpt.settings, opened, scoring=ckpt.scoring), opened, device)
 
 
 def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
-    """Return a ckpt.pt's tokenizer: the named one, its own, its dataset's, or GPT-2's if the vocabulary is large enough."""
+    """Return the tokenizer for a ckpt.pt: the named one, its own, its dataset's, or GPT-2's if the vocabulary is large enough."""
     rows = ckpt.settings["vocab_size"]
     meta = Path("data") / str(ckpt.config.get("dataset", "")) / META
     tokenizer: Tokenizer | None
@@ -288,12 +288,12 @@ def export_ckpt(source: Weights, path: Path) -> int:
 
 
 def keys_of(config: Config) -> dict[str, Any]:
-    """Return the 33 keys of train.py for a config; keys that it says nothing about have their defaults."""
+    """Return train.py's 33 keys for a config; keys without a matching setting keep their defaults."""
     c, t, o = config, config.training, config.optimizer
     keys = {name: TRAIN[name].default for name in nanogpt_keys(TRAIN)}
     for name, path in copied(TRAIN).items():
         section, _, field = path.partition(".")
-        value = getattr(getattr(c, section), field, None)  # a family without such a setting is refused by write_ckpt
+        value = getattr(getattr(c, section), field, None)  # write_ckpt rejects other families
         if name in keys and value not in (None, "auto"):
             keys[name] = float(value) if TRAIN[name].kind == "float" else value
     rows = c.rows_per_step
@@ -315,17 +315,17 @@ def keys_of(config: Config) -> dict[str, Any]:
 # GPT-2 weights
 
 SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-OWNER = "openai-community"  # owner of GPT-2 on the Hub; older caches store the models without an owner
+OWNER = "openai-community"  # current owner on the Hub; older caches store GPT-2 without an owner
 
 
 def read_pretrained(name: str) -> tuple[dict[str, TensorRecord], dict[str, Any]]:
-    """Return the weights of a GPT-2 size or of a folder, and their `model` section, with GPT-2's tanh GELU."""
+    """Return the weights of a GPT-2 size or local folder, and the section `model` for them, with GPT-2's tanh GELU."""
     records, settings = read_model(pretrained_folder(name), ("gpt2",))
     return {record.name: record for record in records}, settings
 
 
 def pretrained_folder(name: str) -> Path:
-    """Return the folder of the weights: the given one, or one in the Hub's cache, downloaded if needed."""
+    """Return the folder of GPT-2 weights: a local one, or one in the Hub's cache, downloaded if needed."""
     folder = user_path(name)
     if (folder / CONFIG).is_file():
         return folder

@@ -1,7 +1,7 @@
-"""nanoGPT's model.py: GPT, GPTConfig and their parts, for the notebooks and forks that import them.
+"""nanoGPT's model.py: GPT, GPTConfig and their modules, for notebooks and forks that import them.
 
-The model is our gpt2 family, whose parameters already have nanoGPT's names; this file adds nanoGPT's signatures, and the head as
-a module, so that a state dict has the same keys.
+The model is our gpt2 family, whose parameters already have nanoGPT's names. This file adds nanoGPT's signatures and makes the
+output head a module, so that the state dict has the same keys.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ingot.model.layers import LayerCache, Mask
 from ingot.runtime.devices import data_sheet_flops
 
 Gelu = Literal["tanh", "erf"]
-A100_FLOPS = 312e12  # nanoGPT's peak for every device; here only for devices whose own peak is unknown
+A100_FLOPS = 312e12  # nanoGPT assumes an A100 on every device; we do so only if the device's own peak is unknown
 
 
 @dataclass
 class GPTConfig:
-    """The shape of a GPT."""
+    """The architecture of a GPT."""
 
     block_size: int = 1024
     vocab_size: int = 50304  # GPT-2's 50,257 ids, rounded up to a multiple of 64
@@ -45,7 +45,7 @@ class GPTConfig:
 
 
 class CausalSelfAttention(gpt2.GPT2Attention):
-    """The attention of a GPTConfig."""
+    """Causal self-attention built from a GPTConfig."""
 
     def __init__(self, config: GPTConfig):
         super().__init__(config.n_embd, config.n_head, config.bias, config.dropout)
@@ -55,14 +55,14 @@ class CausalSelfAttention(gpt2.GPT2Attention):
 
 
 class MLP(gpt2.GPT2MLP):
-    """The feed-forward part of a GPTConfig."""
+    """Feed-forward layer built from a GPTConfig."""
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         super().__init__(config.n_embd, config.bias, config.dropout, gelu)
 
 
 class Block(gpt2.GPT2Block):
-    """The block of a GPTConfig."""
+    """Transformer block built from a GPTConfig."""
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         super().__init__(config.n_embd, config.n_head, config.bias, config.dropout, gelu)
@@ -70,12 +70,12 @@ class Block(gpt2.GPT2Block):
 
 
 def _use_their_classes(block: Any) -> None:
-    """Give a gpt2 block the classes of this file, which add no state, so that isinstance and FSDP policies find them."""
+    """Cast a gpt2 block to this file's classes, which add no state, so that isinstance checks and FSDP wrap policies work."""
     block.__class__, block.attn.__class__, block.mlp.__class__ = Block, CausalSelfAttention, MLP
 
 
 class GPT(GPT2):
-    """`model(idx)` returns the logits (B, 1, V) of the last position and None; `model(idx, targets)` all logits and the loss."""
+    """nanoGPT's GPT: `model(idx)` returns (last-position logits (B, 1, V), None), `model(idx, targets)` (all logits, loss)."""
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         if config.n_embd % config.n_head:
@@ -98,7 +98,7 @@ class GPT(GPT2):
         print(f"number of parameters: {self.get_num_params() / 1e6:.2f}M")
 
     def get_num_params(self, non_embedding: bool = True) -> int:
-        """Return the number of parameters, by default without the position embedding; the token embedding is also the head."""
+        """Return the parameter count, by default without position embeddings; the token embedding doubles as the head."""
         count = sum(p.numel() for p in self.parameters())
         return count - self.transformer.wpe.weight.numel() if non_embedding else count
 
@@ -114,7 +114,7 @@ class GPT(GPT2):
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
         """Return the (B, T) tokens with max_new_tokens generated ones appended; temperature 0 is greedy.
 
-        Sampling follows torch.manual_seed. When the context is full, its last half is kept and read again.
+        Sampling follows torch.manual_seed. When the context is full, its last half is kept and processed again.
         """
         if idx.size(1) == 0 or max_new_tokens < 0 or temperature < 0:
             raise ConfigError("generate needs at least one token, and max_new_tokens and temperature of 0 or more")
@@ -124,7 +124,7 @@ class GPT(GPT2):
 
     @classmethod
     def from_pretrained(cls, model_type: str, override_args: Mapping[str, Any] | None = None) -> GPT:
-        """Return GPT-2 with OpenAI's weights: gpt2, -medium, -large or -xl, or a folder; only `dropout` can be overridden."""
+        """Load OpenAI's GPT-2 weights: gpt2, gpt2-medium, -large or -xl, or a local folder; only `dropout` can be overridden."""
         if unknown := sorted((override_args or {}).keys() - {"dropout"}):
             raise ConfigError(f"from_pretrained cannot override {unknown[0]}; only dropout")
         print(f"loading weights from pretrained gpt: {model_type}")
@@ -135,7 +135,7 @@ class GPT(GPT2):
         return model
 
     def crop_block_size(self, block_size: int) -> None:
-        """Remove the positions from `block_size` on."""
+        """Truncate the position embeddings to `block_size`."""
         if not 0 < block_size <= self.config.block_size:
             raise ConfigError(f"block_size={self.config.block_size} cannot be cropped to {block_size}")
         wpe = self.transformer.wpe
@@ -145,7 +145,7 @@ class GPT(GPT2):
     def configure_optimizers(
         self, weight_decay: float, learning_rate: float, betas: tuple[float, float], device_type: str
     ) -> torch.optim.AdamW:
-        """Return AdamW with two groups: weight decay for tensors with two or more dimensions, none for the others."""
+        """Build AdamW with two groups: weight decay for tensors with two or more dimensions, none for the others."""
         decay, rest = split_by_decay(dict(self.named_parameters()))
         for words, group in (("decayed", decay), ("non-decayed", rest)):
             print(f"num {words} parameter tensors: {len(group)}, with {sum(p.numel() for p in group.values()):,} parameters")
@@ -158,9 +158,9 @@ class GPT(GPT2):
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused or None)
 
     def estimate_mfu(self, fwdbwd_per_iter: int, dt: float, peak: float | None = None) -> float:
-        """Return the model FLOPs utilisation of `fwdbwd_per_iter` rows in `dt` seconds.
+        """Return the model FLOPs utilisation if `fwdbwd_per_iter` sequences take `dt` seconds.
 
-        `peak` defaults to the GPU's own FLOP/s or, if that is unknown, to an A100's, as in nanoGPT.
+        `peak` is in FLOP/s; by default the device's own or, if that is unknown, an A100's, as in nanoGPT.
         """
         c = self.config
         device = self.transformer.wte.weight.device

@@ -1,7 +1,7 @@
-"""What a run of train.py starts from: random weights, GPT-2's, our own run, or nanoGPT's ckpt.pt.
+"""Initial state of a train.py run: random weights, GPT-2 weights, our own checkpoint, or nanoGPT's ckpt.pt.
 
-Our own run resumes exactly if nothing that matters has changed. Other weights are first written into the folder as our checkpoint
-of their iteration, and the loop resumes from that. Files already in the folder are moved aside, never overwritten.
+Our own run resumes exactly unless something that affects training has changed. Other weights are first saved in the folder as one
+of our checkpoints, at their iteration, and training resumes from it. Existing files are moved aside, never overwritten.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """A model and the progress of its run. `weights` is None for random ones; `ours` is our checkpoint that holds everything."""
+    """A model and the progress of its run; `weights` is None for random initialisation, `ours` is our full checkpoint if any."""
 
     settings: dict[str, Any]  # the section `model`
-    iteration: int = 0  # the next iteration
+    iteration: int = 0  # the next iteration to train
     weights: Mapping[str, TensorRecord] | None = None
     optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)
     best_val_loss: float | None = None
     ours: Checkpoint | None = None
-    missing: str = ""  # what nanoGPT's ckpt.pt does not hold, for a warning
+    missing: str = ""  # state that nanoGPT's ckpt.pt lacks, for a warning
 
 
 def check_folder(out: Path) -> None:
-    """Raise an error for an out_dir that is in use or holds files that are not ours."""
-    if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # files beside these are moved aside
+    """Raise an error if out_dir is in use or holds files that are not ours."""
+    if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # otherwise other files are moved aside
         RunFolder(out).check_ownership([WANDB_ID])
     if (out / LOCK).exists():
         with RunLock(out):
@@ -61,7 +61,7 @@ def check_folder(out: Path) -> None:
 
 
 def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> StartingPoint:
-    """Return what init_from names; with eval_only nothing is written."""
+    """Return the starting point that init_from selects; with eval_only nothing is written."""
     name, out = values["init_from"], Path(values["out_dir"])
     if name == "scratch":
         vocab_size = vocabulary(values)
@@ -78,7 +78,7 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> StartingPoint:
         settings, tensors = ours.progress["config"]["model"], ours.tensors
         if settings["family"] != "gpt2":
             raise CheckpointError(f"{ours.path} is a model of the family {settings['family']}; continue it with: ingot train")
-        settings = settings | sizes(tensors["model"])  # settings that `ingot train` fills in itself
+        settings = settings | sizes(tensors["model"])  # `ingot train` infers these from the data
         start = StartingPoint(settings, ours.step, tensors["model"], tensors["optimizer"], ours=ours)
         return _fitted(start, values, str(ours.path))
     ckpt = read_ckpt(out / CKPT)
@@ -89,7 +89,7 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> StartingPoint:
 
 
 def _own_checkpoint(out: Path, warn: Say, read_only: bool) -> Checkpoint | None:
-    """Return our newest checkpoint in a folder; None if its ckpt.pt belongs to another run and was copied there."""
+    """Return our newest checkpoint in a folder, or None if the ckpt.pt there was copied from another run."""
     if not saved_steps(out / "checkpoints"):
         if not (out / CKPT).exists():
             raise CheckpointError(f"init_from=resume: there is no {out / CKPT}; train one with --init_from=scratch first")
@@ -111,7 +111,7 @@ def _own_checkpoint(out: Path, warn: Say, read_only: bool) -> Checkpoint | None:
 
 
 def _fitted(start: StartingPoint, values: Mapping[str, Any], where: str) -> StartingPoint:
-    """Return the start cropped to block_size, with its optimizer state, and with the given dropout."""
+    """Return the starting point with weights and optimizer state cropped to block_size and with the given dropout."""
     context = start.settings["context"]
     size = values["block_size"] or context
     if size > context:
@@ -129,7 +129,7 @@ def _fitted(start: StartingPoint, values: Mapping[str, Any], where: str) -> Star
 
 
 def settle_folder(values: Mapping[str, Any], start: StartingPoint, say: Say, warn: Say) -> tuple[ResolvedConfig, float]:
-    """Prepare the folder so that the loop begins or resumes from `start`; return the config and the seconds trained before."""
+    """Prepare the folder so that training begins or resumes from `start`; return the config and the seconds trained before."""
     out, resolved = Path(values["out_dir"]), translate(values, start.settings)
     dataset = open_fitting(resolved.config, values)
     facts = facts_of(resolved.config, dataset)
@@ -152,14 +152,14 @@ def settle_folder(values: Mapping[str, Any], start: StartingPoint, say: Say, war
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replace_folder(folder) as new:
             save_checkpoint(new, progress.step, tensors, {**asdict(progress), "choices": {}, **facts})
-            aside = move_aside(out, PARTS, say)  # only now: if the disk is full, the old run is still in place
-        if aside is not None and (out / CKPT).exists():  # last: after a kill in between, a resume starts from it again
+            aside = move_aside(out, PARTS, say)  # done last: if the disk is full, the old run is still in place
+        if aside is not None and (out / CKPT).exists():  # moved last: if the process is killed here, a resume still finds it
             (out / CKPT).rename(aside / CKPT)
     return resolved, progress.elapsed_seconds
 
 
 def open_fitting(config: Config, values: Mapping[str, Any]) -> Dataset:
-    """Open the dataset; ConfigError, in the words of the keys, if the model has too few embeddings for its tokens."""
+    """Open the dataset; raise ConfigError, with nanoGPT's key names, if the model's vocabulary is smaller than the dataset's."""
     dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
     tokens, rows = dataset.tokenizer.vocab_size, config.model.vocab_size or 0
     if tokens > rows:
@@ -173,8 +173,8 @@ def open_fitting(config: Config, values: Mapping[str, Any]) -> Dataset:
 
 
 def move_aside(out: Path, parts: Sequence[str], say: Say) -> Path | None:
-    """Move the run in a folder into a numbered folder inside it, and return that; None if there is no run."""
-    state = read_state(out)  # it also records checkpoints that were deleted
+    """Move the run in a folder to a numbered subfolder and return that; None if there is no run."""
+    state = read_state(out)  # state.json also lists checkpoints that were deleted
     had_checkpoint = state is not None and state.checkpoint is not None
     if not had_checkpoint and not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):
         return None
@@ -190,7 +190,7 @@ def move_aside(out: Path, parts: Sequence[str], say: Say) -> Path | None:
 
 
 def _progress(config: Config, dataset: Dataset, start: StartingPoint) -> Progress:
-    """Return the loop's progress at the start's iteration, with the best score so far if it is known."""
+    """Return the training progress at the start's iteration, with the best validation loss so far if it is known."""
     at = start.iteration
     p = Progress(step=at, sample=at * config.rows_per_step, tokens=at * config.training.tokens_per_step)
     if start.ours is not None:
@@ -200,7 +200,7 @@ def _progress(config: Config, dataset: Dataset, start: StartingPoint) -> Progres
             p = replace(p, **{name: earlier[name] for name in ("best_bpb", "val_loss", "val_bpb")})
             p = replace(p, best_step=at if earlier["best_step"] == at else None, best_by=earlier.get("best_by", []))
     elif start.missing:
-        p = replace(p, best_step=at)  # keeps it, and writes it as our ckpt.pt, which the next resume recognises
+        p = replace(p, best_step=at)  # kept, and written as ckpt.pt, which the next resume recognises
     if start.best_val_loss is not None and at:
         evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
         sizes = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)

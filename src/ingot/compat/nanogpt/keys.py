@@ -1,7 +1,7 @@
 """The keys of `train.py`, `sample.py` and `bench.py`, and the command lines that set them.
 
-The first 33, 11 and 9 keys are nanoGPT's, with nanoGPT's defaults; those marked `added` are ours. A command line holds presets
-and `--key=value` in any order; later ones win. A preset is the user's own Python file and is run, as nanoGPT does.
+The first 33, 11 and 9 keys are nanoGPT's, with nanoGPT's defaults; those marked `added` are ours. A command line lists presets
+and `--key=value` in any order; later ones win. A preset is the user's own Python file and is executed, as in nanoGPT.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ingot.runtime.files import readable
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.runtime.signals import listening_early
 
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # nanoGPT's dtypes, and training.precision
-MISSPELT = 0.8  # similarity to a key from which a preset's unknown name is refused as misspelt
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # nanoGPT's dtype -> training.precision
+MISSPELT = 0.8  # an unknown name in a preset is reported as a typo if it is at least this similar to a key
 
 _DEVICE = Option(
     "device", "str", "cuda", "cpu, cuda, cuda:N, mps or (train.py only) mlx; under torchrun each rank uses its own GPU",
@@ -141,19 +141,19 @@ key_name = names_of_settings(
 
 @dataclass(frozen=True)
 class Arguments:
-    """The value of every key, and the keys that a preset or the command line set."""
+    """The value of every key, and the names of the keys set by a preset or on the command line."""
 
     values: dict[str, Any]
     set_keys: frozenset[str] = frozenset()
 
 
 def nanogpt_keys(keys: Mapping[str, Option]) -> list[str]:
-    """Return the names of the keys that nanoGPT has."""
+    """Return the names of nanoGPT's own keys."""
     return [name for name, key in keys.items() if not key.added]
 
 
 def enter(program: str, body: Callable[[Arguments], None], words: Sequence[str] | None = None) -> int:
-    """Read a program's arguments and call `body` with them; return the exit code."""
+    """Parse a program's arguments and call `body` with them; return the exit code."""
     words = list(sys.argv[1:] if words is None else words)
     with explained(program, key_name) as outcome, listening_early(program == "train.py"):
         if "--help" in words or "-h" in words:
@@ -167,7 +167,7 @@ def enter(program: str, body: Callable[[Arguments], None], words: Sequence[str] 
 
 
 def read_arguments(program: str, words: Sequence[str], say: Callable[[str], None] = print) -> Arguments:
-    """Return the values that a command line sets; `say` prints each override, as nanoGPT does."""
+    """Parse a command line into values; `say` prints each override, as nanoGPT does."""
     keys = PROGRAMS[program][1]
     values, set_keys = defaults(keys), set[str]()
     for word in words:
@@ -183,7 +183,7 @@ def read_arguments(program: str, words: Sequence[str], say: Callable[[str], None
 
 
 def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-    """Run a preset and return the keys it sets. It sees every key's value so far, and `time`, which nanoGPT's presets use."""
+    """Execute a preset and return the keys it sets. It can read all values so far, and `time`, which nanoGPT's presets use."""
     if not path.exists():
         raise ConfigError(f"there is no preset {path}; presets are files such as config/train_gpt2.py, keys are --key=value")
     with readable(path, ConfigError):
@@ -194,11 +194,11 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
         after = runpy.run_path(str(path), before)
     except IngotError:
         raise
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # the user's code may raise anything
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        place = f"{path}, line {lines[-1]}" if lines else str(path)  # a SyntaxError names its line itself
+        place = f"{path}, line {lines[-1]}" if lines else str(path)  # a SyntaxError already contains its line
         raise ConfigError(f"{place}: the preset failed with {type(error).__name__}: {error}") from None
-    # A key counts as set even if the preset gives it the value it already has.
+    # A key counts as set even if the preset assigns the value it already has.
     nodes = ast.walk(ast.parse(text))
     assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     for name in assigned - ALL_KEYS.keys():

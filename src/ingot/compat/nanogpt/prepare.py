@@ -1,7 +1,7 @@
-"""data/*/prepare.py: write train.bin and val.bin, byte for byte what nanoGPT's own scripts write for the same text.
+"""data/*/prepare.py: write train.bin and val.bin, byte-identical to those of nanoGPT's own scripts for the same text.
 
-Both files are uint16 tokens without a header. For character tokens, meta.pkl beside them is the vocabulary; without one the
-tokens are GPT-2's.
+Both files are uint16 tokens without a header. Character-level data has its vocabulary in meta.pkl; without that file the tokens
+are GPT-2's.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/d
 TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 OPENWEBTEXT = "hf:Skylion007/openwebtext"
 TRAIN_FRACTION = 0.9  # share of Shakespeare's characters used for training; the rest is for validation
-VAL_FRACTION, VAL_SEED = 0.0005, 2357  # OpenWebText's validation split, as nanoGPT draws it
-SMALL_BYTES = 1 << 23  # a smaller input is encoded faster than worker processes start
+VAL_FRACTION, VAL_SEED = 0.0005, 2357  # OpenWebText's validation split, the same as nanoGPT's
+SMALL_BYTES = 1 << 23  # smaller inputs are encoded in this process: starting workers would take longer
 
 
 def shakespeare_char(folder: Path, words: Sequence[str]) -> int:
-    """Prepare Shakespeare by characters; return the exit code."""
+    """Prepare character-level Shakespeare; return the exit code."""
     return _run(_text_parser("by characters", folder), words, _write_characters)
 
 
 def shakespeare(folder: Path, words: Sequence[str]) -> int:
-    """Prepare Shakespeare with GPT-2's tokens; return the exit code."""
+    """Prepare Shakespeare with GPT-2's tokenizer; return the exit code."""
     return _run(_text_parser("with GPT-2's tokens", folder), words, _write_gpt2)
 
 
 def openwebtext(folder: Path, words: Sequence[str]) -> int:
-    """Prepare OpenWebText or other documents with GPT-2's tokens and <|endoftext|> after each; return the exit code."""
+    """Prepare OpenWebText or other documents with GPT-2's tokenizer and <|endoftext|> after each; return the exit code."""
     parser = _parser(
         "OpenWebText, or other documents, with GPT-2's tokens, shuffled; one in two thousand is in val.bin. "
         "Needs 55 GB of disk: 20 to download, 17 for train.bin and as much while it is made.",
@@ -81,7 +81,7 @@ def _run(parser: Parser, words: Sequence[str], write: Callable[[Namespace], None
             raise ConfigError("give either --input or --bundled, not both")
         with alone_in(options.output, say):
             with writing(options.output):
-                sweep_temporaries(options.output)  # left by a killed preparation
+                sweep_temporaries(options.output)  # left behind if an earlier run was killed
             write(options)
     return outcome.code
 
@@ -110,7 +110,7 @@ def _refuse_characters(folder: Path) -> None:
 
 
 def _write_splits(folder: Path, tokenizer: Tokenizer, text: str, others: dict[str, bytes]) -> None:
-    """Write the two splits of a text and other files beside them."""
+    """Write the train and validation splits of a text, and the `others` files beside them."""
     from ingot.data.store.staging import writing
     from ingot.runtime.files import write_atomically
 
@@ -141,7 +141,7 @@ def _text(options: Namespace) -> str:
 
 
 def _bundled() -> Iterator[str]:
-    """Yield the works of Shakespeare in the package: a different, longer edition than tiny Shakespeare."""
+    """Yield the bundled works of Shakespeare: a different, longer edition than tiny Shakespeare."""
     from importlib.resources import files
 
     from ingot.data.prepare.cached import SAMPLES
@@ -169,7 +169,7 @@ def _download(path: Path) -> None:
 
 
 def _write_documents(options: Namespace) -> None:
-    """Encode documents in input order, then copy them in shuffled order: two passes, for inputs larger than memory."""
+    """Encode documents in input order, then copy them in shuffled order; two passes, so the input may exceed memory."""
     import numpy as np
 
     from ingot.console.progress import progress_bar

@@ -28,7 +28,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def sample(arguments: Arguments) -> None:
-    """Generate text as the keys say."""
+    """Generate text with the settings in `arguments`."""
     from ingot.backends.sampling import Sampling
     from ingot.backends.torch.generate import write_texts
     from ingot.backends.torch.inference import TorchInference
@@ -43,12 +43,12 @@ def sample(arguments: Arguments) -> None:
     if prompt.startswith(FILE):
         path = Path(prompt.removeprefix(FILE))
         with readable(path, DataError):
-            prompt = path.read_text(encoding="utf-8-sig")  # some editors put a byte order mark first
+            prompt = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     device = device_named(values["device"], "sample.py")
     loaded = open_named(values["init_from"], Path(values["out_dir"]), str(device), say, warn)
     backend, tokenizer = loaded.backend, loaded.tokenizer
     assert isinstance(backend, TorchInference)
-    counted = (p for name, p in backend.model.named_parameters() if name != "transformer.wpe.weight")  # nanoGPT leaves wpe out
+    counted = (p for name, p in backend.model.named_parameters() if name != "transformer.wpe.weight")  # as nanoGPT counts
     say(f"number of parameters: {sum(p.numel() for p in counted) / 1e6:.2f}M")
     if device.kind == "cuda":
         backend.cast(device.precision(PRECISIONS[values["dtype"]] if values["dtype"] else "auto"))
@@ -82,7 +82,7 @@ def sample(arguments: Arguments) -> None:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Return the tokens of a prompt, at least one. With GPT-2's tokenizer, <|endoftext|> is one token, as in nanoGPT."""
+    """Encode a prompt to at least one token. With GPT-2's tokenizer, <|endoftext|> is one token, as in nanoGPT."""
     from ingot.backends.sampling import prompt_ids
     from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 
@@ -94,7 +94,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def decode_ids(tokenizer: Tokenizer, ids: list[int], at_start: bool) -> str:
-    """Return the text of tokens; GPT-2's document separator is shown, as in nanoGPT."""
+    """Decode tokens to text; GPT-2's <|endoftext|> is kept, as in nanoGPT."""
     from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 
     parts: list[list[int]] = [[]]

@@ -1,6 +1,6 @@
-"""train.py: nanoGPT's training with our loop.
+"""train.py: nanoGPT's training script on our training loop.
 
-The folder `out_dir` is one of our run folders with nanoGPT's ckpt.pt in it, so every `ingot` command understands it too.
+`out_dir` is one of our run folders with nanoGPT's ckpt.pt in it, so every `ingot` command works on it too.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ingot.backends.base import Inference
     from ingot.config.schema import Config
 
-MFU_WARMUP_ITERATIONS = 5  # slow first iterations, which nanoGPT leaves out of the MFU
-MFU_DECAY = 0.9  # decay of the running mean of the MFU per logged iteration
+MFU_WARMUP_ITERATIONS = 5  # the first iterations are slow; nanoGPT leaves them out of the MFU
+MFU_DECAY = 0.9  # EMA decay of the MFU per logged iteration
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def train(arguments: Arguments) -> None:
-    """Train, resume or evaluate, as the keys say."""
+    """Train, resume or only evaluate, depending on the keys."""
     from ingot.backends.open import find_device, on_first_rank
     from ingot.compat.nanogpt.checkpoint import CKPT, flops_per_token, meta_model, write_ckpt
     from ingot.compat.nanogpt.initial import check_folder, find_start, settle_folder
@@ -80,7 +80,7 @@ def train(arguments: Arguments) -> None:
     model = meta_model(settings)
     matrices = [p.numel() for p in model.parameters() if p.dim() >= 2]
     vectors = [p.numel() for p in model.parameters() if p.dim() < 2]
-    parameters = sum(matrices) + sum(vectors) - settings["context"] * settings["width"]  # nanoGPT leaves out the positions
+    parameters = sum(matrices) + sum(vectors) - settings["context"] * settings["width"]  # as nanoGPT counts
     say(f"tokens per iteration will be: {resolved.config.training.tokens_per_step:,}")
     say(f"number of parameters: {parameters / 1e6:.2f}M")
     say(f"num decayed parameter tensors: {len(matrices)}, with {sum(matrices):,} parameters")
@@ -106,7 +106,7 @@ def train(arguments: Arguments) -> None:
 
 
 def is_edited(model_file: Path) -> bool:
-    """Return True if the model.py beside train.py defines classes or functions; ours only imports them."""
+    """Return True if the model.py beside train.py defines classes or functions of its own; ours only imports them."""
     try:
         tree = ast.parse(model_file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -115,7 +115,7 @@ def is_edited(model_file: Path) -> bool:
 
 
 def evaluate(values: dict[str, Any]) -> None:
-    """Print the losses of the model that init_from names; nothing is written."""
+    """Print the losses of the model that init_from selects; write nothing."""
     from ingot.backends.open import open_backend, open_inference
     from ingot.compat.nanogpt.initial import find_start, open_fitting
     from ingot.eval.evaluator import Evaluator
@@ -125,7 +125,7 @@ def evaluate(values: dict[str, Any]) -> None:
     say(f"tokens per iteration will be: {config.training.tokens_per_step:,}")
     dataset = open_fitting(config, values)
     model: Inference
-    if start.weights is None:  # random weights, as training would begin with
+    if start.weights is None:  # random initialisation, as in training
         model = open_backend(config, start.settings["vocab_size"], Ranks())
     else:
         model = open_inference(config, start.settings["vocab_size"])
@@ -138,19 +138,19 @@ def evaluate(values: dict[str, Any]) -> None:
 
 
 def unwritten_checkpoint(ckpt: Path) -> Path | None:
-    """Return our newest checkpoint if ckpt.pt is older or missing: a run may be killed before it writes ckpt.pt."""
+    """Return our newest checkpoint if ckpt.pt is older or missing, which happens if a run is killed before writing ckpt.pt."""
     step, newest = max(saved_steps(ckpt.parent / "checkpoints").items(), default=(0, None))
-    if newest is None or not (step or ckpt.exists()):  # nanoGPT writes none before its first iteration
+    if newest is None or not (step or ckpt.exists()):  # nanoGPT writes no checkpoint before its first iteration
         return None
     written = ckpt.stat().st_mtime_ns if ckpt.exists() else 0
     return newest if written < (newest / INDEX).stat().st_mtime_ns else None
 
 
 class NanoGPTReporter(Reporter):
-    """Prints nanoGPT's log lines, and writes a ckpt.pt for every checkpoint that nanoGPT would have written.
+    """Prints nanoGPT's log lines, and writes a ckpt.pt whenever nanoGPT would have written one.
 
-    `write` writes a checkpoint as ckpt.pt, `elapsed` are the seconds of earlier sessions, and `unwritten` is a checkpoint whose
-    ckpt.pt an earlier session did not get to write.
+    `write` converts a checkpoint to ckpt.pt, `elapsed` is the training time of earlier sessions in seconds, and `unwritten` is a
+    checkpoint for which an earlier session was killed before writing ckpt.pt.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class NanoGPTReporter(Reporter):
 
     def begin(self, report: BeginReport) -> None:
         if report.device.startswith("cpu"):
-            say(f"training on {report.device}")  # the number of threads changes how sums are rounded
+            say(f"training on {report.device}")  # the thread count affects floating-point rounding
         if self._unwritten is not None:
             self.saved(self._unwritten)
         if report.resumed_at > self._values["max_iters"]:
@@ -212,7 +212,7 @@ class NanoGPTReporter(Reporter):
             self._announce(checkpoint.step)
             self._write(checkpoint)
             self.failure = None
-        except (CheckpointError, OSError) as error:  # this runs in a thread: training continues, and the run ends with the error
+        except (CheckpointError, OSError) as error:  # runs in a thread: the error is raised when training ends
             self.failure = error if isinstance(error, CheckpointError) else CheckpointError(f"cannot write ckpt.pt: {error}")
             warn(f"{self.failure}; training continues and the next save tries again")
 
@@ -244,7 +244,7 @@ def evaluation_line(iteration: int, train_loss: float, val_loss: float) -> str:
 
 
 def peak_flops(mfu_peak: float | None, device: Device) -> float:
-    """Return and print a device's peak FLOP/s, which nanoGPT takes for an A100's: as set, by its data sheet, or measured."""
+    """Return and print a device's peak FLOP/s: as set, from its data sheet, or measured. nanoGPT assumes an A100."""
     from ingot.backends.open import measure_flops
 
     if mfu_peak:
@@ -258,14 +258,14 @@ def peak_flops(mfu_peak: float | None, device: Device) -> float:
 
 
 class RunningMfu:
-    """Model FLOPs utilisation as nanoGPT prints it: -1 during warmup, then a running mean."""
+    """Model FLOPs utilisation as nanoGPT prints it: -1 during warmup, then an EMA."""
 
     def __init__(self, flops_per_iteration: float, peak: float) -> None:
         self._flops, self._peak = flops_per_iteration, peak
         self.value = -1.0
 
     def update(self, iterations: int, seconds: float) -> None:
-        """Add an iteration of this process; `iterations` ran before it."""
+        """Add one iteration of this process; `iterations` is the number before it."""
         if iterations >= MFU_WARMUP_ITERATIONS and seconds > 0:
             mfu = self._flops / seconds / self._peak
             self.value = mfu if self.value < 0 else MFU_DECAY * self.value + (1 - MFU_DECAY) * mfu

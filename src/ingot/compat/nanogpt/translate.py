@@ -1,7 +1,7 @@
 """Translate the keys of train.py to one Config.
 
 nanoGPT counts iterations from 0 up to and including max_iters, so a run has max_iters + 1 steps. It evaluates before iteration N,
-which is after N steps of our loop. gradient_accumulation_steps counts the micro-batches of all ranks together.
+which is after N steps of our loop. gradient_accumulation_steps is the total over all ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingot.runtime.devices import Device
 from ingot.runtime.files import user_path
 
 SEED = 1337
-# nanoGPT's model_args, in its order, and our names in the section `model`.
+# nanoGPT's model_args, in its order, mapped to our names in the section `model`.
 MODEL_ARGS = {
     "n_layer": "layers", "n_head": "heads", "n_embd": "width", "block_size": "context", "bias": "bias",
     "vocab_size": "vocab_size", "dropout": "dropout",
@@ -28,9 +28,9 @@ MODEL_ARGS = {
 
 
 def settle(arguments: Arguments, world_size: int = 1, warn: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Return the value of every key, checked, with the defaults that depend on the device filled in.
+    """Return the validated value of every key, with device-dependent defaults filled in.
 
-    block_size becomes None if it was not set and the model is loaded: the loaded model's block_size applies.
+    block_size is None if it was not set and a model is loaded: the loaded model's block_size applies.
     """
     v = dict(arguments.values)
     if not v["out_dir"]:
@@ -71,12 +71,12 @@ def record(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data_path(values: Mapping[str, Any]) -> Path:
-    """Return the dataset's folder, below data/ in the working directory as in nanoGPT."""
+    """Return the dataset's folder: data/NAME in the working directory, as in nanoGPT."""
     return Path("data") / values["dataset"]
 
 
 def check_data(values: Mapping[str, Any]) -> None:
-    """Raise DataError if the dataset does not exist, with the command that prepares it."""
+    """Raise DataError if the dataset does not exist; the message gives the command that prepares it."""
     folder = data_path(values)
     if not any((folder / name).is_file() for name in ("train.bin", "dataset.json")):
         script = folder / "prepare.py"
@@ -85,7 +85,7 @@ def check_data(values: Mapping[str, Any]) -> None:
 
 
 def settle_tokenizer(values: dict[str, Any], warn: Callable[[str], None]) -> None:
-    """Use the `number` tokenizer if meta.pkl does not map tokens to characters: nanoGPT trains on any tokens."""
+    """Set the tokenizer to `number` if meta.pkl does not map tokens to characters: nanoGPT trains on any tokens."""
     from ingot.data.formats.nanogpt_folder import META, char_tokenizer
 
     meta = data_path(values) / META
@@ -95,7 +95,7 @@ def settle_tokenizer(values: dict[str, Any], warn: Callable[[str], None]) -> Non
 
 
 def vocabulary(values: Mapping[str, Any]) -> int | None:
-    """Return the vocabulary size of the dataset; None for GPT-2's tokens."""
+    """Return the vocabulary size of the dataset, or None for GPT-2's tokens."""
     from ingot.data.loading.data_path import open_dataset
 
     tokenizer = open_dataset(str(data_path(values)), values["tokenizer"], values["trust_tokens"]).tokenizer
@@ -103,7 +103,7 @@ def vocabulary(values: Mapping[str, Any]) -> int | None:
 
 
 def fresh_settings(values: Mapping[str, Any], vocab_size: int | None) -> dict[str, Any]:
-    """Return the section `model` that the keys describe."""
+    """Return the section `model` of a run that starts from random weights."""
     args = {**values, "vocab_size": vocab_size or GPT2_PADDED_VOCAB_SIZE}
     return {"family": "gpt2", **{ours: args[theirs] for theirs, ours in MODEL_ARGS.items()}, "gelu": "erf"}
 
@@ -113,7 +113,7 @@ def translate(values: Mapping[str, Any], model: Mapping[str, Any]) -> ResolvedCo
     v = {**values, "block_size": model["context"]}
     rows = v["gradient_accumulation_steps"] * v["batch_size"]
     evaluated = v["eval_iters"] * v["batch_size"]
-    # If the decay ends with the warmup, the cosine part is empty and the rest of the run uses min_lr.
+    # If the decay ended with the warmup there would be no cosine phase; the rest of the run uses min_lr.
     decay_end = max(v["lr_decay_iters"], v["warmup_iters"] + 1)
     settings = {path: v[name] for name, path in copied(TRAIN).items()} | {
         **{f"model.{name}": value for name, value in model.items()},
@@ -145,7 +145,7 @@ def translate(values: Mapping[str, Any], model: Mapping[str, Any]) -> ResolvedCo
 
 
 def device_named(name: str, torch_only: str = "") -> Device:
-    """Return the device that a key names; `torch_only` names a program that does not run on mlx."""
+    """Return the device for a `device` key; `torch_only` names a program that does not support mlx."""
     if name == "mlx" and torch_only:
         raise ConfigError(f"device=mlx is for train.py only; {torch_only} needs a torch device: use cpu, or mps on a Mac")
     if name.startswith("cuda") and find_device("auto").kind != "cuda":
