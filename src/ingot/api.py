@@ -86,7 +86,7 @@ def train(
     if isinstance(config, dict):
         given = {**config, **{name: _merged(config.get(name), section) for name, section in overrides.items()}}
     sources, world_size = Sources(recipe, file, python=given), ranks_from_environment().world_size
-    resolved = sources.load() if recipe != RECIPE else None  # mistakes are raised before anything is shown
+    resolved = sources.load() if recipe != RECIPE else None  # report mistakes before anything is shown
     with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
         resolved = resolved or resolve_auto(sources, world_size, shown.message)
         if (result := completed_result(resolved.config)) is not None:
@@ -98,4 +98,4 @@ def train(
 
 def _merged(section: Any, changes: Any) -> Any:
     both = isinstance(section, Mapping) and isinstance(changes, Mapping)
-    return {**section, **changes} if both else changes  # values that are not sections are rejected when the config is built
+    return {**section, **changes} if both else changes  # other values are rejected when the config is built

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 Rename = Callable[[str], str]
-LONGEST, TAIL = 1000, 300  # maximum length of a message; a longer one loses its middle and keeps this many characters at its end
+LONGEST, TAIL = 1000, 300  # maximum length of a message; if it is longer, the middle is cut and TAIL characters at the end remain
 
 
 def shown(text: str, kept: str = "\n\t") -> str:

@@ -1,6 +1,6 @@
 """The parameter golf challenge: its scripts, driven by environment variables, its data and its submissions."""
 
-REPO, PREFIX = "willdepueoai/parameter-golf", "datasets"  # the published data on the Hugging Face hub, and the folder in it
+REPO, PREFIX = "willdepueoai/parameter-golf", "datasets"  # Hugging Face repository of the published data, and the folder in it
 REPO_VARIABLE, PREFIX_VARIABLE = "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX"
 DOCS, DOCS_SOURCE = "docs_selected.jsonl", "docs_selected.source_manifest.json"
-PREVIOUS = "manifest.previous.json"  # the manifest that a download or an export replaced
+PREVIOUS = "manifest.previous.json"  # backup of the manifest that a download or an export replaced

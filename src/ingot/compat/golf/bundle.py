@@ -1,8 +1,8 @@
-"""One file that trains and scores: `train_gpt.py` with Ingot inside, for machines where Ingot is not installed.
+"""One file that trains and scores: `train_gpt.py` with Ingot embedded, for machines where Ingot is not installed.
 
-Code counts as part of a submission. The file holds every module that a golf run can reach, found by following imports from
-its entry, without docstrings, comments and descriptions of settings, compressed after a loader that can be read. LEFT_OUT names
-what such a run never uses: importing it works in the file, using it is an error that says so.
+Code counts towards a submission's size. The file holds every module that a golf run can reach, found by following imports from
+its entry point, without docstrings, comments and setting descriptions, compressed behind a readable loader. LEFT_OUT lists
+modules that such a run never uses: importing them works in the file, using them raises an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import ingot
 from ingot.runtime.machine import made_by
 from ingot.runtime.processes import ONE_FILE
 
-GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  # the two programs such a file can be
+GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  # the two entry points of such files
 LEFT_OUT = (
     "ingot.api", "ingot.artifact.gpt_simple", "ingot.artifact.hf_tokenizer", "ingot.backends.mlx",
     "ingot.backends.torch.generate", "ingot.data.formats.nanogpt_folder", "ingot.data.hub",
@@ -100,9 +100,9 @@ if __name__ == "__main__":
 
 
 def bundle(settings: Mapping[str, str] | None = None, model: str | None = None, entry: str = GOLF) -> bytes:
-    """Return the `train_gpt.py` of a program, with variables that hold unless the environment sets them.
+    """Build the `train_gpt.py` for an entry point; `settings` are defaults that environment variables override.
 
-    `model` is the source of a custom model that the file carries. The same sources give the same bytes.
+    `model` is the source of a custom model to embed. The output is deterministic.
     """
     content = Path(ONE_FILE).read_text() if ONE_FILE else _program(entry)
     header = f'ENTRY = "{entry}"\nSETTINGS = {json.dumps(settings or {}, indent=4)}\nMODEL = {model!a}'
@@ -120,7 +120,7 @@ def _program(entry: str) -> str:
 
 
 def closure(entry: str) -> dict[str, ast.Module]:
-    """Return the modules of the package that `entry` imports, directly or not, inside functions too, but for those left out."""
+    """Return all modules of the package that `entry` imports, directly or indirectly, also inside functions, except LEFT_OUT."""
     modules: dict[str, ast.Module] = {}
     queue, left_out = [entry], (*LEFT_OUT, *LEFT_OUT_OF[entry])
     while queue:
@@ -141,9 +141,9 @@ def closure(entry: str) -> dict[str, ast.Module]:
 
 
 def _strip(tree: ast.Module) -> str:
-    """Return the source of a module without docstrings, comments, descriptions of settings and types of parameters.
+    """Return the source of a module without docstrings, comments, setting descriptions and parameter annotations.
 
-    Functions with a decorator keep their types: Triton and torch's custom operators read them.
+    Decorated functions keep their annotations: Triton and torch's custom operators read them.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:

@@ -1,7 +1,7 @@
 """`python train_gpt.py` of a submission whose runs `ingot train` made: the frontier family, driven by environment variables.
 
-Of the challenge's variables it has those that are not about the model: data, seed, seconds, and the file to score. Every setting
-is a variable as it is for `ingot train`: INGOT_MODEL__LAYERS=9.
+It has those variables of the challenge that do not concern the model: data, seed, time limit, and the file to score. Settings are
+set by environment variables as in `ingot train`: INGOT_MODEL__LAYERS=9.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VARIABLE_OF = {setting: name for name, settings in VARIABLES.items() for setting
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Train, or score the file of EVAL_ONLY_PATH, as the environment says."""
+    """Train, or score the file in EVAL_ONLY_PATH, configured by environment variables."""
     with explained(CODE, lambda setting: VARIABLE_OF.get(setting, setting)) as outcome, listening_early():
         if arguments:
             names = ", ".join([*VARIABLES, "RUN_ID", SCORED])
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings that an environment sets, by their dotted names; load_config would need PyYAML to read lists."""
+    """Return the settings that environment variables set, by dotted path; load_config would need PyYAML to parse lists."""
     settings: dict[str, Any] = {}
     for name, text in environment.items():
         if name.startswith("INGOT_") and "__" in name:
@@ -70,7 +70,7 @@ def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
     for variable, names in VARIABLES.items():
         if variable in environment:
             settings |= dict.fromkeys(names, environment[variable])
-    with suppress(KeyError, ValueError):  # text that is not a number is refused by load_config
+    with suppress(KeyError, ValueError):  # load_config rejects text that is not a number
         if float(environment["MAX_WALLCLOCK_SECONDS"]) <= 0:
             settings["budget.seconds"] = None
     if not user_path(folder := settings.get("data.path", "")).exists():
@@ -88,18 +88,18 @@ def _train(settings: dict[str, Any]) -> None:
 
 
 def _score_export(settings: Mapping[str, Any], path: Path, *_: object) -> dict[str, float]:
-    """Score the artifact here: a process of its own, as `ingot train` starts one, needs Ingot to be installed."""
+    """Score the artifact in this process: the new process that `ingot train` uses would need Ingot to be installed."""
     return {"val_bpb": score_artifact(path, settings)}
 
 
 def score_artifact(path: Path, settings: Mapping[str, Any]) -> float:
-    """Print the score of a file, which says how its model is built and scored; the settings say where the data is."""
+    """Print the score of an artifact. The file defines the model and how to score it, the settings where the data is."""
     artifact = read_artifact(path)
     tree = artifact.facts.get("config")
     if not isinstance(tree, dict) or not all(isinstance(section, dict) for section in tree.values()):
         raise CheckpointError(f"{path} does not say how to build its model")
     recorded = {f"{section}.{name}": value for section, values in tree.items() for name, value in values.items()}
-    here = load_config(python=settings, environment={}).config  # where the data is, and the device
+    here = load_config(python=settings, environment={}).config  # location of the data, and the device
     recorded |= {"data.path": here.data.path, "data.tokenizer": here.data.tokenizer, "training.device": here.training.device}
     config = load_config(python=recorded, environment={}).config
     dataset = open_dataset(config.data.path, config.data.tokenizer, here.data.trust_tokens)

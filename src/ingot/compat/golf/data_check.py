@@ -1,4 +1,4 @@
-"""Checks of a golf run's data before anything is built: the files, the tokenizer, and that they belong together."""
+"""Check a golf run's data before training: the files, the tokenizer, and that they belong together."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import MANIFEST, Dataset, Split
 from ingot.errors import ConfigError, DataError
 
-COUNT_TOKENS = 1 << 22  # tokens counted at once
+COUNT_TOKENS = 1 << 22  # tokens counted per block
 
 
 def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: Callable[..., list[str]]) -> dict[str, Any]:
-    """Refuse data that would train or score wrongly; on the first rank, log `lines` about it and return its facts."""
+    """Reject data that would train or score wrongly; on the first rank, log `lines` about it and return facts about the data."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
         for split in ("val", "train"):  # the validation split first, as the original does
@@ -41,7 +41,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
     if not first:
         return {}
     shards = len(dataset.split("train").paths)
-    name = Path(os.path.abspath(path)).name  # noqa: PTH100 (a link keeps its name)
+    name = Path(os.path.abspath(path)).name  # noqa: PTH100 (keeps the name of a symbolic link)
     for line in lines(values, name, shards, listed, usable):
         run_log.line(line)
     documents, size = _counts(dataset, val, usable)
@@ -62,7 +62,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
 
 
 def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> int | None:
-    """Refuse a tokenizer that the dataset's manifest does not pair with it; return the number of train shards it lists."""
+    """Raise an error if the dataset's manifest lists another tokenizer; return the number of train shards it lists."""
     listing, entry = manifest_of(dataset), listed_dataset(dataset)
     if listing is None or entry is None:
         return None
@@ -85,13 +85,13 @@ def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> int | None:
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:
-    """Return the glob of a split's files as the original writes it; folders of `ingot data prepare` have shorter names."""
+    """Return the glob for a split's files as the original writes it; `ingot data prepare` uses shorter names."""
     name = "" if any(Path(values["DATA_PATH"]).glob(f"{split}_*.bin")) else "fineweb_"
     return os.path.join(values["DATA_PATH"], f"{name}{split}_*.bin")  # noqa: PTH118 (the log shows what the user wrote)
 
 
 def _counts(dataset: Dataset, val: Split, usable: int) -> tuple[int, int]:
-    """Return the number of documents in the validation split, and of bytes in the targets that are scored."""
+    """Return the number of validation documents, and of bytes in the scored targets."""
     bos, documents, size = dataset.tokenizer.bos, 0, 0
     for begin in range(0, val.tokens, COUNT_TOKENS):
         ids = val.read(begin, min(begin + COUNT_TOKENS + 1, val.tokens)).astype(np.int32)

@@ -1,7 +1,7 @@
-"""Published shards from a Hugging Face dataset repository: any number of train shards, all of validation, the tokenizer.
+"""Download published shards from a Hugging Face dataset: some train shards, the whole validation split and the tokenizer.
 
-A file gets its name only when it is whole and has the hub's hash. It is a second name for the content in the client's cache, so a
-later command knows it without hashing it again. The manifest is a stranger's: every path in it is checked before it is used here.
+A file is put in place only when it is complete and matches the Hub's hash. It is a hard link to the file in the client's cache,
+so later runs recognise it without hashing again. The manifest is untrusted: each path in it is checked before it is used.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from ingot.data.store.staging import alone_in, writing
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir, reading, replace_file, temporary_beside, write_atomically
 
-TOKENIZER_FILES = ("model_path", "vocab_path", "path")  # keys under which a tokenizer's entry may name its files
-TRAIN_SHARDS = 80  # by default
-MAX_SHARDS = 1_000_000  # file names have six digits
+TOKENIZER_FILES = ("model_path", "vocab_path", "path")  # keys in a tokenizer's manifest entry that may name its files
+TRAIN_SHARDS = 80  # default number
+MAX_SHARDS = 1_000_000  # file names have six-digit indices
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The files of one dataset to download, by names that are the same below the hub's prefix and below the output folder."""
+    """The files of one dataset to download; their paths are the same below the Hub prefix and below the output folder."""
 
     folder: str
     train: list[str]
     val: list[str]
-    val_bytes: list[str]  # the byte counts of the validation tokens, if the dataset has them
+    val_bytes: list[str]  # files with the byte counts of the validation tokens, if the dataset has them
     tokenizer: list[str]
 
 
 def dataset_name(variant: str) -> str:
-    """Return the dataset of a variant: byte260, sp1024, or sp8192_anything for derived ones."""
+    """Return the dataset name for a variant: byte260, sp1024, or sp8192_anything for derived ones."""
     if not re.fullmatch(r"byte260|sp[0-9]+(_[A-Za-z0-9_]+)?", variant):
         raise ConfigError(f"unknown variant {variant!r}; give byte260, or sp and the size of a vocabulary, such as sp1024")
     return f"fineweb10B_{variant}"
 
 
 def plan_files(manifest: Record, variant: str, train_shards: int | None, repo: str) -> Plan:
-    """Return the files of a variant; without a number, 80 train shards or as many as there are."""
+    """Return the files of a variant; by default at most 80 train shards."""
     entry = _entry(manifest, "datasets", dataset_name(variant), repo)
     stats = entry.get("stats")
     counts = [stats.get(key) if isinstance(stats, dict) else None for key in ("files_train", "files_val")]
@@ -70,7 +70,7 @@ def plan_files(manifest: Record, variant: str, train_shards: int | None, repo: s
 
     tokenizer = _entry(manifest, "tokenizers", str(entry.get("tokenizer_name")), repo)
     names = list(dict.fromkeys(tokenizer[key] for key in TOKENIZER_FILES if tokenizer.get(key)))
-    for name in names or [None]:  # only names inside tokenizers/, so that no other file can be overwritten
+    for name in names or [None]:  # paths outside tokenizers/ are rejected, so no other file is overwritten
         if not isinstance(name, str) or not re.fullmatch(r"tokenizers(/[^/.\\:\x00-\x1f][^/\\:\x00-\x1f]*)+", name):
             raise DataError(f"the manifest of {repo} names {name!r} as a tokenizer's file, which is not inside tokenizers/")
     val_bytes = shards("val_bytes", val) if entry.get("val_bytes_glob") else []
@@ -100,9 +100,9 @@ def download(
     notify: Callable[[str], None] = warn,
     progress: Callable[..., None] | None = None,
 ) -> dict[str, Any]:
-    """Download the shards and the tokenizer of a published dataset into a folder, and return the facts that --json prints.
+    """Download the shards and tokenizer of a published dataset to a folder; return the record that --json prints.
 
-    `progress` is a status line's; without one, there is a line for each file that arrives.
+    `progress` updates a status line; without it, each downloaded file is reported on a line.
     """
     started, prefix = time.monotonic(), prefix.strip("/")
     dataset_name(variant)
@@ -138,7 +138,7 @@ def download(
         )
 
     def is_here(name: str) -> bool:
-        """Return True for a file in the folder that is the hub's."""
+        """Return True if the file in the folder is the Hub's."""
         path, info = output / name, infos.get(name)
         if not path.is_file() or info is None:
             return path.is_file() and hub.offline
@@ -197,7 +197,7 @@ def download(
 
 
 def _refuse_foreign_files(output: Path, plan: Plan, is_here: Callable[[str], bool], origin: str) -> None:
-    """Refuse to overwrite what was made here, and shards of another dataset: training reads every shard in a folder."""
+    """Raise an error rather than overwrite local files or mix in other shards: training reads every shard in a folder."""
     folder = output / plan.folder
     if (folder / PREPARED).is_file():
         raise DataError(
@@ -213,18 +213,18 @@ def _refuse_foreign_files(output: Path, plan: Plan, is_here: Callable[[str], boo
 
 
 def place(blob: Path, target: Path) -> None:
-    """Give a file of the client's cache a second name in our folder, or copy it to another disk."""
+    """Hard-link a file in the client's cache into our folder, or copy it if that is another disk."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         second = temporary_beside(target)
         try:
-            second.hardlink_to(blob.resolve())  # a name in the cache is a symbolic link to the content
-        except OSError:  # another disk, or one without hard links
+            second.hardlink_to(blob.resolve())  # files in the cache are symbolic links to the content
+        except OSError:  # another disk, or a file system without hard links
             with replace_file(target) as file, blob.open("rb") as content:
                 shutil.copyfileobj(content, file)
             return
         second.replace(target)
-        second.unlink(missing_ok=True)  # after a rename onto another name of the same content it is still there
+        second.unlink(missing_ok=True)  # renaming onto another link to the same content leaves it behind
         fsync_dir(target.parent)
 
 
@@ -255,7 +255,7 @@ def cached_challenge_fineweb(argv: Sequence[str], folder: Path = Path("data")) -
 
 
 def download_and_print(output: Path, as_json: bool, repo: str, **request: Any) -> None:
-    """Download and print the outcome on stdout."""
+    """Download a dataset and print the result on stdout."""
     with work_line("asking the hub", "bytes") as (notify, show):
         result = download(output, Hub(repo), notify=notify, progress=show, **request)
     if as_json:

@@ -1,13 +1,13 @@
-"""Golf's documents as shards of any number of tokenizers: a folder for each, and the manifest that lists them.
+"""Tokenize golf's documents with any number of tokenizers: one folder of shards each, and a manifest that lists them.
 
-The documents are docs_selected.jsonl, from the hub. The file beside it says how many there are and their sha256. The first
-documents are validation, so their order is part of the data. The manifest is written again after each dataset and lists only
-complete ones. The same command continues an export that was killed, and keeps datasets that are done.
+The documents are docs_selected.jsonl from the Hub, with their number and sha256 in a file beside it. The first documents are the
+validation split, so their order matters. The manifest is rewritten after each dataset and lists only complete ones. Running
+the same command again resumes an interrupted export and keeps finished datasets.
 
-Tokenizers are read from a JSON file of specs, then learned from the documents, taken from a file, or fixed. Mistakes in that file
-are found before anything is downloaded, and unknown keys are refused: a setting that is ignored makes data that looks right. The
-same documents give golf's own vocabulary: its trainer ignores documents longer than 4,192 bytes and those with U+2585 in them,
-and reads the others stripped, while the exported text is not stripped.
+A JSON file specifies the tokenizers, each of which is trained on the documents, loaded from a file, or fixed. The file is checked
+before anything is downloaded. Unknown keys are errors: a setting that is ignored would silently produce wrong data. The same
+documents give golf's own vocabulary: its trainer skips documents longer than 4,192 bytes or containing U+2585, and strips the
+others, while the exported text is not stripped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ VERSION = "10B"
 
 
 class Kind(NamedTuple):
-    """Default names of a kind of tokenizer, by the size of its vocabulary; `size` is fixed where it is not learned."""
+    """Default names for a kind of tokenizer, by vocabulary size; `size` is set if the kind has a fixed size."""
 
     name: str
     dataset_suffix: str
@@ -72,19 +72,19 @@ KINDS = {
 ALIASES = {
     "pure_byte": BYTE,
     "sentencepiece": SENTENCEPIECE,
-    # Functions of golf's own module, which older files name as the builder.
+    # Functions in golf's own module; older files give these as the builder.
     "build_pure_byte_tokenizer": BYTE,
     "build_sentencepiece_tokenizer": SENTENCEPIECE,
     "build_sentencepiece_bpe_tokenizer": SENTENCEPIECE,
 }
-MAX_SENTENCE_BYTES = 4192  # SentencePiece learns nothing from longer texts, unless max_sentence_length says otherwise
-BOUNDARY = "\u2585"  # SentencePiece's own mark, which no text may hold
+MAX_SENTENCE_BYTES = 4192  # SentencePiece skips longer texts in training, unless max_sentence_length says otherwise
+BOUNDARY = "\u2585"  # SentencePiece's whitespace marker; its trainer skips texts that contain it
 FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 Text = Annotated[str, Field(pattern=r"\S")]
 
 
 class Spec(BaseModel):
-    """One tokenizer as the file writes it; what it leaves out follows from its kind."""
+    """Specification of one tokenizer in the JSON file; missing entries get the defaults of its kind."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -92,7 +92,7 @@ class Spec(BaseModel):
     kind: str | None = None
     builder: str | None = None
     dataset_suffix: FileName | None = None
-    vocab_size: Annotated[int, Field(ge=1, le=NARROW)] | None = None  # shards have 16 bits for a token
+    vocab_size: Annotated[int, Field(ge=1, le=NARROW)] | None = None  # shards store tokens as 16-bit integers
     tokenizer_train_docs: Annotated[int, Field(ge=1)] | None = None
     filename: FileName | None = None
     model_prefix: FileName | None = None
@@ -112,7 +112,7 @@ class Spec(BaseModel):
 
     @property
     def tokenizer_kind(self) -> str:
-        """The kind: as given, else by the builder, else by the dataset, else SentencePiece if there is a size."""
+        """Return the kind: explicit, else from the builder, else from the dataset name, else SentencePiece if a size is given."""
         if self.kind is not None or self.builder is not None:
             name = self.kind if self.kind is not None else re.split(r"[:.]", self.builder or "")[-1]
             return ALIASES.get(name, name)
@@ -122,22 +122,22 @@ class Spec(BaseModel):
 
     @property
     def size(self) -> int:
-        """The number of ids asked for."""
+        """Return the requested vocabulary size."""
         return KINDS[self.tokenizer_kind].size or self.vocab_size or 0
 
     @property
     def title(self) -> str:
-        """The name in the manifest."""
+        """Return the tokenizer's name in the manifest."""
         return self.name or KINDS[self.tokenizer_kind].name.format(self.size)
 
     @property
     def dataset(self) -> str:
-        """The folder of the shards."""
+        """Return the name of the folder for the shards."""
         return f"fineweb{VERSION}_{self.dataset_suffix or KINDS[self.tokenizer_kind].dataset_suffix.format(self.size)}"
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The names below tokenizers/, the one to open first."""
+        """Return the file names below tokenizers/; the first is the one that is opened."""
         file = KINDS[self.tokenizer_kind].file.format(self.size)
         if self.tokenizer_kind == BYTE:
             return (self.filename or file,)
@@ -153,7 +153,7 @@ class Spec(BaseModel):
 def load_specs(
     path: Path, *, skip_byte: bool = False, train_documents: int | None = None, reuse: Sequence[str] = ()
 ) -> list[Spec]:
-    """Return the tokenizers of a file; `reuse` are VOCAB=MODEL pairs for its SentencePiece vocabularies."""
+    """Read the tokenizer specs in a file; `reuse` are VOCAB=MODEL pairs of existing SentencePiece models."""
     models: dict[int, str] = {}
     for pair in reuse:
         vocabulary, equals, model = pair.partition("=")
@@ -209,7 +209,7 @@ def _read_records(path: Path) -> list[Any]:
 
 @dataclass(frozen=True)
 class Built:
-    """A tokenizer, its files below tokenizers/, and its entry in the manifest."""
+    """A built tokenizer, its files below tokenizers/, and its manifest entry."""
 
     spec: Spec
     tokenizer: Tokenizer
@@ -218,7 +218,7 @@ class Built:
 
 
 def build(spec: Spec, documents: Iterable[str], notify: Callable[[str], None]) -> Built:
-    """Return the tokenizer of a spec, learned from the documents where it is not fixed or reused."""
+    """Build the tokenizer of a spec, training it on the documents unless it is fixed or reused."""
     try:
         if spec.tokenizer_kind == BYTE:
             tokenizer: Tokenizer = ByteTokenizer()
@@ -254,7 +254,7 @@ def build(spec: Spec, documents: Iterable[str], notify: Callable[[str], None]) -
 
 
 def _sentencepiece_files(spec: Spec, documents: Iterable[str]) -> tuple[bytes, bytes | None]:
-    """Return the model, reused or learned, and the vocabulary beside it, if there is one."""
+    """Return the SentencePiece model, reused or newly trained, and its .vocab file if there is one."""
     if spec.reuse_model_path:
         path = user_path(spec.reuse_model_path)
         beside = path.with_suffix(".vocab")
@@ -271,7 +271,7 @@ def _sentencepiece_files(spec: Spec, documents: Iterable[str]) -> tuple[bytes, b
 
 
 def vocabulary_lines(model: bytes) -> bytes:
-    """Return the .vocab file of a SentencePiece model, as its trainer writes it."""
+    """Return the .vocab file for a SentencePiece model, as SentencePiece's trainer writes it."""
     import sentencepiece  # type: ignore[import-untyped]
 
     pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -279,10 +279,10 @@ def vocabulary_lines(model: bytes) -> bytes:
     return "".join(f"{pieces.id_to_piece(i)}\t{pieces.get_score(i):g}\n" for i in ids).encode()
 
 
-# The export.
+# Exporting.
 
 VAL_DOCUMENTS = 50_000
-BATCH = 1024  # documents that are encoded at once
+BATCH = 1024  # documents encoded per batch
 REPORT_DOCUMENTS = 100_000
 EXPORTED_SPECS = "tokenizer_config.export.json"
 THREADS, BATCH_SIZE = "MATCHED_FINEWEB_TOKENIZER_THREADS", "MATCHED_FINEWEB_SP_BATCH_SIZE"
@@ -295,12 +295,12 @@ VARIABLES = f"""variables:
                         documents encoded at once ({BATCH})
 """
 Notify = Callable[[str], None]
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, and how much there is
+Progress = Callable[[str, int, int], None]  # description, amount done, total
 
 
 @dataclass(frozen=True)
 class Docs:
-    """The documents, checked; `sidecar` is the file beside them, `repo` and `root` are None if they are not a repository's."""
+    """The verified documents; `sidecar` is the file beside them; `repo` and `root` are None if they are not from a repository."""
 
     path: Path
     documents: int
@@ -323,9 +323,9 @@ def export(
     notify: Notify = lambda line: None,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Fill a folder with the documents, tokenizers and shards of golf's layout; return the facts that --json prints.
+    """Write the documents, tokenizers and shards to a folder in golf's layout; return the record that --json prints.
 
-    `workers` processes encode, one per processor by default. Neither their number nor the batches change the output.
+    `workers` is the number of encoding processes, one per processor by default. It does not affect the output, nor does `batch`.
     """
     started, warnings, kept, root = time.monotonic(), list[str](), list[str](), root.strip("/")
     if root and {".", "..", ""} & set(root.split("/")):
@@ -371,7 +371,7 @@ def export(
 
 
 def read_docs(path: Path, what: str, progress: Progress = lambda what, done, total: None) -> Iterator[str]:
-    """Yield the documents; half a surrogate pair, which is not a character, becomes a question mark."""
+    """Yield the documents; a lone surrogate, which is not a valid character, is replaced by a question mark."""
     advance = adding_up(partial(progress, what), path.stat().st_size)
     with reading(path), path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -386,7 +386,7 @@ def read_docs(path: Path, what: str, progress: Progress = lambda what, done, tot
 
 
 def _find_docs(output: Path, hub: Hub, root: str, notify: Notify, progress: Progress) -> Docs:
-    """Return the documents of the repository, fetched if they are not here; offline, those that are here."""
+    """Return the repository's documents, downloaded if they are missing; offline, return those in the output folder."""
     path, beside, start, sha256 = output / DOCS, output / DOCS_SOURCE, f"{root}/" if root else "", None
     if hub.offline:
         if not path.is_file():
@@ -440,9 +440,9 @@ def _export_dataset(
     notify: Notify,
     progress: Progress,
 ) -> tuple[Manifest, bool]:
-    """Write the folder of one tokenizer's shards; return its manifest, and whether it was written now.
+    """Write one tokenizer's shards; return the dataset's manifest, and whether it was written by this call.
 
-    Beside golf's own files lie dataset.json and an index of documents, so that every other command of ours reads the same folder.
+    dataset.json and a document index are written next to golf's own files, so that every other Ingot command can read the folder.
     """
     name, target = built.spec.dataset, output / "datasets" / built.spec.dataset
     work = {
@@ -458,12 +458,12 @@ def _export_dataset(
             notify(f"{target} is complete and stays as it is")
             return manifest, False
     except DataError:
-        pass  # it is not there, or of another origin
+        pass  # missing, or made from other data
     if any(target.glob("fineweb_*.bin")):
         notify(f"{target} holds other shards, which are replaced when those of this export are complete")
 
     def blocks(begin: Point) -> RuledBlocks:
-        """Yield the documents after those that were written before; those without text are documents too."""
+        """Yield the documents after those already written; empty documents count too."""
         if begin.documents:
             notify(f"{target}: continuing after document {begin.documents:,}")
         texts = islice(read_docs(docs.path, f"exporting {name}", progress), begin.documents, None)
@@ -489,7 +489,7 @@ def _export_dataset(
 
 
 def _listing(output: Path, docs: Docs, val_documents: int, chunk: int, specs: Sequence[Spec]) -> dict[str, Any]:
-    """Return the manifest without datasets."""
+    """Return the manifest, still without datasets."""
     meta = {
         "remote_repo_id": docs.repo,
         "remote_root": docs.root,
@@ -533,7 +533,7 @@ def _dataset_entry(built: Built, manifest: Manifest) -> dict[str, Any]:
 
 
 def _keep_previous(output: Path, specs: Sequence[Spec], notify: Notify) -> None:
-    """Keep a manifest that lists datasets which this export does not make, under another name."""
+    """Back up a manifest that lists datasets which are not part of this export."""
     path = output / MANIFEST
     if not path.is_file():
         return
@@ -546,7 +546,7 @@ def _keep_previous(output: Path, specs: Sequence[Spec], notify: Notify) -> None:
 
 
 def _relative(value: Any, output: Path) -> Any:
-    """Return a JSON value whose absolute paths below the output are relative to it."""
+    """Return a JSON value with absolute paths inside the output folder made relative to it."""
     if isinstance(value, dict):
         return {key: _relative(item, output) for key, item in value.items()}
     if isinstance(value, list):
@@ -618,7 +618,7 @@ def _parser(name: str, folder: Path) -> Parser:
 
 
 def _number(variable: str) -> int | None:
-    """Return the number that a variable sets, at least 1; None if it is not set."""
+    """Return the value of an integer environment variable, at least 1; None if it is unset."""
     if not (text := os.environ.get(variable, "").strip()):
         return None
     try:

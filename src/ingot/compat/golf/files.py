@@ -1,8 +1,8 @@
-"""The model files of golf's scripts: torch files of train_gpt.py, arrays of train_gpt_mlx.py, and each quantised in zlib.
+"""The model files of golf's scripts: torch files of train_gpt.py, .npz files of train_gpt_mlx.py, and quantised versions of both.
 
-The challenge's own scripts read them, so names, types and dtypes are fixed. Torch files and pickles may hold code; they are read
-as weights only, and code in them is never run. The original's MLX script rotates positions the other way than its CUDA script,
-which our weights follow: in MLX files the halves of every head's rows in c_q and c_k are swapped, which is exact.
+The challenge's own scripts read them, so names, types and dtypes are fixed. Torch files and pickles can contain code, which never
+runs: only weights are loaded. The original's MLX script rotates the other way than its CUDA script, which our weights follow.
+In MLX files the two halves of each head's rows in c_q and c_k are therefore swapped, which is exact.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from ingot.runtime.tensors import SCALE, TensorRecord, to_array
 
 FORMAT = "int8_clean_per_row_v1"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-ARRAY_DTYPES = {"<f4": "F32", "<f2": "F16", "|i1": "I8", "|V2": "BF16"}  # numpy has no bfloat16: MLX writes its bits as two bytes
-PICKLE_PROTOCOL = 5  # the original's, and the first that stores the bytes of an array as they are
+ARRAY_DTYPES = {"<f4": "F32", "<f2": "F16", "|i1": "I8", "|V2": "BF16"}  # numpy has no bfloat16: MLX stores its bits as |V2
+PICKLE_PROTOCOL = 5  # as in the original; the first protocol that stores array bytes directly
 EMBEDDING = "tok_emb.weight"
 SWAPPED = (".attn.c_q.weight", ".attn.c_k.weight")
 ZLIB = (b"x\x01", b"x\x5e", b"x\x9c", b"x\xda")  # the first bytes of a zlib stream, by compression level
 MAX_UNPACKED_BYTES = 1 << 32
-FREE_BYTES, MAX_RATIO = 1 << 26, 100  # weights that zlib makes a hundred times smaller hold nothing
+FREE_BYTES, MAX_RATIO = 1 << 26, 100  # reject zip bombs: real weights never compress 100 times
 
 
 def torch_bytes(contents: Any) -> bytes:
-    """Return the torch file of an object."""
+    """Serialise an object with torch.save."""
     buffer = io.BytesIO()
     torch.save(contents, buffer)
     return buffer.getvalue()
 
 
 def state_dict(records: Iterable[TensorRecord]) -> bytes:
-    """Return the torch file of a state dict."""
+    """Serialise a state dict with torch.save."""
     return torch_bytes({record.name: tensor(record) for record in records})
 
 
 def npz(records: Iterable[TensorRecord]) -> bytes:
-    """Return the file of the arrays for MLX, bfloat16 ones as float32; the same numbers give the same bytes."""
+    """Serialise arrays as an .npz for MLX, bfloat16 as float32; the output is deterministic."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
         for item in swap_halves(records):
@@ -65,9 +65,9 @@ def npz(records: Iterable[TensorRecord]) -> bytes:
 def quantised(
     records: Iterable[TensorRecord], quantiser: str, control: Sequence[str], keep: Sequence[str], mlx: bool = False
 ) -> tuple[bytes, int]:
-    """Return the quantised file before zlib, a torch file or MLX's pickle, and the bytes of the tensors in it.
+    """Return the quantised file before compression (a torch file or MLX's pickle) and the size of its tensors in bytes.
 
-    Names that contain a part in `control` are never quantised, those with one in `keep` stay float32.
+    Tensors whose name contains an entry of `control` are never quantised; those matching `keep` stay float32.
     """
     convert: Callable[[TensorRecord], Any] = to_array if mlx else tensor
     contents: dict[str, Any] = {"__quant_format__": FORMAT, "quantized": {}, "scales": {}, "dtypes": {}, "passthrough": {}}
@@ -94,9 +94,9 @@ def quantised(
 
 
 def swap_halves(records: Iterable[TensorRecord]) -> list[TensorRecord]:
-    """Return the weights with the halves of every head's rows in c_q and c_k swapped; twice restores them."""
+    """Swap the halves of every head's rows in c_q and c_k; applying it twice restores the weights."""
     weights = {item.name: item for item in records}
-    size = weights[EMBEDDING].shape[1] // weights["blocks.0.attn.q_gain"].shape[0]  # rows of a head
+    size = weights[EMBEDDING].shape[1] // weights["blocks.0.attn.q_gain"].shape[0]  # head size
     for name, item in weights.items():
         if name.endswith(SWAPPED) and item.shape[0] % size == 0:
             halves = np.frombuffer(item.data, np.uint8).reshape(item.shape[0] // size, 2, -1)
@@ -109,7 +109,7 @@ def swap_halves(records: Iterable[TensorRecord]) -> list[TensorRecord]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file that a user names."""
+    """Return the content of a file, with readable errors because the user named it."""
     try:
         with open_to_read(path) as file:
             return file.read()
@@ -125,7 +125,7 @@ def is_zip(content: bytes) -> bool:
 
 
 def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
-    """Return the weights in any of the files, in their original dtypes and with our order of rows."""
+    """Return the weights in any of these files, in their original dtypes and in our row order."""
     try:
         content = content if is_zip(content) else unpacked(content)
         if not is_zip(content):
@@ -146,13 +146,13 @@ def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
         raise CheckpointError(
             f"{where} is damaged, or holds more than weights; it was not loaded, because it could run code: {error!s:.100}"
         ) from None
-    except Exception as error:  # whatever a damaged file makes of zipfile, torch and numpy
+    except Exception as error:  # damaged files raise many kinds of errors in zipfile, torch and numpy
         reason = " ".join(str(error).split("\n")[0].split()) or type(error).__name__
         raise CheckpointError(f"{where} is not a model that golf wrote, or it is damaged: {reason:.160}") from None
 
 
 def _restored(contents: Any, record: Callable[[str, Any], TensorRecord]) -> dict[str, TensorRecord]:
-    """Return the weights of a quantised file's dict; ValueError if its parts do not fit together."""
+    """Dequantise the contents of a quantised file; raise ValueError if its parts do not match."""
     if not isinstance(contents, dict):
         raise ValueError("it holds no weights by name")
     if contents["__quant_format__"] != FORMAT:
@@ -167,7 +167,7 @@ def _restored(contents: Any, record: Callable[[str, Any], TensorRecord]) -> dict
 
 
 def unpacked(content: bytes) -> bytes:
-    """Return the decompressed content; ValueError if it is cut short or unpacks to far more than weights would."""
+    """Decompress; raise ValueError if the stream is truncated or would expand far beyond the size of real weights."""
     unpacker = zlib.decompressobj()
     data = unpacker.decompress(content, min(MAX_UNPACKED_BYTES, FREE_BYTES + MAX_RATIO * len(content)))
     if not unpacker.eof:
@@ -183,7 +183,7 @@ def _record(name: str, value: Any) -> TensorRecord:
 
 
 class _Dtype:
-    """A dtype by its name, as numpy pickles one."""
+    """Stand-in for numpy.dtype when unpickling, which pickles a dtype by its name."""
 
     __slots__ = ("name",)
 
@@ -203,21 +203,21 @@ def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any
 
 ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy._core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy.core.numeric", "_frombuffer"): _from_buffer,  # written by numpy 1
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,  # the name in numpy 1
     ("numpy", "dtype"): _Dtype,
 }
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles dicts, numbers, texts and arrays, and nothing else."""
+    """Unpickles dicts, numbers, strings and arrays only."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return partial(ALLOWED[module, name])  # a copy: a pickle can change what it is given
+        return partial(ALLOWED[module, name])  # a partial, because a pickle can modify the objects it is given
 
 
-# `ingot import`: shapes come from the tensors, the rest from golf's defaults.
+# `ingot import`: shapes are read from the tensors, other settings are golf's defaults.
 
 
 def is_golf(path: Path) -> bool:
@@ -228,16 +228,16 @@ def is_golf(path: Path) -> bool:
                 return file.read(2) in ZLIB
         with zipfile.ZipFile(path) as archive:
             parts = {part.filename: part for part in archive.infolist() if part.compress_type == zipfile.ZIP_STORED}
-            pickles = [archive.read(part) for name, part in parts.items() if name.endswith("/data.pkl")]  # of a torch file
+            pickles = [archive.read(part) for name, part in parts.items() if name.endswith("/data.pkl")]  # present in torch files
             return f"{EMBEDDING}.npy" in parts or any(EMBEDDING.encode() in content for content in pickles)
-    except Exception:  # whatever a damaged file makes of zipfile; its reader reports what is wrong
+    except Exception:  # damaged files raise many kinds of errors in zipfile; the reader reports them
         return False
 
 
 def import_golf(
     path: Path, tokenizer: str | None, say: Callable[[str], None]
 ) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
-    """Return the weights, the settings of their model, the tokenizer, and the settings of golf's scoring."""
+    """Return the weights, their model settings, the tokenizer, and golf's evaluation settings."""
     from ingot.inference.model import foreign_weights, open_model
 
     if tokenizer is None:
@@ -256,7 +256,7 @@ def import_golf(
 
 
 def model_settings(weights: Mapping[str, TensorRecord], path: Path) -> dict[str, Any]:
-    """Return the settings of the model that weights fit."""
+    """Infer the model settings from the weights."""
     try:
         vocab_size, width = weights[EMBEDDING].shape
         (heads,) = weights["blocks.0.attn.q_gain"].shape

@@ -1,7 +1,7 @@
-"""The log of a golf run: the challenge's own lines, on the console and in logs/RUN_ID.txt, with true values.
+"""The log of a golf run: the challenge's own lines with our measured values, on the console and in logs/RUN_ID.txt.
 
-Keys, order and number formatting are the original's to the letter, because people's tools read them. Lines that the original does
-not have begin with `note:`.
+Keys, order and number formatting match the original exactly, because other people's tools parse them. Lines that the original
+does not have start with `note:`.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from ingot.runtime.files import open_to_read
 from ingot.runtime.machine import made_by
 
 RULE = "=" * 100
-KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # in the order of the log
-ALWAYS_LOGGED = 10  # first steps
+KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # in the log's order
+ALWAYS_LOGGED = 10  # the first steps are always logged
 
 
 class RunLog:
     """Prints lines and appends them to the log and, once there is a run folder, to a copy of this session's lines in it.
 
-    Nothing is printed before `show` and no file is made before `write`: a start that fails leaves no log.
+    Nothing is printed before `show` and no file is created before `write`, so a run that fails to start leaves no log.
     """
 
     def __init__(self, path: Path | None):
-        self._path = path  # None on ranks that do not write
+        self._path = path  # None on ranks that write no log
         self._files: list[LineFile] = []
-        self._unwritten: list[str] = []  # lines that are not in the run folder yet
-        self._unshown: list[str] | None = []  # lines that are not on the console yet
+        self._unwritten: list[str] = []  # lines not yet in the run folder's copy
+        self._unshown: list[str] | None = []  # lines not yet on the console
         self._has_copy = False
         self.writes = path is not None
 
     def line(self, text: str, console: bool = True) -> None:
-        """Write a line, to the console too unless it is too long for it."""
+        """Write a line; also print it, unless it is too long for the console."""
         if self._path is None:
             return
         if console and self._unshown is not None:
@@ -57,13 +57,13 @@ class RunLog:
             self._unwritten.append(text)
 
     def show(self) -> None:
-        """Print the lines so far, after the path of the log, and every line from now on."""
+        """Print the path of the log and the lines so far; from now on every line is printed."""
         lines, self._unshown = self._unshown or [], None
         for text in (str(self._path), *lines) if self.writes else ():
             print(text, flush=True)
 
     def write(self, folder: Path | None = None) -> None:
-        """Open the log and, in a run folder, the copy, and write the lines so far."""
+        """Open the log and, given a run folder, the copy in it; write the lines so far."""
         if self._path is None:
             return
         lines, self._unwritten, self._has_copy = self._unwritten, [], folder is not None
@@ -72,18 +72,18 @@ class RunLog:
             file.append("\n".join(lines))
 
     def note(self, text: str) -> None:
-        """Write a line that the original's log does not have."""
+        """Write a line that the original's log does not have, prefixed with `note:`."""
         self.line(f"note: {text}")
 
     def head(self, resolved: ResolvedConfig, values: Mapping[str, Any], sources: Sequence[str], machine: Sequence[str]) -> None:
-        """Write what ran: version, settings, the source of the model and the optimizer, Python and the hardware."""
+        """Write what makes the run reproducible: version, settings, sources of model and optimizer, Python and hardware."""
         head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
         head += [f"Running Python {sys.version}", *machine, RULE]
         self.line("\n".join(head), console=False)
 
 
 def torch_head(model_file: str | None) -> tuple[list[str], list[str]]:
-    """Return the sources that compute and the versions of torch and the GPU, for the head of a log."""
+    """Return the source code of model and optimizer, and the versions of torch and the GPU, for the head of a log."""
     from ingot.model import golf, layers, loss
     from ingot.optim import groups, muon, schedules
 
@@ -98,7 +98,7 @@ def torch_head(model_file: str | None) -> tuple[list[str], list[str]]:
 
 
 def custom_model_source(file: str) -> str:
-    """Return the source of a custom model."""
+    """Return the source code of a custom model."""
     try:
         with open_to_read(Path(file)) as opened:
             return opened.read().decode()
@@ -107,7 +107,7 @@ def custom_model_source(file: str) -> str:
 
 
 class GolfReporter(Reporter):
-    """Writes the original's lines of a run."""
+    """Writes the original's log lines."""
 
     def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
         self._v, self._run_log, self._data, self._epoch = values, run_log, data, 0
@@ -168,12 +168,12 @@ class GolfReporter(Reporter):
 
 
 def timing(seconds: float, step: int) -> str:
-    """Return the training time and the average step time in milliseconds."""
+    """Format the training time and the average step time, in milliseconds."""
     return f"train_time:{1000 * seconds:.0f}ms step_avg:{1000 * seconds / max(step, 1):.2f}ms"
 
 
 def sdp_backends(chosen: str) -> str:
-    """Return which attention kernels may run: the one chosen for a GPU, or the two that torch has for CPUs."""
+    """Return which attention kernels are enabled: the selected one on a GPU, or torch's two CPU kernels."""
     chosen = chosen.removesuffix("-grouped")
     may_run = {KERNELS[chosen]} if chosen in KERNELS else {"flash", "math"}
     return " ".join(f"{name}={name in may_run}" for name in KERNELS.values())

@@ -50,20 +50,20 @@ from ingot.train.stop import Shutdown
 from ingot.train.trainer import Trainer
 
 QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
-ROUND_TRIP = "final_int8_zlib_roundtrip"  # what the log calls the score of the quantised file
+ROUND_TRIP = "final_int8_zlib_roundtrip"  # name of the quantised file's score in the log
 
 
 class GolfExporter:
-    """Writes and scores the files of a run; `over` says afterwards by how many bytes they exceed the limit."""
+    """Writes a run's model files and scores them; `over` is the number of bytes by which they exceed the limit."""
 
     def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
         self._v, self._run_log, self._data, self.over, self._code = values, run_log, data, 0, b""
-        if run_log.writes:  # before training, so that the code is what the run began with
+        if run_log.writes:  # saved before training, in case the sources change during the run
             carried = {"MODEL_FILE": CARRIED} if values["MODEL_FILE"] else {}
             self._code = bundle(differing(values) | carried, custom_model_source(values["MODEL_FILE"]) if carried else None)
 
     def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
-        """Write the files on the first rank; score them on all ranks."""
+        """Write the files on the first rank and score them on all ranks."""
         from ingot.compat.golf.files import read_weights
 
         self._early_stop_line(trainer)
@@ -71,7 +71,7 @@ class GolfExporter:
         self._run_log.line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
         weights = trainer.backend.weights()
         content = self._write(trainer, weights) if trainer.outputs is not None else b""
-        # Other ranks may be on machines that do not see the file.
+        # Other ranks may run on machines that cannot read the file.
         content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
         trainer.backend.load_weights(read_weights(content, str(PACKED)), str(PACKED))
         facts = {
@@ -103,7 +103,7 @@ class GolfExporter:
         folder = trainer.outputs.folder.path if trainer.outputs is not None else Path()
         write_files(
             {PACKED: content, folder / "artifact" / PACKED: content, folder / CODE: self._code}
-        )  # the next run overwrites
+        )  # the artifact folder keeps a copy: the next run overwrites PACKED
         line(f"Serialized model int8+zlib: {len(content)} bytes {sizes}")
         total, limit = len(content) + code, self._v["ARTIFACT_LIMIT_BYTES"]
         line(f"Total submission size int8+zlib: {total} bytes")
@@ -116,7 +116,7 @@ class GolfExporter:
         return content
 
     def _packed(self, weights: Sequence[TensorRecord], raw: str) -> tuple[bytes, str]:
-        """Return the quantised file, and its sizes as the log has them; `raw` is what the log calls its size before zlib."""
+        """Return the quantised file and its sizes for the log; `raw` is the log's name for the size before zlib."""
         from ingot.compat.golf.files import quantised
 
         control, keep = self._v["CONTROL_TENSOR_NAME_PATTERNS"], self._v["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"]
@@ -131,14 +131,14 @@ class GolfExporter:
 
 
 def write_files(files: Mapping[Path, bytes]) -> None:
-    """Write files, each whole or not at all."""
+    """Write each file atomically."""
     for path, content in files.items():
         with writing(path):
             write_atomically(path, content)
 
 
 def score_lines(trainer: Trainer, run_log: RunLog, name: str = ROUND_TRIP) -> tuple[float, float]:
-    """Score the weights of the model, log loss and bits per byte, rounded and exact, and return them."""
+    """Score the model's current weights, log loss and bits per byte, rounded and exact, and return them."""
     began = time.perf_counter()
     score = trainer.evaluation.score("val", None)
     milliseconds = 1000 * (time.perf_counter() - began)
@@ -150,12 +150,12 @@ def score_lines(trainer: Trainer, run_log: RunLog, name: str = ROUND_TRIP) -> tu
 
 
 class Script:
-    """train_gpt.py: what differs between the challenge's two scripts."""
+    """train_gpt.py; the methods are what the MLX script overrides."""
 
     name = CODE
     variables: Mapping[str, Option] = VARIABLES
-    state_score = STATE.stem  # what the log calls the score of the file that is not quantised
-    exclusive = True  # one run at a time in a folder, because its files have fixed names
+    state_score = STATE.stem  # name of the unquantised file's score in the log
+    exclusive = True  # only one run at a time in a folder, because file names are fixed
     variable: Rename = staticmethod(variable)
     reporter: type[GolfReporter] = GolfReporter
     exporter: type[GolfExporter] = GolfExporter
@@ -173,11 +173,11 @@ class Script:
         return translate(values, ranks.world_size, find_device("auto").kind == "cuda", folder)
 
     def head(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """Return the sources that compute and the versions they run on, for the head of the log."""
+        """Return the source code and the versions of libraries and GPU, for the head of the log."""
         return torch_head(values["MODEL_FILE"])
 
     def data_lines(self, values: Mapping[str, Any], name: str, shards: int, listed: int | None, usable: int) -> list[str]:
-        """Return the lines of the log about the data: its name, train shards here and in its manifest, and scored tokens."""
+        """Return the log lines about the data: its name, train shards found and listed in the manifest, and scored tokens."""
         lines = [
             f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}",
             f"train_loader:dataset:{name} train_shards:{shards}",
@@ -192,12 +192,12 @@ class Script:
 
 
 def main(arguments: Sequence[str] = (), carried: str | None = None) -> int:
-    """Run train_gpt.py and return its exit code; `carried` is the source of the custom model in a submission's file."""
+    """Run train_gpt.py and return its exit code; `carried` is the source of a custom model embedded in a submission's file."""
     return start_script(Script(), arguments, carried)
 
 
 def start_script(script: Script, arguments: Sequence[str], carried: str | None = None) -> int:
-    """Run a script as the environment says; the only argument is --help."""
+    """Run a script configured by environment variables; the only argument is --help."""
     with explained(script.name, script.variable, advice) as outcome, listening_early():
         if {"--help", "-h"} & set(arguments):
             print(usage(script.name, script.variables.values()))
@@ -217,7 +217,7 @@ def start_script(script: Script, arguments: Sequence[str], carried: str | None =
 
 
 def _write_carried(model: str) -> Path:
-    """Write the custom model of a submission's file beside that file; a different file of that name is never replaced."""
+    """Write the embedded custom model beside the submission's file; never overwrite a different file of that name."""
     path = Path(sys.argv[0]).with_name(CARRIED)
     if not path.exists():
         write_files({path: model.encode()})
@@ -227,7 +227,7 @@ def _write_carried(model: str) -> Path:
 
 
 def run_script(script: Script, environment: Mapping[str, str]) -> int:
-    """Train, or score the file of EVAL_ONLY_PATH; return 1 if the artifact exceeds its limit."""
+    """Train, or score the file in EVAL_ONLY_PATH; return 1 if the artifact exceeds its size limit."""
     values, ranks = script.read(environment)
     for warning in look_alikes(environment, script.variables) if ranks.first else ():
         warn(f"{script.name}: warning: {warning}")
@@ -252,7 +252,7 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
 
 @contextmanager
 def _logs_folder(logs: Path, first: bool, shared: bool) -> Iterator[None]:
-    """Make the folder of logs and lock it unless it is shared; remove it again if it is new and stays empty."""
+    """Create the folder of logs and lock it unless it is shared; remove it again if it is new and still empty at the end."""
     if not first:
         yield
         return
@@ -266,7 +266,7 @@ def _logs_folder(logs: Path, first: bool, shared: bool) -> Iterator[None]:
         yield
     finally:
         if new and not [path for path in logs.iterdir() if path.name != LOCK]:
-            (logs / LOCK).unlink(missing_ok=True)  # before its release: whoever waits for it checks that it still exists
+            (logs / LOCK).unlink(missing_ok=True)  # before the release: waiting processes check that it exists
             with suppress(OSError):
                 logs.rmdir()
         lock.release()
@@ -276,7 +276,7 @@ def _train(script: Script, values: Mapping[str, Any], resolved: ResolvedConfig, 
     from ingot.train.start import run
     from ingot.train.stop import find_walltime
 
-    find_walltime(resolved.config.training, process_start(), warn=run_log.note)  # for its warnings: the run itself has no log yet
+    find_walltime(resolved.config.training, process_start(), warn=run_log.note)  # only for its warnings: the run has no log yet
     exporter = script.exporter(values, run_log, data)
     result = run(resolved, script.reporter(values, run_log, data), exporter, process_start())
     if result.status == "stopped":
@@ -287,7 +287,7 @@ def _train(script: Script, values: Mapping[str, Any], resolved: ResolvedConfig, 
 
 
 def _score(script: Script, values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, run_log: RunLog) -> int:
-    """Read a file of an earlier run and score it as the end of a run does."""
+    """Load a file of an earlier run and score it as at the end of a run."""
     from ingot.compat.golf.files import is_zip, read_file, read_weights
     from ingot.train.resume import Progress
     from ingot.train.start import open_data

@@ -1,6 +1,6 @@
-"""`python train_gpt_mlx.py`: the challenge's script for Macs. It overrides what differs from train_gpt.py: variables, log, files.
+"""`python train_gpt_mlx.py`: the challenge's script for Macs. It overrides how train_gpt.py handles variables, log and files.
 
-Its files are RUN_ID_mlx_model.npz, arrays by name, and RUN_ID_mlx_model.int8.ptz, a pickle in zlib (files.py).
+It writes RUN_ID_mlx_model.npz, arrays by name, and RUN_ID_mlx_model.int8.ptz, a zlib-compressed pickle (files.py).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ STATE, PACKED = "_mlx_model.npz", "_mlx_model.int8.ptz"
 DTYPES = {"bf16": "mlx.core.bfloat16", "fp32": "mlx.core.float32"}
 MATRICES = (
     "attn.c_q.weight", "attn.c_k.weight", "attn.c_v.weight", "attn.proj.weight", "mlp.fc.weight", "mlp.proj.weight", "resid_mix",
-)  # parameters of a block  # fmt: skip
+)  # parameters per block  # fmt: skip
 VECTORS = ("attn.q_gain", "attn_scale", "mlp_scale")
-PROGRESS_EVERY = 25  # validation batches
+PROGRESS_EVERY = 25  # print progress every 25 validation batches
 
 mlx_variable: Rename = names_of_settings(
     MLX_VARIABLES, {"data.spans": "the chunks by GRAD_ACCUM_STEPS and MLX_MAX_MICROBATCH_TOKENS"}
@@ -57,7 +57,7 @@ def read_mlx_variables(environment: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a step is cut: into `parts`, each of `rows` sequences, computed in chunks of `of_part` rows."""
+    """How a step is split: into `parts` of `rows` sequences each, computed in chunks of `of_part` rows."""
 
     parts: int
     rows: int
@@ -65,7 +65,7 @@ class Chunks:
 
     @classmethod
     def of(cls, v: Mapping[str, Any]) -> Chunks:
-        """Return the chunks that the variables set."""
+        """Compute the chunks from the variables."""
         parts, length = v["GRAD_ACCUM_STEPS"], v["TRAIN_SEQ_LEN"]
         if (rows := v["TRAIN_BATCH_TOKENS"] // parts // length) < 1:
             raise ConfigError(
@@ -77,27 +77,27 @@ class Chunks:
 
     @property
     def spans(self) -> int | list[int]:
-        """The chunks of a step as data.spans has them."""
+        """Return the chunks of a step in the form that data.spans takes."""
         return self.of_part if len(set(self.of_part)) > 1 else self.parts * len(self.of_part)
 
     def consumed(self, seq_len: int) -> int:
-        """Return the tokens that a step reads: each chunk has a last target that is never an input."""
+        """Return the number of tokens that a step reads: the last target of each chunk is never an input."""
         return self.parts * (self.rows * seq_len + len(self.of_part))
 
 
 def val_rows(v: Mapping[str, Any]) -> int:
-    """Return the sequences per validation batch."""
+    """Return the number of sequences per validation batch."""
     return validation_rows(v, v["GRAD_ACCUM_STEPS"], f"GRAD_ACCUM_STEPS={v['GRAD_ACCUM_STEPS']}")
 
 
 def translate_mlx(values: Mapping[str, Any], device: Device, folder: Path | None = None) -> ResolvedConfig:
-    """Return the config of a run of train_gpt_mlx.py; errors name its variables."""
+    """Return the config of a train_gpt_mlx.py run; errors name its variables."""
     check_model(values)
     chunks, on_gpu = Chunks.of(values), device.precisions[0] == "bf16"
     settings = {
         "training.device": "mlx",
         "training.precision": device.precisions[0],
-        "training.compile": on_gpu,  # on a CPU every kernel is a call of g++
+        "training.compile": on_gpu,  # compiling on a CPU starts g++ for every kernel
         "training.tokens_per_step": chunks.parts * chunks.rows * values["TRAIN_SEQ_LEN"],
         "training.micro_batch": chunks.of_part[0],
         "training.eager": values["MLX_EAGER_EVAL"],
@@ -109,7 +109,7 @@ def translate_mlx(values: Mapping[str, Any], device: Device, folder: Path | None
 
 
 class MLXReporter(GolfReporter):
-    """Writes the lines of the original's MLX script, but every validation: the original hides some of them."""
+    """Writes the log lines of the original's MLX script, including validations that the original does not print."""
 
     def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
         super().__init__(values, run_log, data)
@@ -162,19 +162,19 @@ class MLXReporter(GolfReporter):
         self._step_line(report, f" tok_s:{self._v['TRAIN_BATCH_TOKENS'] / max(seconds, 1e-9):.0f}")
 
     def _epochs(self, step: int) -> int:
-        """Return how many times the training data has ended in the first steps."""
+        """Return how many epochs of the training data are complete after `step` steps."""
         return (step * self._chunks.consumed(self._v["TRAIN_SEQ_LEN"]) - 1) // self._train_tokens
 
 
 def optimizer_tensors(v: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of tensors that Muon and Adam train, without the embedding and an untied head."""
+    """Return the number of tensors trained by Muon and by Adam, without the embedding and an untied head."""
     names = [f"blocks.{i}.{part}" for i in range(v["NUM_LAYERS"]) for part in MATRICES]
     matrices = sum(not any(word in name for word in v["CONTROL_TENSOR_NAME_PATTERNS"]) for name in names)
-    return matrices, len(names) - matrices + len(VECTORS) * v["NUM_LAYERS"] + 1  # skip_weights
+    return matrices, len(names) - matrices + len(VECTORS) * v["NUM_LAYERS"] + 1  # 1: skip_weights
 
 
 class MLXExporter(GolfExporter):
-    """Writes and scores the two files; the MLX script has no limit for them."""
+    """Writes and scores the two files; the MLX script has no size limit."""
 
     def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
         self._v, self._run_log, self._data, self.over = values, run_log, data, 0
@@ -200,7 +200,7 @@ class MLXExporter(GolfExporter):
 class MLXScript(Script):
     """train_gpt_mlx.py."""
 
-    name, exclusive = "train_gpt_mlx.py", False  # its files are named after its runs
+    name, exclusive = "train_gpt_mlx.py", False  # several runs can share a folder: file names include the run id
     variables: Mapping[str, Option] = MLX_VARIABLES
     state_score = "mlx_model"
     variable: Rename = staticmethod(mlx_variable)

@@ -1,8 +1,8 @@
-"""A submission: the records folder that the challenge asks for, made of finished runs that differ in their seed.
+"""A submission: the records folder that the challenge requires, built from finished runs that differ only in their seeds.
 
-A claim needs several seeds: the mean is the score, and p is the probability of such scores if the true mean were the reference.
-A run of train_gpt.py has its code in its folder. For a run of `ingot train` with the frontier family the code is made here:
-`train_gpt.py` with these settings as its own (by_settings.py).
+A claim needs several seeds: the score is their mean, and p is the probability of such scores if the true mean were the reference.
+A train_gpt.py run has its code in its folder. For an `ingot train` run of the frontier family the code is generated:
+a `train_gpt.py` with the run's settings as its defaults (by_settings.py).
 """
 
 from __future__ import annotations
@@ -39,57 +39,57 @@ SUBMISSION, README = "submission.json", "README.md"
 FAMILY = "frontier"
 SEED = "training.seed"
 SOURCES = Path(ingot.__file__).parent
-# Variables and settings that a submission leaves to whoever runs it.
+# Machine-specific variables and settings, which a submission does not fix.
 LOCAL_SETTINGS = (*NOT_DECISIVE, "data.path", "data.tokenizer", "data.seed", SEED, "training.device", "training.threads")
 OF_ONE_RUN = {*LOCAL, *LOCAL_SETTINGS}
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that reached its end, with what a submission needs of it."""
+    """A completed run, with everything that a submission needs from it."""
 
     path: Path  # the run folder
     result: dict[str, Any]  # result.json
     environment: dict[str, Any]  # environment.json
     log: str
-    maker: str  # version of ingot whose sources are in the code
-    values: dict[str, Any]  # of every variable, or of every setting that is not the default
+    maker: str  # version of ingot that the code was made from
+    values: dict[str, Any]  # value of every variable (train_gpt.py), or of every non-default setting (ingot train)
     changed: dict[str, tuple[str, str]]  # differences from the baseline: the baseline's value and this run's
-    seed: int  # in which the runs of a submission differ
-    limit: int  # bytes of artifact and code; 0: none
-    file: str  # name of the artifact
+    seed: int  # the only difference allowed between the runs of a submission
+    limit: int  # size limit for artifact and code in bytes; 0 for none
+    file: str  # file name of the artifact
     artifact: bytes
     code: bytes
     val_loss: float
     parameters: int
     ranks: int
     device: str
-    data: tuple[str, ...]  # facts in words; the first is the name of its folder
-    tokenizer: str | None  # name of its file
+    data: tuple[str, ...]  # descriptions of the data; the first is the name of its folder
+    tokenizer: str | None  # file name of the tokenizer
 
     @property
     def by_settings(self) -> bool:
-        """Whether `ingot train` made it, and not train_gpt.py."""
+        """Return True for a run of `ingot train`, False for one of train_gpt.py."""
         return self.file != PACKED.name
 
     @property
     def total_bytes(self) -> int:
-        """The size that the limit is about: artifact and code."""
+        """Return the size that the limit applies to: artifact plus code."""
         return len(self.artifact) + len(self.code)
 
     @property
     def val_bpb(self) -> float:
-        """Bits per byte of the artifact, in the digits of the log."""
+        """Return the artifact's bits per byte, rounded as in the log."""
         return round(float(self.result["artifact_bpb"]), 8)
 
     @property
     def steps(self) -> int:
-        """Steps taken."""
+        """Return the number of training steps."""
         return int(self.result["total_steps"])
 
     @property
     def train_ms(self) -> int:
-        """Milliseconds of training."""
+        """Return the training time in milliseconds."""
         return round(1000 * self.result["training_seconds"])
 
 
@@ -104,7 +104,7 @@ def pack(
     reference: float = REFERENCE,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Write the records folder of some runs and return the content of its submission.json."""
+    """Write the records folder for some runs and return the content of its submission.json."""
     runs = sorted((read_run(path) for path in paths), key=lambda run: run.seed)
     _check_together(runs)
     for run in runs:
@@ -132,7 +132,7 @@ def pack(
 
 
 def _check_together(runs: Sequence[FinishedRun]) -> None:
-    """Refuse runs that differ in more than the seed."""
+    """Raise an error for runs that differ in more than the seed."""
     first = runs[0]
     for run in runs[1:]:
         if run.by_settings != first.by_settings:
@@ -151,13 +151,13 @@ def _check_together(runs: Sequence[FinishedRun]) -> None:
             differ.append("they ran different code")
         if differ:
             raise ConfigError(f"{first.path} and {run.path} do not belong together: {'; '.join(differ)}")
-    for run, other in zip(runs[1:], runs, strict=False):  # sorted by seed
+    for run, other in zip(runs[1:], runs, strict=False):  # compares neighbours after sorting by seed
         if run.seed == other.seed:
             raise ConfigError(f"{other.path} and {run.path} have the same seed, SEED={run.seed}; every run needs its own")
 
 
 def summarise(runs: Sequence[FinishedRun], reference: float) -> dict[str, Any]:
-    """Return the numbers of submission.json."""
+    """Return the content of submission.json that is computed from the runs."""
     scores = [run.val_bpb for run in runs]
     mean, std = statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else None
     ended = max(datetime.fromisoformat(run.result["ended_at"]) for run in runs)
@@ -193,12 +193,12 @@ def summarise(runs: Sequence[FinishedRun], reference: float) -> dict[str, Any]:
 
 
 def _artifact_name(run: FinishedRun, best: FinishedRun) -> str:
-    """Return the challenge's name for the best run's artifact; the others have their seed in it."""
+    """Return the file name of a run's artifact: the challenge's own name for the best run, with the seed added for the others."""
     return run.file if run is best else run.file.replace(".", f"_seed{run.seed}.", 1)
 
 
 def readme(runs: Sequence[FinishedRun], best: FinishedRun, s: Mapping[str, Any]) -> str:
-    """Return the page that people read first; `s` is the content of submission.json."""
+    """Return the submission's README.md; `s` is the content of submission.json."""
     seeds = f"mean of {len(s['seeds'])} seeds, std {s['std']:.5f}" if s["std"] is not None else f"seed {s['seeds'][0]}"
     against = f"; p = {s['p']:.2g} against {s['reference']:g} (one-sided t-test)" if s["p"] is not None else ""
     scores = [
@@ -210,7 +210,7 @@ def readme(runs: Sequence[FinishedRun], best: FinishedRun, s: Mapping[str, Any])
     where = f"DATA_PATH=data/datasets/{shlex.quote(best.data[0])}"
     where += f" TOKENIZER_PATH=data/tokenizers/{shlex.quote(best.tokenizer)}" if best.tokenizer is not None else ""
     start = f"torchrun --standalone --nproc_per_node={best.ranks} {CODE}" if best.ranks > 1 else f"python {CODE}"
-    score = f"python {CODE}" if best.by_settings else start  # by settings, every process would score the whole split
+    score = f"python {CODE}" if best.by_settings else start  # by settings, every rank would score the whole split
     others = ", ".join(f"`{_artifact_name(run, best)}`" for run in runs if run is not best)
     return f"""# {s["name"]}
 
@@ -253,7 +253,7 @@ Needs torch, numpy, sentencepiece and pydantic. The first command trains, the se
 
 
 def read_run(path: Path) -> FinishedRun:
-    """Return the finished run of a run folder, logs/RUN_ID, or the last one of a log, logs/RUN_ID.txt."""
+    """Read a completed run from its folder, from logs/RUN_ID, or from the last run in a log, logs/RUN_ID.txt."""
     folder = _folder_of(path)
     view = Run.open(folder)
     result, status = view.result(), view.status().status
@@ -268,7 +268,7 @@ def read_run(path: Path) -> FinishedRun:
         log = _read(folder / (LOG if by_script else "log.txt")).decode("utf-8", "replace")
         run = FinishedRun(path=folder, result=result, environment=environment, log=log, **facts)
         finite = math.isfinite(run.val_bpb) and math.isfinite(run.val_loss)
-        summarise([run], REFERENCE)  # reads every other fact
+        summarise([run], REFERENCE)  # raises now if any other required value is missing
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{folder / RESULT} or environment.json is not as train_gpt.py writes it ({type(error).__name__}: {error}); copy the "
@@ -286,7 +286,7 @@ def read_run(path: Path) -> FinishedRun:
 
 
 def _folder_of(path: Path) -> Path:
-    """Return the run folder of an argument; a log may hold several runs, of which the last has the highest number."""
+    """Return the run folder for an argument; if a log has several runs, return the last one, which has the highest number."""
     if path.is_dir():
         return path
     name = re.compile(rf"{re.escape(path.stem)}(?:-(\d+))?")
@@ -305,7 +305,7 @@ def _read(path: Path) -> bytes:
 
 
 def _script_facts(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return what only a run of train_gpt.py has."""
+    """Return the facts that only train_gpt.py runs have."""
     values, baseline = read_variables(facts["variables"]), read_variables({})
     shards, scored = f"{facts['train_shards']} training shards", f"{facts['scored_tokens']} tokens scored"
     return {
@@ -330,13 +330,13 @@ def _script_facts(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def packed_code(config: Config) -> bytes:
-    """Return the `train_gpt.py` that trains and scores as a config says."""
+    """Build the `train_gpt.py` that trains and scores with a config."""
     own = {name: value for name, (_, value) in changed(config).items() if name not in OF_ONE_RUN}
     return bundle({f"INGOT_{name.upper().replace('.', '__')}": value for name, value in own.items()}, entry=BY_SETTINGS)
 
 
 def changed(config: Config) -> dict[str, tuple[str, str]]:
-    """Return the settings that are not the defaults: the default and the value of a config, as the environment has them."""
+    """Return (default, value) of each setting that is not at its default, written as environment variables write it."""
     values = {name: (setting.default, value_of(config, setting)) for name, setting in settings(config.model.family).items()}
     return {
         name: (
@@ -349,7 +349,7 @@ def changed(config: Config) -> dict[str, tuple[str, str]]:
 
 
 def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what only a run of `ingot train` has; refuse runs that cannot be packed, or whose score is not one."""
+    """Return the facts that only `ingot train` runs have; raise an error for runs that cannot be packed or validly scored."""
     if result["checkpoint_path"] is None:
         raise CheckpointError(f"{folder} has no checkpoint of its last step, which says what was run; run it again and keep it")
     progress = read_index(folder / result["checkpoint_path"])["progress"]
@@ -379,7 +379,7 @@ def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mappin
         "file": artifact.name,
         "artifact": _read(artifact),
         "code": packed_code(config),
-        # Loss and bits per byte are sums over the same targets, so their ratio is the same for the artifact and for the run.
+        # Loss and bits per byte are sums over the same targets, so their ratio is the same for the artifact as for the run.
         "val_loss": result["artifact_bpb"] * result["val_loss"] / result["val_bpb"],
         "parameters": sum(math.prod(tensor.shape) for tensor in read_artifact(artifact).tensors.values()),
         "ranks": progress["choices"]["world_size"],
@@ -390,15 +390,15 @@ def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mappin
 
 
 def check_sources(folder: Path, session: Mapping[str, Any], sources: Path = SOURCES) -> None:
-    """Refuse a session of a run that ran other sources than those that are packed, as far as its version and commit tell."""
+    """Raise an error if a session of the run used other sources than those being packed, judged by version and commit."""
     version = session.get("made_by", NOT_INSTALLED).partition(",")[0]  # a submission's own file adds ", one file"
     if NOT_INSTALLED not in (version, made_by()) and version != made_by():
         raise CheckpointError(f"{folder} was run by {version} and this is {made_by()}; pack it with {version}")
     if re.fullmatch("[0-9a-f]{40,64}", commit := str(session.get("git_commit"))):
-        command = ["git", "diff", "--quiet", commit, "HEAD", "--", "."]  # any other code than 1: it is of another repository
+        command = ["git", "diff", "--quiet", commit, "HEAD", "--", "."]  # other exit codes: commit of another repository
         try:
             differs = subprocess.run(command, cwd=sources, capture_output=True, stdin=subprocess.DEVNULL).returncode == 1
-        except OSError:  # there is no git
+        except OSError:  # git is not installed
             differs = False
         if differs:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""From the variables of golf's scripts to one Config: the rules that only golf has are here and nowhere else."""
+"""Translate the variables of golf's scripts to one Config; rules that apply only to golf are defined here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ingot.compat.options import Option, copied, names_of_settings
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.errors import ConfigError, Rename
 
-SPANS = 8  # parts in which a step is read: the original's ranks times its accumulation steps, whatever our number of ranks
-NEVER = 1 << 31  # steps between lines that are not wanted
-SHAPE = ("VOCAB_SIZE", "NUM_LAYERS", "MODEL_DIM", "NUM_HEADS", "MODEL_FILE")  # variables that a custom model has too
+SPANS = 8  # chunks per step: the original's ranks times its accumulation steps, on any number of our ranks
+NEVER = 1 << 31  # step interval that disables a log line
+SHAPE = ("VOCAB_SIZE", "NUM_LAYERS", "MODEL_DIM", "NUM_HEADS", "MODEL_FILE")  # variables that also apply to a custom model
 BASELINE_ONLY = {
     name: option.sets for name, option in VARIABLES.items() if option.sets.startswith("model.") and name not in SHAPE
 }
-STILL_USED = ("TIE_EMBEDDINGS", "CONTROL_TENSOR_NAME_PATTERNS")  # of these, by the optimizer and the quantiser
-# The advice of the engine's errors that golf's users need in other words.
+STILL_USED = ("TIE_EMBEDDINGS", "CONTROL_TENSOR_NAME_PATTERNS")  # the optimizer and the quantiser use these for custom models too
+# Advice in the engine's errors that does not apply to golf, and its replacement.
 ADVICE = {
     "make room for it or choose another {0}": "make room for it or run in another folder",
     "make it writable or choose another {0}": "make it writable or run in another folder",
@@ -35,20 +35,20 @@ variable: Rename = names_of_settings(VARIABLES, {"training.micro_batch": "TRAIN_
 
 
 def advice(ours: str) -> str:
-    """Return an error's advice in golf's words."""
+    """Return an error's advice in golf's terms."""
     return ADVICE.get(ours, ours)
 
 
 def accumulation(world_size: int) -> int:
-    """Return the original's accumulation steps: 8 over the ranks, rounded up where the ranks do not divide 8."""
+    """Return the original's accumulation steps: 8 divided by the ranks, rounded up if the ranks do not divide 8."""
     return -(-SPANS // world_size)
 
 
 def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = False, folder: Path | None = None) -> ResolvedConfig:
-    """Return the config of a run of train_gpt.py; errors name its variables."""
+    """Return the config of a train_gpt.py run; errors name its variables."""
     check_model(values)
     length, batch, unit = values["TRAIN_SEQ_LEN"], values["TRAIN_BATCH_TOKENS"], SPANS * values["TRAIN_SEQ_LEN"]
-    tokens = batch // SPANS * SPANS  # the original drops what is left of the division
+    tokens = batch // SPANS * SPANS  # the original drops the remainder
     if tokens < unit or tokens % unit:
         below = batch // unit * unit
         nearest = f"{below} and {below + unit}" if below else f"{unit}"
@@ -74,7 +74,7 @@ def make_config(
     folder: Path | None,
     name: Rename,
 ) -> ResolvedConfig:
-    """Return the config of a run with these variables and the settings of one script, which win."""
+    """Build the config of a run from its variables; `settings` are those of one script and take precedence."""
     tree = {path: values[name] for name, path in copied(options).items()} | _computed(values, on_gpu) | dict(settings)
     if values.get("MODEL_FILE"):
         tree = {path: value for path, value in tree.items() if path not in BASELINE_ONLY.values()}
@@ -89,7 +89,7 @@ def make_config(
 
 
 def _computed(v: Mapping[str, Any], on_gpu: bool) -> dict[str, Any]:
-    """Return the settings that follow from several variables, or that golf lets nobody choose."""
+    """Return the settings that depend on several variables, or that golf fixes."""
     warmdown, cap, every = v["WARMDOWN_ITERS"], v["MAX_WALLCLOCK_SECONDS"], max(v["VAL_LOSS_EVERY"], 0)
     embedding = v["EMBED_DTYPE"] if v["EMBED_DTYPE"] != "auto" else "bf16" if on_gpu else "fp32"
     return {
@@ -122,7 +122,7 @@ def _computed(v: Mapping[str, Any], on_gpu: bool) -> dict[str, Any]:
 
 
 def check_model(v: Mapping[str, Any]) -> None:
-    """Refuse shapes that the original refuses, and variables that a custom model does not have."""
+    """Reject shapes that the original rejects, and variables that a custom model does not have."""
     dim, heads, kv_heads = v["MODEL_DIM"], v["NUM_HEADS"], v["NUM_KV_HEADS"]
     if not v["TOKENIZER_PATH"].endswith(".model"):
         raise ConfigError(f"TOKENIZER_PATH={v['TOKENIZER_PATH']} must be a SentencePiece .model file")
@@ -133,7 +133,7 @@ def check_model(v: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{unused[0]} has no effect on the model of MODEL_FILE={file}; unset it and set the value in that file"
             )
-        return  # the model checks its shape when it is built
+        return  # the model checks its own shape when it is built
     if dim % heads:
         raise ConfigError(f"MODEL_DIM={dim} is not divisible by NUM_HEADS={heads}")
     if heads % kv_heads:
@@ -143,7 +143,7 @@ def check_model(v: Mapping[str, Any]) -> None:
 
 
 def validation_rows(v: Mapping[str, Any], parts: int, divisors: str) -> int:
-    """Return the sequences per validation batch: VAL_BATCH_SIZE over `parts`, which `divisors` names in an error."""
+    """Return the sequences per validation batch: VAL_BATCH_SIZE / `parts`; `divisors` describes `parts` in errors."""
     length = v["TRAIN_SEQ_LEN"]
     if (rows := int(v["VAL_BATCH_SIZE"] // parts // length)) < 1:
         raise ConfigError(

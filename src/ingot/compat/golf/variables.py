@@ -1,6 +1,6 @@
-"""The environment variables of train_gpt.py and train_gpt_mlx.py: names, types, defaults, meaning and the settings they become.
+"""The environment variables of train_gpt.py and train_gpt_mlx.py: names, types, defaults, meaning and corresponding settings.
 
-docs/golf.md shows these tables. Defaults are the baseline's; golf/seq4096 is the recipe with a record's.
+docs/golf.md shows these tables. The defaults are the baseline's; the recipe golf/seq4096 follows a record.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ingot.errors import ConfigError
 from ingot.model.settings import CONTROL
 from ingot.runs.state import read_state
 
-LIMIT_BYTES = 16_000_000  # the challenge's limit for an artifact and the code that reads it
-STATE, PACKED, CODE = Path("final_model.pt"), Path("final_model.int8.ptz"), "train_gpt.py"  # the files of a run
-CARRIED = "train_gpt_model.py"  # the name that a submission's script gives to the custom model it carries
-LOG = "train_gpt.log"  # the lines of one run, in its folder
-MAX_RUN_ID_BYTES = 200  # a file name has at most 255 bytes, and those of a run are longer than its RUN_ID
+LIMIT_BYTES = 16_000_000  # the challenge's size limit for an artifact plus the code that reads it
+STATE, PACKED, CODE = Path("final_model.pt"), Path("final_model.int8.ptz"), "train_gpt.py"  # files that a run writes
+CARRIED = "train_gpt_model.py"  # file name for the custom model embedded in a submission's script
+LOG = "train_gpt.log"  # log of one run, in its folder
+MAX_RUN_ID_BYTES = 200  # file names are limited to 255 bytes, and a run's are longer than its RUN_ID
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
 
 VARIABLES = table(
@@ -95,7 +95,7 @@ VARIABLES = table(
     Option("INT8_RULE", "str", "golf",
            "exact: no minimum scale, and codes computed with the stored scale.", ("golf", "exact"), added=True),
 )  # fmt: skip
-# A submission is a run of train_gpt.py, so no code is counted here; and a custom model is torch code.
+# No size limit, because only train_gpt.py runs are submitted, and no custom models, because they are written in torch.
 MLX_VARIABLES = {
     name: option for name, option in VARIABLES.items() if name not in ("ARTIFACT_LIMIT_BYTES", "MODEL_FILE")
 } | table(
@@ -113,8 +113,8 @@ MLX_VARIABLES = {
     Option("OUT_DIR", "str", "logs", "Folder of the log, the run folder and the two files."),
     Option("TRAIN_MAX_SEQ_LEN", "int", None, "TRAIN_SEQ_LEN if that is unset.", low=1),
 )  # fmt: skip
-LOCAL = ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "SEED", "EVAL_ONLY_PATH")  # a submission leaves these to whoever runs it
-# Variables of scripts of the leaderboard's records: they are not misspelt, and have no effect here.
+LOCAL = ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "SEED", "EVAL_ONLY_PATH")  # machine-specific, so a submission does not fix them
+# Variables used by record scripts on the leaderboard: they have no effect here, and are not reported as typos.
 OF_RECORDS = (
     "EVAL_STRIDE", "EVAL_SEQ_LEN", "EVAL_BATCH_SEQS", "SLIDING_WINDOW_ENABLED", "VAL_BATCH_TOKENS", "WARMDOWN_FRAC", "MIN_LR",
     "ENABLE_LOOPING_AT", "XSA_LAST_N", "ROPE_DIMS", "ROPE_TRAIN_SEQ_LEN", "LN_SCALE", "SKIP_GATES_ENABLED", "NUM_LOOPS",
@@ -127,7 +127,7 @@ OF_RECORDS = (
 
 
 def read_variables(environment: Mapping[str, str], options: Mapping[str, Option] = VARIABLES) -> dict[str, Any]:
-    """Return the value of every variable of a script."""
+    """Parse the value of every variable of a script."""
     parsed = {name: _parse(option, environment[name]) for name, option in options.items() if name in environment}
     values = defaults(options) | parsed
     if values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] is None:
@@ -136,7 +136,7 @@ def read_variables(environment: Mapping[str, str], options: Mapping[str, Option]
 
 
 def _parse(option: Option, text: str) -> Any:
-    """Return the value of a text by the rules of the original: int(), float(), bool(int()), and lists with commas."""
+    """Parse a value by the original's rules: int(), float(), bool(int()), and comma-separated lists."""
     try:
         match option.kind:
             case "int":
@@ -155,23 +155,23 @@ def _parse(option: Option, text: str) -> Any:
 
 
 def as_lines(values: Mapping[str, Any]) -> list[str]:
-    """Return NAME=value for every variable that has one; `read_variables` gives the same values back."""
+    """Return NAME=value for every variable that is set; `read_variables` parses these back to the same values."""
     return [f"{name}={as_text(value)}" for name, value in values.items() if value is not None]
 
 
 def as_text(value: Any) -> str:
-    """Return a value as the environment has it."""
+    """Format a value as an environment variable."""
     return ",".join(value) if isinstance(value, tuple | list) else str(int(value) if isinstance(value, bool) else value)
 
 
 def differing(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that differ from the baseline, as text, without those of one run."""
+    """Return the variables that differ from the baseline, as text, without those that identify a run or machine."""
     baseline = read_variables({})
     return {name: as_text(value) for name, value in values.items() if name not in LOCAL and value != baseline[name]}
 
 
 def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = VARIABLES) -> list[str]:
-    """Return a warning for every variable that is set, has no effect, and was probably meant to have one."""
+    """Return a warning for every set variable that has no effect and is probably a typo."""
     warnings = []
     for name in sorted(environment.keys() - options.keys() - set(RANKS)):
         if name in OF_RECORDS or name in VARIABLES:
@@ -183,13 +183,13 @@ def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = 
 
 
 def _meant(name: str, names: Iterable[str]) -> str | None:
-    """Return the variable that a name resembles, or is a part of."""
-    is_phrase = "_" in name and len(name) > 5  # the shell itself sets `_`
+    """Return the variable that a name resembles or is part of."""
+    is_phrase = "_" in name and len(name) > 5  # excludes `_`, which the shell sets
     return closest(name, names, 0.8) or next((other for other in names if is_phrase and f"_{name}_" in f"_{other}_"), None)
 
 
 def run_folder(logs: Path, run_id: str, first: bool) -> Path:
-    """Return logs/RUN_ID; on the first rank, if the run there is complete, the next free or unfinished logs/RUN_ID-2, ..."""
+    """Return logs/RUN_ID. If that run is complete, the first rank returns the next free or unfinished logs/RUN_ID-2, ..."""
     if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable() or len(os.fsencode(run_id)) > MAX_RUN_ID_BYTES:
         raise ConfigError(
             f"RUN_ID={run_id} names a file in {logs}/; it may not be a path, have line breaks or exceed {MAX_RUN_ID_BYTES} bytes"
@@ -202,17 +202,17 @@ def run_folder(logs: Path, run_id: str, first: bool) -> Path:
 
 
 def _default(value: Any) -> str:
-    """Return a default as the environment has it; nothing where unset means something else."""
+    """Format a default as an environment variable; empty if the variable has no fixed default."""
     return "" if value is None else as_text(value)
 
 
 def markdown(options: Iterable[Option] = VARIABLES.values()) -> str:
-    """Return the table that docs/golf.md shows."""
+    """Return the table in docs/golf.md."""
     return options_markdown(options, "variable", lambda value: _default(value).replace(",", ", "))
 
 
 def usage(script: str, options: Iterable[Option]) -> str:
-    """Return what --help of a script prints."""
+    """Return the --help text of a script."""
     lines = [f"usage: [VARIABLE=value ...] python {script}"]
     if script == CODE:
         lines.append(f"       [VARIABLE=value ...] torchrun --standalone --nproc_per_node=N {script}")
