@@ -1,1 +1,1 @@
-"""Other programs' commands, files and logs, translated to one Config: nanoGPT, gpt-simple and the golf challenge."""
+"""Compatibility with other programs' commands, files and logs: nanoGPT, gpt-simple and the golf challenge."""

@@ -1,7 +1,7 @@
-"""One table type for the options of other programs: nanoGPT's keys, gpt-simple's keys and golf's environment variables.
+"""Tables of the options of other programs: nanoGPT's keys, gpt-simple's keys and golf's environment variables.
 
-A table maps names to Options. Type and range checks, help, documentation, did-you-mean hints and the names that error messages
-use for our settings are all derived from it.
+A table maps names to Options. Type and range checks, help, documentation, did-you-mean hints and the setting names in error
+messages are all derived from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST_VALUE = 80  # error messages truncate invalid values to this many charac
 
 @dataclass(frozen=True)
 class Option:
-    """An option of another program: its type, default, meaning and range, and the setting of ours it becomes."""
+    """An option of another program: its type, default, meaning, range, and the setting of ours that it maps to."""
 
     name: str
     kind: Kind
@@ -39,22 +39,22 @@ class Option:
     above: float | None = None  # exclusive lower bound
     below: float | None = None  # exclusive upper bound
     null: str = ""  # how the program writes "no value", such as None or null; empty if a value is required
-    sets: str = ""  # the setting that this option becomes
+    sets: str = ""  # the setting of ours that this option maps to
     computed: bool = False  # translate() computes that setting instead of copying the value
     added: bool = False  # Ingot has this option and the original does not
 
     @property
     def allowed(self) -> str:
-        """The allowed values in words, such as `a whole number >= 1 or null`."""
+        """Return a description of the allowed values, such as `a whole number >= 1 or null`."""
         bounds = [(">=", self.low), (">", self.above), ("<=", self.high), ("<", self.below)]
         limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None and bound != math.inf)
         words = self.choices or (f"{KINDS[self.kind]} {limits}".strip(),)
         return either(*words, *([self.null] if self.null else []))
 
     def check(self, value: Any, where: str = "") -> Any:
-        """Return the value with this option's type, or raise ConfigError; `where` names the place that set it.
+        """Return the value converted to this option's type, or raise ConfigError; `where` says in the message where it was set.
 
-        Whole numbers are accepted for floats, and floats without a fraction for integers.
+        Whole numbers are accepted for floats, and floats without a fractional part for integers.
         """
         if value is None and self.null:
             return None
@@ -85,7 +85,7 @@ class Option:
 
 
 def table(*options: Option) -> dict[str, Option]:
-    """Return options by their names."""
+    """Return a dict of options by name."""
     return {option.name: option for option in options}
 
 
@@ -95,23 +95,23 @@ def defaults(options: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def copied(options: Mapping[str, Option]) -> dict[str, str]:
-    """Return the setting of each option whose value is copied to a setting."""
+    """Return the setting for each option whose value is copied unchanged."""
     return {name: option.sets for name, option in options.items() if option.sets and not option.computed}
 
 
 def names_of_settings(options: Mapping[str, Option], others: Mapping[str, str] | None = None) -> Rename:
-    """Return a function from a setting's path to what this program's users call it; `others` adds or replaces names."""
+    """Return a function that maps a setting's path to this program's name for it; `others` adds or overrides names."""
     names = {option.sets: name for name, option in options.items() if option.sets} | dict(others or {})
     return lambda path: names.get(path, path)
 
 
 def closest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the name that a misspelt word most likely means."""
+    """Return the name closest to a misspelt word, or None if none is similar enough."""
     return next(iter(get_close_matches(word, list(names), n=1, cutoff=cutoff)), None)
 
 
 def help_lines(options: Iterable[Option], prefix: str = "--", show: Callable[[Any], str] = repr) -> list[str]:
-    """Return the lines of a help text: every option with its default, meaning and allowed values."""
+    """Format options as help text: name, default, meaning and allowed values."""
     lines = []
     for option in options:
         head = f"  {prefix}{option.name}={show(option.default)}"
@@ -125,7 +125,7 @@ def help_lines(options: Iterable[Option], prefix: str = "--", show: Callable[[An
 
 
 def markdown(options: Iterable[Option], column: str, show: Callable[[Any], str] = str) -> str:
-    """Return the table for a documentation page; `column` heads the names."""
+    """Format options as a Markdown table; `column` is the heading of the name column."""
     rows = [f"| {column} | value | default | meaning |", "|---|---|---|---|"]
     rows += [f"| `{o.name}` | {o.allowed} | {show(o.default)} | {o.help} |" for o in options]
     return "\n".join(rows) + "\n"

@@ -1,6 +1,6 @@
-"""gpt-simple's command, YAML keys, log lines, files and Python names, translated to our Config and loop.
+"""gpt-simple's command, YAML keys, log lines, files and Python API, translated to our Config and training loop.
 
-`import ingot.compat.gpt_simple as gpt_simple` has the 18 names of its package; what needs torch is imported on first use.
+`import ingot.compat.gpt_simple as gpt_simple` provides the package's 18 names; those that need torch are imported on first use.
 """
 
 from __future__ import annotations

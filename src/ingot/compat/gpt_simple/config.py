@@ -1,10 +1,10 @@
 """gpt-simple's configuration: its 59 keys in four sections, read from a YAML or JSON file and a command line.
 
-The fields of the sections are the one source of the keys: reading, `init`, the command line and docs/gpt-simple.md follow from
-them. A section is checked when it is made, and a whole config again before it is used, because its fields can be set.
+The section dataclasses define the keys: parsing, `init`, the command line and docs/gpt-simple.md are derived from them. A section
+is validated when it is created, and the whole config again before use, because its fields are mutable.
 
-A word without quotes means what its key makes of it, so `learning_rate: 3e-4` is a number and `mixed_precision: no` is the word;
-YAML alone reads both differently.
+An unquoted word in YAML is converted to its key's type, so `learning_rate: 3e-4` is a number and `mixed_precision: no` a string;
+plain YAML would read a string and a boolean.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, 
 
 
 def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "", **bounds: float) -> Any:
-    """Return a section's field for a key; its value `sets` a setting, or translate() computes from it what it `becomes`."""
+    """Return the dataclass field of a key: it `sets` one of our settings directly, or `becomes` one that translate() computes."""
     about = {"help": help, "choices": choices, "sets": sets or becomes, "computed": bool(becomes), **bounds}
     return field(default=default, metadata=about)
 
 
 class KeySection:
-    """A section of keys, whose values are converted to their types and checked when it is made."""
+    """Base class of the sections; values are converted to their types and validated on creation."""
 
     def __post_init__(self) -> None:
         self.check()
 
     def check(self) -> None:
-        """Convert every value to its key's type, and raise ConfigError for what is not allowed."""
+        """Convert every value to its key's type; raise ConfigError for invalid values."""
         section = next(name for name, kind in SECTIONS.items() if kind is type(self))
         for key_field in fields(self):  # type: ignore[arg-type]
             setattr(self, key_field.name, typed(all_keys()[f"{section}.{key_field.name}"], getattr(self, key_field.name)))
         self.check_together()
 
     def check_together(self) -> None:
-        """Raise ConfigError for values that do not fit together."""
+        """Raise ConfigError if values contradict each other."""
 
 
 @dataclass
@@ -106,11 +106,11 @@ class ModelConfig(KeySection):
 
     @property
     def kv_heads(self) -> int:
-        """The number of key and value heads."""
+        """Return the number of key and value heads."""
         return self.n_kv_head or self.n_head
 
     def intermediate_dim(self) -> int:
-        """Return the width inside the MLP."""
+        """Return the hidden size of the MLP."""
         gated = -(-(8 * self.n_embd // 3) // 256) * 256
         return self.intermediate_size or (gated if self.mlp_type == "gated" else 4 * self.n_embd)
 
@@ -125,7 +125,7 @@ Weight = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=Fa
 
 @pydantic_dataclass(config={"extra": "forbid"})
 class CurriculumPhase:
-    """A phase of the run with its own mix of buckets; the weights are normalised to a sum of 1."""
+    """A phase of the training run with its own bucket weights, which are normalised to sum to 1."""
 
     duration_tokens: Tokens
     mix: dict[str, Weight]
@@ -154,7 +154,7 @@ class DataConfig(KeySection):
     )  # fmt: skip
     packing: bool = key(True, "Pack several documents into a row. false: one per row, padded.", becomes="data.sampling")
     num_workers: int = key(4, "Accepted, but has no effect: one thread reads ahead.", low=0)
-    curriculum: list[CurriculumPhase] | None = key(  # noqa: RUF009 (a field, as those above)
+    curriculum: list[CurriculumPhase] | None = key(  # noqa: RUF009 (a dataclass field, like those above)
         None, "Phases, each with duration_tokens and a mix of buckets. null: the same weight for every bucket.",
         becomes="data.phases",
     )  # fmt: skip
@@ -173,7 +173,7 @@ class DataConfig(KeySection):
                 raise ConfigError(f"{place}: {wrong['msg']}; give phases with duration_tokens and mix, or null") from None
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
-        unused = self.format != "jsonl" and self.overlap_size == OVERLAP_TOKENS  # the default, which pairs do not use
+        unused = self.format != "jsonl" and self.overlap_size == OVERLAP_TOKENS  # the default does not apply to pairs
         if self.overlap_size > self.max_length // 2 and not unused:
             raise ConfigError(
                 f"data.overlap_size={self.overlap_size} is more than half of data.max_length={self.max_length}; "
@@ -251,7 +251,7 @@ class TrainingConfig(KeySection):
 class GptSimpleConfig:
     """gpt-simple's Config: the four sections of a run.
 
-    `given` are the keys that a file or a command line set, `settings` those of our settings that have no key in gpt-simple.
+    `given` are the keys set in a file or on a command line; `settings` are settings of ours that gpt-simple has no key for.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -265,7 +265,7 @@ class GptSimpleConfig:
         self._check_together()
 
     def check(self) -> None:
-        """Check everything again: a section may have been changed since it was made."""
+        """Validate the whole config again, because sections may have been modified since their creation."""
         for name in SECTIONS:
             getattr(self, name).check()
         self._check_together()
@@ -280,11 +280,11 @@ class GptSimpleConfig:
 
     @classmethod
     def from_file(cls, path: str | Path) -> GptSimpleConfig:
-        """Read a YAML file, or a JSON file by its suffix."""
+        """Read a YAML file, or JSON if the suffix is .json."""
         return read_config(path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all 59 keys as plain data."""
+        """Return all 59 keys as a nested dict."""
         return {name: asdict(getattr(self, name)) for name in SECTIONS}
 
     def save(self, path: str | Path) -> None:
@@ -302,7 +302,7 @@ SECTIONS: dict[str, type[KeySection]] = {
 
 @cache
 def all_keys() -> dict[str, Option]:
-    """Return the table of keys by their dotted paths, in order."""
+    """Return the table of all keys, by dotted path and in order."""
     options: dict[str, Option] = {}
     for section, kind in SECTIONS.items():
         for key_field in fields(kind):  # type: ignore[arg-type]
@@ -318,17 +318,17 @@ def all_keys() -> dict[str, Option]:
 
 @cache
 def keys_of_settings() -> dict[str, str]:
-    """Return the key of each setting of ours that one of gpt-simple's keys becomes."""
+    """Map each setting of ours to the gpt-simple key that sets it."""
     return {option.sets: path for path, option in all_keys().items() if option.sets}
 
 
 def typed(option: Option, value: Any) -> Any:
-    """Return what a value in YAML, JSON, Python or on a command line means for a key; ConfigError if it means nothing."""
+    """Convert a value from YAML, JSON, Python or a command line to its key's type; raise ConfigError if it is invalid."""
     converted = os.fspath(value) if isinstance(value, os.PathLike) else value
     if converted is None or (isinstance(converted, Plain) and converted.lower() in NULLS):
         converted = "" if option.kind == "str" and not option.null else None
     elif option.kind == "str" and not isinstance(converted, list | Mapping):
-        # YAML reads an unquoted `no` as false.
+        # YAML parses an unquoted `no` as false.
         converted = "no" if "no" in option.choices and BOOLEANS.get(str(converted).lower()) is False else str(converted)
     elif option.kind == "bool" and isinstance(converted, str):
         converted = BOOLEANS.get(converted.lower(), converted)
@@ -340,13 +340,13 @@ def typed(option: Option, value: Any) -> Any:
     return option.check(converted)
 
 
-# Reading a file and a command line
+# Reading config files and command lines
 
 
 def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> GptSimpleConfig:
-    """Read a config file, with overrides from a command line; one ConfigError reports every mistake.
+    """Read a config file and apply overrides from a command line; one ConfigError reports all mistakes.
 
-    Settings of ours that gpt-simple has no key for, such as training.device or data.trust_tokens, may be given too.
+    Settings of ours without a gpt-simple key, such as training.device or data.trust_tokens, are accepted too.
     """
     problems, settings = list[str](), dict[str, Any]()
     values: dict[str, tuple[Any, str]] = {}  # dotted key -> (value, where it was set)
@@ -371,7 +371,7 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
             settings[name] = value
         else:
             problems.append(f"unknown key {name} ({where}); {_suggestion(name)}")
-    if not problems:  # values are only checked together if each of them is valid
+    if not problems:  # cross-checks need values that are valid on their own
         try:
             made = {name: section(**sections[name]) for name, section in SECTIONS.items()}
             return GptSimpleConfig(**made, given=frozenset(values), settings=settings)  # type: ignore[arg-type]
@@ -381,7 +381,7 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 
 def read_tree(path: str | Path) -> dict[str, Any]:
-    """Return the sections of a file as they are written: JSON by its suffix, else YAML."""
+    """Parse a config file into a dict of sections: JSON if the suffix is .json, else YAML."""
     file = Path(path)
     with readable(file, ConfigError):
         try:
@@ -402,9 +402,9 @@ def read_tree(path: str | Path) -> dict[str, Any]:
 
 
 def is_gpt_simple(path: str | Path) -> bool:
-    """Return True if a file has gpt-simple's keys and not ours; ConfigError if it has both kinds.
+    """Return True if a file has gpt-simple's keys and not ours; raise ConfigError if it has both.
 
-    Both have the sections model, data, optimizer and training, so the keys that only one of the two has decide.
+    Both programs have sections model, data, optimizer and training, so the decision uses keys that only one of them has.
     """
     tree = read_tree(path)
     names = [f"{section}.{name}" for section, keys in tree.items() if isinstance(keys, Mapping) for name in keys]
@@ -416,7 +416,7 @@ def is_gpt_simple(path: str | Path) -> bool:
 
 
 def _suggestion(path: str) -> str:
-    """Return advice for an unknown key: gpt-simple's name for one of our settings, another section, or a misspelling."""
+    """Return a hint for an unknown key: gpt-simple's name for our setting, the right section, or a similar spelling."""
     if path in keys_of_settings():
         return f"gpt-simple calls it {keys_of_settings()[path]}"
     section, _, name = path.rpartition(".")
@@ -426,9 +426,9 @@ def _suggestion(path: str) -> str:
     return f"did you mean {near}?" if near else f"the keys are {', '.join(key.rpartition('.')[2] for key in names)}"
 
 
-# Error messages in gpt-simple's words
+# Error messages in gpt-simple's terms
 
-# Advice that gpt-simple would refuse, and what to say instead.
+# Advice of ours that does not work in gpt-simple, and its replacement.
 ADVICE = {
     "on a CPU use fp32": "on a CPU use no",
     "lower {0}, raise {1} or add data": "lower {0} or add data",
@@ -442,7 +442,7 @@ key_name = names_of_settings(
 
 
 def advice(text: str) -> str:
-    """Return advice that gpt-simple accepts."""
+    """Return advice rephrased so that it works in gpt-simple."""
     for ours, theirs in ADVICE.items():
         text = text.replace(ours, theirs)
     return text
@@ -464,7 +464,7 @@ TEMPLATE_WIDTH = 100
 
 
 def template(preset: str | None = None) -> str:
-    """Return a config file with every key, in the size of a preset."""
+    """Return a config file with every key, with a preset's model size."""
     values: dict[str, Any] = {f"model.{name}": value for name, value in PRESETS[preset or "small"].items()}
     values["data.path"] = "./data/tokenized"
     lines = [HEADING]

@@ -1,4 +1,4 @@
-"""gpt-simple's checkpoint folders and tokenizers, written from our checkpoints; the original generates and resumes from them."""
+"""Write our checkpoints as gpt-simple's checkpoint folders and tokenizers, from which the original can generate and resume."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from ingot.runtime.files import replace_file, replace_folder, to_json, write_ato
 from ingot.runtime.tensors import TensorRecord
 
 OPTIMIZER, SCHEDULER = "optimizer.bin", "scheduler.bin"
-Keys = Mapping[str, Mapping[str, Any]]  # gpt-simple's four sections
+Keys = Mapping[str, Mapping[str, Any]]  # values of the keys in gpt-simple's four sections
 
 
 def write_checkpoint(
     target: Path, checkpoint: Checkpoint, keys: Keys, facts: Mapping[str, Any] | None = None, tokenizer: bool = False
 ) -> int:
-    """Write our checkpoint as a gpt-simple folder, atomically, and return its size in bytes.
+    """Write our checkpoint as a gpt-simple folder, atomically; return its size in bytes.
 
-    `keys` are gpt-simple's 59 keys of the run; `facts` are added to trainer_state.json. With `tokenizer`, for a folder outside a
-    run, the tokenizer is written too and other files in the folder are kept.
+    `keys` are the run's 59 gpt-simple keys; `facts` are added to trainer_state.json. `tokenizer` is for folders outside a run: it
+    writes the tokenizer too and keeps other files in the folder.
     """
     section = checkpoint.progress["config"]["model"]
     if section["family"] != "llama":
@@ -68,19 +68,19 @@ def write_checkpoint(
             write_tokenizer(partial / TOKENIZER, spec, model["n_positions"])
         if tokenizer:
             check_no_other_tokenizer(target / TOKENIZER, {file.name for file in (partial / TOKENIZER).glob("*")})
-        # Written last: for the original too, a folder without it is incomplete.
+        # Written last: the original also treats a folder without it as incomplete.
         write_atomically(partial / STATE, json.dumps(_state(checkpoint, keys, target.name, facts or {}), indent=2) + "\n")
         return sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
 
 
 def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool:
-    """Write a tokenizer; return False for a kind that gpt-simple does not have, which is written in our own format."""
+    """Write a tokenizer; a kind that gpt-simple does not support is written in our own format, and False is returned."""
     tokenizer, (files, _) = from_spec(spec), tokenizer_files(spec, context)
     if isinstance(tokenizer, SentencePieceTokenizer):
         files = {SENTENCEPIECE: tokenizer.contents, OURS: files[OURS]}
-    elif isinstance(tokenizer, HFTokenizer):  # as it is: gpt-simple's texts have no start token
+    elif isinstance(tokenizer, HFTokenizer):  # copied: gpt-simple's documents have no start token
         files = {THEIRS: tokenizer.contents, SETTINGS: files[SETTINGS]}
-    elif OURS in files:  # transformers would read the other files, and then encode texts without their start token
+    elif OURS in files:  # transformers would load the other files and then encode texts without a start token
         files = {OURS: files[OURS]}
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
@@ -89,7 +89,7 @@ def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool
 
 
 def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> float:
-    """Return the original's learning rate after `step` steps; its cosine rises again after its end."""
+    """Return the original's learning rate after `step` steps; its cosine rises again past its end."""
     peak, warmup, floor = optimizer["learning_rate"], optimizer["warmup_steps"], optimizer["min_lr_ratio"]
     if step < warmup:
         return float(peak * step / max(1, warmup))
@@ -99,7 +99,7 @@ def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> fl
 
 
 def in_their_order(names: Mapping[str, Any]) -> list[str]:
-    """Return parameter names in the original's order: within a block, both norms come first."""
+    """Sort parameter names as in the original: within a block, both norms come first."""
     order = {"ln_1": 0, "ln_2": 1, "attn": 2, "mlp": 3}
 
     def position(name: str) -> tuple[int, int, int]:
@@ -108,11 +108,11 @@ def in_their_order(names: Mapping[str, Any]) -> list[str]:
             return ({"wte": 0, "ln_f": 2}.get(parts[0], 3), 0, 0)
         return (1, int(parts[1]), order[parts[2]])
 
-    return sorted(names, key=position)  # stable: the order within a module stays
+    return sorted(names, key=position)  # stable sort: keeps the order within a module
 
 
 def optimizer_groups(weights: Mapping[str, TensorRecord], order: list[str]) -> tuple[list[str], list[str]]:
-    """Return the names of the two optimizer groups: matrices, which have weight decay, and the rest."""
+    """Return the parameter names of the two optimizer groups: matrices, which get weight decay, and all others."""
     return [n for n in order if len(weights[n].shape) >= 2], [n for n in order if len(weights[n].shape) < 2]
 
 
@@ -133,7 +133,7 @@ def _optimizer_and_scheduler(
 
 
 def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of trainer_state.json, without the loss if it is unknown: JSON has no infinity."""
+    """Return the contents of trainer_state.json; an unknown loss is omitted, because JSON has no infinity."""
     known, step = checkpoint.progress, checkpoint.step
     loss = {} if known.get("loss") is None else {"loss": known["loss"]}
     rate = learning_rate(keys["optimizer"], keys["training"]["max_steps"], step)
@@ -156,7 +156,7 @@ def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, An
 
 
 def phase_of(curriculum: Any, tokens: int) -> dict[str, Any]:
-    """Return the phase of a run after `tokens` tokens, how many of them belong to it, and its mix."""
+    """Return the curriculum phase after `tokens` tokens, the number of tokens spent in it, and its bucket weights."""
     if not curriculum:
         return {"phase_idx": 0, "phase_tokens_consumed": 0, "current_mix": {}}
     number, before = 0, 0
@@ -167,16 +167,16 @@ def phase_of(curriculum: Any, tokens: int) -> dict[str, Any]:
 
 
 def _save(path: Path, value: Any) -> None:
-    """Save with torch.save, synced to disk; an error of the disk is raised as OSError."""
+    """Write a file with torch.save and sync it to disk; disk errors are raised as OSError."""
     try:
         with replace_file(path) as file:
             torch.save(value, file)
-    except RuntimeError as error:  # torch raises this for a full disk
+    except RuntimeError as error:  # torch raises RuntimeError on a full disk
         raise OSError(str(error).splitlines()[0]) from None
 
 
 def not_kept(saved: Sequence[Saved], keep_last: int | None, keep_every: int | None) -> list[Saved]:
-    """Return the checkpoints to delete: all but the newest regular ones, the newest shutdown one, final, and milestones."""
+    """Return the checkpoints to delete: all except the newest regular ones, the newest shutdown one, final, and milestones."""
     if keep_last is None:
         return []
     stops = [one for one in saved if one.name.endswith(SHUTDOWN)]
@@ -186,12 +186,12 @@ def not_kept(saved: Sequence[Saved], keep_last: int | None, keep_every: int | No
 
 
 def export_folder(source: Weights, folder: Path) -> int:
-    """Write a llama model as a gpt-simple checkpoint with its tokenizer, for `ingot export`, and return its size in bytes."""
+    """Write a llama model as a gpt-simple checkpoint with its tokenizer (`ingot export`); return its size in bytes."""
     return write_checkpoint(folder, as_checkpoint(source), keys_of(source.config), tokenizer=True)
 
 
 def keys_of(config: Config) -> dict[str, dict[str, Any]]:
-    """Return gpt-simple's 59 keys of a config; keys that it says nothing about have their defaults."""
+    """Return gpt-simple's 59 keys for a config; keys without a matching setting keep their defaults."""
     keys = GptSimpleConfig().to_dict()
     for theirs, ours in copied(all_keys()).items():
         (section, name), (our_section, setting) = theirs.split("."), ours.split(".")

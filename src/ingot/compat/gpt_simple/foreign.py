@@ -1,8 +1,8 @@
-"""Resume runs that the original gpt-simple began: its checkpoint becomes one of ours, and the loop resumes from that.
+"""Resume runs started by the original gpt-simple: its checkpoint is converted to ours, and training resumes from that.
 
-Weights, AdamW state, step, tokens, phase and the W&B run are taken over, and a file in the run folder lists the documents that it
-has read, so that they are not read again. Nothing of the original is changed. Its files are opened with torch's weights_only; its
-position in the data is pickled as custom classes, which are loaded as plain records, so nothing in a file can run.
+Weights, AdamW state, step, tokens, phase and the W&B run carry over. A file in the run folder lists the documents already trained
+on, so that they are skipped. The original's files are not modified. They are opened with weights_only; the data position, pickled
+as custom classes, is unpickled to plain records, so no file can execute code.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from ingot.train.resume import Progress, facts_of
 Say = Callable[[str], None]
 CURSORS = "dataloader_state"
 CURSOR_VERSION = 2
-ALL_ROWS = -1  # progress of a file that was read to its end
-DATA_SEED = 42  # the original's fixed seed for its data order, independent of training.seed
-PACK_BUFFER = 256  # documents that the original packs into rows together
+ALL_ROWS = -1  # row count of a file that was read to its end
+DATA_SEED = 42  # the original's fixed data seed, independent of training.seed
+PACK_BUFFER = 256  # documents per buffer in the original's packing
 
 
 def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Say) -> None:
-    """Adopt a run of the original if there is one to resume; every rank calls this, and the first one does it."""
+    """Convert the original's checkpoint if there is one to resume; called on every rank, done by the first."""
     if ranks.world_size == 1:
         adopt(config, say, warn)
         return
@@ -67,7 +67,7 @@ def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Sa
 
 
 def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
-    """Write the original's checkpoint to resume from as one of ours, and return its path; None if there is none."""
+    """Convert the original's checkpoint to ours and return its path; None if there is none to resume."""
     saved = foreign_checkpoint(resume_setting(config), Path(config.training.output_dir))
     if saved is None:
         return None
@@ -86,7 +86,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     with RunLock(out), writing(out):
         if (problem := _list_documents(config, resolved, saved)) is not None:
             missing.append(f"its position in the data ({problem})")
-        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # now with the list of documents
+        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # again, now that the list of documents exists
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
         folder = RunFolder(out).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,9 +105,9 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
 
 
 def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> str | None:
-    """List the documents that were read, from all checkpoints of the run; return why that is unknown, if it is.
+    """List the documents already read, from all checkpoints of the run; return the reason if that is unknown.
 
-    The newest checkpoint is not enough: in a new phase the original starts its files again and forgets what it has read.
+    The newest checkpoint is not enough: in a new phase the original restarts its files and forgets what it has read.
     """
     if config.data.format != "pretokenized":
         return "the original does not save it for JSON lines"
@@ -132,7 +132,7 @@ def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> 
 
 
 def _progress(saved: Saved) -> Progress:
-    """Return where the loop resumes; rows are counted from 0, among the documents that are left."""
+    """Return the progress to resume from; rows count from 0 among the remaining documents."""
     state, phase = saved.state, saved.state.get("curriculum") or {}
     try:
         tokens = int(state.get("tokens_trained", 0))
@@ -151,7 +151,7 @@ def _progress(saved: Saved) -> Progress:
 
 
 def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str, TensorRecord], dict[str, Any], str | None]:
-    """Return weights, AdamW state by our names, the section `model`, and the reason if the AdamW state is missing."""
+    """Return weights, AdamW state under our names, the section `model`, and the reason if the AdamW state is missing."""
     path = saved.path / MODEL / WEIGHTS
     weights = state_records(load_saved(path), path)
     settings = read_model(saved.path)
@@ -167,16 +167,16 @@ def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str
 
 
 class _Record:
-    """Stands in for an object of gpt-simple's classes; its values are attributes."""
+    """Unpickled instance of one of gpt-simple's classes, with its values as attributes."""
 
 
 CLASSES = {f"gpt_simple.data.{name}": _Record for name in ("WorkerDataState", "PerBucketCursor")}
 
 
 def read_cursors(path: Path) -> dict[str, dict[int, int]] | None:
-    """Return how many rows of each file were read, by bucket and file number; None if the checkpoint does not say.
+    """Return the number of rows read from each file, by bucket and file index; None if the checkpoint does not contain it.
 
-    The files of all ranks are combined, as the original does.
+    The counts of all ranks are combined, as in the original.
     """
     files = sorted((path / CURSORS).glob("rank_*.pkl")) or [file for file in [path / f"{CURSORS}.pt"] if file.is_file()]
     rows_read: dict[str, dict[int, int]] = {}
@@ -201,7 +201,7 @@ def _field(record: Any, name: str) -> Any:
 
 
 def count_rows(total: dict[str, dict[int, int]], more: Mapping[str, Mapping[int, int]]) -> None:
-    """Add what another worker or checkpoint has read: the larger number of rows of each file counts."""
+    """Merge the row counts of another worker or checkpoint, keeping the larger count for each file."""
     for bucket, files in more.items():
         counts = total.setdefault(bucket, {})
         for number, rows in files.items():
@@ -210,7 +210,7 @@ def count_rows(total: dict[str, dict[int, int]], more: Mapping[str, Mapping[int,
 
 
 def documents_read(data: Path, cursors: Mapping[str, Mapping[int, int]], max_length: int, packing: bool) -> dict[str, Mask]:
-    """Return a mask per bucket of the documents in the rows that were read."""
+    """Return a mask per bucket of the documents contained in the rows read so far."""
     masks = {}
     for bucket, files in cursors.items():
         paths = sorted((data / "train" / bucket).glob("*.bin"))
@@ -232,9 +232,9 @@ def documents_read(data: Path, cursors: Mapping[str, Mapping[int, int]], max_len
 
 
 def file_rows(lengths: NDArray[np.int64], number: int, max_length: int, packing: bool = True) -> Iterator[list[int]]:
-    """Yield the documents of each row of a file, in the order in which the original reads them."""
+    """Yield the document indices in each row of a file, in the original's reading order."""
     order = np.arange(len(lengths))
-    np.random.RandomState(hash((DATA_SEED, number)) % 2**31).shuffle(order)  # the generator of the original, for the same order
+    np.random.RandomState(hash((DATA_SEED, number)) % 2**31).shuffle(order)  # the original's generator and seed, for the same order
     if not packing:
         yield from ([document] for document in order.tolist())
         return

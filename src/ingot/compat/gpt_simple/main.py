@@ -1,6 +1,6 @@
 """`gpt-simple`: its eight commands with the original's flags, and any key as `--section.key value`.
 
-What a command needs is imported when it is called, so that `gpt-simple --help` and `status` answer at once and without torch.
+Each command imports what it needs when it is called, so that `gpt-simple --help` and `status` start fast and without torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ingot.runtime.signals import listening_early
 PROGRAM = "gpt-simple"
 STOP_TIMEOUT_SECONDS = 600.0  # how long `stop` waits for the run to save and end
 POLL_SECONDS = 0.5
-HISTORY = 5  # number of newest checkpoints that `status` lists
+HISTORY = 5  # number of recent checkpoints that `status` lists
 STATUS_WORDS = {
     "failed": "ERROR", "halted": "HALTED (bucket exhausted; needs attention)", "no run state": "NO RUN STATE (checkpoint only)",
 }  # fmt: skip
@@ -62,7 +62,7 @@ def _call(words: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    if options.command in ("train", "validate"):  # commands that take any key
+    if options.command in ("train", "validate"):  # these commands accept any key
         from ingot.compat.gpt_simple import training
 
         flags = Parser(add_help=False)
@@ -78,7 +78,7 @@ def _call(words: Sequence[str]) -> int:
 
 
 def init(options: Namespace, say: Say) -> None:
-    """Print or write a config file with every key."""
+    """Print or write a config file that contains every key."""
     text = template(options.preset)
     if options.output is None:
         print(text, end="")
@@ -88,14 +88,14 @@ def init(options: Namespace, say: Say) -> None:
 
 
 def tokenize(options: Namespace, say: Say) -> None:
-    """Turn the JSON lines of a folder into .bin/.idx pairs, one per file, and report each file."""
+    """Tokenize a folder of JSON lines to .bin/.idx pairs, one per file, and print counts for each file."""
     from ingot.compat.gpt_simple.tokenize_jsonl import WindowRule
     from ingot.compat.gpt_simple.tokenize_jsonl import tokenize as tokenize_files
     from ingot.compat.gpt_simple.translate import tokenizer_name
 
     probability = options.overlap_probability if options.probabilistic_overlap else 1.0
     length, overlap = options.max_length, min(options.overlap_size, max(0, options.max_length // 2))
-    if overlap < options.overlap_size and length > 0:  # the original starts windows at least half a window apart
+    if overlap < options.overlap_size and length > 0:  # the original advances each window by at least half its length
         say(f"--overlap_size {options.overlap_size} is more than half of --max_length {length}: windows share {overlap} tokens")
     windows = WindowRule(length, overlap, probability, options.min_text_length)
     source, output = Path(options.input_dir), Path(options.output_dir)
@@ -109,7 +109,7 @@ def tokenize(options: Namespace, say: Say) -> None:
 
 
 def generate(options: Namespace, say: Say) -> None:
-    """Complete one prompt or those of a file: a line of JSON per completion, and nothing else on stdout."""
+    """Complete one prompt or a file of prompts: one JSON line per completion, and nothing else on stdout."""
     from ingot.api import load
     from ingot.console.completions import generate_records, model_path, prompts_of
 
@@ -123,7 +123,7 @@ def generate(options: Namespace, say: Say) -> None:
 
 
 def batch_generate(options: Namespace, say: Say) -> None:
-    """Answer a file of requests, each of which may name its own model; report all problems before a model is opened."""
+    """Complete a file of requests, each of which may name its own model; all requests are checked before a model is loaded."""
     from ingot.api import load
     from ingot.console.completions import model_path, print_line, write_lines
     from ingot.inference.model import locate_weights
@@ -163,11 +163,11 @@ def _generation_options(options: Namespace) -> GenerationOptions:
 
 
 def status(options: Namespace, say: Say) -> None:
-    """Show the state of the run in a folder, which we or the original gpt-simple trained."""
+    """Show the state of the run in a folder, trained by Ingot or by the original gpt-simple."""
     folder = Path(options.output_dir)
     state, saved = read_dict(folder / RUN_STATE) or {}, saved_checkpoints(folder)
     steps = {one.path: one.step for one in saved}
-    if read_state(folder) is not None:  # a run of ours, whose state.json is newer and names the host
+    if read_state(folder) is not None:  # our own run: its state.json is more recent and names the host
         run = Run(folder)
         now = run.status()
         record = {"run": str(folder), **vars(now.state), "status": now.status}
@@ -213,7 +213,7 @@ def status(options: Namespace, say: Say) -> None:
 
 
 def _age(when: Any) -> float:
-    """Return the seconds since a time in a state file; 0 if it cannot be read."""
+    """Return the age in seconds of a timestamp in a state file; 0 if it cannot be parsed."""
     try:
         return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(when)).total_seconds())
     except (TypeError, ValueError):
@@ -263,7 +263,7 @@ def stop(options: Namespace, say: Say) -> None:
 
 
 def make_parser() -> Parser:
-    """Build the parser of all commands."""
+    """Build the argument parser with all commands."""
     wide = partial(HelpFormatter, max_help_position=36, width=110)
     parser = Parser(prog=PROGRAM, description="Pre-train a GPT from one YAML file.", formatter_class=wide)
     parser.add_argument("-v", "--verbose", action="store_true", help="also print what the run is waiting for")
@@ -276,7 +276,7 @@ def make_parser() -> Parser:
 
 
 def _whole(least: int, most: float = float("inf")) -> Callable[[str], int]:
-    """Return the type of a flag whose value is a whole number in a range."""
+    """Return an argparse type for an integer within a range."""
 
     def read(word: str) -> int:
         if not word.isdecimal() or not least <= int(word) <= most:

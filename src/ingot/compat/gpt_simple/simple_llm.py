@@ -1,8 +1,8 @@
 """gpt-simple in Python: SimpleLLM, SimpleLLMTokenizer, train, generate, load_for_inference and validate_checkpoint.
 
-The model is our llama family, whose parameters already have gpt-simple's names; this file only adds gpt-simple's signatures. As
-in the original, labels are shifted inside the model and -100 is ignored. A tokenizer that cannot be opened is an error; it is
-never replaced by another one.
+The model is our llama family, whose parameters already have gpt-simple's names; this file adds gpt-simple's signatures. As in the
+original, labels are shifted inside the model and -100 is ignored. If a tokenizer cannot be loaded, that is an error: there is no
+fallback to another one.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from ingot.model.layers import LayerCache
 from ingot.model.llama import Llama
 from ingot.runtime.files import user_path
 
-IGNORED = -100  # labels with this value do not count in the loss
+IGNORED = -100  # label that the loss ignores
 PAD = "<|pad|>"
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass
 class CausalLMOutput:
-    """The result with `return_dict=True`; its fields can also be indexed by name."""
+    """Output with `return_dict=True`; fields are also accessible as output["loss"]."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -56,7 +56,7 @@ class CausalLMOutput:
 
 
 class SimpleLLM(Llama):
-    """`model(ids)` returns (logits,), with `labels` (loss, logits), with `return_dict=True` a CausalLMOutput."""
+    """gpt-simple's model: `model(ids)` returns (logits,), with `labels` (loss, logits); `return_dict=True`: a CausalLMOutput."""
 
     def __init__(self, config: ModelConfig, gradient_checkpointing: bool = False):
         config.check()
@@ -69,7 +69,7 @@ class SimpleLLM(Llama):
             checkpoint_blocks(self)
 
     def get_num_params(self, non_embedding: bool = True) -> int:
-        """Return the number of parameters, by default without the token embedding."""
+        """Return the parameter count, by default without the token embedding."""
         count = sum(p.numel() for p in self.parameters())
         return count - self.wte.weight.numel() if non_embedding else count
 
@@ -89,7 +89,7 @@ class SimpleLLM(Llama):
             raise ConfigError("attention_mask hides the first tokens of a row; pad rows on the right")
         if position_ids is not None and past_key_values is None:
             expected = torch.arange(position_ids.size(-1), device=position_ids.device)
-            # The original gives padding position 0; no token before it attends to it.
+            # The original sets position 0 for padding, which no earlier token attends to.
             if not bool(((position_ids == expected) | (position_ids == 0)).all()):
                 raise ConfigError("position_ids must count from 0 in every row, or be left out")
         documents = doc_ids if self.config.attention_mode != "causal" else None
@@ -115,9 +115,9 @@ class SimpleLLM(Llama):
         eos_token_id: int | None = None,
         repetition_penalty: float = 1.0,
     ) -> Tensor:
-        """Return the tokens with a completion of each row, until every row has ended; sampling follows torch.manual_seed.
+        """Generate until every row has ended; return prompts and completions. Sampling follows torch.manual_seed.
 
-        A row that has ended with `eos_token_id` is filled up with `pad_token_id`, if there is one.
+        Rows that have ended with `eos_token_id` are padded with `pad_token_id`, if it is given.
         """
         ids = input_ids if input_ids.dim() == 2 else input_ids[None]  # (B, T)
         options = GenerationOptions(
@@ -142,7 +142,7 @@ class SimpleLLM(Llama):
 
 
 class SimpleLLMTokenizer:
-    """The tokenizer of a name, file or folder; if it has no pad token, the id after its last one is used."""
+    """A tokenizer by name, file or folder; if it has no pad token, the pad id is one above its last id."""
 
     def __init__(self, model_name: str = "gpt2", tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer if tokenizer is not None else open_tokenizer(tokenizer_name(model_name))
@@ -161,9 +161,9 @@ class SimpleLLMTokenizer:
         truncation: bool = False,
         return_tensors: str | None = None,
     ) -> list[int] | list[list[int]] | torch.Tensor:
-        """Return the tokens of one or several texts; `return_tensors="pt"` gives a tensor (rows, tokens).
+        """Encode one or several texts; `return_tensors="pt"` returns a tensor (rows, tokens).
 
-        Special tokens are never added, whatever `add_special_tokens` says: gpt-simple's training adds them itself.
+        Special tokens are never added, regardless of `add_special_tokens`: gpt-simple's training adds them itself.
         """
         single = isinstance(text, str)
         texts = [text] if isinstance(text, str) else text
@@ -182,22 +182,22 @@ class SimpleLLMTokenizer:
     def decode(
         self, token_ids: Any, skip_special_tokens: bool = True, clean_up_tokenization_spaces: bool = True
     ) -> str | list[str]:
-        """Return the text of one or several rows of tokens; special tokens are left out, or shown by their names."""
+        """Decode one or several rows of tokens; special tokens are skipped or shown by name."""
         ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
         if ids and isinstance(ids[0], list):
             return [self._text(row, skip_special_tokens) for row in ids]
         return self._text(ids or [], skip_special_tokens)
 
     def tokenize(self, text: str) -> list[str]:
-        """Return the tokens of a text as text."""
+        """Split a text into tokens and return them as strings."""
         return self.convert_ids_to_tokens([int(i) for i in self.tokenizer.encode(text)])
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each token."""
+        """Return the string of each token."""
         return [self._text([i], False) for i in ids]
 
     def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int]:
-        """Return the id of each token; ConfigError for a text that is not one token."""
+        """Return the id of each token; raise ConfigError for a string that is not a token."""
         ids = []
         for token in tokens:
             if token in self._names():
@@ -210,7 +210,7 @@ class SimpleLLMTokenizer:
         return ids
 
     def _names(self) -> dict[str, int]:
-        """Return the ids of the special tokens by their names."""
+        """Return the ids of special tokens by name."""
         named = {PAD: self.pad_token_id}
         if self.eos_token_id is not None:
             name = "<|endoftext|>" if self.tokenizer.kind == "gpt2" else "</s>"
@@ -224,12 +224,12 @@ class SimpleLLMTokenizer:
         if skip_special:
             return self.tokenizer.decode([i for i in ids if i < self.tokenizer.vocab_size])
         names = {number: name for name, number in self._names().items()}
-        runs = groupby(ids, key=names.get)  # runs of ordinary tokens, and special ones
+        runs = groupby(ids, key=names.get)  # group consecutive ordinary tokens
         return "".join(self.tokenizer.decode(list(run)) if name is None else name * len(list(run)) for name, run in runs)
 
 
 class CheckpointInfo(NamedTuple):
-    """The folders and the model section of a checkpoint that can be loaded."""
+    """Paths and model section of a checkpoint that can be loaded."""
 
     checkpoint_dir: Path
     tokenizer_dir: Path
@@ -245,9 +245,9 @@ def train(
     *,
     skip_runtime_probe: bool = False,
 ) -> TrainingResult:
-    """Train from a config file or object; a section passed as an argument replaces the whole section. Arguments are not modified.
+    """Train from a config file or object; a section given as an argument replaces that section. Arguments are not modified.
 
-    `skip_runtime_probe` is accepted for compatibility and has no effect: runs start without a trial step.
+    `skip_runtime_probe` exists for compatibility and has no effect: runs start without a trial step.
     """
     if config is None:
         config = GptSimpleConfig()
@@ -265,7 +265,7 @@ def load_for_inference(
     dtype: str | torch.dtype | None = None,
     tokenizer_path: str | Path | None = None,
 ) -> tuple[SimpleLLM, SimpleLLMTokenizer, ModelConfig]:
-    """Load a checkpoint, or a run's newest one: the model in eval mode, its tokenizer and its section `model`."""
+    """Load a checkpoint, or a run's newest one; return the model in eval mode, its tokenizer and its section `model`."""
     if isinstance(dtype, str):
         if dtype.lower() not in DTYPES:
             raise ConfigError(f"dtype={dtype} must be {', '.join(DTYPES)} or a torch.dtype")
@@ -281,7 +281,7 @@ def load_for_inference(
 def validate_checkpoint(
     path: str | Path, *, tokenizer_path: str | Path | None = None, load_tokenizer: bool = True
 ) -> CheckpointInfo:
-    """Check that a checkpoint, and with `load_tokenizer` its tokenizer, can be loaded; raise CheckpointError if not."""
+    """Check that a checkpoint can be loaded, with `load_tokenizer` also its tokenizer; raise CheckpointError otherwise."""
     weights, config = _open(path)
     if load_tokenizer:
         _tokenizer(weights, tokenizer_path)
@@ -305,7 +305,7 @@ def generate(
     seed: int | None = None,
     return_full_text: bool = False,
 ) -> list[str]:
-    """Return the completion of each prompt, with the prompt if `return_full_text`; special tokens are shown by their names."""
+    """Return a completion for each prompt, with the prompt if `return_full_text`; special tokens are shown by name."""
     if seed is not None:
         torch.manual_seed(seed)
     device, texts = next(model.parameters()).device, []

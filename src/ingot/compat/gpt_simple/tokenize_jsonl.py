@@ -1,6 +1,6 @@
-"""JSON lines to gpt-simple's .bin and .idx: a pair for every file, with the same name.
+"""Tokenize JSON lines to gpt-simple's .bin and .idx: one pair per input file, with the same name.
 
-A window has at most `max_length` tokens, the end mark included, and the last one of a document ends with it.
+A window has at most `max_length` tokens, including the end-of-document token, which closes a document's last window.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Progress = Callable[[int, int], None]  # files done, files in total
 
 @dataclass(frozen=True)
 class WindowRule:
-    """Settings for cutting documents into windows and for dropping short ones."""
+    """Settings for splitting documents into windows and for dropping short documents."""
 
     max_length: int = 3072
     overlap: int = 256
-    probability: float = 1.0  # probability that a document's windows overlap
+    probability: float = 1.0  # probability that the windows of a document overlap
     least_characters: int = 200
 
     def overlap_of(self, file: str, line: int) -> int:
-        """Return the overlap of a document, drawn at random but always the same for the same file and line."""
+        """Return the overlap of a document's windows, drawn with a seed that depends on file and line only."""
         if self.probability >= 1:
             return self.overlap
         drawn = hashlib.blake2b(f"{file}:{line}".encode(), digest_size=8).digest()
@@ -47,14 +47,14 @@ class WindowRule:
 
 @dataclass
 class FileCounts:
-    """The counts, or the error, of one tokenized file."""
+    """Statistics of one tokenized file, or its error."""
 
     file: str
     documents: int = 0
     windows: int = 0
     tokens: int = 0
-    bad_lines: int = 0  # not JSON, not an object, or without a text
-    short: int = 0  # shorter than the minimum number of characters
+    bad_lines: int = 0  # lines that are not JSON objects with a text
+    short: int = 0  # texts below the minimum number of characters
     empty: int = 0  # texts that encode to no tokens
     error: str = ""
 
@@ -67,7 +67,7 @@ def tokenize(
     workers: int = 1,
     progress: Progress = lambda done, total: None,
 ) -> list[FileCounts]:
-    """Tokenize every .jsonl and .jsonl.gz of a folder; a file that fails has its `error` set and does not stop the others."""
+    """Tokenize every .jsonl and .jsonl.gz in a folder; a file that fails has `error` set and does not stop the others."""
     rule = rule or WindowRule()
     check_windows(rule.max_length, rule.overlap)
     if not 0 <= rule.probability <= 1 or rule.least_characters < 0 or workers < 1:
@@ -96,10 +96,10 @@ def tokenize(
 
 
 def _tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, rule: WindowRule, encode: Engine) -> FileCounts:
-    """Write STEM.bin and STEM.idx from a file of JSON lines."""
+    """Tokenize a file of JSON lines to STEM.bin and STEM.idx."""
     counts, width = FileCounts(path.name), token_width(tokenizer.vocab_size)
     offsets, repeats, lines = [0], [], deque[int]()
-    end_mark, skip = np.array([marks_of(tokenizer).eos], DTYPES[width]), int(tokenizer.bos is not None)  # no start marks here
+    end_mark, skip = np.array([marks_of(tokenizer).eos], DTYPES[width]), int(tokenizer.bos is not None)  # documents have no start token here
     with replace_file(stem.with_name(f"{stem.name}.bin")) as file:
         for encoded in encode(text_blocks(_texts(path, rule, counts, lines), documents=AT_ONCE)):
             for document in np.split(encoded.ids, np.cumsum(encoded.tokens)[:-1]):
@@ -119,7 +119,7 @@ def _tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, rule: WindowRul
 
 
 def _texts(path: Path, rule: WindowRule, counts: FileCounts, lines: deque[int]) -> Iterator[str]:
-    """Yield every text that is long enough and append its line number to `lines`; count the others."""
+    """Yield each text that is long enough and append its line number to `lines`; the others are only counted."""
     with open_unpacked(path, lambda _: None) as stream:
         for number, line in enumerate(stream, 1):
             if line.isspace():

@@ -1,8 +1,8 @@
-"""`gpt-simple train` and `gpt-simple validate`: the original's keys, log lines and files, trained by our loop on any ranks.
+"""`gpt-simple train` and `gpt-simple validate`: the original's keys, log lines and files, on our training loop and any ranks.
 
 Beside our files a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N, checkpoint-N-shutdown or final)
-for every checkpoint that the original would have written. The original generates and resumes from these folders; our own resume
-uses our checkpoints.
+for each checkpoint that the original would have written. The original can generate and resume from these folders; we resume from
+our own checkpoints.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ if TYPE_CHECKING:
     from ingot.data.tokenizers import Tokenizer
 
 MODULE = "ingot.compat.gpt_simple"
-PORT = 29500  # where machines meet if no port is given
-# What --force deletes besides our files. Not config.json: it may be the very file that the run is started from.
+PORT = 29500  # default port for the rendezvous of several machines
+# What --force deletes besides our files. Not config.json: the run may have been started from that very file.
 THEIR_FILES = (
     TOKENIZER, RUN_STATE, STOP_FLAG, ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*", "checkpoints/final",
 )  # fmt: skip
 RULE = "=" * 60
 KINDS = {"regular": "Checkpoint", "shutdown": "Shutdown checkpoint", "final": "Final checkpoint"}
-REASONS = {"stop_file": "flag_file"}  # gpt-simple's words for a stop reason
-STATUSES = {"failed": "error"}  # and for a status
-MAX_EXPONENT = 20.0  # a larger loss is reported as the perplexity of this one
-LEFTOVER = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # left by a kill during a write
-FRESH_SECONDS = 300.0  # the original writes its state every logging_steps, and clocks of hosts differ
-POLL_SECONDS = 0.5  # between two looks for the flag file: a network disk answers slowly
+REASONS = {"stop_file": "flag_file"}  # our stop reason -> gpt-simple's
+STATUSES = {"failed": "error"}  # our status -> gpt-simple's
+MAX_EXPONENT = 20.0  # perplexity is computed as exp(min(loss, 20))
+LEFTOVER = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # temporary folders of a killed write
+FRESH_SECONDS = 300.0  # a state file older than this is stale; the original updates it every logging_steps, and host clocks differ
+POLL_SECONDS = 0.5  # interval between checks for the flag file, which may be slow on a network disk
 
 
 @dataclass
 class GptSimpleResult:
     """gpt-simple's TrainingResult."""
 
-    final_loss: float  # the mean of the last log line, else the last step's loss
+    final_loss: float  # the mean in the last log line, or else the last step's loss
     checkpoint_path: str
     total_tokens: int
     total_steps: int
@@ -80,13 +80,13 @@ class GptSimpleResult:
 
 @dataclass(frozen=True)
 class Log:
-    """Log lines on stderr: -q prints warnings only, -v also prints what the run is waiting for."""
+    """Log lines on stderr: -q prints only warnings, -v also prints what the run is waiting for."""
 
     verbose: bool = False
     quiet: bool = False
 
     def info(self, line: str) -> None:
-        """Print a line about progress."""
+        """Print a progress line."""
         if not self.quiet:
             warn(line)
 
@@ -96,7 +96,7 @@ class Log:
 
 
 def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]) -> int:
-    """Train as a file and a command line say; return the exit code."""
+    """Train with a config file and command line; return the exit code."""
     from ingot.console.launch import launch
     from ingot.train.start import open_data
 
@@ -117,14 +117,14 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
         )
     status, result = run_training(config, log, options.force)
     if not ranks_from_environment().first:
-        return 0  # a launcher treats any other code as a failure and kills the first rank before it is done
+        return 0  # on any other code the launcher would kill the first rank before it is done
     if status == "completed":
         log.info(f"Training complete: {result.total_steps} steps, final loss {result.final_loss:.4f}")
     return options.stop_exit_code if status == "stopped" else 0
 
 
 def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
-    """Print a report on a run; return 0 for nothing or notes, 2 for warnings, 1 for what keeps a run from starting."""
+    """Print a report on a run; return 0 if there is nothing to fix, 2 for warnings, 1 if the run cannot start."""
     from ingot.preflight.findings import BLOCKED
     from ingot.preflight.validate import report_lines, report_record
     from ingot.preflight.validate import validate as preflight
@@ -133,7 +133,7 @@ def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
         config = read_options(options, overrides)
         resolved = translate(config, options.world_size, kept_tokens(config)).config
     except ConfigError as error:
-        error.exit_code = BLOCKED  # a config that cannot be read is a run that cannot start
+        error.exit_code = BLOCKED  # a run whose config cannot be read cannot start
         raise
     warnings(config, warn)
     workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
@@ -146,7 +146,7 @@ def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
 
 
 def read_options(options: Namespace, overrides: Mapping[str, Any]) -> GptSimpleConfig:
-    """Return the config of a command: its file, the keys beside it, and the two flags that are keys."""
+    """Return the config of a command: its file, overrides, and the two flags that set keys."""
     flags = {f"data.{name}": True for name in ("allow_bucket_exhaustion", "allow_budget_mismatch") if getattr(options, name)}
     config = read_config(options.config, {**overrides, **flags})
     record = user_path(config.training.output_dir) / "config.yaml"
@@ -156,7 +156,7 @@ def read_options(options: Namespace, overrides: Mapping[str, Any]) -> GptSimpleC
 
 
 def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tuple[str, GptSimpleResult]:
-    """Train on this rank; return the run's status and result. With `force`, delete an earlier run in the folder first."""
+    """Train on this rank; return the run's status and result. With `force`, first delete an earlier run in the folder."""
     from ingot.compat.gpt_simple.foreign import adopt_on_all_ranks
     from ingot.train.start import run
 
@@ -174,7 +174,7 @@ def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tupl
     messages: list[str] = []
     warnings(config, messages.append)
     report_kept_batch(config, ranks.world_size, kept, messages.append)
-    # If a launcher started this rank, it has checked the run already.
+    # A launched rank skips the checks: its launcher has already run them.
     dataset = None if STARTED_AT in os.environ else _check(config, resolved.config, ranks.world_size, log, force)
     reporter = GptSimpleReporter(config, resolved.config, log, tokenizer, messages)
     try:
@@ -192,7 +192,7 @@ def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tupl
 
 
 def _check(config: GptSimpleConfig, resolved: Config, world_size: int, log: Log, force: bool) -> Dataset | None:
-    """Refuse a run that cannot succeed; return the data if they had to be opened."""
+    """Raise an error for a run that cannot succeed; return the dataset if the checks had to open it."""
     from ingot.preflight.validate import check_before_training
 
     return check_before_training(
@@ -208,17 +208,17 @@ def _check(config: GptSimpleConfig, resolved: Config, world_size: int, log: Log,
 
 
 def refuse_live_original(folder: Path) -> None:
-    """Refuse a folder in which the original gpt-simple trains: each of the two would delete the other's checkpoints.
+    """Raise an error if the original gpt-simple is training in the folder: each would delete the other's checkpoints.
 
-    Its state names no host, so a process that is not found here may still train on another one while the state is fresh. A run
-    of ours writes the same file; its own lock keeps others out, and a killed one may resume at once.
+    Its state file does not name the host: if the process is not found here, it may be alive on another host as long as the file is
+    fresh. Our own runs write the same file but are protected by our lock, so they can resume immediately after a kill.
     """
     state, ours = read_dict(folder / RUN_STATE) or {}, read_state(folder)
     try:
         pid, updated = int(state["pid"]), datetime.fromisoformat(state["updated_at"])
         written_by_us = ours is not None and (ours.pid == pid or datetime.fromisoformat(ours.updated_at) >= updated)
     except (KeyError, TypeError, ValueError):
-        return  # the original writes both, the time with its zone
+        return  # the original always writes both, the time with its time zone
     if state.get("status") != "running" or written_by_us:
         return
     age, output_dir = time.time() - updated.timestamp(), Setting("training.output_dir")
@@ -234,16 +234,16 @@ def refuse_live_original(folder: Path) -> None:
 
 
 def newest_name(folder: Path, step: int) -> Path | None:
-    """Return the checkpoint of a step in a run folder: gpt-simple's, else ours."""
+    """Return the checkpoint of a step in a run folder, preferably gpt-simple's."""
     theirs = [saved.path for saved in saved_checkpoints(folder) if saved.step == step]
     return theirs[-1] if theirs else saved_steps(folder / "checkpoints").get(step)
 
 
 class GptSimpleReporter(Reporter):
-    """Prints what `gpt-simple train` prints and writes its files, on the first rank.
+    """Prints the log lines of `gpt-simple train` and writes its files, on the first rank.
 
-    `messages` are warnings to print when the run begins: a run that does not start prints its error only. `interval_loss` is the
-    mean of the last step line, None before the first; `checkpoint` is the newest checkpoint under gpt-simple's name. If a
+    `messages` are warnings to print once the run begins, so that a run that fails to start prints only its error. `interval_loss`
+    is the mean in the last step line, None before the first; `checkpoint` is the newest checkpoint under gpt-simple's name. If a
     checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds.
     """
 
@@ -256,8 +256,8 @@ class GptSimpleReporter(Reporter):
         self.interval_loss: float | None = None
         self.checkpoint: Path | None = None
         self.failure: CheckpointError | None = None
-        self._interval: list[StepReport] = []  # since the last step line
-        self._numbers: dict[str, float] = {}  # values of the last step line
+        self._interval: list[StepReport] = []  # steps since the last step line
+        self._numbers: dict[str, float] = {}  # values in the last step line
         self._seconds = 0.0
         self._state: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -293,13 +293,13 @@ class GptSimpleReporter(Reporter):
             self._write_tokenizer()
         self._update()
         ours = saved_steps(self._folder / "checkpoints").get(step)
-        if ours is not None and (not saved or saved[-1].step < step):  # a kill came before gpt-simple's folder was written
+        if ours is not None and (not saved or saved[-1].step < step):  # killed before gpt-simple's folder was written
             from ingot.runs.checkpoints import read_kind
 
             self.saved(ours, read_kind(ours))
         with suppress(OSError):
             if (self._folder / STOP_FLAG).stat().st_mtime < process_start():
-                (self._folder / STOP_FLAG).unlink()  # meant for an earlier session
+                (self._folder / STOP_FLAG).unlink()  # left over from an earlier session
         self._pass_on_flag()
         for line in self._messages:
             self._log.warn(line)
@@ -337,7 +337,7 @@ class GptSimpleReporter(Reporter):
         steps, seconds = len(self._interval), report.elapsed_seconds - self._seconds
         targets = sum(one.targets for one in self._interval)
         self.interval_loss = sum(one.loss for one in self._interval) / steps
-        # The learning rate of a step line is the next step's.
+        # A step line shows the learning rate of the next step.
         scale = learning_rate_scale(self._resolved, report.step, report.elapsed_seconds)
         self._numbers = n = {
             "train/loss": self.interval_loss,
@@ -370,12 +370,12 @@ class GptSimpleReporter(Reporter):
         self._log.info(f"Curriculum: advancing to phase {number} (at {tokens:,} total tokens)")
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
-        """Write our checkpoint as the folders that the original would have written, and delete those it would not keep."""
+        """Write our checkpoint as the folders that the original would have written, and delete those that it would have deleted."""
         from ingot.compat.gpt_simple.files import not_kept, write_checkpoint
         from ingot.runs.checkpoints import load_checkpoint
 
         began, step, folder, training = time.monotonic(), step_of(path), path.parent, self._config.training
-        names: dict[str, Kind] = {}  # the original saves nothing for a best evaluation, and the last step may be a regular one
+        names: dict[str, Kind] = {}  # the original has no best checkpoint, and the last step may also be a regular one
         if kind != "shutdown" and step % training.save_steps == 0:
             names[f"checkpoint-{step}"] = "regular"
         if kind != "regular":
@@ -389,13 +389,13 @@ class GptSimpleReporter(Reporter):
                 facts = {"wandb_run_id": read_id(self._folder / WANDB_ID), "resumed_from": self._resumed_from}
                 write_checkpoint(folder / name, checkpoint, self._keys, facts)
             for old in saved_checkpoints(self._folder):
-                if old.name == FINAL and old.step < step:  # the original would take it for the newest checkpoint forever
+                if old.name == FINAL and old.step < step:  # the original would always take it for the newest checkpoint
                     shutil.rmtree(regular := old.path.with_name(f"checkpoint-{old.step}"), ignore_errors=True)
                     old.path.rename(regular)
             for old in not_kept(saved_checkpoints(self._folder), training.keep_last_k, training.keep_milestone_every):
                 shutil.rmtree(old.path, ignore_errors=True)
             self.failure = None
-        except (IngotError, OSError) as error:  # this runs in a thread: training continues, and the run ends with the error
+        except (IngotError, OSError) as error:  # runs in a thread: the error is raised when training ends
             why = getattr(error, "strerror", None) or error
             self.failure = CheckpointError(f"cannot write {path.name} as gpt-simple's: {why}")
             self._log.warn(f"{self.failure}; training continues, and {path} is complete")
@@ -435,16 +435,16 @@ class GptSimpleReporter(Reporter):
         self._log.info(f"{ended} at step {result.total_steps} ({reason}). Resume with: --training.resume {where}")
 
     def failed(self, error: BaseException) -> None:
-        """Record the error that ended the session, which the original's `status` shows."""
+        """Record the error that ended the session; the original's `status` shows it."""
         if self._state:
             self._update(status="error", error="".join(traceback.format_exception(error)))
 
     def _pass_on_flag(self) -> None:
-        """Turn gpt-simple's flag file into our stop request; the flag file is removed when the run ends."""
+        """Convert gpt-simple's flag file to our stop request; the flag file is removed when the run ends."""
         if time.monotonic() - self._polled_at >= POLL_SECONDS:
             self._polled_at = time.monotonic()
             if (self._folder / STOP_FLAG).is_file():
-                with suppress(CheckpointError):  # the disk refuses: the next step tries again
+                with suppress(CheckpointError):  # write failed: retried after the next step
                     RunFolder(self._folder).ask_to_stop()
 
     def _write_tokenizer(self) -> None:
@@ -452,13 +452,13 @@ class GptSimpleReporter(Reporter):
 
         folder = self._folder / TOKENIZER
         if self._tokenizer is None or (folder.is_dir() and any(folder.iterdir())):
-            return  # the original writes it once per run, too
+            return  # as in the original, written once per run
         if not write_tokenizer(folder, self._tokenizer.spec(), self._config.data.max_length):
             self._log.warn(f"gpt-simple has no {self._tokenizer.kind} tokenizer: only ingot can generate from {self._folder}")
 
     def _update(self, **values: Any) -> None:
-        """Write the latest values to .run_state.json; training continues if the disk refuses."""
-        with self._lock:  # the loop and the thread that saves both write
+        """Update .run_state.json; training continues if it cannot be written."""
+        with self._lock:  # called from the training loop and the saving thread
             self._state |= {**values, "updated_at": datetime.now(UTC).isoformat(timespec="seconds")}
             text, path = to_json(self._state, indent=2) + "\n", self._folder / RUN_STATE
             try:

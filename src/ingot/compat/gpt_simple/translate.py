@@ -1,7 +1,7 @@
 """Translate gpt-simple's keys to one Config.
 
-gpt-simple's batch is per rank, so more ranks make a larger step. Ours counts the tokens of a step over all ranks: the number of
-ranks at the first start decides it, and a run that resumes with another number of ranks keeps it.
+gpt-simple's batch size is per rank, so more ranks mean more tokens per step. Our tokens_per_step counts all ranks: it is set by the
+number of ranks when a run first starts, and stays the same if the run resumes on a different number of ranks.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ingot.runs.checkpoints import resume_point
 from ingot.runs.folder import named_path, saved_steps
 from ingot.runtime.files import user_path
 
-DATA_SEED = 42  # fixed in gpt-simple; training.seed is for weights and dropout only
+DATA_SEED = 42  # fixed in gpt-simple; training.seed only affects weights and dropout
 VOCAB_MULTIPLE = 128
-EVAL_BATCHES = 100  # if max_eval_batches is null
-TOKENIZERS = ("gpt2", "byte", "char")  # tokenizers that need no file
+EVAL_BATCHES = 100  # used if max_eval_batches is null
+TOKENIZERS = ("gpt2", "byte", "char")  # built-in tokenizers
 PRECISIONS = {None: "auto", "no": "fp32"}
-ALREADY_READ = "already-read.json"  # lists the documents that the original has read, in a run that it began
+ALREADY_READ = "already-read.json"  # lists the documents that the original had read before we resumed its run
 RESUMES = {"scratch": "never"}
 
 
 def translate(
     config: GptSimpleConfig, world_size: int = 1, kept_tokens: int | None = None, tokenizer: Tokenizer | None = None
 ) -> ResolvedConfig:
-    """Return the config of a run with these keys on so many ranks.
+    """Return the config of a run with these keys on `world_size` ranks.
 
-    `kept_tokens` are the tokens per step of the run that this one resumes; `tokenizer` is the run's, if it is already open.
+    `kept_tokens` is the tokens per step of the run being resumed; `tokenizer` is the run's, if it is already open.
     """
     config.check()
     keys = config.to_dict()
@@ -50,25 +50,25 @@ def translate(
 
 
 def tokens_per_step(config: GptSimpleConfig, world_size: int) -> int:
-    """Return the tokens per step on so many ranks, as gpt-simple counts them."""
+    """Return the tokens per step on `world_size` ranks by gpt-simple's rule."""
     t = config.training
     return t.per_device_batch_size * t.gradient_accumulation_steps * max(1, world_size) * config.data.max_length
 
 
 def kept_tokens(config: GptSimpleConfig) -> int | None:
-    """Return the tokens per step of the run that this one resumes; None for a new run.
+    """Return the tokens per step of the run being resumed, or None for a new run.
 
-    They are read from the checkpoint, so another number of ranks, or another batch in the file, does not change them.
+    The value comes from the checkpoint, so a different number of ranks or batch size in the file does not change it.
     """
     try:
         checkpoint = resume_point(resume_setting(config), Path(config.training.output_dir))
         return int(checkpoint.progress["config"]["training"]["tokens_per_step"]) if checkpoint is not None else None
     except (CheckpointError, KeyError, TypeError):
-        return None  # the checks before a run report it
+        return None  # the checks before training report the error
 
 
 def report_kept_batch(config: GptSimpleConfig, world_size: int, kept: int | None, report: Callable[[str], None]) -> None:
-    """Report that a resumed run keeps the batch size it began with, if its keys ask for another one."""
+    """Report that a resumed run keeps its original batch size, if its keys now give another one."""
     t, now = config.training, tokens_per_step(config, world_size)
     if kept is None or kept == now:
         return
@@ -87,18 +87,18 @@ def resume_path(config: GptSimpleConfig) -> Path | None:
     if name in ("auto", "scratch"):
         return None
     path = named_path(name, Path(config.training.output_dir))
-    if is_checkpoint(path):  # a gpt-simple folder; our checkpoint that it was written from may lie beside it
+    if is_checkpoint(path):  # a gpt-simple folder; the checkpoint of ours from which it was written may still exist
         return saved_steps(path.parent).get(read_saved(path).step, path)
     return path
 
 
 def resume_setting(config: GptSimpleConfig) -> str:
-    """Return our training.resume; a named checkpoint of the original becomes one of ours in output_dir before the run."""
+    """Return our training.resume; a checkpoint of the original is converted to ours in output_dir before training."""
     return str(resume_path(config) or RESUMES.get(config.training.resume, config.training.resume))
 
 
 def _already_read(config: GptSimpleConfig) -> str | None:
-    """Return the file of documents that the original has read, in this run or in the one it starts from."""
+    """Return the list of documents that the original has read, from this run or the one it resumes."""
     named = resume_path(config)
     runs = [named, named.parent.parent] if named is not None else []
     paths = [already_read_path(config), *(run / ALREADY_READ for run in runs)]
@@ -111,20 +111,20 @@ def already_read_path(config: GptSimpleConfig) -> Path:
 
 
 def buckets(config: GptSimpleConfig) -> list[str]:
-    """Return the buckets of the training data: the folders below data.path/train."""
+    """Return the names of the data buckets: the folders below data.path/train."""
     train = user_path(config.data.path) / "train" if config.data.path else None
     return sorted(path.name for path in train.iterdir() if path.is_dir()) if train is not None and train.is_dir() else []
 
 
 def tokenizer_name(name: str) -> str:
-    """Return our name for a tokenizer: a bare name is one on the Hub, unless it needs no file."""
+    """Return our name for a tokenizer: a bare name is a repository on the Hub, unless it is a built-in one."""
     name = name or "gpt2"
     bare = "/" not in name and name not in TOKENIZERS and not Path(name).exists()
     return f"hf:{name}" if bare else name
 
 
 def named_tokenizer(config: GptSimpleConfig) -> Tokenizer | None:
-    """Return the run's tokenizer; None if it cannot be opened, which the checks before a run report."""
+    """Return the run's tokenizer, or None if it cannot be opened, which the checks before training report."""
     try:
         return open_tokenizer(tokenizer_name(config.data.tokenizer))
     except IngotError:
@@ -132,19 +132,19 @@ def named_tokenizer(config: GptSimpleConfig) -> Tokenizer | None:
 
 
 def padded_vocabulary(tokenizer: Tokenizer) -> int:
-    """Return the rows of the embedding: all tokens, plus a pad token if there is none, rounded up to a multiple of 128."""
+    """Return the padded vocabulary size: all tokens, plus a pad token if there is none, rounded up to a multiple of 128."""
     ids = tokenizer.vocab_size + (tokenizer.pad is None)
     return -(-ids // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 def cosine_steps(config: GptSimpleConfig) -> int:
-    """Return the steps of the cosine after the warmup."""
+    """Return the number of cosine decay steps after the warmup."""
     o = config.optimizer
     return o.decay_steps if o.decay_steps is not None else config.training.max_steps - o.warmup_steps
 
 
 def warnings(config: GptSimpleConfig, report: Callable[[str], None]) -> None:
-    """Report settings that are allowed but probably not intended."""
+    """Report settings that are valid but probably unintended."""
     t, steps = config.training, config.training.max_steps
     for name, every, what in (
         ("logging_steps", t.logging_steps, "no step is logged"),
@@ -166,7 +166,7 @@ def warnings(config: GptSimpleConfig, report: Callable[[str], None]) -> None:
 
 
 def _computed(config: GptSimpleConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the settings that depend on several keys, have other values than the keys, or are fixed in gpt-simple."""
+    """Return the settings that depend on several keys, need conversion, or are fixed in gpt-simple."""
     m, d, o, t = config.model, config.data, config.optimizer, config.training
     eval_rows = (t.max_eval_batches or EVAL_BATCHES) * t.per_device_batch_size
     rows = padded_vocabulary(tokenizer) if tokenizer is not None else None
@@ -193,7 +193,7 @@ def _computed(config: GptSimpleConfig, tokenizer: Tokenizer | None) -> dict[str,
         "optimizer.schedule": "cosine",
         "optimizer.decay_steps": o.warmup_steps + max(1, cosine_steps(config)),
         "training.gradient_checkpointing": t.gradient_checkpointing
-        and "auto",  # auto: recomputing more than memory needs is slower
+        and "auto",  # auto: checkpointing more layers than memory requires would be slower
         "training.compile": t.compile if "training.compile" in config.given or not t.compile else "auto",
         "training.precision": PRECISIONS.get(t.mixed_precision, t.mixed_precision),
         "training.priming_steps": 0,
