@@ -1,1 +1,1 @@
-"""Shared by all command lines: errors and exit codes, progress, tables, charts and the launcher of ranks."""
+"""Code shared by all command lines: errors and exit codes, progress, tables, charts and the rank launcher."""

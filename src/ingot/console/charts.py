@@ -1,4 +1,4 @@
-"""Line charts of runs for terminals and pictures."""
+"""Line charts of runs, for terminals and image files."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from ingot.runs.series import Curves, Timing
 
 Points = Sequence[tuple[float, float]]
-WIDTH, HEIGHT = 4.6, 3.6  # size of a panel of a picture in inches
-MAX_MARKED_POINTS = 20  # a line with fewer points has a marker at each
-TEXT_LINES, TEXT_COLUMNS = 17, 52  # size of the text panel
+WIDTH, HEIGHT = 4.6, 3.6  # panel size of an image, in inches
+MAX_MARKED_POINTS = 20  # lines with at most this many points get markers
+TEXT_LINES, TEXT_COLUMNS = 17, 52  # size of the text panel in lines and characters
 BRAILLE = 0x2800
-DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of a braille cell, by column from the top
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of a braille cell: two columns, each from top to bottom
 COLOURS = ("36", "33", "35", "32", "34", "31")
-MIN_WIDTH = 20  # cells of a curve, however narrow the terminal is
+MIN_WIDTH = 20  # minimum width of a plot in cells
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with its name."""
+    """A named curve."""
 
     name: str
     points: Points
@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over one axis; every line has points."""
+    """A chart of several lines; each line has at least one point."""
 
     title: str
     axis: str  # label of the horizontal axis
@@ -40,7 +40,7 @@ class Panel:
 
 
 def run_panels(curves: Mapping[str, Curves], axis: str, speed: bool = False) -> list[Panel]:
-    """Return a panel each for the loss, the bits per byte, the accuracies and, with `speed`, the tokens per second of runs."""
+    """Return panels for loss, bits per byte, accuracies and, with `speed`, tokens per second, with a line per run."""
     tasks = [(run, task, points) for run, curve in curves.items() for task, points in curve.tasks.items()]
     panels = {
         "training loss, nats per token": [Line(name, curve.loss) for name, curve in curves.items()],
@@ -53,7 +53,7 @@ def run_panels(curves: Mapping[str, Curves], axis: str, speed: bool = False) -> 
 
 
 def figure(panels: Sequence[Panel], text: str = "") -> Any:
-    """Return a figure of matplotlib's with the panels side by side, and an optional text beside them."""
+    """Draw panels side by side in a matplotlib figure, with an optional text beside them."""
     from matplotlib.figure import Figure
 
     count = len(panels) + bool(text)
@@ -80,7 +80,7 @@ def figure(panels: Sequence[Panel], text: str = "") -> Any:
 
 
 def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = False) -> list[str]:
-    """Return a panel as text for a terminal of `width` cells: braille curves with a letter at their end, and a legend."""
+    """Draw a panel for a terminal of `width` cells: braille curves, each ending in its letter, and a legend."""
 
     def coloured(text: str, number: int) -> str:
         return f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m" if colours else text
@@ -91,8 +91,8 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
     labels[0], labels[height // 2], labels[-1] = f"{top:.3f}", f"{(top + bottom) / 2:.3f}", f"{bottom:.3f}"
     margin = max(map(len, labels))
     columns = max(MIN_WIDTH, width - margin - 3)
-    dots: dict[tuple[int, int], int] = defaultdict(int)  # braille bits of a cell, by its row from the top and its column
-    owner: dict[tuple[int, int], int] = {}  # the curve that touched a cell last
+    dots: dict[tuple[int, int], int] = defaultdict(int)  # (row, column) -> braille bits
+    owner: dict[tuple[int, int], int] = {}  # (row, column) -> the curve drawn there last
     letters: dict[tuple[int, int], str] = {}
     wide, high = right - left or 1.0, top - bottom or 1.0
     for number, line in enumerate(panel.lines):
@@ -107,7 +107,7 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
                 dots[cell] |= DOTS[dot_x % 2][3 - dot_y % 4]
                 owner[cell] = number
         end = height - 1 - places[-1][1] // 4, places[-1][0] // 2
-        while end in letters and end[1]:  # several curves may end in one place
+        while end in letters and end[1]:  # several curves may end in the same cell
             end = end[0], end[1] - 1
         letters[end], owner[end] = ascii_lowercase[number % 26], number
     lines = [panel.title]

@@ -1,6 +1,6 @@
 """Completions as JSON lines, on stdout or in a file, with everything else on stderr.
 
-`ingot generate` and `gpt-simple generate` give all prompts to one model; in `gpt-simple batch-generate` every line names its own.
+`ingot generate` and `gpt-simple generate` use one model for all prompts; in `gpt-simple batch-generate` each request names its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str | None:
-    """Return the prompt as given, from stdin for `-`, or from a file; the final line end is dropped."""
+    """Return the prompt as given, from stdin for `-`, or from a file; the final line break is dropped."""
     if prompt is not None and file is not None:
         raise ConfigError("give --prompt TEXT or --prompt-file FILE; one of them")
     if file is None and prompt != "-":
@@ -30,12 +30,12 @@ def read_prompt(prompt: str | None, file: Path | None) -> str | None:
     if file is None and sys.stdin is None:
         raise ConfigError("--prompt - reads stdin, which is closed; give the text itself")
     with readable(file or Path("stdin"), DataError):
-        text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode("utf-8-sig")  # line ends stay as they are
+        text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode("utf-8-sig")  # line breaks are not converted
     return text.removesuffix("\n").removesuffix("\r")
 
 
 def prompts_of(prompt: str | None, prompts_file: Path | None) -> list[dict[str, Any]]:
-    """Return the one prompt of a command, or those of a file."""
+    """Return the command's prompt, or those in a file, as a list of records."""
     if (prompt is None) == (prompts_file is None):
         raise ConfigError("give --prompt TEXT or --prompts-file FILE; one of them")
     return read_prompts(prompts_file) if prompts_file is not None else [{"prompt": prompt}]
@@ -44,7 +44,7 @@ def prompts_of(prompt: str | None, prompts_file: Path | None) -> list[dict[str, 
 def generate_records(
     model: Any, records: Sequence[Mapping[str, Any]], options: GenerationOptions, output: Path | None, stream: bool, say: Say
 ) -> None:
-    """Continue prompts with a model and write a line for each; with `stream`, first print a line for every piece of text."""
+    """Generate completions and write a JSON line for each; with `stream`, also print a line for every chunk of text."""
     prompts = [str(record["prompt"]) for record in records]
     if stream:
         completions = [prompt if options.return_full_text else "" for prompt in prompts]
@@ -61,13 +61,13 @@ def generate_records(
 
 
 def model_path(checkpoint: str | None, output_dir: str | None) -> str | None:
-    """Return the model that --checkpoint or --output-dir names; a parser has refused both together."""
+    """Return the model given by --checkpoint or --output-dir; the parser rejects both together."""
     path = checkpoint if checkpoint is not None else output_dir
     return None if path is None else expand(path)
 
 
 def write_lines(records: Iterable[Mapping[str, Any]], output: Path | None, say: Say) -> None:
-    """Write a line per record, to stdout or to a file that is written whole or not at all."""
+    """Write records as JSON lines to stdout or, atomically, to a file."""
     if output is None:
         for record in records:
             print_line(record)
@@ -75,7 +75,7 @@ def write_lines(records: Iterable[Mapping[str, Any]], output: Path | None, say: 
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
     with writing_output(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        # Half a surrogate pair in a field of the request is written as it was read, \ud800.
+        # A lone surrogate in a request's field is written as it was read, \ud800.
         write_atomically(output.resolve(), "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
     say(f"{output}: {len(lines)} texts")
 

@@ -1,7 +1,7 @@
-"""Errors as one line with the exit code of their class, and how a program ends.
+"""Report errors in one line with the exit code of their class, and end the program.
 
-A launcher of ranks ends all of them when one fails, so the rank that knows the reason has to print it first; a rank that only
-noticed the failure of another waits.
+A launcher ends all ranks when one fails, so the rank that has the original error must print it first; a rank that only noticed
+that another one failed waits.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from ingot.errors import (
 from ingot.runtime.processes import process_age, safe_path
 from ingot.runtime.ranks import ranks_from_environment
 
-MODEL_MODULE_PREFIX = "ingot_model_"  # model/registry.py imports users' files under such names
-MAX_FRAMES = 3  # frames of the user's file that an error shows, nearest to the error
+MODEL_MODULE_PREFIX = "ingot_model_"  # prefix under which model/registry.py imports users' model files
+MAX_FRAMES = 3  # an error shows this many innermost frames of the user's file
 
 
 def _user_error(error: BaseException) -> IngotError | None:
-    """Return an error of Python or of a custom model as one that its user can fix; None for a bug of ours."""
+    """Convert an exception of Python or of a custom model to an error that the user can fix; None for a bug in Ingot."""
     message = str(error)
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # torch's and MLX's
+    phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # messages of torch and MLX
     if kinds & {"MemoryError", "OutOfMemoryError"} or any(phrase in message for phrase in phrases):
         return RunError(
             "the memory is full",
@@ -53,7 +53,7 @@ def _user_error(error: BaseException) -> IngotError | None:
     if message.startswith("Symlink loop"):
         return ConfigError(message, advice="give the path that the link should lead to")
     cause: BaseException | None = error
-    while cause is not None:  # the file of a custom model, wherever it was called from
+    while cause is not None:  # search the whole chain for a frame in a custom model's file
         frames = [
             (frame.f_code, line)
             for frame, line in traceback.walk_tb(cause.__traceback__)
@@ -70,13 +70,13 @@ def _user_error(error: BaseException) -> IngotError | None:
     return None
 
 
-BROKEN_PIPE = 141  # exit code that shells report when a reader such as `head` has left
-PEER_WAIT_SECONDS = 10  # a rank that only noticed a failure waits this long for the one that knows the reason
-STARTED_AT = "INGOT_STARTED_AT"  # environment variable with the start time of the launcher
+BROKEN_PIPE = 141  # exit code by shell convention when a reader such as `head` has closed the pipe
+PEER_WAIT_SECONDS = 10  # how long a rank that only noticed a failure waits for the one with the original error
+STARTED_AT = "INGOT_STARTED_AT"  # environment variable with the launcher's start time
 
 
 class Outcome:
-    """The exit code of a program, and the error that ended it."""
+    """A program's exit code, and the error that ended it."""
 
     code = 0
     error: IngotError | None = None
@@ -92,10 +92,10 @@ def explained(
     every_rank: bool = False,
     stopped: int = 0,
 ) -> Iterator[Outcome]:
-    """Turn errors into one line and an exit code; `name` and `advise` translate settings and advice for the program's users.
+    """Print an error in one line and set the exit code; `name` and `advise` translate settings and advice for the program's users.
 
-    An error that every rank finds is printed by the first rank only. With `every_rank` another rank prints its error too if it is
-    still alive after a wait: then no other found it. `stopped` is the exit code after a signal that came before a run began.
+    An error that occurs on every rank is printed by the first rank only. With `every_rank`, another rank also prints its error if it
+    is still alive after a wait, since then only it has that error. `stopped` is the exit code after a signal before the run began.
     """
     outcome = Outcome()
     _open_streams()
@@ -107,7 +107,7 @@ def explained(
         try:
             first = ranks_from_environment().first
         except ConfigError:
-            first = True  # the rank is unknown
+            first = True  # the rank could not be determined
         found_by_all = isinstance(error, ConfigError | DataError | CheckpointError)
         speaks = not isinstance(error, PeerLost) and (first or not found_by_all)
         if not speaks:
@@ -125,7 +125,7 @@ def explained(
         _drop_stdout()
         outcome.code = BROKEN_PIPE
     except OSError as error:
-        if error.filename is None:  # stdout cannot be written
+        if error.filename is None:  # an OSError without a file comes from writing to stdout
             _drop_stdout()
         reason = error.strerror or str(error)
         outcome.error = RunError(reason if error.filename is None else f"{error.filename}: {reason}")
@@ -140,29 +140,29 @@ def explained(
 
 
 def stop_exit_code(words: Sequence[str]) -> int:
-    """Return the value of --stop-exit-code in an unparsed command line; 0 without one."""
+    """Return the value of --stop-exit-code in an unparsed command line, 0 if it is absent."""
     pairs = zip(words, [*words[1:], ""], strict=False)
     given = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--stop-exit-code"]
     return int(given[-1]) if given and given[-1].isdecimal() and int(given[-1]) < 256 else 0
 
 
 def process_start() -> float:
-    """Return the unix time at which this program, or the launcher of this rank, started."""
+    """Return the Unix time at which this program, or its rank's launcher, started."""
     if STARTED_AT in os.environ:
         with suppress(ValueError):
             return float(os.environ[STARTED_AT])
     age = process_age()
-    return time.time() - (age if age is not None else time.process_time())  # importing is mostly computing
+    return time.time() - (age if age is not None else time.process_time())  # approximation: imports are mostly CPU time
 
 
 def say(line: str) -> None:
-    """Print a line and flush it: someone may be reading through a pipe."""
+    """Print a line and flush it, because stdout may be a pipe."""
     print(line, flush=True)
 
 
 def warn(line: str) -> None:
     """Print a line on stderr."""
-    with suppress(OSError, ValueError):  # the reader may have left
+    with suppress(OSError, ValueError):  # stderr may be a closed pipe
         print(shown(line), file=sys.stderr, flush=True)
 
 
@@ -173,15 +173,15 @@ class _VisibleFormatter(logging.Formatter):
 
 def _open_streams() -> None:
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell: >&-
+        if getattr(sys, name) is None:  # the shell closed it: >&-
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
         if hasattr(stream := getattr(sys, name), "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a character that the terminal cannot show must not be an error
+            stream.reconfigure(errors="backslashreplace")  # escape characters that the terminal's encoding lacks
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_VisibleFormatter())
 
 
 def _drop_stdout() -> None:
-    """Send the rest of stdout to nowhere; otherwise Python complains when it closes stdout."""
+    """Redirect stdout to /dev/null; otherwise Python reports an error when it flushes stdout at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,8 +1,8 @@
-"""Start one process per rank on this machine: signals go to all ranks, and one failure ends all.
+"""Start one process per rank on this machine: signals are forwarded to all ranks, and if one fails all are ended.
 
-Every rank runs in a separate session, so a Ctrl-C reaches only this launcher and each rank gets exactly one signal from it:
-the first means save and stop, a second SIGINT means end at once, and a rank must not count one key press as two.
-On several machines torchrun starts the ranks: it waits for the other machines and ends all of them when one fails.
+Every rank runs in its own session, so Ctrl-C reaches only this launcher, which sends each rank exactly one signal: the first
+means save and stop, a second SIGINT means exit at once, and a rank must not receive one key press twice.
+On several machines torchrun starts the ranks: it waits for the other machines and ends all ranks when one fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 
 
 _Rank = subprocess.Popen[bytes]
-_Events = queue.SimpleQueue[_Rank | signal.Signals]  # ranks that have ended, and signals; its put is safe in a signal handler
+_Events = queue.SimpleQueue[_Rank | signal.Signals]  # ended ranks and received signals; put() is safe in a signal handler
 
 
 def launch(
@@ -45,7 +45,7 @@ def launch(
     command: Sequence[str] | None = None,
     grace_seconds: float = 10.0,
 ) -> int:
-    """Run `python -m module <argv>`, or another command, as `nproc` ranks; return the exit code of the first that failed, or 0.
+    """Run `python -m module <argv>`, or another command, as `nproc` ranks; return the exit code of the first to fail, or 0.
 
     On several machines the exit code is torchrun's: 1 for any failure.
     """
@@ -55,7 +55,7 @@ def launch(
         raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
     if master_port is not None and not 1 <= master_port <= 65535:
         raise ConfigError(f"--master-port {master_port}: a port is between 1 and 65535")
-    # -P: as with the `ingot` script, a stray random.py in the working folder is not imported.
+    # -P: as with the `ingot` script, a stray random.py in the working directory is not imported.
     hold_back = command is None and nnodes == 1
     command = [*([sys.executable, "-P", "-m", module] if command is None else command), *argv]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cpu_count() // nproc))}
@@ -85,12 +85,12 @@ def launch(
 
 
 def _supervise(ranks: list[_Rank], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]) -> int:
-    """Wait for all ranks and forward signals, replaced by `instead`; after a failure the others have the grace period to end."""
+    """Wait for all ranks and forward signals, mapped by `instead`; after a failure the others get the grace period to exit."""
     alive, exit_code, deadline = list(ranks), 0, None
     while alive:
         try:
             event = events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except queue.Empty:  # a rank that waits for a dead one in a collective ignores SIGTERM
+        except queue.Empty:  # grace period over: a rank waiting for a dead one in a collective ignores SIGTERM
             _kill(alive)
             deadline = None
             continue
@@ -102,7 +102,7 @@ def _supervise(ranks: list[_Rank], events: _Events, grace_seconds: float, instea
         code = event.returncode
         if code and not exit_code:
             exit_code = code if code > 0 else INTERRUPTED if code == -signal.SIGINT else RunError.exit_code
-            if code < 0:  # a rank that a signal ended could not print a reason
+            if code < 0:  # a rank killed by a signal could not print a reason
                 name = signal.Signals(-code).name
                 print(f"ingot: error: rank process {event.pid} was ended by {name}", file=sys.stderr)
             deadline = time.monotonic() + grace_seconds
@@ -112,7 +112,7 @@ def _supervise(ranks: list[_Rank], events: _Events, grace_seconds: float, instea
 
 
 def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool) -> _Rank:
-    # Signals are blocked until the rank can handle them: one that came while Python starts would kill it.
+    # Signals are blocked until the rank can handle them: one that arrived while Python starts would kill it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING if hold_back else ())
     try:
         return subprocess.Popen(
@@ -120,7 +120,7 @@ def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool)
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no thread runs yet
+            preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no threads are running yet
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RunError(f"cannot start a rank with {command[0]}: {error}") from error
@@ -135,7 +135,7 @@ def _report_end(rank: _Rank, events: _Events) -> None:
 
 @contextlib.contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
-    """Turn signals into events, except those that our caller ignores, as nohup does."""
+    """Put received signals into the queue, except those that the parent process ignores, as with nohup."""
     before: dict[signal.Signals, Any] = {}
     seen: list[int] = []
 
@@ -155,7 +155,7 @@ def _signals_into(events: _Events) -> Iterator[None]:
 
 
 def _kill(ranks: Sequence[_Rank]) -> None:
-    """End ranks together with the processes they started."""
+    """Kill ranks together with their child processes."""
     for rank in ranks:
         if rank.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -163,7 +163,7 @@ def _kill(ranks: Sequence[_Rank]) -> None:
 
 
 def _free_port() -> int:
-    """Return a free port below the range of outgoing connections, which could take it while the ranks start."""
+    """Return a free port below the ephemeral range, so that no outgoing connection takes it while the ranks start."""
     for port in random.sample(range(20000, 32768), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))

@@ -1,4 +1,4 @@
-"""Output of commands: JSON or aligned columns on stdout, and files that are written whole or not at all."""
+"""Output of commands: JSON or aligned columns on stdout, and atomically written files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def print_json(value: Any) -> None:
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows with their columns aligned; a row of one cell is a heading."""
+    """Print rows with aligned columns; a row with one cell is a heading."""
     for line in columns(rows):
         print(line)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines with their columns aligned; a row of one cell is a heading."""
+    """Format rows as lines with aligned columns; a row with one cell is a heading."""
     rows = [[shown(cell) for cell in row] for row in rows]
     full = [row for row in rows if len(row) > 1]
     widths = [max(map(len, column)) for column in zip(*full, strict=True)]
@@ -40,19 +40,19 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def write_file(path: Path, text: str, force: bool = False) -> None:
-    """Write a file at once; an existing file is kept unless forced."""
+    """Write a file atomically; raise an error if it exists, unless forced."""
     check_target(path, False, force)
     with writing_output(path), replace_file(path.resolve()) as file:
         file.write(text.encode())
 
 
 def check_target(target: Path, folder: bool, force: bool) -> None:
-    """Refuse a path where no file, or no folder, can or should be written."""
+    """Raise an error if a file, or a folder, cannot or should not be written at this path."""
     if not target.parent.is_dir():
         raise ConfigError(f"{target} cannot be written: the folder {target.parent} does not exist; create it first")
     if target.is_dir() and not folder:
         raise ConfigError(f"{target} is a folder; give the name of a file in it")
-    exists = os.path.lexists(target)  # also a link that leads nowhere
+    exists = os.path.lexists(target)  # unlike Path.exists, True for a broken link
     if exists and not force:
         raise ConfigError(f"{target} exists; --force replaces it, --output writes elsewhere")
     if exists and not (target.is_dir() if folder else target.is_file()):
@@ -60,33 +60,33 @@ def check_target(target: Path, folder: bool, force: bool) -> None:
 
 
 def visible(text: str) -> str:
-    """Return a text with control characters written out, such as \\x1b, so that they cannot steer a terminal."""
+    """Escape control characters, such as \\x1b, so that a text cannot control the terminal."""
     return "".join(
         f"\\x{ord(character):02x}" if character not in "\n\t" and _is_control(character) else character for character in text
     )
 
 
 def for_reader(text: str) -> str:
-    """Return a text for stdout: with visible control characters on a terminal, unchanged elsewhere."""
+    """Return a text for stdout: with escaped control characters on a terminal, unchanged elsewhere."""
     return visible(text) if sys.stdout.isatty() else text
 
 
 def _is_control(character: str) -> bool:
-    """Return True for a character that moves the cursor, rings the bell or reverses the direction of text."""
+    """Return True for a character that controls the terminal or reverses the text direction."""
     return unicodedata.category(character) == "Cc" or character in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 class Parser(ArgumentParser):
-    """An ArgumentParser that raises ConfigError, which is printed as one line."""
+    """An ArgumentParser that raises ConfigError instead of printing usage, so that the error is one line."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def split_overrides(args: Sequence[str], options: Sequence[str] = ()) -> dict[str, str | bool]:
-    """Return settings by dotted path from `--section.key value`, `--section.key=value` and bare `--section.key` (true).
+    """Parse `--section.key value`, `--section.key=value` and bare `--section.key` (true) into settings by dotted path.
 
-    The last of several equal settings wins. A mistyped word without a dot is compared with `options`, those of the command.
+    If a setting is repeated, the last one wins. An unknown option without a dot is compared with `options`, the command's own.
     """
     settings: dict[str, str | bool] = {}
     rest = list(args)

@@ -16,25 +16,25 @@ from ingot.errors import shown
 from ingot.runs.reporter import BeginReport, EvaluationReport, LineReporter, Reporter, StepReport
 from ingot.runtime.ranks import ranks_from_environment
 
-TICK_SECONDS = 0.25  # the line is redrawn this often without progress, so that its clock moves
-REDRAW_SECONDS = 0.1  # fast progress redraws the line at most this often
-BAR, NARROW_BAR, WIDE = 24, 12, 100  # cells of the bar, the narrow bar, and the columns needed for the wide one
+TICK_SECONDS = 0.25  # redraw interval without progress, so that the clock keeps moving
+REDRAW_SECONDS = 0.1  # minimum time between redraws
+BAR, NARROW_BAR, WIDE = 24, 12, 100  # cells of the normal and the narrow bar, and columns from which the normal one is used
 START_OF_LINE, ERASE, UP = "\r", "\x1b[K", "\x1b[A"
 COLOUR_OR_CELL = re.compile(r"\x1b\[[\d;]*m|.")
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return True for a terminal whose lines can be erased."""
+    """Return True for a terminal that supports erasing lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def draw_lines(lines: Sequence[str], drawn: int) -> int:
-    """Draw lines on stdout over the `drawn` lines drawn before, cut to the size of the terminal; return how many were drawn."""
-    width, height = os.get_terminal_size(sys.stdout.fileno())  # 0 where the terminal does not know its size
+    """Redraw lines on stdout over the `drawn` previous ones, truncated to the terminal's size; return the number of lines."""
+    width, height = os.get_terminal_size(sys.stdout.fileno())  # (0, 0) if the terminal does not report its size
     shown_lines = []
     for line in lines[: max(1, (height or 24) - 1)]:
         room, kept = max(1, (width or 80) - 1), []
-        for part in COLOUR_OR_CELL.findall(line):  # colour codes take no cell, and all stay so that each colour is closed
+        for part in COLOUR_OR_CELL.findall(line):  # colour codes take no cell and are all kept, so that every colour is reset
             room -= len(part) == 1
             kept += [part] if room >= 0 or len(part) > 1 else []
         shown_lines.append("".join(kept))
@@ -46,7 +46,7 @@ def draw_lines(lines: Sequence[str], drawn: int) -> int:
 
 
 def fit(parts: Sequence[str], width: int) -> str:
-    """Join as many of the parts as fit in `width` cells, the most important first."""
+    """Join as many leading parts as fit into `width` cells; parts are in order of importance."""
     kept = [part for part in parts if part]
     while len(kept) > 1 and len("  ".join(kept)) > width:
         kept.pop()
@@ -54,7 +54,7 @@ def fit(parts: Sequence[str], width: int) -> str:
 
 
 def bar(fraction: float, width: int) -> str:
-    """Return a bar filled up to a fraction and the percentage, for a line of `width` cells."""
+    """Format a fraction as a bar and a percentage for a line of `width` cells."""
     fraction, cells = min(max(fraction, 0.0), 1.0), BAR if width >= WIDE else NARROW_BAR
     full = int(fraction * cells)
     return f"{'━' * full}{'─' * (cells - full)}  {100 * fraction:3.0f}%"
@@ -68,14 +68,14 @@ def duration(seconds: float) -> str:
 
 
 class Work:
-    """A piece of work: its name, progress and start."""
+    """A task in progress: its name, how much is done, and when it started."""
 
     def __init__(self, what: str, unit: str = "rows"):
-        self.what, self.done, self.total = what, 0, 0  # a total of 0 is unknown
+        self.what, self.done, self.total = what, 0, 0  # total 0: unknown
         self._unit, self._since = unit, time.monotonic()
 
     def parts(self, width: int) -> list[str]:
-        """Return the parts of the line."""
+        """Return the parts of the status line."""
         seconds = time.monotonic() - self._since
         if not self.total:
             return [self.what, duration(seconds)]
@@ -88,7 +88,7 @@ class Work:
 
 
 class StatusLine:
-    """A live line at the bottom of the terminal, drawn by `render` for a width; all other output goes above it. A context."""
+    """A live line at the bottom of the terminal, drawn by `render`; all other output goes above it. A context manager."""
 
     def __init__(self, render: Callable[[int], str]):
         self._render = render
@@ -97,7 +97,7 @@ class StatusLine:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="status line", daemon=True)
         self._drawn_cells, self._columns, self._drawn_at = 0, 0, 0.0
-        self._ends_open = False  # half a line was printed, which must not be drawn over
+        self._ends_open = False  # an unfinished line was printed, which must not be overwritten
         self._replaced: list[tuple[str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -119,7 +119,7 @@ class StatusLine:
             setattr(sys, name, stream)
 
     def draw(self, often: bool = False) -> None:
-        """Draw the line; with `often` at most a few times a second."""
+        """Draw the line; with `often`, at most every REDRAW_SECONDS."""
         with self._lock:
             if self._ends_open or self._over.is_set() or (often and time.monotonic() - self._drawn_at < REDRAW_SECONDS):
                 return
@@ -138,18 +138,18 @@ class StatusLine:
             self.draw()
 
     def _erased(self) -> str:
-        """Return the characters that erase the line; also updates the width of the terminal."""
+        """Return the characters that erase the line, after updating the terminal's width."""
         try:
             columns = os.get_terminal_size(self._stream.fileno()).columns or 80
         except (OSError, ValueError):
             columns = 80
-        # A terminal that has become narrower has wrapped the line into several rows (most do; xterm does not).
+        # Most terminals that have become narrower have wrapped the line into several rows (xterm does not).
         rows = max(0, self._drawn_cells - 1) // columns if columns < self._columns else 0
         self._drawn_cells, self._columns = 0, columns
         return f"{START_OF_LINE}{ERASE}{UP}" * rows + f"{START_OF_LINE}{ERASE}"
 
     def _write(self, text: str, stream: TextIO | None = None) -> None:
-        with suppress(OSError, ValueError):  # the terminal may be gone; the work continues
+        with suppress(OSError, ValueError):  # the terminal may be closed; the work continues
             target = stream or self._stream
             target.write(text)
             target.flush()
@@ -160,7 +160,7 @@ class StatusLine:
 
 
 class _Above:
-    """A stream that prints above the live line."""
+    """A stream whose output goes above the live line."""
 
     def __init__(self, stream: TextIO, line: StatusLine):
         self._stream, self._line = stream, line
@@ -176,7 +176,7 @@ class _Above:
 
 @contextmanager
 def make_reporter() -> Iterator[Reporter]:
-    """Yield the reporter that fits stderr; only the first rank reports."""
+    """Yield a reporter that suits stderr, on the first rank only; other ranks report nothing."""
     if not ranks_from_environment().first:
         yield Reporter()
     elif not is_terminal(sys.stderr):
@@ -188,12 +188,12 @@ def make_reporter() -> Iterator[Reporter]:
 
 
 def _to_stderr(line: str) -> None:
-    with suppress(OSError, ValueError):  # the reader may have left; log.txt has all lines
+    with suppress(OSError, ValueError):  # the terminal or pipe may be closed; log.txt has all lines
         print(shown(line), file=sys.stderr, flush=True)
 
 
 class LiveReporter(LineReporter):
-    """A progress bar with the current numbers, and lines above it for evaluations, checkpoints and messages."""
+    """Shows a progress bar with current metrics, and lines above it for evaluations, checkpoints and messages."""
 
     def __init__(self) -> None:
         self.line = StatusLine(self._render)
@@ -226,7 +226,7 @@ class LiveReporter(LineReporter):
         super().evaluation(report)
 
     def phase(self, number: int, tokens: int) -> None:
-        pass  # the numbers of the line show it
+        pass  # shown in the live line
 
     def end(self, result: Any) -> None:
         pass  # the command prints the result
@@ -234,7 +234,7 @@ class LiveReporter(LineReporter):
     def _render(self, width: int) -> str:
         step = self._step
         if self._work is not None or step is None:
-            left = "" if self._left.startswith("0 ") else self._left  # the work after training is not part of the budget
+            left = "" if self._left.startswith("0 ") else self._left  # the budget does not cover the work after training
             return fit([*(self._work.parts(width) if self._work is not None else []), left], width)
         parts = ["training", bar(step.spent, width), self._left, f"loss {step.loss:.4f}", f"step {step.step:,}", self._bpb]
         parts += [f"{step.tokens_per_second:,.0f} tok/s", f"mfu {100 * step.mfu:.1f}%" if step.mfu is not None else ""]
@@ -242,7 +242,7 @@ class LiveReporter(LineReporter):
 
 
 def _left(max_steps: int | None, step: int, budget_seconds: float | None, seconds: float) -> str:
-    """Return what is left of the budget of steps or seconds, whichever will be spent first."""
+    """Return the remaining steps or time, whichever runs out first."""
     by_steps = step / max_steps if max_steps else -1.0
     by_seconds = seconds / budget_seconds if budget_seconds else -1.0
     if max_steps and by_steps >= by_seconds:
@@ -253,16 +253,16 @@ def _left(max_steps: int | None, step: int, budget_seconds: float | None, second
 
 @contextmanager
 def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal or in a notebook; yields a function of the work done and the total."""
+    """Show a progress bar on a terminal or in a notebook; yield a function that takes the amount done and the total."""
     with work_line(what, "bytes" if in_bytes else unit) as (_, show):
         yield partial(show, what) if show else lambda done, total: None
 
 
 @contextmanager
 def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Callable[..., None] | None]]:
-    """Yield a function that prints lines, and one that shows progress (None without a terminal), for successive pieces of work.
+    """Yield a function that prints lines, and one that shows progress (None without a terminal), for successive tasks.
 
-    The second takes the piece of work, how much is done, the total, and a name for it where that changes.
+    The second function takes the task, the amount done, the total and, where it changes, the unit.
     """
     if not is_terminal(sys.stderr):
         yield _to_stderr, None

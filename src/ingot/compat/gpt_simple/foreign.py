@@ -86,7 +86,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     with RunLock(out), writing(out):
         if (problem := _list_documents(config, resolved, saved)) is not None:
             missing.append(f"its position in the data ({problem})")
-        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # again, now that the list of documents exists
+        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # again, with the list of documents
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
         folder = RunFolder(out).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ def documents_read(data: Path, cursors: Mapping[str, Mapping[int, int]], max_len
 def file_rows(lengths: NDArray[np.int64], number: int, max_length: int, packing: bool = True) -> Iterator[list[int]]:
     """Yield the document indices in each row of a file, in the original's reading order."""
     order = np.arange(len(lengths))
-    np.random.RandomState(hash((DATA_SEED, number)) % 2**31).shuffle(order)  # the original's generator and seed, for the same order
+    np.random.RandomState(hash((DATA_SEED, number)) % 2**31).shuffle(order)  # the original's generator, for the same order
     if not packing:
         yield from ([document] for document in order.tolist())
         return

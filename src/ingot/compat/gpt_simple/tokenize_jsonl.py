@@ -99,7 +99,7 @@ def _tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, rule: WindowRul
     """Tokenize a file of JSON lines to STEM.bin and STEM.idx."""
     counts, width = FileCounts(path.name), token_width(tokenizer.vocab_size)
     offsets, repeats, lines = [0], [], deque[int]()
-    end_mark, skip = np.array([marks_of(tokenizer).eos], DTYPES[width]), int(tokenizer.bos is not None)  # documents have no start token here
+    end_mark, skip = np.array([marks_of(tokenizer).eos], DTYPES[width]), int(tokenizer.bos is not None)  # no start tokens here
     with replace_file(stem.with_name(f"{stem.name}.bin")) as file:
         for encoded in encode(text_blocks(_texts(path, rule, counts, lines), documents=AT_ONCE)):
             for document in np.split(encoded.ids, np.cumsum(encoded.tokens)[:-1]):

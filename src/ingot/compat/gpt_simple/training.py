@@ -64,7 +64,7 @@ REASONS = {"stop_file": "flag_file"}  # our stop reason -> gpt-simple's
 STATUSES = {"failed": "error"}  # our status -> gpt-simple's
 MAX_EXPONENT = 20.0  # perplexity is computed as exp(min(loss, 20))
 LEFTOVER = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # temporary folders of a killed write
-FRESH_SECONDS = 300.0  # a state file older than this is stale; the original updates it every logging_steps, and host clocks differ
+FRESH_SECONDS = 300.0  # an older state file is stale: the original writes it every logging_steps, and host clocks differ
 POLL_SECONDS = 0.5  # interval between checks for the flag file, which may be slow on a network disk
 
 
@@ -210,7 +210,7 @@ def _check(config: GptSimpleConfig, resolved: Config, world_size: int, log: Log,
 def refuse_live_original(folder: Path) -> None:
     """Raise an error if the original gpt-simple is training in the folder: each would delete the other's checkpoints.
 
-    Its state file does not name the host: if the process is not found here, it may be alive on another host as long as the file is
+    Its state file does not name the host: a process that is not found here may be alive on another host as long as the file is
     fresh. Our own runs write the same file but are protected by our lock, so they can resume immediately after a kill.
     """
     state, ours = read_dict(folder / RUN_STATE) or {}, read_state(folder)
@@ -370,7 +370,7 @@ class GptSimpleReporter(Reporter):
         self._log.info(f"Curriculum: advancing to phase {number} (at {tokens:,} total tokens)")
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
-        """Write our checkpoint as the folders that the original would have written, and delete those that it would have deleted."""
+        """Write our checkpoint as the folders that the original would have written; delete those that it would not have kept."""
         from ingot.compat.gpt_simple.files import not_kept, write_checkpoint
         from ingot.runs.checkpoints import load_checkpoint
 
@@ -444,7 +444,7 @@ class GptSimpleReporter(Reporter):
         if time.monotonic() - self._polled_at >= POLL_SECONDS:
             self._polled_at = time.monotonic()
             if (self._folder / STOP_FLAG).is_file():
-                with suppress(CheckpointError):  # write failed: retried after the next step
+                with suppress(CheckpointError):  # write failed: retried at the next check
                     RunFolder(self._folder).ask_to_stop()
 
     def _write_tokenizer(self) -> None:

@@ -1,7 +1,7 @@
 """Translate gpt-simple's keys to one Config.
 
-gpt-simple's batch size is per rank, so more ranks mean more tokens per step. Our tokens_per_step counts all ranks: it is set by the
-number of ranks when a run first starts, and stays the same if the run resumes on a different number of ranks.
+gpt-simple's batch size is per rank, so more ranks mean more tokens per step. Our tokens_per_step counts all ranks: the number of
+ranks at the first start sets it, and a run that resumes on a different number of ranks keeps it.
 """
 
 from __future__ import annotations
