@@ -1,1 +1,1 @@
-"""The `ingot` command, one file per group of commands; heavy imports stay inside the commands."""
+"""The `ingot` command, one file per group of commands; heavy imports are inside the command functions."""

@@ -1,7 +1,7 @@
-"""Options that several commands share, and settings as options.
+"""Options shared by several commands, and config settings as options.
 
-Any `--section.key value` that a command does not declare is a setting of the config. A command accepts settings when it is
-listed in main.WITH_SETTINGS; it reads them with `given_settings(ctx)`.
+Any `--section.key value` that a command does not declare is a config setting. Commands in main.WITH_SETTINGS accept settings and
+read them with `given_settings(ctx)`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ModelPath = Annotated[Path, _model_path]
 OptionalModelPath = Annotated[Path | None, _model_path]
 DeviceName = Annotated[str, Option("--device", metavar="NAME", help="One of auto, cpu, cuda, cuda:N, mps and mlx.")]
 
-# Option names of other programs, with the setting each one means here.
+# Option names in other programs, and the corresponding setting of ours.
 SETTING_BY_FOREIGN_NAME = {
     **dict.fromkeys(("lr", "learning_rate"), "optimizer.learning_rate"),
     **dict.fromkeys(("steps", "iters", "max_iters"), "training.max_steps"),
@@ -59,7 +59,7 @@ SETTING_BY_FOREIGN_NAME = {
 
 
 class CommandList(TyperGroup):
-    """A group of commands whose help cuts no description."""
+    """A command group whose help shows descriptions in full."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         names = self.list_commands(ctx)
@@ -68,30 +68,30 @@ class CommandList(TyperGroup):
 
 
 class SettingsCommand(TyperCommand):
-    """A command that accepts dotted settings besides its options, and lists them at the end of its help."""
+    """A command that accepts dotted settings in addition to its options, and lists them at the end of its help."""
 
     allow_extra_args = True
     ignore_unknown_options = True
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Name the run that `ingot train` resumes, which is not an argument of typer's: settings come in any place."""
+        """Add the RUN that `ingot train` resumes to the usage line: typer does not know it, because settings may come anywhere."""
         return [*(["[RUN]"] if self.name == "train" else []), *super().collect_usage_pieces(ctx)]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"\n{settings_help()}\n")
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Complete the names of settings too."""
+        """Complete setting names as well as options."""
         from ingot.config.fields import known
 
-        item = type(super().shell_complete(ctx, "-")[0])  # click's CompletionItem, wherever this version of typer keeps click
+        item = type(super().shell_complete(ctx, "-")[0])  # click's CompletionItem; its module depends on the version of typer
         settings = [f"--{path}" for path in known()] if incomplete.startswith("-") else []
         matches = [item(name) for name in settings if name.startswith(incomplete)]
         return [*super().shell_complete(ctx, incomplete), *matches]
 
 
 def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
-    """Return the settings among the arguments of a command, after the first `skip`; words of other programs are refused."""
+    """Return the settings in a command's extra arguments after the first `skip`; other programs' option names are errors."""
     from ingot.config.fields import known
 
     args = ctx.args[skip:]
@@ -110,12 +110,12 @@ def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
 
 
 def first_word(ctx: typer.Context) -> str | None:
-    """Return the first extra argument, unless it is an option."""
+    """Return the first extra argument unless it is an option."""
     return ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
 
 
 class TwoSides(TyperCommand):
-    """A command whose arguments are two groups with `--` between them; options may come before the first or after the last."""
+    """A command with two groups of arguments separated by `--`; options may come before the first or after the last."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first, rest = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
@@ -142,7 +142,7 @@ def resolve_config(
     world_size: int = 1,
     warn: Callable[[str], None] | None = None,
 ) -> ResolvedConfig:
-    """Build the config from a recipe, a YAML file and settings; a file with gpt-simple's keys is translated and reported."""
+    """Build the config from a recipe, a YAML file and overrides; a file with gpt-simple's keys is translated, with a message."""
     from ingot.compat.gpt_simple.config import is_gpt_simple, read_config
     from ingot.config.loading import load_config
 

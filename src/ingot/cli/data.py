@@ -29,8 +29,8 @@ commands = typer.Typer(
     rich_markup_mode=None,
     help="Download, prepare, inspect, verify and convert data for training; train a tokenizer.",
 )
-BAR_CHARACTERS = 40  # length of the longest bar of a histogram
-MAX_LISTED_FINDINGS = 20  # findings of one kind beyond these are listed only by --json
+BAR_CHARACTERS = 40  # length of the longest histogram bar
+MAX_LISTED_FINDINGS = 20  # per kind; only --json lists more
 TokenFormat = Literal["ingot", "nanogpt", "gpt-simple", "shards"]
 
 
@@ -223,7 +223,7 @@ def verify_command(
 
 
 def print_splits(splits: Mapping[str, Any]) -> bool:
-    """Print the counts of every split; return True if piece bytes, which differ from the bytes of the text, were printed."""
+    """Print each split's counts; return True if byte counts of pieces, which differ from those of the text, were printed."""
     with_pieces = any(getattr(split, "piece_bytes", None) not in (None, split.bytes) for split in splits.values())
     titles = {"documents": "documents", "tokens": "tokens", "bytes": "bytes", "bytes_per_token": "bytes/token"}
     titles |= {"piece_bytes": "piece bytes"} if with_pieces else {}
@@ -255,8 +255,8 @@ Inputs = Annotated[
 ]
 MoreInputs = Annotated[list[Path] | None, Option("--input", metavar="PATH", help="The same as PATH; may be repeated.")]
 TextField = Annotated[str, Option(metavar="NAME", help="The field or column with the text.")]
-LARGE_VOCABULARY = 8192  # a step of the demo takes seconds on a CPU with more ids than this: 3 s on two cores with 50,257
-GPT2_TOKENS = 100_000_000  # the recipe gpt2 with its 124M parameters memorises less text than this
+LARGE_VOCABULARY = 8192  # with a larger vocabulary a demo step takes seconds on a CPU: 3 s on two cores with 50,257
+GPT2_TOKENS = 100_000_000  # the recipe gpt2 (124M parameters) would memorise a smaller dataset
 
 
 @commands.command("prepare")
@@ -331,7 +331,7 @@ def prepare_command(
 
 
 def next_command(summary: Prepared) -> list[str]:
-    """Return lines that say how to train on a prepared folder with a recipe that fits its tokenizer."""
+    """Return lines that show how to train on a prepared folder, with a recipe that suits its tokenizer."""
     large = summary.vocab_size >= LARGE_VOCABULARY
     recipe = "gpt2" if large and summary.splits["train"].tokens >= GPT2_TOKENS else "demo"
     no_val = "" if summary.splits["val"].tokens else " --evaluation.every 0 --evaluation.points 0 --evaluation.at_start false"
@@ -390,7 +390,7 @@ def train_tokenizer_command(
 
 
 def _inputs(options: list[Path] | None, arguments: list[Path] | None) -> list[Path]:
-    """Return the paths given as --input, then those given as arguments, which a shell also makes of --input *.jsonl."""
+    """Return the --input paths, then the positional ones: a shell expands `--input *.jsonl` to one --input and more arguments."""
     inputs = [*(options or ()), *(arguments or ())]
     if not inputs:
         raise ConfigError("no input is given; name a file or folder, for example: ingot data prepare book.txt")
@@ -398,7 +398,7 @@ def _inputs(options: list[Path] | None, arguments: list[Path] | None) -> list[Pa
 
 
 def _named_after(inputs: list[Path]) -> Path:
-    """Return the default output folder for one input."""
+    """Return the default output folder, named after a single input."""
     if len(inputs) > 1 or str(inputs[0]).startswith("hf:"):
         raise ConfigError("say where the tokens go with --output DIR")
     name = inputs[0].resolve().name

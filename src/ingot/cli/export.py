@@ -1,4 +1,4 @@
-"""`ingot export`: write a trained model as one file for Ingot or other programs, check its size and score it."""
+"""`ingot export`: write a trained model as a file for Ingot or other programs, check its size and score it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ingot.runtime.tensors import TensorRecord
 
 BY_RUN = "Default: as in the run's config."
-# How weights may be stored, from the least lossy to the most. The quantisers std and gptq need text, and are only advised.
+# (quantiser, dtype) alternatives, least lossy first. The quantisers std and gptq need calibration text and are only suggested.
 WAYS = (("none", "fp32"), ("none", "fp16"), ("none", "bf16"), ("int8", "fp32"), ("int8-golf", "fp32"))
 
 
@@ -68,7 +68,7 @@ def export(
     if layout == "ingot":
         if score and data is None and not facts["data_fingerprint"]:
             raise ConfigError(f"{path} does not name the text it was trained on; give --data DIR or --no-score")
-        if score and device not in ("auto", "cpu"):  # these always exist; looking for another one loads its framework
+        if score and device not in ("auto", "cpu"):  # detecting other devices imports their framework
             from ingot.backends.open import find_device
 
             find_device(device)
@@ -77,7 +77,7 @@ def export(
             try:
                 record |= _scores(source, Path(record["artifact"]), data, device)
             except IngotError:
-                _report(record, as_json)  # the file is there even where it could not be scored
+                _report(record, as_json)  # the file exists even if it could not be scored
                 raise
     else:
         if quantiser or codec or data:
@@ -103,7 +103,7 @@ def _export_file(
 
     check_codec(section.codec)
     target = _target(source, output, artifact_name(section.codec), force)
-    if source.config.model.family == "file":  # the Python file of a custom model belongs beside its artifact
+    if source.config.model.family == "file":  # a custom model's Python file must be stored beside its artifact
         from ingot.inference.model import model_file
 
         file = model_file(source)
@@ -114,7 +114,7 @@ def _export_file(
         if not in_run_folder:
             write_atomically(copy, file.read_bytes())
     codes: dict[str, list[TensorRecord]] = {}
-    if section.quantiser in BY_MODEL:  # calibrated on the text of the run
+    if section.quantiser in BY_MODEL:  # calibrated on the run's text
         from ingot.data.loading.data_path import open_dataset
         from ingot.inference.model import settings_on
         from ingot.train.fit_artifact import find_codes
@@ -133,7 +133,7 @@ def _export_file(
 
 
 def _has_validation_text(source: Weights) -> bool:
-    """Return False for a run without validation text; data that cannot be opened is reported when it is scored."""
+    """Return False for a run without validation text; data that cannot be opened is reported during scoring."""
     from ingot.data.loading.data_path import open_dataset
 
     data = source.config.data
@@ -144,13 +144,13 @@ def _has_validation_text(source: Weights) -> bool:
 
 
 def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    """Try ways to store the model; return the least lossy one that fits the limit, or else the smallest."""
+    """Try ways to store the model; return the least lossy one within the size limit, or the smallest if none is."""
     from ingot.artifact.codecs import CODECS
     from ingot.artifact.container import artifact_sizes
 
     tried: list[tuple[int, str]] = []
     for quantiser, dtype in WAYS:
-        # For floats rans is slower than lzma and no smaller.
+        # For floats rans is slower than lzma without being smaller.
         codecs = [codec for codec in CODECS if codec != "none" and (codec != "rans" or quantiser != "none")]
         options = f"--quantiser {quantiser}" + (f" --dtype {dtype}" if quantiser == "none" else "")
         with progress_bar(f"trying {quantiser} {dtype}", in_bytes=True) as progress:
@@ -159,7 +159,7 @@ def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict
                     tried.append((size, f"{options} --codec {codec}"))
                     if size <= limit:
                         return {"would_fit": {"options": tried[-1][1], "bytes": size}}
-            except CheckpointError:  # fp16 cannot hold every weight
+            except CheckpointError:  # the weights exceed the range of fp16
                 continue
     size, options = min(tried)
     return {"would_fit": None, "smallest": {"options": options, "bytes": size}}
@@ -168,9 +168,9 @@ def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict
 def _export_layout(
     source: Weights, facts: Mapping[str, Any], layout: str, dtype: str, output: Path | None, force: bool
 ) -> dict[str, Any]:
-    """Write a model in the format of another program."""
+    """Write a model in another program's format."""
     gguf_file = output if layout == "gguf" and output is not None and output.suffix == ".gguf" else None
-    if gguf_file is not None:  # written with a Modelfile into a folder, from which the file alone is moved
+    if gguf_file is not None:  # exported to a temporary folder with a Modelfile, from which only the .gguf is moved
         check_target(gguf_file, False, force)
         output = gguf_file.with_name(f".{gguf_file.name}.export")
     target = _target(source, output, "ckpt.pt" if layout == "nanogpt" else layout, force or gguf_file is not None)
@@ -210,14 +210,14 @@ def _export_layout(
 
 
 def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:
-    """Return where to write, checked before anything is computed; an artifact in its run folder may be replaced."""
+    """Return the output path, checked before anything is computed; the artifact in the run's own folder may be overwritten."""
     if output is None and source.run is not None:
         from ingot.artifact.container import read_artifact
 
         output = source.run / "artifact" / name
         output.parent.mkdir(exist_ok=True)
         try:
-            read_artifact(output)  # only a file that Ingot wrote is replaced without --force
+            read_artifact(output)  # without --force, only files written by Ingot are overwritten
             force = True
         except CheckpointError:
             pass
@@ -228,7 +228,7 @@ def _target(source: Weights, output: Path | None, name: str, force: bool) -> Pat
 
 
 def _scores(source: Weights, artifact: Path, data: str | None, device: str) -> dict[str, Any]:
-    """Score the file in a process that knows nothing else, and the checkpoint it was made from."""
+    """Score the artifact in a fresh process, and the checkpoint it was made from."""
     from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
 
     with progress_bar(SCORING, unit="rows") as progress:
@@ -243,7 +243,7 @@ def _scores(source: Weights, artifact: Path, data: str | None, device: str) -> d
 
 
 def _report(record: dict[str, Any], as_json: bool) -> None:
-    """Print the result; a file over the limit is an error, raised after that."""
+    """Print the result, then raise an error if the file exceeds the size limit."""
     limit, size = record["limit"], record["bytes"]
     within = limit is None or size <= limit
     if as_json:

@@ -1,4 +1,4 @@
-"""`ingot import`: weights of other programs as a file that every other command reads."""
+"""`ingot import`: convert other programs' weights to an artifact that every other command accepts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def import_weights(
 
 
 def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
-    """Return the weights, the settings of their model, their tokenizer, and how they were scored where that is known."""
+    """Return the weights, model settings, tokenizer, and evaluation settings if they are known."""
     path = user_path(name)
     if path.is_file():
         from ingot.compat.golf.files import import_golf, is_golf

@@ -1,7 +1,7 @@
-"""The `ingot` command: its table of commands, and how it ends.
+"""The `ingot` command: its table of commands, and its exit codes.
 
-A command's module is imported when the command is used, and none imports anything heavy at its top: `ingot --help` answers in a
-fraction of a second and without torch.
+A command's module is imported only when the command is used, and none has heavy top-level imports, so that `ingot --help` answers
+in a fraction of a second without loading torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ingot.errors import ConfigError
 from ingot.runtime.machine import made_by
 from ingot.runtime.signals import listening_early
 
-# The module in ingot.cli and the function of each command, or its typer app of subcommands.
+# Module in ingot.cli and function of each command; for a group of commands, its typer app.
 GROUPS = {
     "Train and use a model": {
         "train": "train.train",
@@ -50,7 +50,7 @@ GROUPS = {
 }
 COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}
 WITH_SETTINGS = ("train", "sweep", "validate", "init")
-WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # errors about training.device name --device there
+WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # errors about training.device name their --device
 COMMAND_BY_FOREIGN_NAME = {
     **dict.fromkeys(("sample", "predict"), "generate"),
     **dict.fromkeys(("evaluate", "score", "test"), "eval"),
@@ -62,17 +62,17 @@ COMMAND_BY_FOREIGN_NAME = {
     "tokenize": "data prepare",
     "batch-generate": "generate --input",
 }
-UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException, wherever this version of typer keeps click
+UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException; its module depends on the version of typer
 
 
 def load(name: str) -> Any:
-    """Return the function of a command, or the typer app of a group of commands."""
+    """Import and return the function of a command, or the typer app of a group."""
     module, _, attribute = COMMANDS[name].partition(".")
     return getattr(import_module(f"ingot.cli.{module}"), attribute)
 
 
 class CommandGroup(TyperGroup):
-    """The top-level command: loads the commands of the table when they are used, and lists them in groups."""
+    """The top-level command group: imports commands of the table when they are used, and lists them by topic."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *(name for name in self.commands if name not in COMMANDS)]
@@ -137,7 +137,7 @@ def run(args: Sequence[str] | None = None) -> None:
     ending = explained("ingot", setting_name, advice, interrupted="error: interrupted", every_rank=True, stopped=stopped)
     with ending as outcome, listening_early(args[:1] == ["train"]):
         outcome.code = call(args)
-    # --json promises one document: the result, or the error where there is none.
+    # --json promises exactly one document: the result, or the error if there is no result.
     reported = "--json" not in args or json_printed.get()
     if outcome.error is not None and not reported and os.environ.get("RANK", "0") == "0":
         with suppress(OSError):
@@ -162,7 +162,7 @@ def call(args: list[str]) -> int:
         raise KeyboardInterrupt from None
     except UsageError as error:
         message = error.format_message()
-        if message.startswith("Usage:"):  # a bare `ingot` gets the whole help
+        if message.startswith("Usage:"):  # a bare `ingot` prints the full help
             print(message, file=sys.stderr)
             return int(error.exit_code)
         if message.startswith("No such command"):
@@ -173,7 +173,7 @@ def call(args: list[str]) -> int:
 
 
 def _unknown_command(group: Any, word: str) -> str:
-    """Return the error message for an unknown command, or one of a group such as `ingot data`."""
+    """Return the error message for an unknown command, at the top level or in a group such as `ingot data`."""
     path, names = group.command_path, group.command.list_commands(group)
     close = COMMAND_BY_FOREIGN_NAME.get(word) if path == "ingot" else None
     close = close or next(iter(get_close_matches(word, names, n=1)), None)

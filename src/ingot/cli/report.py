@@ -1,4 +1,4 @@
-"""`ingot report`: an HTML page about runs in one file, which fetches nothing and runs nothing."""
+"""`ingot report`: a self-contained HTML page about runs, without external resources or scripts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pre { background: #f6f6f6; padding: 1rem; white-space: pre-wrap; } img { max-wid
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run as the page shows it."""
+    """A run as shown on the page."""
 
     name: str
     run: Run
@@ -151,7 +151,7 @@ def _page(runs: Sequence[ReportedRun]) -> str:
         for step in sorted(run.run.samples())[-1:]:
             try:
                 text = run.run.sample(step, MAX_SAMPLE_CHARACTERS)
-            except CheckpointError as error:  # the rest of the page is worth having
+            except CheckpointError as error:  # the rest of the page is still useful
                 text = str(error)
             parts.append(f"<h3>{escape(run.name)}, step {step:,}</h3>\n<pre>{escape(visible(text.strip()))}</pre>\n")
     data = to_json({name: vars(curve) for name, curve in curves.items()}).replace("<", "\\u003c")
@@ -160,7 +160,7 @@ def _page(runs: Sequence[ReportedRun]) -> str:
 
 
 def _number(value: object, form: str) -> str:
-    """Format a number from a run's files; nothing where there is none, as in a damaged file."""
+    """Format a number from a run's files; return an empty text if it is missing, as in a damaged file."""
     from ingot.runs.metrics import is_number
 
     return format(value, form) if is_number(value) else ""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ingot.experiments.compare import Side
 
 WATCH_SECONDS = 1.0
-MAX_CPU_SHARE = 0.02  # share of one core: watching a run must not slow it down
+MAX_CPU_SHARE = 0.02  # of one core: watching a run must not slow it down
 MAX_WAIT_SECONDS = 30.0
 MAX_WATCHED_STALLS = 3
 RunsOrFolders = Annotated[
@@ -68,19 +68,19 @@ def status(
 
 
 def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the record of each run; several runs are compared by their best scores."""
+    """Return a record for each run; several runs are compared by their best scores."""
     records = [run.record() for run in runs]
     if len(records) == 1:
         return records
     for record, run in zip(records, runs, strict=True):
         best: dict[str, Any] = {}
-        with suppress(IngotError):  # a damaged file of one run must not hide the others
+        with suppress(IngotError):  # one damaged run must not hide the others
             best = run.series.read().best or {}
         data, tokenizer = _data(run)
         record |= {"best_val_bpb": best.get("val_bpb"), "best_step": best.get("step"), "best": False}
         record |= {"data": data, "tokenizer": tokenizer}
     scored = [record for record in records if record["best_val_bpb"] is not None]
-    for data in {record["data"] for record in scored}:  # bits per byte of different texts do not compare
+    for data in {record["data"] for record in scored}:  # bits per byte are not comparable across texts
         same_data = [record for record in scored if record["data"] == data]
         min(same_data, key=lambda record: record["best_val_bpb"])["best"] = True
     return records
@@ -88,9 +88,9 @@ def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 @cache
 def _data(run: Run) -> tuple[str | None, str | None]:
-    """Return the path of a run's data, and the kind of the tokenizer that its newest checkpoint names."""
+    """Return the path of a run's data, and the kind of tokenizer in its newest checkpoint."""
     path = kind = None
-    with suppress(IngotError):  # the settings of another version
+    with suppress(IngotError):  # settings written by another version
         path = run.config.data.path
     checkpoints = run.checkpoints()
     with suppress(IngotError, OSError, ValueError, LookupError, TypeError):
@@ -99,7 +99,7 @@ def _data(run: Run) -> tuple[str | None, str | None]:
 
 
 def _status_lines(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Format one run as a list of facts, several as a table."""
+    """Format one run as a list of facts, several runs as a table."""
     facts = [_status_facts(record) for record in records]
     if len(facts) == 1:
         return columns([(name, value) for name, value in facts[0].items() if value])
@@ -133,12 +133,12 @@ def _status_facts(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _watch(runs: Sequence[Run], as_json: bool) -> None:
-    """Show runs until none is running or Ctrl-C: redrawn in place on a terminal, elsewhere printed when they have changed."""
+    """Show runs until none is running or Ctrl-C: redrawn in place on a terminal, otherwise printed whenever they change."""
     drawn, previous = 0, None
     in_place = is_terminal(sys.stdout) and not as_json
     try:
         while True:
-            began = time.process_time() if previous else math.inf  # the first look reads all there is
+            began = time.process_time() if previous else math.inf  # the first look reads everything, so it does not count
             records = _status_records(runs)
             running = any(record["status"] == "running" for record in records)
             facts = [{name: value for name, value in record.items() if name != "last_heard_seconds"} for record in records]
@@ -154,11 +154,11 @@ def _watch(runs: Sequence[Run], as_json: bool) -> None:
                 return
             time.sleep(max(WATCH_SECONDS, min(MAX_WAIT_SECONDS, (time.process_time() - began) / MAX_CPU_SHARE)))
     except KeyboardInterrupt:
-        return  # the usual way to end it; the last screen stays
+        return  # Ctrl-C is the normal way to quit; the last screen stays visible
 
 
 def screen(runs: Sequence[Run], records: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the lines of `ingot status --watch`: status, curves, and the time of a step."""
+    """Return the lines of `ingot status --watch`: status, curves, and step time."""
     series = {name: run.series.read() for name, run in zip(run_names([run.path for run in runs]), runs, strict=True)}
     width, height = shutil.get_terminal_size()
     lines = [*_status_lines(records), ""]
@@ -175,7 +175,7 @@ def screen(runs: Sequence[Run], records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def shows_colours() -> bool:
-    """Return True where stdout is a terminal and colours are wanted."""
+    """Return True if stdout is a terminal and colours are enabled."""
     return is_terminal(sys.stdout) and "NO_COLOR" not in os.environ
 
 

@@ -66,7 +66,7 @@ def train(
         if config is not None or recipe is not None:
             option = "--config" if config is not None else "--recipe"
             raise ConfigError(f"{run_folder} is resumed with its own settings; leave {option} out")
-        speaks = node_rank == 0 if launching else ranks.first and STARTED_AT not in os.environ  # once, before ranks are launched
+        speaks = node_rank == 0 if launching else ranks.first and STARTED_AT not in os.environ  # once, before ranks start
         resolved = _settings_of_run(run_folder, settings, warn if speaks else lambda line: None)
     elif recipe == "auto":
         from ingot.config.loading import Sources
@@ -89,7 +89,7 @@ def train(
         from ingot.preflight.validate import check_before_training
         from ingot.train.start import open_data
 
-        # Checked here once, so that a mistake is not reported by every rank.
+        # Checked once here, so that an error is not reported by every rank.
         open_data(resolved.config, world_size, check_before_training(resolved.config, world_size, warn, fresh=force))
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
@@ -100,12 +100,12 @@ def train(
     from ingot.console.progress import make_reporter
 
     with make_reporter() as reporter:
-        from ingot.preflight.validate import check_before_training  # imported here: it takes a second, which the live line shows
+        from ingot.preflight.validate import check_before_training  # takes a second: imported under the live line
         from ingot.train.start import run
 
         reporter.waiting("checking the run")
         dataset = None
-        if STARTED_AT not in os.environ:  # otherwise the launcher of the ranks has checked it
+        if STARTED_AT not in os.environ:  # otherwise the launcher has already checked it
             dataset = check_before_training(resolved.config, world_size, reporter.message, fresh=force)
         result = run(resolved, reporter, began=process_start(), force=force, dataset=dataset)
     if not ranks.first:
@@ -115,7 +115,7 @@ def train(
 
 
 def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[str], None]) -> ResolvedConfig:
-    """Return all settings of a run, overridden by `given`; edits of its config.yaml since the newest checkpoint are reported."""
+    """Return all settings of a run with overrides; report edits to its config.yaml since the newest checkpoint."""
     from ingot.config.loading import load_config
     from ingot.runs.folder import RunFolder
     from ingot.runs.view import Run
@@ -135,7 +135,7 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
 
 
 def _print_result(result: TrainingResult, limit: int | None) -> None:
-    """Print a summary: where the run is, its scores, its throughput and a sample."""
+    """Print a summary: folder, scores, throughput and a sample."""
     status = f"{result.status} ({result.stop_reason})" if result.stop_reason else result.status
     rows = [("run folder", str(result.run_dir)), ("status", status), ("steps", f"{result.total_steps:,}")]
     rows.append(("tokens", f"{result.total_tokens:,} in {result.training_seconds:.1f} s of training"))
@@ -190,9 +190,9 @@ def sweep(
         resolved = load_config(recipe, config, given, sweep=settings)
         chosen, origins, defaults = resolved.config, resolved.origins, dict[str, Any]()
         if chosen.evaluation.final_rows == "auto" and origins["evaluation.final_rows"] not in ("command line", "sweep"):
-            defaults["evaluation.final_rows"] = None  # otherwise a slow arm would be scored on a part of the text
+            defaults["evaluation.final_rows"] = None  # otherwise a slow arm would be scored on only part of the text
         if origins["artifact.write"] == "default" and chosen.budget.artifact_bytes is None and score != "artifact_bpb":
-            defaults["artifact.write"] = False  # it takes seconds, and this sweep compares another score
+            defaults["artifact.write"] = False  # takes seconds, and this sweep compares another score
         return load_config(recipe, config, given, sweep={**defaults, **settings}) if defaults else resolved
 
     trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve, score)
@@ -230,7 +230,7 @@ def sweep(
 
 
 def table(arms: Sequence[ArmSummary]) -> list[Sequence[str]]:
-    """Return the rows of the table of a sweep; the last column says what an arm is doing."""
+    """Return the rows of a sweep's table; the last column is each arm's status."""
 
     def number(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
@@ -265,7 +265,7 @@ def validate(
     try:
         resolved = resolve_config(recipe, config, given_settings(ctx), max(1, world_size), warn)
     except ConfigError as error:
-        error.exit_code = BLOCKED  # a config that cannot be read is a run that cannot start
+        error.exit_code = BLOCKED  # a run whose config cannot be read cannot start
         raise
     report = validate_config(resolved.config, world_size, began=process_start())
     if probe and not report.findings.blocked:

@@ -30,7 +30,7 @@ Dtype = Annotated[str | None, Option("--dtype", metavar="NAME", help="The dtype 
 def open_any(
     path: Path, device: str, tokenizer: str | None, dtype: str | None, which: str = "latest", data: str | None = None
 ) -> LoadedModel:
-    """Open a model of ours, one of gpt-simple's, or nanoGPT's ckpt.pt."""
+    """Open a model trained by Ingot or gpt-simple, or nanoGPT's ckpt.pt."""
     if is_ckpt(path):
         from ingot.compat.nanogpt.checkpoint import open_ckpt
 
@@ -188,7 +188,7 @@ def generate(
 
     prompt = read_prompt(prompt, prompt_file)
     options = GenerationOptions(
-        max_new_tokens=max(tokens, 1),  # --tokens 0 prints the prompt alone
+        max_new_tokens=max(tokens, 1),  # --tokens 0 only prints the prompt
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -247,7 +247,7 @@ def serve(
     address = f"[{host}]" if ":" in host else host
     if token is None and not is_own_name(address):
         raise ConfigError(f"--host {host} can be reached from other machines; give a --token, or leave --host out")
-    listening = listen(host, port)  # before the model is loaded: a port in use is reported at once
+    listening = listen(host, port)  # before loading the model, so that a port in use is reported at once
     with progress_bar("loading"):
         model = open_any(path, device, tokenizer, dtype, which)
     name = _served_name(path, name)
@@ -260,7 +260,7 @@ def serve(
 
 
 def _served_name(path: Path, name: str | None) -> str:
-    """Return the model's name for clients: as given, as its run folder, or as its file without the suffix; always as UTF-8."""
+    """Return the model's public name: as given, its run folder, or its file name without suffix; always valid UTF-8."""
     resolved = path.resolve()
     folder = resolved.parent.parent if resolved.parent.name == "checkpoints" else resolved
     return shown(name or (resolved.stem if resolved.is_file() else folder.name), kept="")

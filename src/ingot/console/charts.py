@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 4.6, 3.6  # panel size of an image, in inches
-MAX_MARKED_POINTS = 20  # lines with at most this many points get markers
+MAX_MARKED_POINTS = 20  # lines with fewer points get a marker at each
 TEXT_LINES, TEXT_COLUMNS = 17, 52  # size of the text panel in lines and characters
 BRAILLE = 0x2800
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of a braille cell: two columns, each from top to bottom

@@ -1,6 +1,6 @@
 """Completions as JSON lines, on stdout or in a file, with everything else on stderr.
 
-`ingot generate` and `gpt-simple generate` use one model for all prompts; in `gpt-simple batch-generate` each request names its own.
+`ingot generate` and `gpt-simple generate` use one model for all prompts. Requests of `gpt-simple batch-generate` name their own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str | None:
     if file is None and sys.stdin is None:
         raise ConfigError("--prompt - reads stdin, which is closed; give the text itself")
     with readable(file or Path("stdin"), DataError):
-        text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode("utf-8-sig")  # line breaks are not converted
+        text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode("utf-8-sig")  # keeps line breaks
     return text.removesuffix("\n").removesuffix("\r")
 
 

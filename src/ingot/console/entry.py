@@ -40,7 +40,7 @@ def _user_error(error: BaseException) -> IngotError | None:
     """Convert an exception of Python or of a custom model to an error that the user can fix; None for a bug in Ingot."""
     message = str(error)
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # messages of torch and MLX
+    phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # of torch and MLX
     if kinds & {"MemoryError", "OutOfMemoryError"} or any(phrase in message for phrase in phrases):
         return RunError(
             "the memory is full",
@@ -92,10 +92,10 @@ def explained(
     every_rank: bool = False,
     stopped: int = 0,
 ) -> Iterator[Outcome]:
-    """Print an error in one line and set the exit code; `name` and `advise` translate settings and advice for the program's users.
+    """Print an error in one line and set the exit code; `name` and `advise` translate settings and advice for the program.
 
-    An error that occurs on every rank is printed by the first rank only. With `every_rank`, another rank also prints its error if it
-    is still alive after a wait, since then only it has that error. `stopped` is the exit code after a signal before the run began.
+    An error that occurs on every rank is printed by the first rank only. With `every_rank`, another rank also prints its error if
+    it survives a wait, because then no other rank has it. `stopped` is the exit code after a signal before the run began.
     """
     outcome = Outcome()
     _open_streams()

@@ -1,1 +1,1 @@
-"""A server of OpenAI's completions API for a trained model."""
+"""An OpenAI-compatible completions server for a trained model."""

@@ -1,4 +1,4 @@
-"""The completions server: routes, authorisation, and cancelling when a client disconnects."""
+"""The completions server: routes, authorisation, and cancellation when a client disconnects."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from ingot.inference.model import LoadedModel
 from ingot.serve.protocol import MAX_SEED, Answer, Refused, read_request
 
 MAX_BODY_BYTES = 1 << 24
-CLOSE_SECONDS = 5.0  # how long a shutdown waits for the model to answer its clients
-CLIENT_CLOSED = 499  # status of a request whose client has disconnected
+CLOSE_SECONDS = 5.0  # how long a shutdown waits for responses in progress
+CLIENT_CLOSED = 499  # status code for a request whose client has disconnected
 NO_CHAT = "this is a base model, which has no chat; ask /v1/completions to continue a text"
 
-Indexed = tuple[int, Chunk]  # a chunk with the number of its completion
+Indexed = tuple[int, Chunk]  # index of the completion, and its chunk
 
 
 def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI:
-    """Build the server of one model; with a token, only clients that send it are answered."""
+    """Build the server for a model; with a token, only clients that send it are accepted."""
     engine = Engine(model)
     began = int(time.time())
     app = FastAPI(title="ingot serve", docs_url=None, redoc_url=None, openapi_url=None)
@@ -79,16 +79,16 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
 
 
 async def complete(request: Request, engine: Engine, name: str) -> Response:
-    """Answer one request for completions."""
+    """Respond to a completion request."""
     model, loop = engine.model, asyncio.get_running_loop()
     body = await read_body(request)
-    asked, prompts = await in_thread(read_request, body, model.tokenizer, model.context, name)  # others continue
+    asked, prompts = await in_thread(read_request, body, model.tokenizer, model.context, name)  # does not block other requests
     rows = [prompt for prompt in prompts for _ in range(asked.n)]
     answer = Answer(model.tokenizer, name, rows, asked.logprobs, asked.echo)
     chunks: asyncio.Queue[Indexed] = asyncio.Queue()
 
     def put(index: int, chunk: Chunk) -> None:
-        with suppress(RuntimeError):  # the server has ended meanwhile
+        with suppress(RuntimeError):  # the server has shut down in the meantime
             loop.call_soon_threadsafe(chunks.put_nowait, (index, chunk))
 
     completions = [
@@ -118,12 +118,12 @@ def _about(name: str, began: int) -> dict[str, Any]:
 
 
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Await a function that runs in a daemon thread: unlike asyncio's threads, it does not keep a server from ending."""
+    """Run a function in a daemon thread and await it: unlike asyncio's threads, it does not keep the server from exiting."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
     def settle(result: Any, error: Exception | None) -> None:
-        if future.done():  # the client has left
+        if future.done():  # the client has disconnected
             return
         future.set_result(result) if error is None else future.set_exception(error)
 
@@ -133,7 +133,7 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
             result = function(*args)
         except Exception as raised:
             error = raised
-        with suppress(RuntimeError):  # the server has ended meanwhile
+        with suppress(RuntimeError):  # the server has shut down in the meantime
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=work, daemon=True).start()
@@ -141,12 +141,12 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def refusal(refused: Refused) -> Response:
-    """Return the response of a refused request."""
+    """Return the error response for a rejected request."""
     return JSONResponse(refused.record(), refused.status)
 
 
 def add_error_handlers(app: FastAPI, advice: str = "") -> None:
-    """Answer every refusal and wrong address in OpenAI's form of errors."""
+    """Return errors in OpenAI's format, for rejected requests and unknown routes."""
 
     @app.exception_handler(Refused)
     async def on_refused(request: Request, refused: Refused) -> Response:
@@ -160,12 +160,12 @@ def add_error_handlers(app: FastAPI, advice: str = "") -> None:
 
 
 def _failure(error: IngotError) -> Refused:
-    """Return the error for a completion that failed; 409 if the model was closed and can be opened again."""
+    """Return the error for a failed completion; 409 if the model was closed and can be opened again."""
     return Refused(str(error), status=409 if isinstance(error, Closed) else 500)
 
 
 def check_local(request: Request) -> None:
-    """Refuse foreign Host headers (DNS rebinding) and requests from foreign web pages."""
+    """Reject foreign Host headers (DNS rebinding) and cross-site requests."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     if not is_own_name(host):
         raise Refused(f"the host {host!r:.100} is not this machine; ask for http://127.0.0.1", status=421)
@@ -174,13 +174,13 @@ def check_local(request: Request) -> None:
 
 
 def has_token(request: Request, token: str) -> bool:
-    """Return True if the client sends the token; header values are bytes decoded as latin-1."""
+    """Return True if the client sends the token; header values arrive decoded as latin-1."""
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     return hmac.compare_digest(given.encode("latin-1"), token.encode())
 
 
 def is_own_name(host: str) -> bool:
-    """Return True if a Host header names this machine, with or without a port."""
+    """Return True if a Host header, with or without a port, names this machine."""
     name, _, port = host.rpartition(":")
     name = (name if port.isdigit() else host).lower().removesuffix(".")
     try:
@@ -190,7 +190,7 @@ def is_own_name(host: str) -> bool:
 
 
 async def read_body(request: Request) -> bytes:
-    """Read the body of a request, up to MAX_BODY_BYTES."""
+    """Read a request body of at most MAX_BODY_BYTES."""
     body = bytearray()
     try:
         async for part in request.stream():
@@ -205,7 +205,7 @@ async def read_body(request: Request) -> bytes:
 async def _whole(
     request: Request, answer: Answer, completions: list[Completion], chunks: asyncio.Queue[Indexed], prompts: int
 ) -> Response:
-    """Return the whole answer; generation stops if the client disconnects first."""
+    """Return the response once it is complete; generation stops if the client disconnects first."""
     choices: dict[int, dict[str, Any]] = {}
     leaving = asyncio.create_task(_left(request))
     try:
@@ -229,7 +229,7 @@ async def _whole(
 
 async def _left(request: Request) -> None:
     """Return when the client has disconnected."""
-    # Not request.is_disconnected, which behind a middleware reports False too early.
+    # Not request.is_disconnected, which returns False too early behind middleware.
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -237,7 +237,7 @@ async def _left(request: Request) -> None:
 async def _events(
     answer: Answer, completions: list[Completion], chunks: asyncio.Queue[Indexed], usage: int | None
 ) -> AsyncIterator[bytes]:
-    """Yield the answer as server-sent events; the server closes this generator when the client disconnects."""
+    """Yield the response as server-sent events; the server closes this generator when the client disconnects."""
     left = len(completions)
     try:
         while left:
@@ -259,28 +259,28 @@ def _event(record: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(record).encode() + b"\n\n"
 
 
-# Shutdown: requests wait for a model or a page, and uvicorn waits for its requests.
+# Shutdown: uvicorn waits for open requests, which in turn wait for a model or a page, so those are closed first.
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a socket that listens at an address."""
+    """Open a socket listening on an address."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
-        listening.listen()  # another process could bind to the port until one of them listens
+        listening.listen()  # without this, another process could still bind to the port
     except OSError as error:
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port") from None
     return listening
 
 
 class ClosingServer(uvicorn.Server):
-    """A server that first closes what its requests wait for, by the app's `state.close`, so that each gets an answer."""
+    """A server that on shutdown first calls the app's `state.close`, so that all open requests are answered."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the app, then the server."""
-        # A client that does not read its answer is cut off, and uvicorn would log a traceback.
+        """Close the app, then shut down the server."""
+        # Clients that do not read their response are disconnected, for which uvicorn would log a traceback.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         app: Any = self.config.app
         with suppress(TimeoutError):
@@ -289,7 +289,7 @@ class ClosingServer(uvicorn.Server):
 
 
 def make_server(app: FastAPI) -> ClosingServer:
-    """Build the server of an app, which logs only warnings."""
+    """Build an app's server, which logs only warnings."""
     return ClosingServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
 
 

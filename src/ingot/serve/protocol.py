@@ -1,6 +1,6 @@
-"""Requests and answers of OpenAI's /v1/completions.
+"""Requests and responses of OpenAI's /v1/completions.
 
-An unsupported field is refused by name: otherwise a client would trust a completion that it did not request.
+Unsupported fields are rejected by name; if they were ignored, a client would trust a completion that it did not request.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from ingot.inference.batching import Chunk
 
 MAX_TEXTS, MAX_LOGPROBS, MAX_STOPS, MAX_STOP_CHARACTERS = 128, 20, 4, 256
 MAX_SEED = 2**62
-SHORT_CHARACTERS = 4  # per token of the context; a shorter prompt is fast to encode and needs no size check
+SHORT_CHARACTERS = 4  # prompts with fewer characters per token of the context are fast to encode and need no size check
 IGNORED = ("user", "metadata", "store")
 
 
 class Refused(Exception):
-    """A refused request, in the form of OpenAI's errors: message, field, status and code."""
+    """A rejected request, with the fields of OpenAI's errors: message, field, status and code."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
         super().__init__(one_line(message))
         self.param, self.status, self.code = shown(param) if param is not None else None, status, code
 
     def record(self) -> dict[str, Any]:
-        """Return the JSON body of the error."""
+        """Return the JSON body of the error response."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of a completion as token ids."""
+    """A prompt as token ids."""
 
     ids: list[int]
     is_new: bool
@@ -51,7 +51,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
 class StreamOptions(BaseModel):
-    """The field stream_options; `include_obfuscation` changes nothing."""
+    """The field stream_options; `include_obfuscation` has no effect."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
@@ -59,7 +59,7 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """The fields of a request. Those at the end are accepted with the values that change nothing."""
+    """The fields of a request. Those at the end are accepted only with values that have no effect."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     model: str | None = None
@@ -82,7 +82,7 @@ class CompletionRequest(BaseModel):
 
 
 def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: str) -> tuple[CompletionRequest, list[Prompt]]:
-    """Check the body of a request to the model `name`; return it with its prompts as tokens."""
+    """Validate the body of a request to the model `name`; return it with its prompts as token ids."""
     try:
         fields = json.loads(body)
         assert isinstance(fields, dict)
@@ -132,7 +132,7 @@ def _prompt(given: str | list[int], tokenizer: Tokenizer, context: int | None) -
 
 
 def check_size(text: str, tokenizer: Tokenizer, context: int | None) -> None:
-    """Refuse a prompt that must have too many tokens before encoding it, which may take quadratic time."""
+    """Reject a prompt that is certainly too long before encoding it, which can take quadratic time."""
     if context is None or len(text) <= SHORT_CHARACTERS * context:
         return
     if len(text) > context * (longest := int(tokenizer.token_bytes().max())):
@@ -144,34 +144,34 @@ def check_size(text: str, tokenizer: Tokenizer, context: int | None) -> None:
 
 
 class Answer:
-    """The answer to one request in OpenAI's JSON, whole or streamed; each choice is a completion of one prompt."""
+    """The response to one request in OpenAI's JSON, whole or streamed; each choice is a completion of one prompt."""
 
     def __init__(self, tokenizer: Tokenizer, name: str, prompts: Sequence[Prompt], logprobs: int | None, echo: bool) -> None:
         self._tokenizer, self._top, self._echo = tokenizer, logprobs, echo
         self._places = [Places(tokenizer, prompt, echo) for prompt in prompts]
         self._prompts = [len(prompt.ids) for prompt in prompts]
-        self._tokens = [0] * len(prompts)  # sent so far, per choice
+        self._tokens = [0] * len(prompts)  # tokens sent so far, per choice
         now = int(time.time())
         self._head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": now, "model": name}
 
     def choice(self, index: int, piece: Chunk) -> dict[str, Any]:
-        """Return the JSON of a piece of a completion."""
+        """Return a choice's JSON for a chunk of a completion."""
         self._tokens[index] += len(piece.ids)
         logprobs = self._logprobs(index, piece) if self._top is not None else None
         return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def record(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the JSON of some choices."""
+        """Return the JSON of a response with these choices."""
         return {**self._head, "choices": list(choices)}
 
     def usage(self, prompts: int) -> dict[str, int]:
-        """Return token counts: each prompt once, and what was generated."""
+        """Return token counts; a prompt with several completions counts once."""
         prompt = sum(self._prompts[:: max(1, len(self._prompts) // prompts)])
         written = sum(self._tokens) - (sum(self._prompts) if self._echo else 0)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
     def _logprobs(self, index: int, piece: Chunk) -> dict[str, Any]:
-        """Return the tokens of a piece with their log-probabilities; the first token of a row has none."""
+        """Return a chunk's tokens and log-probabilities; the first token of a row has no log-probability."""
         words, scores = [self._word(token) for token in piece.ids], piece.scores
         chosen = [] if scores is None else [float(value) for value in scores.chosen]
         likeliest = [] if scores is None else zip(scores.top_ids[:, : self._top], scores.top[:, : self._top], strict=True)
@@ -185,9 +185,9 @@ class Answer:
         }
 
     def _word(self, token: int) -> str:
-        """Return a token as text; partial characters and special tokens get a unique spelling."""
+        """Return a token as text; partial characters and special tokens get a unique representation."""
         piece = self._tokenizer.decode_bytes([token])
-        if not piece or self._tokenizer.unfinished([token]):  # unfinished tokens mark the next letter as a capital
+        if not piece or self._tokenizer.unfinished([token]):  # unfinished: incomplete bytes, or a mark that capitalises the next letter
             return piece.decode("utf-8", "replace") + f"<|token {token}|>"
         try:
             return piece.decode()
@@ -196,16 +196,16 @@ class Answer:
 
 
 class Places:
-    """Computes text offsets of streamed tokens; all parts of a character start where it does."""
+    """Computes the text offset of streamed tokens; tokens that are parts of one character share its offset."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, echo: bool) -> None:
         self._tokenizer, self._is_new = tokenizer, prompt.is_new
         self._decoder = StreamDecoder(tokenizer, at_start=echo or prompt.is_new)
-        self._echoed = len(prompt.ids) if echo else 0  # tokens of the prompt that are yet to come
+        self._echoed = len(prompt.ids) if echo else 0  # prompt tokens still to be echoed
         self._end = 0
 
     def next(self, token: int) -> int:
-        """Return the offset of the next token, in characters."""
+        """Return the next token's offset in characters."""
         begin = self._end
         self._end += len(self._decoder.push([token]))
         place = max(begin, self._end - self._length(token))
@@ -216,7 +216,7 @@ class Places:
         return place
 
     def _length(self, token: int) -> int:
-        """Return the number of characters of a token; of a partial character, as many as possible."""
+        """Return a token's number of characters; for a partial character, the maximum."""
         try:
             return len(self._tokenizer.decode_bytes([token]).decode())
         except UnicodeDecodeError:

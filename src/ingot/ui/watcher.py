@@ -1,7 +1,7 @@
-"""The thread that reads all runs and sends every open page what has changed.
+"""The thread that reads all runs and sends changes to every open page.
 
-It reads while a page is open, and once at the start. Runs that are training come before old ones that are read for the first
-time: a new line reaches the page within a second, however much is still to be read.
+It reads while a page is open, and once at startup. Runs in training take precedence over old ones being read for the first time,
+so a new line reaches the page within a second, however large the backlog is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ingot.runs.view import Run, find_runs, run_names
 from ingot.runtime.files import to_json
 
 MAX_STALLS = 8
-PAGE_RUNS = 200  # runs that are read and shown at a time: each takes 0.3 MB
-# The columns of each bin that the page gets; "mean" unless another part is named.
+PAGE_RUNS = 200  # maximum number of runs read and shown at a time: each takes 0.3 MB
+# Statistics of each bin that are sent to the page, by column; the default is "mean".
 SENT = {
     "train": (
         *((name, "mean") for name in (*AXES, "grad_norm", "learning_rate", "tokens_per_second", "loss")),
@@ -36,10 +36,10 @@ SENT = {
     "evaluation": tuple((name, "mean") for name in (*AXES, "val_bpb", "val_loss")),
 }
 FROM_RESULT = ("artifact_bytes", "artifact_bpb", "final_loss", "val_loss", "tokens_per_second")
-POLL_SECONDS = 0.5  # between reads of files that grow
-SCAN_SECONDS = 2.0  # between searches for new runs and checks of the processes of running ones
-BACKLOG_SECONDS = 0.3  # spent on old lines before new ones are read again
-MAX_QUEUED = 2000  # messages waiting for one page; beyond that its stream ends and it has to reconnect
+POLL_SECONDS = 0.5  # interval between reads of growing files
+SCAN_SECONDS = 2.0  # interval between searches for new runs and checks whether processes are alive
+BACKLOG_SECONDS = 0.3  # time spent on the backlog before new lines are read again
+MAX_QUEUED = 2000  # queued messages per page; a slower page is disconnected and has to reconnect
 
 Message = dict[str, Any]
 Stamp = tuple[int, int, int] | None
@@ -47,11 +47,11 @@ Queue = asyncio.Queue[bytes | None]
 
 
 class WatchedRun:
-    """A run as the page shows it; each file is read again when it has changed. One thread reads, any may build messages."""
+    """A run as shown on the page; files are read again when they change. One thread reads, any thread may build messages."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.real_path = os.path.realpath(path)
-        self.id = hashlib.sha256(os.fsencode(self.real_path)).hexdigest()[:12]  # a path need not be UTF-8
+        self.id = hashlib.sha256(os.fsencode(self.real_path)).hexdigest()[:12]  # a path may not be valid UTF-8
         self.path, self.name = path, name
         self.run, self.facts = Run(path), Message()
         self._reset()
@@ -59,8 +59,8 @@ class WatchedRun:
     def _reset(self) -> None:
         self.run = Run(self.path)
         self.series = self.run.series
-        self.settings: dict[str, Any] | None = None  # those that affect the result; None if unknown
-        self.loaded = False  # True once everything that was there at the start has been read
+        self.settings: dict[str, Any] | None = None  # settings that affect the result; None if unknown
+        self.loaded = False  # True once everything present at startup has been read
         self._stamps: dict[str, Stamp] = {}
         self._counts: tuple[int, int, int, bool] | None = None
         self._result: Message = {}
@@ -68,11 +68,11 @@ class WatchedRun:
 
     @property
     def is_running(self) -> bool:
-        """True if the process was alive at the last check."""
+        """Return True if the process was alive at the last check."""
         return self.facts.get("status") == "running"
 
     def update(self, has_time: Callable[[], bool]) -> list[Message]:
-        """Read what is new while there is time; return the messages about it. A run that cannot be read is reported as such."""
+        """Read new data while there is time and return messages about it; an unreadable run is reported in a message."""
         try:
             while self.read() and has_time():
                 pass
@@ -81,14 +81,14 @@ class WatchedRun:
             return [*messages, self.message()] if self.look() else messages
         except Exception as error:
             before, why = self.facts, one_line(f"the run cannot be read: {type(error).__name__}: {error}")
-            self._reset()  # it is read again from its start
+            self._reset()  # so that it is read again from the beginning
             path = shown(str(self.path), kept="")
             self.loaded = True
             self.facts = {"status": "unreadable", "error": why, "path": path, "loaded": True, "arm": None}
             return [self.message()] if self.facts != before else []
 
     def read(self) -> bool:
-        """Read one block of new lines and return True if there may be more."""
+        """Read one block of new lines; return True if there may be more."""
         more = False
         if self._has_changed("metrics.jsonl") and self._stamps["metrics.jsonl"] is not None:
             with suppress(OSError):
@@ -99,8 +99,8 @@ class WatchedRun:
         return more
 
     def look(self) -> bool:
-        """Update the facts if a file has changed or the process may have gone; return True if they are new."""
-        config = self.loaded and self._has_changed("config.yaml")  # slow: other runs are listed first
+        """Update the facts if a file has changed or the process may have ended; return True if the facts have changed."""
+        config = self.loaded and self._has_changed("config.yaml")  # slow, so only after all runs are listed
         state, result, samples = (self._has_changed(name) for name in ("state.json", "result.json", "samples"))
         counts = (self.series.generation, self.series.lines, self.series.damaged, self.loaded)
         if not (config or state or result or samples or counts != self._counts or self.is_running):
@@ -111,7 +111,7 @@ class WatchedRun:
         before, self._counts = self.facts, counts
         if config:
             self.settings = None
-            with suppress(IngotError, TypeError):  # the settings of another version
+            with suppress(IngotError, TypeError):  # settings written by another version
                 self.settings = decisive_settings(self.run.config)
         if result:
             values = self.run.result() or {}
@@ -119,7 +119,7 @@ class WatchedRun:
         if samples:
             self._samples = sorted(self.run.samples())
         timing, settings = self.series.timing(), self.settings
-        # The arm groups runs that differ in nothing but their seeds.
+        # Runs with the same arm differ only in their seeds.
         arm = hashlib.sha256(arm_key(settings).encode()).hexdigest()[:12] if settings is not None else None
         self.facts = {
             **{name: value for name, value in self.run.record().items() if name not in ("last_heard_seconds", "run")},
@@ -138,11 +138,11 @@ class WatchedRun:
         return self.facts != before
 
     def message(self) -> Message:
-        """Return the facts of the run as a message."""
+        """Return the run's facts as a message."""
         return {"type": "run", "id": self.id, "name": self.name, **self.facts}
 
     def bin_messages(self, everything: bool = False) -> list[Message]:
-        """Return messages with the bins that changed since `series.mark_sent`, or with all of them."""
+        """Return messages with the bins that changed since `series.mark_sent`, or with all bins."""
         messages = []
         for kind, columns in SENT.items():
             bins, first = self.series.bins[kind], 0 if everything else self.series.first_changed[kind]
@@ -152,13 +152,13 @@ class WatchedRun:
             packed = {
                 name if part == "mean" else f"{name}_{part}": _pack(parts[part][bins.names.index(name), first : bins.used])
                 for name, part in columns
-                if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # all three are equal for a single line
+                if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # mean, minimum and maximum of a single line are equal
             }
             messages.append({"type": "bins", "id": self.id, "kind": kind, "from": first, "columns": packed})
         return messages
 
     def _has_changed(self, name: str) -> bool:
-        """Return True if a file or folder of the run is not as it was at the last call."""
+        """Return True if one of the run's files or folders has changed since the last call."""
         stamp = _stamp(self.path / name)
         if name in self._stamps and self._stamps[name] == stamp:
             return False
@@ -167,14 +167,14 @@ class WatchedRun:
 
 
 class Watcher:
-    """The runs below some folders, and the pages that show them."""
+    """Watches the runs below some folders and updates the pages that show them."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.runs: dict[str, WatchedRun] = {}  # newest first
         self._folders = list(folders)
-        self.first, self._total = 0, 0  # number of the first run on the page, and of all runs
+        self.first, self._total = 0, 0  # index of the first run on the page, and number of runs
         self._pages: dict[int, tuple[asyncio.AbstractEventLoop, Queue]] = {}
-        self._new_pages: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # pages that have been sent nothing yet
+        self._new_pages: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # pages that have not been sent anything yet
         self._lock = threading.Lock()  # guards the pages and `_ended`
         self._ended = False
         self._wake, self._closed = threading.Event(), False
@@ -184,7 +184,7 @@ class Watcher:
 
     @property
     def has_pages(self) -> bool:
-        """True if a page is open."""
+        """Return True if a page is open."""
         return bool(self._pages or self._new_pages)
 
     def start(self) -> None:
@@ -192,19 +192,19 @@ class Watcher:
         self._thread.start()
 
     def turn(self, first: int) -> None:
-        """Show the page of runs that begins with run `first`, counted from the newest."""
+        """Show the runs from index `first`, counted from the newest."""
         self.first, self._scanned = max(0, first), -SCAN_SECONDS
         self._wake.set()
 
     def close(self) -> None:
-        """End the thread and the streams of all pages."""
+        """End the thread and all pages' event streams."""
         self._closed = True
         self._wake.set()
         self._thread.join()
         self.end_pages()
 
     def end_pages(self) -> None:
-        """End the streams of all pages, and of those that are opened from now on."""
+        """End the event streams of all open pages, and of those opened later."""
         with self._lock:
             self._ended = True
             self._pages |= {id(page[1]): page for page in self._new_pages}
@@ -213,7 +213,7 @@ class Watcher:
                 self._put(number, None)
 
     def open_page(self) -> tuple[int, Queue]:
-        """Return a queue that gets everything known and then every change, and the number that closes it."""
+        """Return a queue that receives the current state and then every change, and a number to close it with."""
         queue: Queue = asyncio.Queue()
         with self._lock:
             if self._ended:
@@ -224,7 +224,7 @@ class Watcher:
         return id(queue), queue
 
     def close_page(self, number: int) -> None:
-        """Forget a queue that nobody reads any more."""
+        """Drop a page's queue."""
         with self._lock:
             self._pages.pop(number, None)
             self._new_pages = [page for page in self._new_pages if id(page[1]) != number]
@@ -237,12 +237,12 @@ class Watcher:
                 self._wake.clear()
 
     def look(self) -> None:
-        """Do one round: find new runs, read new lines, and read a part of what was not read yet."""
+        """Do one round: find new runs, read new lines, and read part of the backlog."""
         self._greet()
         if scan := time.monotonic() - self._scanned >= SCAN_SECONDS:
             self._scan()
         runs = list(self.runs.values())
-        for run in [run for run in runs if run.loaded and (scan or run.is_running)]:  # others cost next to nothing
+        for run in [run for run in runs if run.loaded and (scan or run.is_running)]:  # checking other runs costs almost nothing
             self._send(run.update(lambda: not self._closed))
         until = time.monotonic() + BACKLOG_SECONDS
         for run in runs:
@@ -251,7 +251,7 @@ class Watcher:
         self._send_progress()
 
     def _greet(self) -> None:
-        """Send everything known to pages that have just been opened."""
+        """Send the current state to newly opened pages."""
         with self._lock:
             pages, self._new_pages = self._new_pages, []
         if not pages:
@@ -279,7 +279,7 @@ class Watcher:
         runs = [watched.get(place) or WatchedRun(place[1], name) for place, name in zip(newest_first, names, strict=True)]
         for run, name in zip(runs, names, strict=True):
             run.name = name
-            with suppress(Exception):  # what is wrong with a run is reported when it is read
+            with suppress(Exception):  # errors are reported when the run is read
                 run.look()
         self.runs = {run.id: run for run in runs}
         self._send([self._list_message(), *(run.message() for run in runs if run.facts)])
@@ -306,14 +306,14 @@ class Watcher:
                 self._put(number, event)
 
     def _put(self, number: int, event: bytes | None) -> None:
-        if (page := self._pages.get(number)) is None:  # its stream has ended
+        if (page := self._pages.get(number)) is None:  # the page's stream has ended
             return
         loop, queue = page
         if queue.qsize() > MAX_QUEUED:
             event = None
         if event is None:
             self._pages.pop(number)
-        with suppress(RuntimeError):  # the server has ended
+        with suppress(RuntimeError):  # the server has shut down
             loop.call_soon_threadsafe(queue.put_nowait, event)
 
 
@@ -326,14 +326,14 @@ def _modified(path: Path) -> float:
 
 def _stamp(path: Path) -> Stamp:
     try:
-        status = os.stat(path)  # noqa: PTH116 (half the time of Path's, and it is asked of every run twice a second)
+        status = os.stat(path)  # noqa: PTH116 (twice as fast as Path.stat, and called for every run twice a second)
     except OSError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _pack(values: Any) -> str:
-    """Return numbers as base64 of float32: a third of the size of JSON, and decoded in one call."""
+    """Encode numbers as base64 of float32: a third of the size of JSON, and decoded in one call."""
     return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 

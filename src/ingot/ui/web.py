@@ -1,8 +1,8 @@
 """The web server of the live page.
 
-It reads only the run folders it was given, and a client names a run by an id of ours, never by a path. Stopping a run and opening
-a model need the token. Requests with a foreign Host header or from foreign web pages are refused, so a page elsewhere cannot read
-runs through the browser of someone who visits it.
+It reads only the run folders it was given; clients refer to a run by an id that we assign, never by a path. Stopping a run and
+opening a model require the token. Requests with a foreign Host header and cross-site requests are rejected, so that another
+website cannot read runs through a visitor's browser.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parent / "page"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # noqa: E501
-KEEPALIVE_SECONDS = 15.0  # how long a connection may be silent before a comment checks that the browser is still there
+KEEPALIVE_SECONDS = 15.0  # after this long without an event, a comment is sent to detect a closed browser
 
 
 class Playground:
-    """The model that the page generates with: the newest checkpoint of one run at a time, opened on request."""
+    """The model for the page's prompt: the newest checkpoint of one run at a time, loaded on request."""
 
     def __init__(self, device: str, allow_custom_models: bool) -> None:
         self.device, self._allow_custom_models = device, allow_custom_models
@@ -40,7 +40,7 @@ class Playground:
         self._opened: tuple[Path, Engine] | None = None
 
     async def engine(self, run: Run) -> tuple[Engine, Path]:
-        """Return the engine of a run's newest checkpoint, and the path of that checkpoint."""
+        """Return the engine for a run's newest checkpoint, and the checkpoint's path."""
         checkpoints = run.checkpoints()
         if not checkpoints:
             raise CheckpointError(f"{run.path} has no checkpoint yet; wait for its first")
@@ -69,7 +69,7 @@ class Playground:
 
 
 def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_models: bool = False) -> FastAPI:
-    """Build the web server of one page."""
+    """Build the page's web server."""
     playground = Playground(device, allow_custom_models)
 
     @asynccontextmanager
@@ -80,7 +80,7 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
         await asyncio.to_thread(playground.close)
 
     async def close() -> None:
-        watcher.end_pages()  # event streams do not end by themselves
+        watcher.end_pages()  # event streams never end on their own
         await asyncio.to_thread(playground.close)
 
     app = FastAPI(lifespan=lifespan, dependencies=[Depends(check_client)], docs_url=None, redoc_url=None, openapi_url=None)
@@ -146,7 +146,7 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
 
 
 async def check_client(request: Request) -> None:
-    """Refuse clients that are not on this machine, as `ingot serve` does without a token."""
+    """Reject clients on other machines, as `ingot serve` does without a token."""
     check_local(request)
 
 
@@ -163,7 +163,7 @@ def _run(watcher: Watcher, run_id: str) -> WatchedRun:
 
 
 async def _events(watcher: Watcher) -> AsyncIterator[bytes]:
-    """Yield everything known of the runs and then every change, until the browser or the server leaves."""
+    """Yield the current state of all runs and then every change, until the browser or the server closes the stream."""
     number, queue = watcher.open_page()
     try:
         while True:
@@ -179,7 +179,7 @@ async def _events(watcher: Watcher) -> AsyncIterator[bytes]:
 
 
 def _settings(runs: list[WatchedRun]) -> dict[str, Any]:
-    """Return the settings in which runs differ; for a single run, those that are not the default."""
+    """Return the settings that differ between runs; for a single run, those that differ from the defaults."""
     from ingot.experiments.compare import settings_table
 
     readable = [run for run in runs if run.settings is not None]
@@ -188,7 +188,7 @@ def _settings(runs: list[WatchedRun]) -> dict[str, Any]:
 
 
 def _statistics(runs: list[WatchedRun]) -> dict[str, Any]:
-    """Return statistics over runs that differ in nothing but their seeds, and the tests between such groups."""
+    """Return statistics over groups of runs that differ only in their seeds, and tests between the groups."""
     from ingot.experiments.compare import SeedRun, over_seeds, tested
 
     arms = over_seeds([SeedRun(r.name, r.path, r.settings, r.facts.get("val_bpb")) for r in runs if r.settings is not None])
@@ -197,7 +197,7 @@ def _statistics(runs: list[WatchedRun]) -> dict[str, Any]:
 
 
 def _sample(run: WatchedRun, step: int) -> str:
-    """Return a sample of a run."""
+    """Return a run's sample at a step."""
     try:
         return run.run.sample(step)
     except CheckpointError as error:
