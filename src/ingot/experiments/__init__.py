@@ -1,1 +1,1 @@
-"""Experiments: sweeps of runs that differ in a setting or a seed, and statistical comparisons of their scores."""
+"""Experiments: sweeps over settings and seeds, and statistical comparison of their scores."""

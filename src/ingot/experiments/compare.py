@@ -1,6 +1,6 @@
-"""Compare the scores of two sides of finished runs, read from their folders.
+"""Compare the scores of two groups of finished runs, read from their folders.
 
-A side is one arm of an experiment: runs that differ only in their seeds. Scores can be compared if the validation text is the
+Each side is one arm of an experiment: runs that differ only in their seeds. Scores are comparable if the validation text is the
 same, even with different tokenizers.
 """
 
@@ -27,20 +27,20 @@ from ingot.train.resume import decisive_settings
 ScoreName = Literal["val_bpb", "artifact_bpb", "val_loss"]
 SEEDS = ("training.seed", "data.seed")
 BYTES = "evaluation.bytes"
-MAX_SCORE = 1e6  # nats or bits: no score of a text comes near it
-LEVEL = 0.01  # significance level: a p-value below it settles a comparison
+MAX_SCORE = 1e6  # nats or bits; a larger score is invalid
+LEVEL = 0.01  # significance level: a comparison with a smaller p-value is settled
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A complete run with its score."""
+    """A completed run with its score."""
 
     path: Path
     score: float
     seeds: tuple[int, ...]
     data: str  # fingerprint of the data
-    text_bytes: int | None  # size of the validation text, None if only a part of it was scored
-    part: str  # the part of the text that was scored, empty for all of it
+    text_bytes: int | None  # size of the validation text; None if only part of it was scored
+    part: str  # description of the part of the text that was scored; empty if all of it was
     sliding: str  # description of overlapping rows, empty if rows do not overlap
     settings: dict[str, Any]  # all settings that affect the result, except the seeds
 
@@ -69,12 +69,12 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of comparing two sides."""
+    """The comparison of two sides."""
 
     a: Side
     b: Side
     test: Welch
-    needed: int | None  # runs per side for p < LEVEL at the same means and standard deviations; None: too many
+    needed: int | None  # runs per side for p < LEVEL if means and standard deviations stay the same; None if too many
     differing: dict[str, tuple[Any, Any]]  # settings that differ between the sides
     notes: tuple[str, ...]
 
@@ -84,7 +84,7 @@ class Comparison:
 
     @property
     def more(self) -> tuple[int, int] | None:
-        """Return how many more seeds each side needs; None: too many to be worth it."""
+        """Return how many more seeds each side needs; None if too many to be worthwhile."""
         if self.test.p < LEVEL:
             return 0, 0
         if self.needed is None:
@@ -93,7 +93,7 @@ class Comparison:
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", read: Reader | None = None) -> Comparison:
-    """Compare the scores of two arms; `read` replaces read_scored."""
+    """Compare the scores of two arms; `read` replaces `read_scored`."""
     sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
     runs = [run for side in sides for run in side.runs]
     if both := {path.resolve() for path in a} & {path.resolve() for path in b}:
@@ -113,7 +113,7 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
 
 
 def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
-    """Read a complete run from its folder."""
+    """Read a completed run and its score from its folder."""
     run = Run.open(path)
     result, state = run.result() or {}, run.status()
     if state.status != "completed" or result.get("status") != "completed":
@@ -142,7 +142,7 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return the result of the test in words."""
+    """Describe the test's result in words."""
     p, more = f"p = {comparison.test.p:.2g} (Welch, two-sided)", comparison.more
     if comparison.test.p < LEVEL:
         return f"{p}: {'B' if comparison.difference < 0 else 'A'} is lower"
@@ -154,7 +154,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
-    """Refuse scores of different texts, losses of different tokens, and bytes counted in different ways."""
+    """Raise an error if scores are not comparable: different texts, losses of different tokens, or bytes counted differently."""
     first = runs[0]
     for run in runs[1:]:
         same_text = run.text_bytes is not None and run.text_bytes == first.text_bytes and score != "val_loss"
@@ -194,12 +194,12 @@ def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
     return Side(tuple(runs))
 
 
-# Runs grouped by their settings, for the report and the live page.
+# Grouping runs by settings, for the report and the live page.
 
 
 @dataclass(frozen=True)
 class SeedRun:
-    """A run, finished or not: its name, folder, the settings that affect its result, and its last score."""
+    """A run, finished or not: name, folder, settings that affect the result, and last score."""
 
     name: str
     path: Path
@@ -209,7 +209,7 @@ class SeedRun:
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs that differ only in their seeds; mean and std are None if too few have a score."""
+    """Runs that differ only in their seeds; mean and std are None if too few runs have a score."""
 
     runs: tuple[SeedRun, ...]
     n: int  # number of runs with a score
@@ -223,7 +223,7 @@ class SeedGroup:
 
 @dataclass(frozen=True)
 class GroupTest:
-    """Two groups, and the result of the test between their scores, or why there is none."""
+    """Two groups, and the test between their scores or the reason why there is none."""
 
     a: SeedGroup
     b: SeedGroup
@@ -231,18 +231,18 @@ class GroupTest:
 
 
 def arm_key(settings: Mapping[str, Any]) -> str:
-    """Return a key that is equal for runs that differ only in their seeds."""
+    """Return a key that is the same for all runs that differ only in their seeds."""
     return repr(sorted((name, value) for name, value in settings.items() if name not in SEEDS))
 
 
 def unlike(several: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the settings that are not the same in all."""
+    """Return the names of the settings whose values differ."""
     names = sorted({name for settings in several for name in settings})
     return [name for name in names if len({repr(settings.get(name)) for settings in several}) > 1]
 
 
 def settings_table(several: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return a row per setting that differs between runs; for a single run, per setting that is not the default."""
+    """Return a row for each setting that differs between runs; for a single run, for each setting not at its default."""
     if len(several) > 1:
         named = unlike(several)
     else:
@@ -252,7 +252,7 @@ def settings_table(several: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def over_seeds(runs: Sequence[SeedRun]) -> list[SeedGroup]:
-    """Return the groups of several runs that differ only in their seeds."""
+    """Group runs that differ only in their seeds; return the groups with more than one run."""
     groups: dict[str, list[SeedRun]] = {}
     for run in runs:
         groups.setdefault(arm_key(run.settings), []).append(run)
@@ -265,7 +265,7 @@ def over_seeds(runs: Sequence[SeedRun]) -> list[SeedGroup]:
 
 
 def tested(groups: Sequence[SeedGroup]) -> list[GroupTest]:
-    """Test all pairs of groups; each run is read once."""
+    """Test all pairs of groups against each other; each run is read once."""
     read, tests = cache(read_scored), []
     for a, b in combinations(groups, 2):
         try:

@@ -1,6 +1,6 @@
-"""Test whether scores differ by more than their noise over seeds: Student's t-test for one sample, Welch's for two.
+"""Significance tests for scores over seeds: Student's one-sample t-test and Welch's two-sample t-test.
 
-Welch's degrees of freedom are not integers, so the distribution is computed with the incomplete beta function.
+Welch's degrees of freedom are not integers, so the distribution is computed from the incomplete beta function.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 TOLERANCE = 1e-15
-MOST_SEEDS = 1000  # a difference that needs more seeds per side is not worth them
+MOST_SEEDS = 1000  # if a difference needs more seeds per side than this, it is not worth testing
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Welch:
 
     t: float
     freedom: float
-    p: float  # two-sided: probability of a difference this large if the true means are equal
+    p: float  # two-sided p-value: probability of a difference at least this large if the true means are equal
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
@@ -30,9 +30,9 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
 
 
 def seeds_needed(a: Sequence[float], b: Sequence[float], level: float) -> int | None:
-    """Return how many seeds each sample needs for p below a level if means and variances stay the same.
+    """Return how many seeds each sample needs for p < `level` if means and variances stay the same.
 
-    None: more than MOST_SEEDS, or the means are equal.
+    Return None for more than MOST_SEEDS, or if the means are equal.
     """
     difference, variances = statistics.fmean(b) - statistics.fmean(a), (statistics.variance(a), statistics.variance(b))
 
@@ -43,7 +43,7 @@ def seeds_needed(a: Sequence[float], b: Sequence[float], level: float) -> int | 
 
 
 def one_sample_p(scores: Sequence[float], reference: float) -> float:
-    """Return the one-sided p-value of scores with a mean this low if the true mean is the reference."""
+    """Return the one-sided p-value: the probability of a mean this low if the true mean is the reference."""
     below, std = reference - statistics.fmean(scores), statistics.stdev(scores)
     if std == 0:
         return 0.0 if below > 0 else 1.0 if below < 0 else 0.5
@@ -51,19 +51,19 @@ def one_sample_p(scores: Sequence[float], reference: float) -> float:
 
 
 def student_tail(t: float, freedom: float) -> float:
-    """Return the probability of a value above t in Student's distribution."""
+    """Return the upper tail probability of Student's t-distribution, P(T > t)."""
     tail = incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)) / 2
     return tail if t > 0 else 1 - tail
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function, by Lentz's continued fraction."""
+    """Return the regularised incomplete beta function, computed with Lentz's continued fraction."""
     if x <= 0 or x >= 1:
         return 0.0 if x <= 0 else 1.0
-    if x > (a + 1) / (a + b + 2):  # the fraction converges faster from the other side
+    if x > (a + 1) / (a + b + 2):  # by symmetry; the fraction converges faster there
         return 1 - incomplete_beta(b, a, 1 - x)
     front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    tiny = 1e-300  # avoids a division by zero
+    tiny = 1e-300  # replaces zero denominators
     c, d, fraction, m, change = 1.0, 0.0, 1.0, 0, math.inf
     while abs(change - 1) > TOLERANCE and m < 10_000:
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)) if m else 1.0

@@ -1,7 +1,7 @@
-"""Sweeps: arms of settings, trained with several seeds.
+"""Sweeps: train several arms (sets of settings), each with several seeds.
 
-Arms take turns, seed by seed, so that changes on the machine affect all of them alike, and an interrupted sweep has about as many
-seeds of each arm.
+Arms are interleaved seed by seed: changes on the machine then affect all arms alike, and an interrupted sweep has about equally
+many seeds of each arm.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ NOT_SET = {
     "training.output_dir": "give --output instead",
     "training.resume": "a sweep always resumes its runs",
 }
-_NAME = re.compile(r"(?!\.+$)[\w.=,+-]+")  # names of folders in the output; not . or ..
+_NAME = re.compile(r"(?!\.+$)[\w.=,+-]+")  # valid folder names in the output; not . or ..
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm of a sweep: the settings it changes."""
+    """One arm of a sweep and the settings it changes."""
 
     name: str
     settings: dict[str, Any]
@@ -53,7 +53,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of an arm."""
+    """One run of an arm, with one seed."""
 
     arm: str
     seed: int
@@ -69,7 +69,7 @@ class Trial:
 
 
 def make_arms(vary: Sequence[str], file: Path | None = None) -> list[Arm]:
-    """Build the arms of --vary words such as optimizer.learning_rate=0.01,0.02 and a YAML file of arms: all combinations."""
+    """Build all combinations of --vary arguments, such as optimizer.learning_rate=0.01,0.02, and the arms in a YAML file."""
     if not vary and file is None:
         raise ConfigError("there is nothing to sweep: give --vary SETTING=VALUE,VALUE or --arms FILE")
     varied = [_values(word) for word in vary]
@@ -91,7 +91,7 @@ def make_arms(vary: Sequence[str], file: Path | None = None) -> list[Arm]:
 
 
 def read_seeds(text: str) -> list[int]:
-    """Parse seeds such as 1,2,3."""
+    """Parse a comma-separated list of seeds, such as 1,2,3."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
         raise ConfigError(f"--seeds {text} is not a list of numbers such as 1,2,3")
@@ -108,7 +108,7 @@ def plan_trials(
     resolve: Callable[[Mapping[str, Any]], ResolvedConfig],
     score: ScoreName = "val_bpb",
 ) -> list[Trial]:
-    """Return the runs of a sweep in their order, all checked; `resolve` builds a config from an arm's settings."""
+    """Return the runs of a sweep in training order, all validated; `resolve` builds a config from an arm's settings."""
     trials = []
     for seed, arm in product(seeds, arms):
         own: dict[str, Any] = dict.fromkeys(SEEDS, seed)
@@ -139,7 +139,7 @@ def plan_trials(
 
 
 def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
-    """Refuse arms whose scores would be of different texts or in different units; tokenizers may differ."""
+    """Raise an error if arms would be scored on different texts or in different units; tokenizers may differ."""
     first: tuple[str, object, str, int | None, bool] | None = None
     for trial in trials:
         data, evaluation = trial.config.data, trial.config.evaluation
@@ -149,7 +149,7 @@ def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
             raise error.within(f"arm {trial.arm}") from None
         val = dataset.split("val")
         text = (val.documents, val.bytes) if val.bytes else dataset.fingerprint
-        size = val.piece_bytes if evaluation.bytes == "pieces" else val.bytes  # what bits per byte are divided by
+        size = val.piece_bytes if evaluation.bytes == "pieces" else val.bytes  # denominator of bits per byte
         judged = trial.arm, text, dataset.fingerprint, size, isinstance(evaluation.final_rows, int)
         arm, first_text, tokens, first_size, in_part = first = first or judged
         why = ""
@@ -204,7 +204,7 @@ def _names(tree: Mapping[str, Any]) -> Iterator[str]:
 
 
 def refuse_fixed(names: Iterable[str], where: str) -> None:
-    """Refuse settings that the sweep sets for every run."""
+    """Raise an error for settings that the sweep itself sets for every run."""
     for name in names:
         if name in NOT_SET:
             raise ConfigError(f"{where}: {name} cannot be set here; {NOT_SET[name]}")
@@ -214,20 +214,20 @@ def _shown(value: Any) -> str:
     return str(value) if isinstance(value, str) else format_value(value)
 
 
-# Running the trials one after the other, each in a separate process that behaves like `ingot train`.
+# Running the trials sequentially, each in its own process that behaves like `ingot train`.
 
-TICK_SECONDS = 1.0  # time between two calls of `tick`
+TICK_SECONDS = 1.0  # interval between calls of `tick`
 PRELOADED = ("ingot.experiments.sweep", "ingot.preflight.validate", "ingot.train.start")
-OUTPUT = "output-{}.txt"  # output of a run's process, beside its folder: everything named seed-* is a run
+OUTPUT = "output-{}.txt"  # output file of a run's process, outside the run folders: everything named seed-* is a run
 
-EndTrial = Callable[[Trial, str | None], None]  # called with a trial that has ended and its error
+EndTrial = Callable[[Trial, str | None], None]  # called with a finished trial and its error
 
 
 def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], end_trial: EndTrial) -> dict[Path, str]:
-    """Run all trials that are not complete; return the errors by run folder. `tick` is called every second."""
+    """Run all incomplete trials; return errors by run folder. `tick` is called every second."""
     errors = {}
     for trial in trials:
-        if completed_result(trial.config, require_files=False) is not None:  # only its score is needed
+        if completed_result(trial.config, require_files=False) is not None:  # its score is enough, so files may be missing
             continue
         tick(trial)
         error = train_apart(trial, tick)
@@ -238,7 +238,7 @@ def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], end_trial
 
 
 def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None) -> str | None:
-    """Train in another process; return the error, which is the last line that it printed, or None."""
+    """Train in a separate process; return None, or the error, which is the last line that the process printed."""
     output = trial.folder.with_name(OUTPUT.format(trial.folder.name))
     with writing_output(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
             wait([process.sentinel], timeout=TICK_SECONDS)
             tick(trial)
     except BaseException:
-        process.terminate()  # the run saves and stops
+        process.terminate()  # SIGTERM: the run saves and stops
         process.join()
         raise
     process.join()
@@ -266,7 +266,7 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
 
 @cache
 def _processes(device: str) -> Any:
-    """Return how trials are started: on Linux forked from a process that has imported the framework and touched no device."""
+    """Return how to start trials: on Linux, forked from a server process that has imported the framework but used no device."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     forks = multiprocessing.get_context("forkserver")
@@ -275,7 +275,7 @@ def _processes(device: str) -> Any:
 
 
 def _train(resolved: ResolvedConfig, output: Path) -> None:
-    """Train a trial, in its process; what it and its children print goes into a file."""
+    """Train a trial in its own process; output of the process and its children is written to a file."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -284,7 +284,7 @@ def _train(resolved: ResolvedConfig, output: Path) -> None:
     assert parent is not None
 
     def watch() -> None:
-        """Save and stop when the process of the sweep ends."""
+        """Make the run save and stop when the sweep's process ends."""
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -301,16 +301,16 @@ def _train(resolved: ResolvedConfig, output: Path) -> None:
         sys.exit(error.exit_code)
 
 
-# The scores of every arm against those of the first, read from the folders of the runs.
+# Comparing every arm's scores with the first arm's, read from the run folders.
 
 
 @dataclass(frozen=True)
 class TrialSummary:
-    """One run; numbers that do not exist yet are None."""
+    """One run; values that are not available yet are None."""
 
     run: str
     seed: int
-    status: str  # status of the run, or waiting before it has begun
+    status: str  # status of the run; waiting if it has not started
     score: float | None
     tokens_per_second: float | None
     training_seconds: float
@@ -319,11 +319,11 @@ class TrialSummary:
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """One arm; `difference` and `p` are against the first arm."""
+    """One arm; `difference` and `p` compare it with the first arm."""
 
     arm: str
     trials: tuple[TrialSummary, ...]
-    n: int  # number of complete runs with a score
+    n: int  # number of completed runs with a score
     mean: float | None
     std: float | None
     difference: float | None
@@ -332,7 +332,7 @@ class ArmSummary:
 
 
 def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, str] | None = None) -> list[ArmSummary]:
-    """Return a summary of every arm, in their order."""
+    """Return a summary of each arm, in order."""
     arms: dict[str, list[TrialSummary]] = {}
     for trial in trials:
         arms.setdefault(trial.arm, []).append(_trial_summary(trial, score, errors or {}))
