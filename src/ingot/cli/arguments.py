@@ -74,7 +74,7 @@ class SettingsCommand(TyperCommand):
     ignore_unknown_options = True
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Add the RUN that `ingot train` resumes to the usage line: typer does not know it, because settings may come anywhere."""
+        """Add the RUN that `ingot train` resumes to the usage line; typer does not know it, because settings come anywhere."""
         return [*(["[RUN]"] if self.name == "train" else []), *super().collect_usage_pieces(ctx)]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:

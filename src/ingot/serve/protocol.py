@@ -187,7 +187,7 @@ class Answer:
     def _word(self, token: int) -> str:
         """Return a token as text; partial characters and special tokens get a unique representation."""
         piece = self._tokenizer.decode_bytes([token])
-        if not piece or self._tokenizer.unfinished([token]):  # unfinished: incomplete bytes, or a mark that capitalises the next letter
+        if not piece or self._tokenizer.unfinished([token]):  # unfinished: capitalises the next letter
             return piece.decode("utf-8", "replace") + f"<|token {token}|>"
         try:
             return piece.decode()

@@ -152,7 +152,7 @@ class WatchedRun:
             packed = {
                 name if part == "mean" else f"{name}_{part}": _pack(parts[part][bins.names.index(name), first : bins.used])
                 for name, part in columns
-                if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # mean, minimum and maximum of a single line are equal
+                if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # all three are equal for a single line
             }
             messages.append({"type": "bins", "id": self.id, "kind": kind, "from": first, "columns": packed})
         return messages
@@ -242,7 +242,7 @@ class Watcher:
         if scan := time.monotonic() - self._scanned >= SCAN_SECONDS:
             self._scan()
         runs = list(self.runs.values())
-        for run in [run for run in runs if run.loaded and (scan or run.is_running)]:  # checking other runs costs almost nothing
+        for run in [run for run in runs if run.loaded and (scan or run.is_running)]:  # others are checked only in a scan
             self._send(run.update(lambda: not self._closed))
         until = time.monotonic() + BACKLOG_SECONDS
         for run in runs:

@@ -1,1 +1,1 @@
-"""Our custom kernels. A backend enables a kernel after a successful trial; every model also works without kernels."""
+"""Custom kernels. A backend enables a kernel after a successful trial; every model also works without them."""

@@ -1,13 +1,13 @@
-"""FlashAttention 4 inside a compiled graph: causal attention over rows, windows and documents, with grouped key heads.
+"""FlashAttention 4 inside compiled graphs: causal attention with sliding windows, documents and grouped-query heads.
 
-The package (`flash-attn-4`, the extra `flash`) compiles its kernels itself, and torch's compiler cannot trace its autograd
-function, so its two passes are custom operations here. It takes heads in the layout (B, T, H, D). CPUs have the plain form.
+The package (`flash-attn-4`, the extra `flash`) compiles its own kernels, and torch's compiler cannot trace its autograd function,
+so forward and backward are custom operators here. Heads have the layout (B, T, H, D). On CPUs a reference implementation runs.
 
-`starts` are the starts of documents in the rows laid end to end: int32, ascending, including every row's first token, and
-ending with the number of all tokens, which may be repeated.
+`starts` are the document boundaries in the flattened batch: int32 offsets, ascending, including the first token of each row, and
+ending with the total number of tokens, which may be repeated.
 
-With `cudnn` the forward pass over whole rows with as many key heads as query heads is cuDNN's: 0.30 ms on an H200 for 64 x 1024
-tokens and heads of 64, where the package takes 0.39; cuDNN's backward pass takes 1.03 ms where the package takes 0.78.
+With `cudnn`, the forward pass uses cuDNN if rows are not split into documents and there are as many key heads as query heads:
+0.30 ms on an H200 for 64 x 1024 tokens and head size 64, against 0.39 ms. cuDNN's backward takes 1.03 ms, the package's 0.78.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from ingot.model.kernels.matmul import matmul_dtype
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, window: int | None = None, starts: Tensor | None = None, cudnn: bool = False
 ) -> Tensor:
-    """Causal attention of (B, H, T, D) queries over (B, K, T, D) keys and values, or over the last `window` tokens.
+    """Causal attention of (B, H, T, D) queries over (B, K, T, D) keys and values, optionally over the last `window` tokens.
 
-    With `starts`, within each document. Each key head serves H / K neighbouring query heads. Returns (B, H, T, D), a view of
-    (B, T, H, D).
+    With `starts`, tokens attend only within their document. Each key head serves H / K adjacent query heads. Returns a view of
+    (B, T, H, D) as (B, H, T, D).
     """
     heads = (x.to(matmul_dtype(x)).transpose(1, 2) for x in (q, k, v))
     return torch.ops.ingot.flash_attention(*heads, window, starts, cudnn)[0].transpose(1, 2)
 
 
 def packed_flash_attention(qkv: Tensor, window: int | None = None, starts: Tensor | None = None, cudnn: bool = False) -> Tensor:
-    """Attention of queries, keys and values packed by one matmul, (B, T, 3, H, D), with a packed gradient. Returns (B, T, H, D).
+    """Attention of packed queries, keys and values (B, T, 3, H, D), with a packed gradient; returns (B, T, H, D).
 
-    Three gradients would have to be copied into one for the matmul: 1.7 of 110 ms of a step of the 124M shape.
+    Three separate gradients would have to be concatenated for the matmul: 1.7 of 110 ms per step of the 124M model.
     """
     return torch.ops.ingot.packed_flash_attention(qkv.to(matmul_dtype(qkv)), window, starts, cudnn)[0]
 
 
 @functools.cache
 def library() -> Any:
-    """Import FlashAttention 4's package."""
-    warnings.filterwarnings("ignore", "Argument aux_data")  # its compiler warns about the package's own code
+    """Import the FlashAttention 4 package."""
+    warnings.filterwarnings("ignore", "Argument aux_data")  # warning of its compiler about its own code
     return import_module("flash_attn.cute.interface")
 
 
 def _options(length: int, window: int | None, starts: Tensor | None) -> dict[str, Any]:
-    """Return the arguments that the package's forward and backward pass share for rows of this length."""
+    """Return the arguments shared by the package's forward and backward pass for rows of this length."""
     options: dict[str, Any] = {"causal": True, "window_size_left": None if window is None else window - 1}
     if starts is not None:
         options |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": length, "max_seqlen_k": length}
@@ -61,12 +61,12 @@ def _options(length: int, window: int | None, starts: Tensor | None) -> dict[str
 
 
 def _packed(x: Tensor, starts: Tensor | None) -> Tensor:
-    """Return heads (B, T, H, D) in the package's layout: with documents, rows are joined into (B * T, H, D)."""
+    """Reshape heads (B, T, H, D) to the package's layout: with documents, the batch is flattened to (B * T, H, D)."""
     return x if starts is None else x.flatten(0, 1)
 
 
 def _probabilities(q: Tensor, k: Tensor, window: int | None, starts: Tensor | None) -> Tensor:
-    """Return the attention probabilities (B, H, T, T) of heads (B, T, H, D), computed for all pairs."""
+    """Return the full attention probabilities (B, H, T, T) of heads (B, T, H, D)."""
     scores = torch.einsum("bqhd,bkhd->bhqk", q, _repeat_heads(k, q)) / math.sqrt(q.size(-1))
     B, T = q.shape[:2]
     position = torch.arange(B * T, dtype=torch.int32, device=q.device)
@@ -79,13 +79,13 @@ def _probabilities(q: Tensor, k: Tensor, window: int | None, starts: Tensor | No
 
 
 def _repeat_heads(x: Tensor, q: Tensor) -> Tensor:
-    """Repeat keys or values (B, T, K, D) for every query head that they serve."""
+    """Repeat keys or values (B, T, K, D) for each query head in their group."""
     return x.repeat_interleave(q.size(2) // x.size(2), dim=2)
 
 
 @torch.library.custom_op("ingot::flash_attention", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None, cudnn: bool) -> tuple[Tensor, Tensor]:
-    """Return the output (B, T, H, D), and the log-sum-exp of the scores, which the backward pass needs."""
+    """Return the output (B, T, H, D) and the log-sum-exp of the scores for the backward pass."""
     y = torch.einsum("bhqk,bkhd->bqhd", _probabilities(q, k, window, starts), _repeat_heads(v, q))
     return y.contiguous(), empty_lse(q, starts).zero_()
 
@@ -103,7 +103,7 @@ def _attend_cuda(
 
 
 def _attend_cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute attention by cuDNN, whose output has the layout of the queries and whose log-sum-exp is (B, H, T, 1)."""
+    """Compute attention with cuDNN; the output has the layout of the queries, the log-sum-exp is (B, H, T, 1)."""
     heads = (x.transpose(1, 2) for x in (q, k, v))
     y, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(*heads, None, True, 0.0, True, False)
     return y.transpose(1, 2).contiguous(), lse.squeeze(-1)
@@ -113,7 +113,7 @@ _attend.register_fake(lambda q, k, v, window, starts, cudnn: (q.new_empty(q.shap
 
 
 def empty_lse(q: Tensor, starts: Tensor | None) -> Tensor:
-    """Return an empty tensor for the log-sum-exp of each head and token: (B, H, T), or (H, B * T) with documents."""
+    """Return an uninitialised log-sum-exp tensor: (B, H, T), or (H, B * T) with documents."""
     B, T, H, _ = q.shape
     return q.new_empty((B, H, T) if starts is None else (H, B * T), dtype=torch.float32)
 
@@ -149,7 +149,7 @@ def write_gradients(
     starts: Tensor | None,
     grads: Sequence[Tensor],
 ) -> None:
-    """Let the package write the gradients of queries, keys and values (B, T, H, D) into `grads`."""
+    """Compute the gradients of queries, keys and values (B, T, H, D) with the package, and write them to `grads`."""
     inputs = [_packed(x, starts) for x in (*heads, y, dy)]
     dq, dk, dv = (_packed(x, starts) for x in grads)
     options = _options(y.size(1), window, starts) | {"deterministic": torch.are_deterministic_algorithms_enabled()}

@@ -1,13 +1,13 @@
-"""MLPs whose activation is part of the matmul before it, and its slope part of the matmul back. Plain forms run on CPUs.
+"""MLPs with the activation fused into the first matmul, and its derivative into the backward matmul; unfused on CPUs.
 
-`fused_mlp` is down(act(up(x))). The compiler reads the result of the first matmul to activate it, and in the backward pass
-reads it again with the gradient that the second matmul wrote: five passes over the widest tensor of a layer. Here tiles are
-activated before they are written. The squared ReLU keeps only its own output, whose root gives the slope; GELU cannot be
-inverted, so its scores are kept too. The matmuls are quack-kernels', or ours in Triton where that package is missing or there
-is a bias, whose gradient is then summed with them.
+`fused_mlp` is down(act(up(x))). Compiled without fusion, the activation reads the result of the first matmul, and the backward
+pass reads it again with the gradient from the second matmul: five passes over the widest tensor of a layer. Here tiles are
+activated before they are written. The squared ReLU only saves its own output, whose root gives the derivative; GELU is not
+invertible, so its pre-activations are saved too. The matmuls are quack-kernels', or our Triton kernels if that package is missing
+or there is a bias, whose gradient is then summed in the same kernel.
 
-`fused_gated_mlp` is down(up(x) * silu(gate(x))), with `up` and `gate` interleaved as rows of one matrix: a value and the one
-that gates it are neighbours in a tile, and the backward pass is one matmul for both. It needs quack-kernels and a Hopper GPU.
+`fused_gated_mlp` is down(up(x) * silu(gate(x))), with the rows of `up` and `gate` interleaved in one matrix: a value and its gate
+are adjacent in a tile, and the backward pass has one matmul for both. It needs quack-kernels and a Hopper GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def fused_mlp(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activation: str) -> Tensor:
-    """Apply up (N, C) with its bias (N), an activation of those above, and down (C, N) to x (..., C)."""
+    """Apply up (N, C) with bias (N), an activation in ACTIVATIONS, and down (C, N) to x (..., C)."""
     dtype = matmul_dtype(x)
     bias = None if bias is None else bias.to(dtype)
     y = torch.ops.ingot.mlp(x.flatten(0, -2).to(dtype), up.to(dtype), bias, down.to(dtype), activation)[0]
@@ -44,7 +44,7 @@ def _keeps_scores(activation: str) -> bool:
 
 @torch.library.custom_op("ingot::mlp", mutates_args=())
 def _mlp(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output (M, C), and for the backward pass the activations (M, N) and, where they are needed, the scores."""
+    """Return the output (M, C), and for the backward pass the activations (M, N) and, if needed, the pre-activations."""
     scores = F.linear(x, up, bias)
     y = ACTIVATIONS[activation](scores.float()).to(x.dtype)
     return y @ down.T, y, scores if _keeps_scores(activation) else y.new_empty(0)
@@ -65,7 +65,7 @@ def _mlp_cuda(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activati
 
 
 def _quack_for(activation: str, *operands: Tensor) -> ModuleType | None:
-    """Return quack-kernels' matmuls, where they have this activation and take these matrices."""
+    """Return the module of quack-kernels' matmuls if it supports this activation and these matrices, else None."""
     return quack_kernels(operands[0].device) if activation in ("relu2", "gelu-tanh") and quack_takes(*operands) else None
 
 
@@ -75,7 +75,7 @@ def _mlp_shapes(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activa
     return x.new_empty(len(x), len(down)), inner, inner.new_empty(inner.shape if _keeps_scores(activation) else 0)
 
 
-# It includes the gradient of `down`: apart, the compiler would cast dy for that matmul and once more for this operation.
+# Includes the gradient of `down`: if it were separate, the compiler would cast dy twice, for that matmul and for this operation.
 @torch.library.custom_op("ingot::mlp_backward", mutates_args=())
 def _mlp_grads(
     dy: Tensor, up: Tensor, down: Tensor, y: Tensor, scores: Tensor, activation: str, biased: bool
@@ -120,7 +120,7 @@ def _mlp_grads_shapes(
 def _save_mlp(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x, up, bias, down, ctx.activation = inputs
     ctx.biased = bias is not None
-    ctx.set_materialize_grads(False)  # only the first output has a gradient; zeros for the others would be as large as they are
+    ctx.set_materialize_grads(False)  # only the first output has a gradient; zero tensors for the others would be just as large
     ctx.save_for_backward(x, up, down, *output[1:])
 
 
@@ -136,14 +136,14 @@ _mlp.register_autograd(_mlp_backward, setup_context=_save_mlp)
 def fused_gated_mlp(x: Tensor, up: Tensor, gate: Tensor, down: Tensor) -> Tensor:
     """Return down(up(x) * silu(gate(x))) for x (..., C), up and gate (N, C), and down (C, N)."""
     dtype = matmul_dtype(x)
-    both = torch.stack([gate.to(dtype), up.to(dtype)], dim=1).flatten(0, 1)  # (2 N, C), alternating
+    both = torch.stack([gate.to(dtype), up.to(dtype)], dim=1).flatten(0, 1)  # (2 N, C), rows alternate gate and up
     y = torch.ops.ingot.gated_mlp(x.flatten(0, -2).to(dtype), both, down.to(dtype))[0]
     return y.view(*x.shape[:-1], len(down))
 
 
 @torch.library.custom_op("ingot::gated_mlp", mutates_args=())
 def _gated(x: Tensor, both: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output (M, C), and for the backward pass the gated values (M, N) and gates with ups, alternating (M, 2 N)."""
+    """Return the output (M, C), and for the backward pass the gated values (M, N) and interleaved gates and ups (M, 2 N)."""
     inner = x @ both.T
     gate, up = inner.float().view(len(inner), -1, 2).unbind(2)
     y = (up * F.silu(gate)).to(x.dtype)
@@ -169,10 +169,10 @@ def _required_quack(device: torch.device) -> ModuleType:
 _gated.register_fake(lambda x, both, down: tuple(x.new_empty(len(x), width) for width in (len(down), len(both) // 2, len(both))))
 
 
-# It includes the gradient of `down`: apart, the compiler would cast dy for that matmul and once more for this operation.
+# Includes the gradient of `down`: if it were separate, the compiler would cast dy twice, for that matmul and for this operation.
 @torch.library.custom_op("ingot::gated_mlp_backward", mutates_args=())
 def _gated_grads(dy: Tensor, both: Tensor, down: Tensor, y: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x (M, C), of gates and ups, alternating (M, 2 N), and of `down` (C, N)."""
+    """Return the gradients of x (M, C), of interleaved gates and ups (M, 2 N), and of `down` (C, N)."""
     d_gated = (dy @ down).float()
     gate, up = inner.float().view(len(inner), -1, 2).unbind(2)
     share = gate.sigmoid()

@@ -1,9 +1,9 @@
-"""Queries, keys and values as one matmul, and their attention by FlashAttention 4 as one operation.
+"""Query, key and value projections as one matmul, and their attention by FlashAttention 4 as one operation.
 
-One wide matmul is faster than three narrow ones. In a step this pays only if nothing is copied to pack them: queries and keys
-are normalised and rotated out of the matmul's result, values are read from it in place, and all three gradients are written
-directly into its gradient. The weights stay three parameters, concatenated while they are cast to the dtype of the matmul,
-which happens anyway.
+One wide matmul is faster than three narrow ones, but in a training step only if packing needs no copies: queries and keys are
+normalised and rotated directly from the matmul's result, values are read from it in place, and all three gradients are written
+directly into its gradient. The weights remain three parameters, concatenated during the cast to the dtype of the matmul, which is
+needed anyway.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def projected_attention(
     gain: Tensor | None = None,
     epsilon: float | None = EPSILON,
 ) -> Tensor:
-    """Project x (B, T, C) to queries, keys and values by three layers and return their attention (B, T, H, D).
+    """Project x (B, T, C) to queries, keys and values with three layers and return the attention output (B, T, H, D).
 
-    `tables`, `gain` (for queries) and `epsilon` are those of fused_rotation, `starts` those of flash_attention.
+    `tables`, `gain` (for queries) and `epsilon` are as in fused_rotation, `starts` is as in flash_attention.
     """
     dtype = matmul_dtype(x)
     weight = torch.cat([layer.weight.to(dtype) for layer in layers])
@@ -51,7 +51,7 @@ def _parts(heads: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
 def _attend(
     heads: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, queries: int, starts: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the output (B, T, H, D), and for the backward pass the log-sum-exp, and queries and keys after rotation."""
+    """Return the output (B, T, H, D), and for the backward pass the log-sum-exp and the rotated queries and keys."""
     q, k, v = _parts(heads, queries)
     q, k = (torch.ops.ingot.rotation(x, cos, sin, g, epsilon) for x, g in ((q, gain), (k, None)))
     return *torch.ops.ingot.flash_attention(q, k, v, None, starts, False), q, k
@@ -70,7 +70,7 @@ def _attend_backward(
     dy: Tensor, heads: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, starts: Tensor | None,
     y: Tensor, lse: Tensor, q: Tensor, k: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradient of all heads (B, T, H + 2 K, D), and each token's part of that of the gains (B, T, H), in float32."""
+    """Return the gradient of all heads (B, T, H + 2 K, D), and each token's share of the gains' gradient, float32 (B, T, H)."""
     plain_q, plain_k, v = _parts(heads, q.size(2))
     dq, dk, dv = torch.ops.ingot.flash_attention_backward(dy, q, k, v, y, lse, None, starts)
     dq, d_gain = torch.ops.ingot.rotation_backward(dq, plain_q, cos, sin, gain, epsilon)

@@ -1,9 +1,9 @@
-"""Matmuls whose tiles are activated, gated or multiplied by a slope before they are written, by quack-kernels, for Hopper.
+"""Matmuls with a fused epilogue (activation, gating, or multiplication by a derivative), by quack-kernels, for Hopper GPUs.
 
-The package comes with FlashAttention 4. The matmuls are its own; the functions below say what happens to the values of a tile,
-and the package compiles them: `acc` is the result of the matmul, `c` the value of a second matrix at the same position; the
-returned values are written. A gate and the value it gates come in pairs. GELU is computed by its sigmoid form: the hardware's
-tanh is accurate to 11 bits only.
+The package is installed with FlashAttention 4 and provides the matmuls. The functions below define the epilogues, which it
+compiles: `acc` is the result of the matmul, `c` the value of a second matrix at the same position, and the returned values are
+written. A gate and the value it gates are adjacent. GELU uses the sigmoid form, because the hardware's tanh is accurate to
+11 bits only.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from quack.epilogue.math import pack, unpack
 from quack.gemm_config import GemmConfig
 from torch import Tensor
 
-# The best of 20 tilings timed alone on an H200, or within 3% of it. Exceptions are the logits and the slope of a wide squared
-# ReLU (docs/experiments.md).
+# The fastest of 20 tilings timed in isolation on an H200, or within 3% of it. Exceptions are the logits and the derivative of a
+# wide squared ReLU (docs/experiments.md).
 WIDE = GemmConfig(tile_m=128, tile_n=192, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
 NARROW = GemmConfig(tile_m=128, tile_n=128, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
 
@@ -29,7 +29,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def activated_matmul(x: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """Return the activation (M, N) of x (M, C) @ up (N, C).T, and for the backward pass the scores, or the squared ReLU."""
+    """Return act(x (M, C) @ up (N, C).T), and for the backward pass the pre-activations, or the squared ReLU itself."""
     if activation == "relu2":
         y = _run(_relu2, x, up.T, None, NARROW)["D"]
         return y, y
@@ -38,18 +38,18 @@ def activated_matmul(x: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Te
 
 
 def sloped_matmul(dy: Tensor, down: Tensor, saved: Tensor, activation: str) -> Tensor:
-    """Return the gradient (M, N) of the scores, from dy (M, C), down (C, N) and what `activated_matmul` saved."""
+    """Return the gradient (M, N) of the pre-activations, from dy (M, C), down (C, N) and what `activated_matmul` saved."""
     return _run(_relu2_slope if activation == "relu2" else _gelu_slope, dy, down, saved, NARROW)["D"]
 
 
 def gated_matmul(x: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
-    """Return SwiGLU (M, N) of x (M, C) @ both (2 N, C).T, whose rows alternate between gate and up; and that matmul's result."""
+    """Return SwiGLU (M, N) of x (M, C) @ both (2 N, C).T, whose rows alternate gate and up, and the result of the matmul."""
     outputs = _run(_gate, x, both.T, None, NARROW)
     return outputs["y"], outputs["D"]
 
 
 def gated_slope(dy: Tensor, down: Tensor, inner: Tensor) -> Tensor:
-    """Return the gradient (M, 2 N) of the inner matmul, from dy (M, C) and down (C, N)."""
+    """Return the gradient (M, 2 N) of the inner matmul's result, from dy (M, C) and down (C, N)."""
     return _run(_gate_slope, dy, down, inner, NARROW)["D"]
 
 
@@ -64,7 +64,7 @@ def _plain(acc):  # type: ignore[no-untyped-def]
 
 
 def _share(x: Any) -> Any:
-    """Return (1 + tanh) / 2, the factor of GELU."""
+    """Return (1 + tanh) / 2, the factor that multiplies x in GELU."""
     return sigmoid(x * (x * x * 0.0713548162726 + 1.5957691216))
 
 

@@ -1,7 +1,7 @@
-"""Queries and keys between projection and attention: normalised, rotated and scaled in one kernel forward and one backward.
+"""Norm, rotary embedding and gain of queries and keys, fused into one kernel forward and one backward.
 
-The compiler needs several kernels, because each value of a pair depends on both and the norm on all of them. Here a program
-holds whole heads: it reads and writes them once, in the layout (B, T, H, D) that attention takes.
+The compiler generates several kernels, because each value of a rotated pair depends on both and the norm on all values. Here a
+program keeps whole heads in registers: it reads and writes them once, in the layout (B, T, H, D) that attention expects.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-EPSILON = torch.finfo(torch.float32).eps  # the default of torch's rms_norm
+EPSILON = torch.finfo(torch.float32).eps  # torch's default for rms_norm
 
 
 def fused_rotation(
@@ -19,8 +19,8 @@ def fused_rotation(
 ) -> Tensor:
     """Normalise heads (B, T, H, D), rotate the pairs (i, i + R / 2) of their first R dimensions, multiply each head by its gain.
 
-    `rotary` are cosines and sines (T, R / 2), `gain` is (H). Without an `epsilon` heads are not normalised. Returns (B, H, T, D),
-    a view of (B, T, H, D).
+    `rotary` holds cosines and sines (T, R / 2), `gain` is (H). If `epsilon` is None, heads are not normalised. Returns a view of
+    (B, T, H, D) as (B, H, T, D).
     """
     cos, sin = rotary
     return torch.ops.ingot.rotation(x, cos, sin, gain, epsilon).transpose(1, 2)
@@ -31,7 +31,7 @@ def _inverse_norm(x: Tensor, epsilon: float | None) -> Tensor:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first pairs of heads (B, T, H, D)."""
+    """Apply the rotary embedding to the first dimensions of heads (B, T, H, D)."""
     half = cos.size(-1)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = cos[:, None], sin[:, None]
@@ -55,12 +55,12 @@ def _rotation_cuda(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, eps
 _rotation.register_fake(lambda x, cos, sin, gain, epsilon: x.new_empty(x.shape))
 
 
-# The gradient comes from attention in any layout and is read without a copy.
+# Attention's gradient may have any layout and is read without a copy.
 @torch.library.custom_op("ingot::rotation_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _rotation_backward(
     dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the heads (B, T, H, D), and what each token adds to that of the gains (B, T, H), in float32."""
+    """Return the gradient of the heads (B, T, H, D), and each token's contribution to that of the gains (B, T, H), in float32."""
     wide = x.float()
     inverse = _inverse_norm(wide, epsilon)
     back, unit = _rotated(dy.float(), cos, -sin), wide * inverse

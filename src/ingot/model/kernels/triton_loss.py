@@ -1,9 +1,9 @@
-"""Triton kernels of the fused loss: the loss of rows of logits with their gradient, and 8-bit matrices in both layouts.
+"""Triton kernels of the fused loss: cross-entropy with the gradient of the logits, and FP8 matrices in both layouts.
 
-One program computes a row of logits and writes their gradient over them or beside them. Rows of up to 16,384 logits are held in
-registers: read once, written once. Longer ones are read twice. Their first pass subtracts the maximum of the first block, not
-of the whole row, so that its blocks do not wait for each other; only if the sum overflows, because a later logit is 80 higher,
-it is computed again with the running maximum.
+One program handles one row of logits and writes the gradient over the logits or to another tensor. Rows of up to 16,384 logits
+are kept in registers: read once, written once. Longer rows are read twice. Their first pass subtracts the maximum of the first
+block, not of the whole row, so that blocks do not depend on each other. Only if the sum overflows, because a later logit is
+80 larger, is it recomputed with a running maximum.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LONGEST_WHOLE = 16384  # logits that one program holds
-LONG_BLOCK, LONG_WARPS = 4096, 8  # used for longer rows: 5.2 ms for 65,536 rows of 50,304 on an H200, 6.7 with 8192 and 32
+LONGEST_WHOLE = 16384  # longest row that a program keeps in registers
+LONG_BLOCK, LONG_WARPS = 4096, 8  # for longer rows: 5.2 ms for 65,536 rows of 50,304 on an H200, 6.7 with 8192 and 32
 
 
 def block_and_warps(vocabulary: int) -> tuple[int, int]:
-    """Return how many logits of a row are computed at once, and by how many warps."""
+    """Return the block size within a row of logits, and the number of warps."""
     if vocabulary > LONGEST_WHOLE:
         return LONG_BLOCK, LONG_WARPS
     block = triton.next_power_of_2(vocabulary)
-    return block, max(2, block // 1024)  # the fastest of 2 to 32 warps for 1,024 and for 8,192 logits
+    return block, max(2, block // 1024)  # fastest of 2 to 32 warps for 1,024 and for 8,192 logits
 
 
 def losses_of_logits_(
@@ -34,9 +34,9 @@ def losses_of_logits_(
     into: Tensor | None = None,
     factor: float = 1.0,
 ) -> Tensor:
-    """Return the loss (N) of each target, 0 where it is ignored; `with_grad`: overwrite the logits (N, V) with its gradient.
+    """Return the loss (N) per target, 0 where it is ignored; `with_grad`: overwrite the logits (N, V) with the gradient.
 
-    With `into`, a tensor of the same layout, the gradient is written there instead, times `factor` and in that tensor's dtype.
+    With `into`, a tensor of the same layout, the gradient is written there instead, multiplied by `factor` and in its dtype.
     """
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
@@ -52,11 +52,11 @@ def losses_of_logits_(
 
 @triton.jit
 def _bent(x, softcap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the logit after the softcap, and the softcap's slope."""
+    """Apply the softcap to a logit; return the result and the derivative."""
     if CAPPED:
-        t = 1.0 - 2.0 / (1.0 + tl.exp(x * (2.0 / softcap)))  # tanh; far out exp is infinite and t is 1
+        t = 1.0 - 2.0 / (1.0 + tl.exp(x * (2.0 / softcap)))  # tanh; for large x exp is infinite and t is 1
         return softcap * t, 1.0 - t * t
-    else:  # noqa: RET505  # Triton compiles what follows a return
+    else:  # noqa: RET505  # Triton compiles code after a return
         return x, 1.0
 
 
@@ -114,14 +114,14 @@ def _loss_of_row(  # type: ignore[no-untyped-def]
     tl.store(losses + row, tl.where(counts, tl.log(total) + top - hit, 0.0))
 
 
-# 8-bit matrices in both layouts: 8-bit matmuls read both operands along the inner dimension.
+# FP8 matrices in both layouts: FP8 matmuls need both operands contiguous along the inner dimension.
 
 FP8_BLOCK, FP8_WARPS = 128, 8
 
 
 def rounded(x: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return x (R, C) in units of `scale` as 8-bit floats, saturated, and its transpose (C, R)."""
-    x = x.to(torch.bfloat16)  # Triton 3.6 writes wrong numbers from float32 on an H200, in both layouts
+    """Quantise x / `scale` (R, C) to FP8 with saturation; return it and its transpose (C, R)."""
+    x = x.to(torch.bfloat16)  # Triton 3.6 gives wrong results from float32 on an H200, in both layouts
     plain, flipped = (torch.empty(shape, dtype=dtype, device=x.device) for shape in (x.shape, x.shape[::-1]))
     _both_layouts[_grid(x)](
         x.contiguous(), plain, flipped, *x.shape, 1.0 / scale,

@@ -1,7 +1,7 @@
-"""Matmuls whose tiles are activated, or multiplied by the activation's slope, before they are written, as Triton kernels.
+"""Triton matmuls with a fused epilogue: the activation, or multiplication by its derivative.
 
-A program computes one tile after another. Operands and results go through descriptors, which read zeros outside a matrix and do
-not write there, so no size has to be a multiple of the tile's; rows must be 16-byte aligned.
+Programs are persistent and compute one tile after another. Operands and results are accessed through tensor descriptors, which
+read zeros outside a matrix and skip writes there, so sizes need not be multiples of the tile; rows must be 16-byte aligned.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 class Tiles(NamedTuple):
-    """The tiling of a matmul: a program's tile, its steps along the inner dimension, and its share of a multiprocessor."""
+    """The tiling of a matmul: tile shape, step along the inner dimension, pipeline stages, warps, programs per multiprocessor."""
 
     rows: int
     columns: int
     inner: int
     stages: int
     warps: int
-    programs: int  # per multiprocessor: with two, one computes while the other writes
+    programs: int  # with two per multiprocessor, one computes while the other writes
 
 
 WIDE = Tiles(128, 256, 64, 4, 8, 1)
@@ -32,12 +32,12 @@ INTERPRETED_PROGRAMS = 3
 
 
 def forward_tiles(keeps_scores: bool) -> Tiles:
-    """Return the tiling. With two outputs one program writes while another computes: 0.62 instead of 0.68 ms for 124M's GELU."""
+    """Return the tiling. With two outputs, one program writes while another computes: 0.62 instead of 0.68 ms for 124M's GELU."""
     return PAIRED if keeps_scores else WIDE
 
 
 def fits(*operands: Tensor) -> bool:
-    """Return True if these matrices can be read and written through descriptors."""
+    """Return True if tensor descriptors support these matrices."""
     return all(
         a.dim() == 2 and a.stride(1) == 1 and a.stride(0) * a.element_size() % 16 == 0 and a.data_ptr() % 16 == 0 and a.numel()
         for a in operands
@@ -47,7 +47,7 @@ def fits(*operands: Tensor) -> bool:
 def activated_matmul(
     x: Tensor, up: Tensor, bias: Tensor | None, activation: str, keeps_scores: bool, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the activation (M, N) of x (M, C) @ up (N, C).T, and the scores before it where they are saved."""
+    """Return act(x (M, C) @ up (N, C).T), and the pre-activations if `keeps_scores`."""
     (M, C), N, tiles = x.shape, len(up), tiles or forward_tiles(keeps_scores)
     y = x.new_empty(M, N)
     scores = x.new_empty(M, N) if keeps_scores else y
@@ -63,9 +63,9 @@ def activated_matmul(
 def sloped_matmul(
     dy: Tensor, down: Tensor, saved: Tensor, activation: str, biased: bool, tiles: Tiles = PAIRED
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient (M, N) of the scores, from dy (M, C) and down (C, N), and its sum (N) for a bias, in float32.
+    """Return the gradient (M, N) of the pre-activations, from dy (M, C) and down (C, N), and its float32 sum (N) for a bias.
 
-    `saved` are the scores, or the output of the squared ReLU.
+    `saved` holds the pre-activations, or the output of the squared ReLU.
     """
     (M, C), N = dy.shape, down.size(1)
     d_scores = dy.new_empty(M, N)
@@ -90,24 +90,24 @@ def grid(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
 
 @triton.jit
 def inverse(x):  # type: ignore[no-untyped-def]
-    """Return 1 / x, for x > 0, in two instructions: a division takes more, for every value of a tile."""
+    """Return 1 / x for x > 0 in two instructions; a division takes more for every value in a tile."""
     root = tl.rsqrt(x)
     return root * root
 
 
 @triton.jit
 def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the activated scores, and the activation's slope."""
+    """Return the activation of x and its derivative."""
     if ACTIVATION == "relu2":
         x = tl.maximum(x, 0.0)
         return x * x, 2.0 * x
-    elif ACTIVATION == "gelu-tanh":  # noqa: RET505  # Triton compiles what follows a return
+    elif ACTIVATION == "gelu-tanh":  # noqa: RET505  # Triton compiles code after a return
         square = x * x
         share = inverse(1.0 + tl.exp(x * (-1.5957691216 - 0.0713548162726 * square)))  # (1 + tanh) / 2
         y = x * share
         return y, share + y * (1.0 - share) * (1.5957691216 + 0.2140644488178 * square)
     else:
-        # Abramowitz and Stegun 7.1.26, accurate to 1e-7; the slope uses the same exponential.
+        # erf approximation 7.1.26 of Abramowitz and Stegun, accurate to 1e-7; the derivative uses the same exponential.
         t, bell = inverse(1.0 + 0.2316418883 * tl.abs(x)), tl.exp(-0.5 * x * x)
         series = 0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (0.5307027145 * t - 0.7265760135)))
         tail = t * series * bell
@@ -117,13 +117,13 @@ def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _halves(tile):  # type: ignore[no-untyped-def]
-    """Return the left and the right half of a tile's columns."""
+    """Return the left and right half of a tile's columns."""
     return tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1)))
 
 
 @triton.jit
 def quarters(tile):  # type: ignore[no-untyped-def]
-    """Split a tile's columns into four parts, written one after another: two programs then fit on a multiprocessor."""
+    """Split a tile's columns into four parts, written one after another, so that two programs fit on a multiprocessor."""
     left, right = _halves(tile)
     first, second = _halves(left)
     third, fourth = _halves(right)
@@ -141,7 +141,7 @@ def _write_activated(  # type: ignore[no-untyped-def]
     if KEEPS_SCORES:
         rounded = part.to(scores.dtype)
         scores.store([row, column], rounded)
-        part = rounded.to(tl.float32)  # the value that the backward pass sees
+        part = rounded.to(tl.float32)  # the rounded value, which the backward pass uses too
     y.store([row, column], _activated(part, ACTIVATION)[0].to(y.dtype))
 
 
@@ -156,7 +156,7 @@ def _activated_matmul(  # type: ignore[no-untyped-def]
     STEPS: tl.constexpr = (C + INNER - 1) // INNER
     tiles = tl.cdiv(M, ROWS) * ACROSS
     count = tl.num_programs(0)
-    written = tl.program_id(0) - count  # a separate counter: the reads of a tile do not wait for the writes of the previous one
+    written = tl.program_id(0) - count  # separate counter, so that a tile's reads do not wait for the previous tile's writes
     for tile in tl.range(tl.program_id(0), tiles, count, flatten=True):
         row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -183,7 +183,7 @@ def _write_sloped(  # type: ignore[no-untyped-def]
     part, saved, row, column, d_scores, sums, N: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr
 ):  # fmt: skip
     saved = saved.to(tl.float32)
-    part *= 2.0 * tl.sqrt(saved) if ACTIVATION == "relu2" else _activated(saved, ACTIVATION)[1]  # the root is the ReLU
+    part *= 2.0 * tl.sqrt(saved) if ACTIVATION == "relu2" else _activated(saved, ACTIVATION)[1]  # for relu2 the root is the ReLU
     d_scores.store([row, column], part.to(d_scores.dtype))
     if BIASED:
         at = column + tl.arange(0, part.shape[1])
@@ -200,7 +200,7 @@ def _sloped_matmul(  # type: ignore[no-untyped-def]
     STEPS: tl.constexpr = (C + INNER - 1) // INNER
     for tile in tl.range(tl.program_id(0), tl.cdiv(M, ROWS) * ACROSS, tl.num_programs(0)):
         row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
-        # Loaded into registers before the matmul, so that they are there when it ends.
+        # Loaded into registers before the matmul, so that they are available when it ends.
         first = read(saved, row, column, M, N, ROWS, QUARTER)
         second = read(saved, row, column + QUARTER, M, N, ROWS, QUARTER)
         third = read(saved, row, column + 2 * QUARTER, M, N, ROWS, QUARTER)

@@ -1,4 +1,4 @@
-"""Norm, rotation and gain of heads as Triton kernels, forward and backward; a program holds whole heads in registers."""
+"""Triton kernels for norm, rotary embedding and gain of heads, forward and backward; a program keeps whole heads in registers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SHAPE = 2048, 4  # values and warps per program: 16 values per thread
+SHAPE = 2048, 4  # values per program, and warps: 16 values per thread
 
 
 def rotation(
     x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int] = SHAPE
 ) -> Tensor:
-    """Return heads (B, T, H, D) normalised, rotated and scaled, contiguous."""
+    """Normalise heads (B, T, H, D), apply the rotary embedding and the gain; return a contiguous tensor."""
     x = _with_contiguous_heads(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     arguments, settings = _launch(x, cos, sin, gain, epsilon, shape)
@@ -33,7 +33,7 @@ def rotation_backward(
     shape: tuple[int, int] = SHAPE,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of x, contiguous or written to `out`, and what each token (B, T, H) adds to that of the gains."""
+    """Return the gradient of x, contiguous or in `out`, and the contribution of each token (B, T, H) to the gains' gradient."""
     x, dy = _with_contiguous_heads(x), _with_contiguous_heads(dy)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     d_gain = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
@@ -69,7 +69,7 @@ def _indices(  # type: ignore[no-untyped-def]
     rows, length, heads, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return the heads of a program: their index, row of the batch, position and head, and the masks of their values."""
+    """Return the heads that a program handles: index, batch row, position and head number, and the masks for their values."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (row < rows)[:, None]
     token = row // heads
@@ -125,7 +125,7 @@ def _backward(  # type: ignore[no-untyped-def]
     back_first, back_second = d_first * c + d_second * s, d_second * c - d_first * s
     if REST:
         back_third = tl.load(of + 2 * HALF + j, mask=rest, other=0.0).to(tl.float32)
-    if NORMALISED or GAINED:  # else the gradient is only rotated back
+    if NORMALISED or GAINED:  # otherwise the gradient is only rotated back
         at = x + (batch * x_batch + position * x_token + head * x_head)[:, None]
         first = tl.load(at + i, mask=half, other=0.0).to(tl.float32)
         second = tl.load(at + HALF + i, mask=half, other=0.0).to(tl.float32)
