@@ -44,7 +44,7 @@ class RunLog:
         self.writes = path is not None
 
     def line(self, text: str, console: bool = True) -> None:
-        """Write a line; also print it, unless it is too long for the console."""
+        """Write a line to the log and, with `console`, print it too."""
         if self._path is None:
             return
         if console and self._unshown is not None:

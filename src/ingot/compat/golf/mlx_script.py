@@ -57,7 +57,7 @@ def read_mlx_variables(environment: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a step is split: into `parts` of `rows` sequences each, computed in chunks of `of_part` rows."""
+    """How a step is split: into `parts` of `rows` sequences each, computed in chunks whose sizes `of_part` lists."""
 
     parts: int
     rows: int

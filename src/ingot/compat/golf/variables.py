@@ -171,7 +171,7 @@ def differing(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = VARIABLES) -> list[str]:
-    """Return a warning for every set variable that has no effect and is probably a typo."""
+    """Return a warning for every set variable that has no effect here: one of another script, or a probable typo."""
     warnings = []
     for name in sorted(environment.keys() - options.keys() - set(RANKS)):
         if name in OF_RECORDS or name in VARIABLES:

@@ -98,7 +98,7 @@ def resume_setting(config: GptSimpleConfig) -> str:
 
 
 def _already_read(config: GptSimpleConfig) -> str | None:
-    """Return the list of documents that the original has read, from this run or the one it resumes."""
+    """Return the path of the list of documents that the original has read, in this run or the one it resumes."""
     named = resume_path(config)
     runs = [named, named.parent.parent] if named is not None else []
     paths = [already_read_path(config), *(run / ALREADY_READ for run in runs)]
@@ -106,7 +106,7 @@ def _already_read(config: GptSimpleConfig) -> str | None:
 
 
 def already_read_path(config: GptSimpleConfig) -> Path:
-    """Return the path of the list of documents that the original has read."""
+    """Return the path, in the run folder, of the list of documents that the original has read."""
     return Path(config.training.output_dir) / ALREADY_READ
 
 

@@ -200,7 +200,7 @@ def _progress(config: Config, dataset: Dataset, start: StartingPoint) -> Progres
             p = replace(p, **{name: earlier[name] for name in ("best_bpb", "val_loss", "val_bpb")})
             p = replace(p, best_step=at if earlier["best_step"] == at else None, best_by=earlier.get("best_by", []))
     elif start.missing:
-        p = replace(p, best_step=at)  # kept, and written as ckpt.pt, which the next resume recognises
+        p = replace(p, best_step=at)  # kept as the best, and written as ckpt.pt, which the next resume recognises
     if start.best_val_loss is not None and at:
         evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
         sizes = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
