@@ -240,7 +240,7 @@ def test_a_damaged_ckpt_pt_is_kept_and_the_run_goes_on_from_a_checkpoint_that_is
 def test_evaluating_only_writes_nothing_even_where_something_is_damaged(train, damaged, work):
     before = {path: path.stat().st_mtime_ns for path in sorted(work.rglob("*"))}
     ran = train(words(eval_only=True, init_from="resume", **KEYS))
-    assert list(ran.evaluations) == [3] and "step-00000003 is taken instead" in ran.err
+    assert list(ran.evaluations) == [3] and "step-00000003 is used instead" in ran.err
     assert {path: path.stat().st_mtime_ns for path in sorted(work.rglob("*"))} == before
 
 
