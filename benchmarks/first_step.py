@@ -193,7 +193,7 @@ def time_parts(phases: Phases) -> None:
         use(model, names)
 
     kernels.use_kernels = use_kernels
-    kernels.failure_of = lambda attempt: phases.timed(f"settle_kernels: {tried[-1]}", fails)(attempt)
+    kernels.failure_of = lambda attempt: phases.timed(f"trying {tried[-1] if tried else 'a pass'}", fails)(attempt)
 
 
 def child(settings: dict[str, Any], began: float) -> dict[str, Any]:

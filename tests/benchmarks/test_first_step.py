@@ -10,7 +10,7 @@ import first_step
 import pytest
 from step_profile import TOY
 
-from ingot.backends.torch import backend
+from ingot.backends.torch import backend, tune
 from ingot.backends.torch import startup as builders
 
 
@@ -20,6 +20,8 @@ def unpatched(monkeypatch):
     for name in first_step.PARTS:
         owner = backend if hasattr(backend, name) else backend.TorchBackend
         monkeypatch.setattr(owner, name, getattr(owner, name))
+    for name in ("use_kernels", "failure_of"):
+        monkeypatch.setattr(tune, name, getattr(tune, name))
     monkeypatch.setattr(builders, "Builders", builders.Builders)
 
 
