@@ -24,7 +24,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Setting
+from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Setting, Unreadable
 from ingot.runtime.locks import FolderLock
 
 MOST_JSON = 1 << 28  # maximum size of a JSON file in bytes; the largest contain a model's tensor list or a tokenizer
@@ -169,6 +169,21 @@ def read_dict(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of a model; raise CheckpointError if there is none, Unreadable if it cannot be read."""
+    try:
+        found = read_json(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except (ValueError, IsADirectoryError):
+        found = None
+    except OSError as error:
+        raise Unreadable(path, error.strerror) from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+    return found
 
 
 def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:
