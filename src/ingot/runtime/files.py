@@ -77,7 +77,16 @@ def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
     name, and the next replacement restores it. Files in the folder must be synced by their writer.
     """
     path = path.resolve() if keep_others else path  # a symlink may point to another disk
-    _tidy_after_kills(path)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):  # of killed replacements
+        if not _LEFT_FOLDER.fullmatch(left.name.removeprefix(f".{path.name}")) or left.is_symlink() or not left.is_dir():
+            continue
+        with FolderLock(left) as lock:
+            if not lock.acquire() or lock.held is None:
+                continue
+            if left.suffix == ".old" and not os.path.lexists(path):
+                left.rename(path)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
     partial = temporary_beside(path)
     old = partial.with_suffix(".old")
     partial.mkdir()
@@ -87,7 +96,13 @@ def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
             yield partial
             fsync_dir(partial)
             if keep_others and path.exists():
-                _move_files(partial, path)
+                for place, _, names in os.walk(partial):
+                    target = path / Path(place).relative_to(partial)
+                    target.mkdir(exist_ok=True)
+                    for name in names:
+                        (Path(place) / name).replace(target / name)
+                    fsync_dir(target)
+                shutil.rmtree(partial)
             else:
                 if path.exists():
                     path.rename(old)
@@ -99,31 +114,6 @@ def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
             raise
     shutil.rmtree(old, ignore_errors=True)
     fsync_dir(path.parent)
-
-
-def _move_files(source: Path, target: Path) -> None:
-    """Move every file of `source` to the same relative path in `target`, which keeps its other files, and remove `source`."""
-    for folder, _, names in os.walk(source):
-        place = target / Path(folder).relative_to(source)
-        place.mkdir(exist_ok=True)
-        for name in names:
-            (Path(folder) / name).replace(place / name)
-        fsync_dir(place)
-    shutil.rmtree(source)
-
-
-def _tidy_after_kills(path: Path) -> None:
-    """Restore a folder that a killed replacement left under its hidden name, and remove its other temporary files."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        if not _LEFT_FOLDER.fullmatch(left.name.removeprefix(f".{path.name}")) or left.is_symlink() or not left.is_dir():
-            continue
-        with FolderLock(left) as lock:
-            if not lock.acquire() or lock.held is None:
-                continue
-            if left.suffix == ".old" and not os.path.lexists(path):
-                left.rename(path)
-            else:
-                shutil.rmtree(left, ignore_errors=True)
 
 
 def temporary_beside(path: Path) -> Path:
