@@ -26,7 +26,6 @@ from ingot.train.step_plan import shapes
 
 PATH, TOKENIZER = Setting("data.path"), Setting("data.tokenizer")
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
-IDLE_ROWS = 1024  # unused rows of the embedding that are normal: vocabularies are rounded up
 MANY_PASSES = 300  # epochs that deserve a warning; nanoGPT's smallest preset trains for 82
 TOLERANCE = 0.05  # relative difference allowed between the tokens of all phases and of all steps
 
@@ -188,16 +187,6 @@ def check_files(facts: RunData, world_size: int, workers: int | None, findings: 
     elif workers > counts[name] // world_size:
         message = f"num_workers={workers} is more than the {counts[name]} files of bucket {name} can feed; it has no effect"
         findings.add("data.num_workers.will_clamp", "warning", message)
-
-
-def check_vocabulary(config: Config, facts: RunData, findings: Findings) -> None:
-    """Check that the vocabulary of the data uses the model's embedding."""
-    rows, ids = config.model.vocab_size or 0, facts.tokenizer.vocab_size if facts.tokenizer is not None else 0
-    if ids and rows - ids > IDLE_ROWS:
-        message = f"{{0}}, but the data has {ids:,} ids: {rows - ids:,} rows of the embedding can never be used"
-        advice = f"set {{1}} or prepare the text with --tokenizer {config.suggested_tokenizer}"
-        settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
-        findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
 
 
 def total_tokens(config: Config) -> int | None:
