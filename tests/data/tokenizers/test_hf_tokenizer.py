@@ -10,7 +10,7 @@ from toy_tokenizers import SPACE, added, byte_level_config, encode_documents, ll
 
 from ingot.data.tokenizers import GPT2Tokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.hf_json import HFTokenizer
-from ingot.data.tokenizers.stream_decoder import StreamDecoder
+from ingot.data.tokenizers.tokenizer_base import StreamDecoder
 from ingot.errors import DataError
 
 texts = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("the cat\n  é")))

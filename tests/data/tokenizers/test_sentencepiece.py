@@ -24,7 +24,7 @@ from toy_tokenizers import (
 
 from ingot.data.tokenizers import SentencePieceTokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
-from ingot.data.tokenizers.stream_decoder import StreamDecoder
+from ingot.data.tokenizers.tokenizer_base import StreamDecoder
 from ingot.errors import DataError
 from ingot.eval.evaluator import Score
 
