@@ -284,10 +284,10 @@ def prepare_command(
 ) -> None:
     """Tokenize text into a folder that training reads. After an interruption the same command resumes."""
     from ingot.data.prepare.pipeline import prepare
-    from ingot.data.text.text_files import find_buckets, is_text
+    from ingot.data.text.text_files import find_buckets, kind_of
 
     inputs = _inputs(more, files)
-    folders = find_buckets(inputs[0], is_text) if buckets else None
+    folders = find_buckets(inputs[0], kind_of) if buckets else None
     if folders is not None and (len(inputs) > 1 or not folders):
         raise DataError(f"--buckets needs one PATH with text files in train/NAME/ and val/NAME/; {inputs[0]} has none")
     with progress_bar("preparing", in_bytes=True) as progress:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ingot.backends.sampling import RowScores, Sampling
-from ingot.data.tokenizers.stream_decoder import StreamDecoder
+from ingot.data.tokenizers.tokenizer_base import StreamDecoder
 from ingot.errors import IngotError, RunError
 from ingot.inference.model import AT_ONCE, BATCH_TOKENS, LoadedModel
 from ingot.inference.scoring import score_batches, score_rows

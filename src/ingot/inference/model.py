@@ -24,7 +24,7 @@ from ingot.data.prepare.cached import PREFIX
 from ingot.data.store.dataset import NoTokenizer
 from ingot.data.store.documents import ends_of
 from ingot.data.tokenizers import Tokenizer, from_spec, open_tokenizer
-from ingot.data.tokenizers.stream_decoder import StreamDecoder
+from ingot.data.tokenizers.tokenizer_base import StreamDecoder
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Evaluator, Score, evaluator_of
 from ingot.eval.self_test import Check, self_test
