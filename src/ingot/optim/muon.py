@@ -200,23 +200,11 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Iterable[Any], settings: OptimizerSection, compiled: bool = False):
-        defaults = {
-            "lr": settings.muon_learning_rate,
-            "momentum": settings.muon_momentum,
-            "nesterov": settings.muon_nesterov,
-            "iterations": settings.muon_iterations,
-            "weight_decay": settings.muon_weight_decay,
-            "cautious": settings.muon_cautious,
-            "beta2": settings.muon_beta2,
-            "coefficients": settings.muon_coefficients,
-            "normalise_rows": settings.muon_normalise_rows,
-            "precision": settings.muon_precision,
-        }
-        super().__init__(params, defaults)
+        names = ("momentum", "nesterov", "iterations", "weight_decay", "cautious", "beta2", "coefficients", "normalise_rows")
+        defaults = {name: getattr(settings, f"muon_{name}") for name in (*names, "precision")}
+        super().__init__(params, {"lr": settings.muon_learning_rate, **defaults})
         self._compiled = compiled
-        self._stacks: dict[
-            tuple[str, int], tuple[Tensor, list[Tensor]]
-        ] = {}  # stacks with their views, keyed by name and first parameter
+        self._stacks: dict[tuple[str, int], tuple[Tensor, list[Tensor]]] = {}  # with their views, by name and first parameter
         for group in self.param_groups:
             for p in group["params"]:
                 if p.dim() != 2:

@@ -26,9 +26,7 @@ from ingot.backends.mlx.models import (
 from ingot.backends.torch.build import build_model, build_outline, flops_per_token
 from ingot.backends.torch.state import NAMES as TORCH_NAMES
 from ingot.backends.torch.state import check_fits, model_records
-from ingot.config.schema import Config, OptimizerSection
-from ingot.optim.assign import assign
-from ingot.optim.groups import block_matrices, kinds
+from ingot.config.schema import Config
 from ingot.runtime.tensors import TensorRecord, to_array
 
 NAMES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16"}
@@ -93,10 +91,6 @@ class MLXModel:
         """Return the weight of the head, which may be the embedding's, and the softcap of its logits."""
         own = weights.get("lm_head.weight")
         return weights[FAMILIES[self.settings.family][1]] if own is None else own, getattr(self.settings, "softcap", None)
-
-    def groups(self, settings: OptimizerSection) -> dict[str, str]:
-        """Return the group of every trainable parameter, by name."""
-        return assign(settings, kinds(self.outline), {name for name, _ in block_matrices(self.outline)})
 
     def flops_per_token(self, seq_len: int) -> float:
         return flops_per_token(self.outline, seq_len)

@@ -83,8 +83,7 @@ def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
 
 
 def compiles_optimizer(t: TrainingSection, family: str, muon_beta2: float | None, on_cuda: bool) -> bool:
-    """Return True if Muon's step is compiled: as set, otherwise for NorMuon, which reads and writes all matrices a dozen "
-    "times."""
+    """Return True if Muon's step is compiled: as set, or for NorMuon, which reads and writes all matrices a dozen times."""
     if t.compile_optimizer == "auto":  # plain Muon takes 0.6% of a golf step
         return on_cuda and compiles(t, family, on_cuda) and muon_beta2 is not None
     return on_cuda and t.compile_optimizer  # a CPU gains nothing
