@@ -24,7 +24,6 @@ from ingot.backends.mlx.models import DROPOUTS, Pass, Weights
 from ingot.config.memory import recomputed_every
 from ingot.config.schema import Config, OptimizerSection
 from ingot.optim.assign import ParameterGroup
-from ingot.optim.groups import members
 from ingot.optim.muon import Polynomial, polynomials
 from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks
@@ -124,7 +123,7 @@ class MLXBackend(MLXInference):
         model, weights = build(config, vocab_size)
         super().__init__(model, weights, vocab_size, find_mlx_device().precision(t.precision), ranks)
         self._optimizer, self._seed, self._micro_batch_setting = o, t.seed, t.micro_batch
-        self._groups = [(group, list(parameters)) for group, parameters in members(model.outline, o)]
+        self._groups = model.groups(o)
         self._trained = [name for _, names in self._groups for name in names]
         self._memory: OptimizerState = {}
         self._micro_batches: list[int] = []  # one per stage

@@ -26,7 +26,9 @@ from ingot.backends.mlx.models import (
 from ingot.backends.torch.build import build_model, build_outline, flops_per_token
 from ingot.backends.torch.state import NAMES as TORCH_NAMES
 from ingot.backends.torch.state import check_fits, model_records
-from ingot.config.schema import Config
+from ingot.config.schema import Config, OptimizerSection
+from ingot.optim.assign import ParameterGroup
+from ingot.optim.groups import members
 from ingot.runtime.tensors import TensorRecord, to_array
 
 NAMES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16"}
@@ -91,6 +93,10 @@ class MLXModel:
         """Return the weight of the head, which may be the embedding's, and the softcap of its logits."""
         own = weights.get("lm_head.weight")
         return weights[FAMILIES[self.settings.family][1]] if own is None else own, getattr(self.settings, "softcap", None)
+
+    def groups(self, settings: OptimizerSection) -> list[tuple[ParameterGroup, list[str]]]:
+        """Return every optimizer group that has parameters, with their names."""
+        return [(group, list(parameters)) for group, parameters in members(self.outline, settings)]
 
     def flops_per_token(self, seq_len: int) -> float:
         return flops_per_token(self.outline, seq_len)
