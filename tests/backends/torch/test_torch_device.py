@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from ingot.backends.open import find_device, framework_version
-from ingot.backends.torch.device import measure_flops, torch_device
+from ingot.backends.open import find_device, framework_version, measure_flops
+from ingot.backends.torch.device import torch_device
 from ingot.errors import ConfigError
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda", 0), torch.device("mps")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from typing import Any
@@ -38,15 +37,11 @@ def on_metal() -> bool:
     return bool(mx.metal.is_available())
 
 
-def measure_flops() -> float:
-    """Measure the FLOPS of a float32 matmul; return the best of a few."""
+def make_matmul() -> tuple[int, Callable[[], object]]:
+    """Return a function that multiplies large float32 matrices, and their size."""
     size = 1024 if on_metal() else 256
-    a, seconds = mx.ones((size, size)), []
-    for _ in range(5):
-        began = time.perf_counter()
-        mx.eval(a @ a)
-        seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / min(seconds)
+    a = mx.ones((size, size))
+    return size, lambda: mx.eval(a @ a)
 
 
 def write(
@@ -81,19 +76,6 @@ def write(
         new = np.array(tokens, dtype=np.int32)[:, None]
         seen = np.concatenate([seen, new], axis=1)
         yield tokens
-
-
-def score_row(
-    model: MLXModel, weights: Weights, row: Sequence[int], first: int, top: int, vocab_size: int, dtype: mx.Dtype
-) -> RowScores:
-    """Return log-probabilities of a row's tokens from position `first` on, and the likeliest tokens there."""
-    tokens = mx.array(np.array([row[:-1]], dtype=np.int32))
-    scores = np.array(model.logits_from(weights, tokens, first - 1, Pass(dtype)).astype(mx.float32))[0].astype(np.float64)
-    scores -= scores.max(-1, keepdims=True)
-    scores = (scores - np.log(np.exp(scores).sum(-1, keepdims=True))).astype(np.float32)  # (N, V)
-    ids = np.argsort(-scores[:, :vocab_size], axis=-1, kind="stable")[:, :top]
-    chosen = np.take_along_axis(scores, np.array(row[first:], dtype=np.int64)[:, None], -1)[:, 0]
-    return RowScores(first, chosen, ids, np.take_along_axis(scores, ids, -1))
 
 
 def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) -> int:
@@ -170,11 +152,17 @@ class MLXInference(Alone):
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         """Return log-probabilities of given tokens, row by row."""
-        weights = self._shown()
-        return [
-            score_row(self.model, weights, row, first, top, self.vocab_size, self._dtype)
-            for row, first in zip(rows, firsts, strict=True)
-        ]
+        weights, scored = self._shown(), []
+        for row, first in zip(rows, firsts, strict=True):
+            tokens = mx.array(np.array([row[:-1]], dtype=np.int32))
+            logits = self.model.logits_from(weights, tokens, first - 1, Pass(self._dtype)).astype(mx.float32)
+            scores = np.array(logits)[0].astype(np.float64)
+            scores -= scores.max(-1, keepdims=True)
+            scores = (scores - np.log(np.exp(scores).sum(-1, keepdims=True))).astype(np.float32)  # (N, V)
+            ids = np.argsort(-scores[:, : self.vocab_size], axis=-1, kind="stable")[:, :top]
+            chosen = np.take_along_axis(scores, np.array(row[first:], dtype=np.int64)[:, None], -1)[:, 0]
+            scored.append(RowScores(first, chosen, ids, np.take_along_axis(scores, ids, -1)))
+        return scored
 
     def cast(self, precision: str) -> bool:
         """Cast the weights for generation."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -29,7 +28,10 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
             others = "fewer ranks" if device.index is None else f"one of the first {count}"
             advice = f"use cpu or {others}" if count else "use cpu"
             raise ConfigError(f"{{0}} requests GPU {index}, but this machine has {count}", setting, advice=advice)
-        return _gpu(index)
+        gpu = torch.cuda.get_device_name(index)
+        # Older GPUs compute fp16 fast and only emulate bf16.
+        fast = ("bf16", "fp16") if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp16", "bf16")
+        return Device("cuda", index, gpu, data_sheet_flops(gpu), (*fast, "fp32"))
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("{0} needs an Apple GPU, and there is none here; use auto or cpu", Setting("training.device", "mps"))
     if device.type == "mps":
@@ -44,34 +46,16 @@ def cpu_name(threads: int) -> str:
     return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _gpu(index: int) -> Device:
-    name = torch.cuda.get_device_name(index)
-    # Older GPUs compute fp16 fast and only emulate bf16.
-    fast = ("bf16", "fp16") if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp16", "bf16")
-    return Device("cuda", index, name, data_sheet_flops(name), (*fast, "fp32"))
-
-
 def torch_device(device: Device) -> torch.device:
     """Return torch's device."""
     return torch.device(str(device))
 
 
-def torch_version() -> str:
-    """Return torch's version, with its build."""
-    return str(torch.__version__)
-
-
-def measure_flops(device: Device) -> float:
-    """Return the FLOPS of a large matmul: the best of a few, in bf16 on a GPU and in float32 elsewhere."""
+def make_matmul(device: Device) -> tuple[int, Callable[[], object]]:
+    """Return a function that multiplies large matrices, in bf16 on a GPU and in float32 elsewhere, and their size."""
     size, dtype = (8192, torch.bfloat16) if device.kind == "cuda" else (1024, torch.float32)
-    a, b = (torch.ones(size, size, device=torch_device(device), dtype=dtype) for _ in range(2))
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        product = a @ b
-        product[0, 0].item()  # waits for the result
-        seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / min(seconds)
+    a = torch.ones(size, size, device=torch_device(device), dtype=dtype)
+    return size, lambda: (a @ a)[0, 0].item()  # waits for the result
 
 
 def profiled(device: Device, folder: Path, waiting: int, warming: int, active: int) -> Iterator[int]:
