@@ -21,7 +21,6 @@ TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that mlx lacks, and the v
     "training.cuda_graphs": ("auto", False),
     "training.threads": ("auto",),
 }
-CPU = Device("cpu", 0, "cpu", None, ("fp32", "bf16"))
 
 
 def refuse_precision(config: Config) -> None:
@@ -30,7 +29,7 @@ def refuse_precision(config: Config) -> None:
     if device == "mlx" and precision == "fp16":
         raise ConfigError("{0} is not supported by {1}; use fp32 or bf16", Setting("training.precision", precision), MLX)
     if device == "cpu":
-        CPU.precision(precision)
+        Device("cpu", 0, "cpu", None, ("fp32", "bf16")).precision(precision)
 
 
 def refuse_ranks_on_mlx(world_size: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,12 @@ from ingot.preflight.data_checks import RunData
 from ingot.preflight.findings import Finding, Findings, Severity
 from ingot.runs.checkpoints import Checkpoint, newest_index, occupied, resume_point, started_from
 from ingot.runs.folder import INDEX, named_path, saved_steps
+from ingot.runtime.devices import DEVICES
 from ingot.runtime.files import user_path
 from ingot.runtime.machine import host_bytes
 from ingot.train.resume import changes, facts_of, refuse_lost, refuse_occupied
 from ingot.train.step_plan import refuse_idle_ranks
 
-DEVICES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9]\d*))?|mlx")
 MICRO_BATCH, CHECKPOINTING = Setting("training.micro_batch"), Setting("training.gradient_checkpointing")
 UNREADABLE = "resume.trainer_state_unreadable"
 

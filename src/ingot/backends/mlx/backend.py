@@ -17,7 +17,6 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.backends.base import GroupRates, State, StepPlan, StepResult
-from ingot.backends.limits import refuse_ranks_on_mlx
 from ingot.backends.mlx.build import array, build, number, record, records
 from ingot.backends.mlx.inference import MLXInference, find_mlx_device, on_metal
 from ingot.backends.mlx.models import DROPOUTS, Pass, Weights
@@ -119,7 +118,6 @@ class MLXBackend(MLXInference):
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         t, o = config.training, config.optimizer
-        refuse_ranks_on_mlx(ranks.world_size)
         model, weights = build(config, vocab_size)
         super().__init__(model, weights, vocab_size, find_mlx_device().precision(t.precision), ranks)
         self._optimizer, self._seed, self._micro_batch_setting = o, t.seed, t.micro_batch

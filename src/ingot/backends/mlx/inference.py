@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -42,40 +41,6 @@ def make_matmul() -> tuple[int, Callable[[], object]]:
     size = 1024 if on_metal() else 256
     a = mx.ones((size, size))
     return size, lambda: mx.eval(a @ a)
-
-
-def write(
-    model: MLXModel, weights: Weights, prompts: list[list[int]], sampling: Sampling, vocab_size: int, dtype: mx.Dtype
-) -> Iterator[list[int]]:
-    """Yield the next token of every prompt, forever; only ids below `vocab_size` are drawn.
-
-    Once the context is full, its last tokens are read again for each new one, without a cache.
-    """
-    draws = [np.random.default_rng(seed) for seed in sampling.row_seeds(len(prompts))]
-    written: list[set[int]] = [set() for _ in prompts]
-    seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
-    cache: list[Cached] = []
-    cached, context = sampling.use_cache, model.outline.context
-    while True:
-        seen = seen[:, -context:]
-        held = cache[0][0].shape[2] if cache else 0
-        cached = cached and held + new.shape[1] <= context  # beyond the context the cache would miss tokens
-        run = Pass(dtype, cache=cache if cached else None)
-        scores = np.array(model.logits_from(weights, mx.array(new if cached else seen), -1, run))[:, 0, :vocab_size]
-        cache = run.grown
-        if not np.isfinite(scores).all():
-            raise RunError("the model's logits are not finite, so it cannot generate: its weights are damaged or diverged")
-        if sampling.repetition_penalty != 1:
-            penalty = sampling.repetition_penalty
-            for row, earlier in zip(scores, written, strict=True):
-                ids = sorted(earlier)
-                row[ids] = np.where(row[ids] < 0, row[ids] * penalty, row[ids] / penalty)
-        tokens = [choose(row, sampling, draw) for row, draw in zip(scores, draws, strict=True)]
-        for earlier, token in zip(written, tokens, strict=True):
-            earlier.add(token)
-        new = np.array(tokens, dtype=np.int32)[:, None]
-        seen = np.concatenate([seen, new], axis=1)
-        yield tokens
 
 
 def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) -> int:
@@ -143,12 +108,36 @@ class MLXInference(Alone):
         """Continue prompts, token by token; those of different lengths are computed one by one."""
         weights, seeds = self._shown(), sampling.row_seeds(len(prompts))
         if len({len(prompt) for prompt in prompts}) <= 1:
-            return write(self.model, weights, prompts, replace(sampling, seeds=seeds), self.vocab_size, self._dtype)
-        alone = [
-            write(self.model, weights, [prompt], replace(sampling, seeds=(seed,)), self.vocab_size, self._dtype)
-            for prompt, seed in zip(prompts, seeds, strict=True)
-        ]
+            return self._write(weights, prompts, seeds, sampling)
+        alone = [self._write(weights, [prompt], (seed,), sampling) for prompt, seed in zip(prompts, seeds, strict=True)]
         return ([row[0] for row in rows] for rows in zip(*alone, strict=True))
+
+    def _write(self, weights: Weights, prompts: list[list[int]], seeds: Sequence[int], sampling: Sampling) -> Iterator[list[int]]:
+        """Yield the next token of every prompt, forever; beyond the context, its last tokens are read again for each new one."""
+        draws = [np.random.default_rng(seed) for seed in seeds]
+        written: list[set[int]] = [set() for _ in prompts]
+        seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
+        cache: list[Cached] = []
+        cached, context = sampling.use_cache, self.model.outline.context
+        while True:
+            seen = seen[:, -context:]
+            held = cache[0][0].shape[2] if cache else 0
+            cached = cached and held + new.shape[1] <= context  # beyond the context the cache would miss tokens
+            run = Pass(self._dtype, cache=cache if cached else None)
+            logits = self.model.logits_from(weights, mx.array(new if cached else seen), -1, run)
+            scores, cache = np.array(logits)[:, 0, : self.vocab_size], run.grown
+            if not np.isfinite(scores).all():
+                raise RunError("the model's logits are not finite, so it cannot generate: its weights are damaged or diverged")
+            if (penalty := sampling.repetition_penalty) != 1:
+                for row, earlier in zip(scores, written, strict=True):
+                    ids = sorted(earlier)
+                    row[ids] = np.where(row[ids] < 0, row[ids] * penalty, row[ids] / penalty)
+            tokens = [choose(row, sampling, draw) for row, draw in zip(scores, draws, strict=True)]
+            for earlier, token in zip(written, tokens, strict=True):
+                earlier.add(token)
+            new = np.array(tokens, dtype=np.int32)[:, None]
+            seen = np.concatenate([seen, new], axis=1)
+            yield tokens
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         """Return log-probabilities of given tokens, row by row."""
