@@ -143,6 +143,6 @@ def framework_version(device: str = "auto") -> str:
     """Return the version of the framework that computes on a device."""
     if device == MLX:
         return metadata.version("mlx")
-    from torch import __version__
+    from ingot.backends.torch.device import VERSION
 
-    return str(__version__)
+    return VERSION
