@@ -148,9 +148,9 @@ class WatchedRun:
             bins, first = self.series.bins[kind], 0 if everything else self.series.first_changed[kind]
             if first >= bins.used and not (first == 0 and self.series.generation):
                 continue
-            parts = {"mean": bins.mean, "low": bins.low, "high": bins.high}
+            parts = bins.binned(first)
             packed = {
-                name if part == "mean" else f"{name}_{part}": _pack(parts[part][bins.names.index(name), first : bins.used])
+                name if part == "mean" else f"{name}_{part}": _pack(parts[part][bins.names.index(name)])
                 for name, part in columns
                 if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # all three are equal for a single line
             }
