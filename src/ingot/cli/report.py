@@ -112,7 +112,7 @@ def _page(runs: Sequence[ReportedRun]) -> str:
     words = "training loss, bits per byte and tokens per second of the runs"
     parts.append(f'<img alt="{words}" src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}">\n')
 
-    scored = [(run, run.series.scored) for run in runs if run.series.scored]
+    scored = [(run, record) for run in runs for record in [one for one in run.series.evaluations if one["tasks"]][-1:]]
     if scored:
         section("Tasks", "Accuracies of the last evaluation; acc_norm is by log-probability per character.")
         rows = []

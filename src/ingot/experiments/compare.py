@@ -135,8 +135,7 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     part, text_bytes = by_rows(rows, rows_of).strip(), None
     sliding = by_rows(None, None, result.get("val_stride")).strip()
     if not part:
-        evaluations = [record for record in run.records() if record.get("kind") == "evaluation"]
-        text_bytes = evaluations[-1].get("bytes") if evaluations else None
+        text_bytes = evaluations[-1].get("bytes") if (evaluations := run.series.read().evaluations) else None
     data = result.get("data_fingerprint") or settings.get("data.path")  # None: written by an older version
     return Scored(path, float(value), seeds, str(data), text_bytes, part, sliding, settings)
 

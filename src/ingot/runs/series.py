@@ -125,9 +125,7 @@ class Series:
         self.bins = {kind: Bins(names) for kind, names in COLUMNS.items()}
         self.first_changed = dict.fromkeys(COLUMNS, 0)  # first bin that changed since `mark_sent`
         self.lines = self.damaged = self.offset = 0  # `offset`: bytes read
-        self.best: dict[str, Any] | None = None  # step and val_bpb of the last evaluation that was the best so far
-        self.scored: dict[str, Any] | None = None  # step and tasks of the last evaluation that scored tasks
-        self.accuracies: dict[str, Bins] = {}  # by task
+        self.evaluations: list[dict[str, Any]] = []  # records, whose tokens are those trained so far
         self._inode, self._last_line = 0, b""
         self._previous = np.full((3, 1), np.nan)  # step, elapsed seconds and session of the last train line
         self._tokens: Any = 0
@@ -135,6 +133,11 @@ class Series:
     def mark_sent(self) -> None:
         """Mark all current numbers as sent to the viewer."""
         self.first_changed = dict.fromkeys(COLUMNS, MAX_BINS)
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The last evaluation that was the best so far."""
+        return next((one for one in reversed(self.evaluations) if one.get("best") and is_number(one.get("val_bpb"))), None)
 
     def timing(self) -> Timing:
         """Return the percentiles of seconds per step, and the longest stalls."""
@@ -153,7 +156,13 @@ class Series:
         """Return the curves over steps, tokens or seconds; a number that is not finite leaves a gap."""
         x = AXIS_COLUMNS[axis]
         train, evaluations = self.bins["train"], self.bins["evaluation"]
-        tasks = {name: bins.points(x, "accuracy") for name, bins in self.accuracies.items()}
+        tasks: dict[str, list[Point]] = {}
+        for record in self.evaluations:
+            for name, task in record["tasks"].items():
+                # acc_norm scores by log-probability per character, which papers report for answers of different lengths.
+                place, accuracy = record.get(x), task.get("acc_norm", task.get("acc"))
+                if is_number(place) and is_number(accuracy):
+                    tasks.setdefault(name, []).append((float(place), accuracy))
         return Curves(train.points(x, "loss"), evaluations.points(x, "val_bpb"), train.points(x, "tokens_per_second"), tasks)
 
     def read(self) -> Series:
@@ -207,7 +216,9 @@ class Series:
                 train.append(record)
                 self._tokens = record.get("tokens")
             elif record.get("kind") == "evaluation":  # its "tokens" are those scored, not trained
-                evaluations.append({**record, "tokens": record.get("trained_tokens", self._tokens)})
+                tasks = record.get("tasks")
+                tasks = {name: task for name, task in tasks.items() if isinstance(task, dict)} if isinstance(tasks, dict) else {}
+                evaluations.append({**record, "tokens": record.get("trained_tokens", self._tokens), "tasks": tasks})
         if train:
             columns = _columns(train, (*COLUMNS["train"][:-1], "session"))
             steps, seconds, sessions = np.diff(np.hstack([self._previous, columns[[0, 2, -1]]]), axis=1)
@@ -217,18 +228,7 @@ class Series:
             self._push("train", columns)
         if evaluations:
             self._push("evaluation", _columns(evaluations, COLUMNS["evaluation"]))
-        for record in evaluations:
-            if record.get("best") and is_number(record.get("val_bpb")):
-                self.best = {"step": record["step"], "val_bpb": record["val_bpb"]}
-            tasks = record.get("tasks")
-            tasks = {name: task for name, task in tasks.items() if isinstance(task, dict)} if isinstance(tasks, dict) else {}
-            if tasks:
-                self.scored = {"step": record["step"], "tasks": tasks}
-            for name, task in tasks.items():
-                # acc_norm scores by log-probability per character, which papers report for answers of different lengths.
-                row = {**record, "accuracy": task.get("acc_norm", task.get("acc"))}
-                bins = self.accuracies.setdefault(name, Bins((*AXES, "accuracy")))
-                bins.push(_columns([row], bins.names))
+            self.evaluations += evaluations
 
     def _push(self, kind: str, columns: Columns) -> None:
         self.first_changed[kind] = min(self.first_changed[kind], self.bins[kind].push(columns))

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ingot.errors import CheckpointError, RunError, Unreadable, shown
+from ingot.errors import CheckpointError, RunError, shown
 from ingot.runs.folder import RunFolder, holds_lock, saved_steps
 from ingot.runs.state import CLOCK_SKEW_SECONDS, RESULT, STATE, State, Status, read_state, this_process
 from ingot.runtime.files import open_to_read, read_dict
@@ -127,13 +127,8 @@ class Run:
         """Return all records of metrics.jsonl; lines that are damaged or still being written are skipped."""
         from ingot.runs.series import parse_lines
 
-        try:
-            with open_to_read(self._folder.metrics.path) as file:
-                content = file.read()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise Unreadable(self._folder.metrics.path, error.strerror) from None
+        path = self._folder.metrics.path
+        content = path.read_bytes() if path.exists() else b""
         return parse_lines(content[: content.rfind(b"\n") + 1])[0]
 
     def samples(self) -> dict[int, Path]:
