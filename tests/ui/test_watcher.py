@@ -65,7 +65,7 @@ def test_a_page_with_too_many_messages_waiting_is_ended_once(folder, tmp_path, m
     async def page():
         watcher = module.Watcher([folder])
         watcher._scan()
-        _, queue = watcher.open_page()
+        queue = watcher.open_page().queue
         watcher._greet()
         watcher._send([{}])
         await asyncio.sleep(0)

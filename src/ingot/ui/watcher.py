@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,15 @@ BACKLOG_SECONDS = 0.3  # time spent on the backlog before new lines are read aga
 MAX_QUEUED = 2000  # queued messages per page; a slower page is disconnected and has to reconnect
 
 Message = dict[str, Any]
-Stamp = tuple[int, int, int] | None
-Queue = asyncio.Queue[bytes | None]
+
+
+@dataclass(eq=False)
+class Page:
+    """An open page: the queue of its event stream, where None ends the stream."""
+
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[bytes | None]
+    greeted: bool = False  # True once it was sent the current state
 
 
 class WatchedRun:
@@ -53,7 +61,7 @@ class WatchedRun:
         self.real_path = os.path.realpath(path)
         self.id = hashlib.sha256(os.fsencode(self.real_path)).hexdigest()[:12]  # a path may not be valid UTF-8
         self.path, self.name = path, name
-        self.run, self.facts = Run(path), Message()
+        self.facts = Message()
         self._reset()
 
     def _reset(self) -> None:
@@ -61,7 +69,7 @@ class WatchedRun:
         self.series = self.run.series
         self.settings: dict[str, Any] | None = None  # settings that affect the result; None if unknown
         self.loaded = False  # True once everything present at startup has been read
-        self._stamps: dict[str, Stamp] = {}
+        self._stamps: dict[str, tuple[int, int, int] | None] = {}  # inode, size and time of files; None: not there
         self._counts: tuple[int, int, int, bool] | None = None
         self._result: Message = {}
         self._samples: list[int] = []
@@ -159,7 +167,11 @@ class WatchedRun:
 
     def _has_changed(self, name: str) -> bool:
         """Return True if one of the run's files or folders has changed since the last call."""
-        stamp = _stamp(self.path / name)
+        try:
+            status = os.stat(self.path / name)  # noqa: PTH116 (twice as fast as Path.stat, and called for every run twice a second)
+            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+        except OSError:
+            stamp = None
         if name in self._stamps and self._stamps[name] == stamp:
             return False
         self._stamps[name] = stamp
@@ -173,19 +185,17 @@ class Watcher:
         self.runs: dict[str, WatchedRun] = {}  # newest first
         self._folders = list(folders)
         self.first, self._total = 0, 0  # index of the first run on the page, and number of runs
-        self._pages: dict[int, tuple[asyncio.AbstractEventLoop, Queue]] = {}
-        self._new_pages: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # pages that have not been sent anything yet
+        self._pages: list[Page] = []
         self._lock = threading.Lock()  # guards the pages and `_ended`
         self._ended = False
         self._wake, self._closed = threading.Event(), False
         self._scanned = -SCAN_SECONDS
-        self._progress: Message = {}
         self._thread = threading.Thread(target=self._work, name="ingot-ui", daemon=True)
 
     @property
     def has_pages(self) -> bool:
         """Return True if a page is open."""
-        return bool(self._pages or self._new_pages)
+        return bool(self._pages)
 
     def start(self) -> None:
         """Start the thread."""
@@ -207,27 +217,23 @@ class Watcher:
         """End the event streams of all open pages, and of those opened later."""
         with self._lock:
             self._ended = True
-            self._pages |= {id(page[1]): page for page in self._new_pages}
-            self._new_pages = []
-            for number in list(self._pages):
-                self._put(number, None)
+            for page in list(self._pages):
+                self._put(page, None)
 
-    def open_page(self) -> tuple[int, Queue]:
-        """Return a queue that receives the current state and then every change, and a number to close it with."""
-        queue: Queue = asyncio.Queue()
+    def open_page(self) -> Page:
+        """Return a page whose queue receives the current state and then every change."""
+        page = Page(asyncio.get_running_loop(), asyncio.Queue())
         with self._lock:
+            self._pages.append(page)
             if self._ended:
-                queue.put_nowait(None)
-            else:
-                self._new_pages.append((asyncio.get_running_loop(), queue))
+                self._put(page, None)
         self._wake.set()
-        return id(queue), queue
+        return page
 
-    def close_page(self, number: int) -> None:
-        """Drop a page's queue."""
+    def close_page(self, page: Page) -> None:
+        """Send nothing more to a page."""
         with self._lock:
-            self._pages.pop(number, None)
-            self._new_pages = [page for page in self._new_pages if id(page[1]) != number]
+            self._pages = [other for other in self._pages if other is not page]
 
     def _work(self) -> None:
         while not self._closed:
@@ -248,23 +254,22 @@ class Watcher:
         for run in runs:
             if not run.loaded and time.monotonic() < until and not self._closed:
                 self._send(run.update(lambda: time.monotonic() < until and not self._closed))
-        self._send_progress()
 
     def _greet(self) -> None:
         """Send the current state to newly opened pages."""
         with self._lock:
-            pages, self._new_pages = self._new_pages, []
+            pages = [page for page in self._pages if not page.greeted]
         if not pages:
             return
         runs = list(self.runs.values())
         batches = [[self._list_message(), *(run.message() for run in runs if run.facts)]]
         batches += [run.bin_messages(everything=True) for run in runs if run.series.lines]
-        events = [_event(messages) for messages in [*batches, [self._progress] if self._progress else []] if messages]
+        events = [_event(messages) for messages in batches if messages]
         with self._lock:
-            for loop, queue in pages:
-                self._pages[id(queue)] = (loop, queue)
-                for event in events if not self._ended else (None,):
-                    self._put(id(queue), event)
+            for page in pages:
+                page.greeted = True
+                for event in events:
+                    self._put(page, event)
 
     def _scan(self) -> None:
         self._scanned = time.monotonic()
@@ -287,34 +292,23 @@ class Watcher:
     def _list_message(self) -> Message:
         return {"type": "runs", "ids": list(self.runs), "first": self.first, "total": self._total, "page": PAGE_RUNS}
 
-    def _send_progress(self) -> None:
-        waiting = [run for run in self.runs.values() if not run.loaded]
-        if not waiting and not self._progress.get("left", 1):
-            return
-        sizes = {run.id: stamp[1] for run in self.runs.values() if (stamp := _stamp(run.series.path)) is not None}
-        total, unread = sum(sizes.values()), sum(max(0, sizes.get(run.id, 0) - run.series.offset) for run in waiting)
-        counts = {"read": total - unread, "bytes": total, "left": len(waiting), "runs": len(self.runs)}
-        self._progress = {"type": "progress", **counts}
-        self._send([self._progress])
-
     def _send(self, messages: Sequence[Message]) -> None:
         if not messages or not self._pages:
             return
         event = _event(messages)
         with self._lock:
-            for number in list(self._pages):
-                self._put(number, event)
+            for page in [page for page in self._pages if page.greeted]:
+                self._put(page, event)
 
-    def _put(self, number: int, event: bytes | None) -> None:
-        if (page := self._pages.get(number)) is None:  # the page's stream has ended
+    def _put(self, page: Page, event: bytes | None) -> None:
+        if page not in self._pages:  # its stream has ended
             return
-        loop, queue = page
-        if queue.qsize() > MAX_QUEUED:
+        if page.queue.qsize() > MAX_QUEUED:
             event = None
         if event is None:
-            self._pages.pop(number)
+            self._pages.remove(page)
         with suppress(RuntimeError):  # the server has shut down
-            loop.call_soon_threadsafe(queue.put_nowait, event)
+            page.loop.call_soon_threadsafe(page.queue.put_nowait, event)
 
 
 def _modified(path: Path) -> float:
@@ -322,14 +316,6 @@ def _modified(path: Path) -> float:
         with suppress(OSError):
             return (path / name).stat().st_mtime
     return 0.0
-
-
-def _stamp(path: Path) -> Stamp:
-    try:
-        status = os.stat(path)  # noqa: PTH116 (twice as fast as Path.stat, and called for every run twice a second)
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _pack(values: Any) -> str:

@@ -164,18 +164,18 @@ def _run(watcher: Watcher, run_id: str) -> WatchedRun:
 
 async def _events(watcher: Watcher) -> AsyncIterator[bytes]:
     """Yield the current state of all runs and then every change, until the browser or the server closes the stream."""
-    number, queue = watcher.open_page()
+    page = watcher.open_page()
     try:
         while True:
             try:
-                event = await asyncio.wait_for(queue.get(), KEEPALIVE_SECONDS)
+                event = await asyncio.wait_for(page.queue.get(), KEEPALIVE_SECONDS)
             except TimeoutError:
                 event = b": still here\n\n"
             if event is None:
                 return
             yield event
     finally:
-        watcher.close_page(number)
+        watcher.close_page(page)
 
 
 def _settings(runs: list[WatchedRun]) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _statistics(runs: list[WatchedRun]) -> dict[str, Any]:
     from ingot.experiments.compare import SeedRun, over_seeds, tested
 
     arms = over_seeds([SeedRun(r.name, r.path, r.settings, r.facts.get("val_bpb")) for r in runs if r.settings is not None])
-    tests = [{"a": test.a.name, "b": test.b.name, "said": test.said} for test in tested(arms)]
+    tests = [{"a": a.name, "b": b.name, "said": said} for a, b, said in tested(arms)]
     return {"arms": [{"runs": arm.name, "n": arm.n, "mean": arm.mean, "std": arm.std} for arm in arms], "tests": tests}
 
 
