@@ -219,13 +219,6 @@ def test_the_pieces_in_which_lines_come_change_nothing(count, cuts):
         np.testing.assert_allclose(whole.binned()[part], pieces.binned()[part])
 
 
-def test_the_first_bin_that_changed_is_told():
-    bins = pushed(numbers(MAX_BINS - 2))
-    assert bins.push(numbers(1)) == MAX_BINS - 2
-    assert bins.push(numbers(5)) == 0  # pairs were joined
-    assert bins.push(numbers(1)) == (MAX_BINS + 4) // 2
-
-
 def test_numbers_that_are_not_finite_count_as_none():
     columns = np.array([[1.0, 2.0, 3.0], [np.nan, np.nan, np.nan]])
     bins = pushed(columns)

@@ -58,14 +58,12 @@ class Bins:
         """Return a number of every line."""
         return self._values[self.names.index(name), : self.lines]
 
-    def push(self, columns: Columns) -> int:
-        """Add lines of shape (columns, lines) and return the first bin that changed."""
-        before, stride = self.lines, self.stride
-        self.lines += columns.shape[1]
+    def push(self, columns: Columns) -> None:
+        """Add lines of shape (columns, lines)."""
+        before, self.lines = self.lines, self.lines + columns.shape[1]
         if self.lines > self._values.shape[1]:  # at least double, so that reading a long file stays linear
             self._values = np.hstack([self._values, np.empty((len(self.names), self.lines))])
         self._values[:, before : self.lines] = columns
-        return before // stride if self.stride == stride else 0
 
     def binned(self, first: int = 0) -> dict[str, Columns]:
         """Return the low, mean and high of the columns in each bin from `first` on; nan counts as missing."""
@@ -123,16 +121,11 @@ class Series:
 
     def _reset(self) -> None:
         self.bins = {kind: Bins(names) for kind, names in COLUMNS.items()}
-        self.first_changed = dict.fromkeys(COLUMNS, 0)  # first bin that changed since `mark_sent`
         self.lines = self.damaged = self.offset = 0  # `offset`: bytes read
         self.evaluations: list[dict[str, Any]] = []  # records, whose tokens are those trained so far
         self._inode, self._last_line = 0, b""
         self._previous = np.full((3, 1), np.nan)  # step, elapsed seconds and session of the last train line
         self._tokens: Any = 0
-
-    def mark_sent(self) -> None:
-        """Mark all current numbers as sent to the viewer."""
-        self.first_changed = dict.fromkeys(COLUMNS, MAX_BINS)
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -225,13 +218,10 @@ class Series:
             self._previous = columns[[0, 2, -1], -1:]
             valid = (steps > 0) & (seconds >= 0) & (sessions == 0)  # nan before the first line of a session
             columns[-1] = np.divide(seconds, steps, out=np.full_like(seconds, np.nan), where=valid)
-            self._push("train", columns)
+            self.bins["train"].push(columns)
         if evaluations:
-            self._push("evaluation", _columns(evaluations, COLUMNS["evaluation"]))
+            self.bins["evaluation"].push(_columns(evaluations, COLUMNS["evaluation"]))
             self.evaluations += evaluations
-
-    def _push(self, kind: str, columns: Columns) -> None:
-        self.first_changed[kind] = min(self.first_changed[kind], self.bins[kind].push(columns))
 
 
 def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:

@@ -186,22 +186,16 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _runs_below(folder: Path, levels: int) -> Iterator[Path]:
-    for child in _folders(folder) if levels else ():
-        yield from [child] if _is_run(child) else _runs_below(child, levels - 1)
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 (asked of many folders every two seconds)
+    except OSError:  # a file, or another user's folder
+        return
+    for child in [folder / name for name in names if not name.startswith(".")]:
+        if _is_run(child):
+            yield child
+        elif levels > 1:
+            yield from _runs_below(child, levels - 1)
 
 
 def _is_run(folder: Path) -> bool:
     return os.path.exists(folder / STATE)  # noqa: PTH110 (asked of every run every two seconds, and Path's takes twice as long)
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            return [folder / entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
-    except OSError:
-        return []
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return True for a folder or a symlink to one; DirEntry.is_dir raises on a symlink loop."""
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # noqa: PTH112 (never raises)

@@ -1,7 +1,7 @@
 """The thread that reads all runs and sends changes to every open page.
 
-It reads while a page is open, and once at startup. Runs in training take precedence over old ones being read for the first time,
-so a new line reaches the page within a second, however large the backlog is.
+It reads while a page is open, and once at startup: a block of lines of each run in turn, so that a new line reaches the page
+within seconds, however much of old runs is still to be read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 from ingot.errors import IngotError, one_line, shown
 from ingot.runs.metrics import is_number
-from ingot.runs.series import AXES, STEP_SECONDS
+from ingot.runs.series import AXES, STEP_SECONDS, Bins
 from ingot.runs.view import Run, find_runs, run_names
 from ingot.runtime.files import to_json
 
@@ -39,7 +39,6 @@ SENT = {
 FROM_RESULT = ("artifact_bytes", "artifact_bpb", "final_loss", "val_loss", "tokens_per_second")
 POLL_SECONDS = 0.5  # interval between reads of growing files
 SCAN_SECONDS = 2.0  # interval between searches for new runs and checks whether processes are alive
-BACKLOG_SECONDS = 0.3  # time spent on the backlog before new lines are read again
 MAX_QUEUED = 2000  # queued messages per page; a slower page is disconnected and has to reconnect
 
 Message = dict[str, Any]
@@ -68,24 +67,21 @@ class WatchedRun:
         self.run = Run(self.path)
         self.series = self.run.series
         self.settings: dict[str, Any] | None = None  # settings that affect the result; None if unknown
-        self.loaded = False  # True once everything present at startup has been read
+        self.loaded = False  # True if all lines have been read
         self._stamps: dict[str, tuple[int, int, int] | None] = {}  # inode, size and time of files; None: not there
         self._counts: tuple[int, int, int, bool] | None = None
-        self._result: Message = {}
-        self._samples: list[int] = []
+        self._sent: dict[str, tuple[Bins, int, int]] = {}  # bins, their lines and their stride when they were last sent
 
     @property
     def is_running(self) -> bool:
         """Return True if the process was alive at the last check."""
         return self.facts.get("status") == "running"
 
-    def update(self, has_time: Callable[[], bool]) -> list[Message]:
-        """Read new data while there is time and return messages about it; an unreadable run is reported in a message."""
+    def update(self) -> list[Message]:
+        """Read some new data and return messages about it; an unreadable run is reported in a message."""
         try:
-            while self.read() and has_time():
-                pass
+            self.read()
             messages = self.bin_messages()
-            self.series.mark_sent()
             return [*messages, self.message()] if self.look() else messages
         except Exception as error:
             before, why = self.facts, one_line(f"the run cannot be read: {type(error).__name__}: {error}")
@@ -98,20 +94,18 @@ class WatchedRun:
     def read(self) -> bool:
         """Read one block of new lines; return True if there may be more."""
         more = False
-        if self._has_changed("metrics.jsonl") and self._stamps["metrics.jsonl"] is not None:
+        if self._has_changed("metrics.jsonl") or not self.loaded:
             with suppress(OSError):
                 more = self.series.read_block()
-            if more:
-                self._stamps.pop("metrics.jsonl")
-        self.loaded = self.loaded or not more
+        self.loaded = not more
         return more
 
     def look(self) -> bool:
         """Update the facts if a file has changed or the process may have ended; return True if the facts have changed."""
         config = self.loaded and self._has_changed("config.yaml")  # slow, so only after all runs are listed
-        state, result, samples = (self._has_changed(name) for name in ("state.json", "result.json", "samples"))
+        changed = [name for name in ("state.json", "result.json", "samples") if self._has_changed(name)]
         counts = (self.series.generation, self.series.lines, self.series.damaged, self.loaded)
-        if not (config or state or result or samples or counts != self._counts or self.is_running):
+        if not (config or changed or counts != self._counts or self.is_running):
             return False
         from ingot.experiments.compare import arm_key
         from ingot.train.resume import decisive_settings
@@ -121,19 +115,14 @@ class WatchedRun:
             self.settings = None
             with suppress(IngotError, TypeError):  # settings written by another version
                 self.settings = decisive_settings(self.run.config)
-        if result:
-            values = self.run.result() or {}
-            self._result = {name: values[name] if is_number(values.get(name)) else None for name in FROM_RESULT}
-        if samples:
-            self._samples = sorted(self.run.samples())
-        timing, settings = self.series.timing(), self.settings
+        timing, settings, result = self.series.timing(), self.settings, self.run.result() or {}
         # Runs with the same arm differ only in their seeds.
         arm = hashlib.sha256(arm_key(settings).encode()).hexdigest()[:12] if settings is not None else None
         self.facts = {
             **{name: value for name, value in self.run.record().items() if name not in ("last_heard_seconds", "run")},
             "path": shown(str(self.path), kept=""),
-            "result": self._result,
-            "samples": self._samples,
+            "result": {name: result[name] for name in FROM_RESULT if is_number(result.get(name))},
+            "samples": sorted(self.run.samples()),
             "lines": self.series.lines,
             "damaged": self.series.damaged,
             "percentiles": timing.percentiles,
@@ -150,12 +139,15 @@ class WatchedRun:
         return {"type": "run", "id": self.id, "name": self.name, **self.facts}
 
     def bin_messages(self, everything: bool = False) -> list[Message]:
-        """Return messages with the bins that changed since `series.mark_sent`, or with all bins."""
+        """Return messages with the bins that changed since the last call, or with all bins."""
         messages = []
         for kind, columns in SENT.items():
-            bins, first = self.series.bins[kind], 0 if everything else self.series.first_changed[kind]
-            if first >= bins.used and not (first == 0 and self.series.generation):
+            bins, before = self.series.bins[kind], self._sent.get(kind)
+            self._sent[kind] = now = (bins, bins.lines, bins.stride)
+            if not everything and (now == before or (before is None and not bins.lines)):
                 continue
+            goes_on = before is not None and before[::2] == now[::2] and not everything
+            first = before[1] // bins.stride if before is not None and goes_on else 0
             parts = bins.binned(first)
             packed = {
                 name if part == "mean" else f"{name}_{part}": _pack(parts[part][bins.names.index(name)])
@@ -243,17 +235,14 @@ class Watcher:
                 self._wake.clear()
 
     def look(self) -> None:
-        """Do one round: find new runs, read new lines, and read part of the backlog."""
+        """Do one round: find new runs, and read up to a block of new lines of each run."""
         self._greet()
         if scan := time.monotonic() - self._scanned >= SCAN_SECONDS:
             self._scan()
-        runs = list(self.runs.values())
-        for run in [run for run in runs if run.loaded and (scan or run.is_running)]:  # others are checked only in a scan
-            self._send(run.update(lambda: not self._closed))
-        until = time.monotonic() + BACKLOG_SECONDS
-        for run in runs:
-            if not run.loaded and time.monotonic() < until and not self._closed:
-                self._send(run.update(lambda: time.monotonic() < until and not self._closed))
+        for run in [run for run in self.runs.values() if scan or run.is_running or not run.loaded]:
+            if self._closed:
+                return
+            self._send(run.update())
 
     def _greet(self) -> None:
         """Send the current state to newly opened pages."""
