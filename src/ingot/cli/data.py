@@ -37,13 +37,7 @@ TokenFormat = Literal["ingot", "nanogpt", "gpt-simple", "shards"]
 @commands.command("convert")
 def convert_command(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or file of tokens, ours or another program's.")],
-    to: Annotated[
-        TokenFormat,
-        Option(
-            help="ingot: the format that training reads. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: .bin and .idx "
-            "files in buckets. shards: files with a header, for golf, modded-nanogpt and llm.c."
-        ),
-    ],
+    to: Annotated[TokenFormat, Option(help="ingot: what training reads. shards: for golf, modded-nanogpt and llm.c.")],
     output: Annotated[Path, Option(metavar="DIR", help="The folder to write.")],
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="The source's tokenizer, where it names none.")] = None,
     from_format: Annotated[TokenFormat | None, Option("--from", help="The source's format, where it cannot be detected.")] = None,
@@ -61,17 +55,9 @@ def convert_command(
 
     opened = open_tokens(source, from_format)
     print(f"{source}: {opened.format}: {opened.about}", file=sys.stderr)
+    layout = FileLayout(name, shard_tokens, max_length, overlap)
     with progress_bar("converting", in_bytes=True) as progress:
-        summary = convert(
-            opened,
-            output,
-            to,
-            tokenizer=tokenizer,
-            mark=mark,
-            layout=FileLayout(name, shard_tokens, max_length, overlap),
-            overwrite=force,
-            progress=progress,
-        )
+        summary = convert(opened, output, to, tokenizer=tokenizer, mark=mark, layout=layout, overwrite=force, progress=progress)
     if as_json:
         print_json(summary)
         return
@@ -85,16 +71,10 @@ def convert_command(
 @commands.command("download")
 def download_command(
     variant: Annotated[str, Option(metavar="NAME", help="byte260, or sp and a vocabulary size, if published.")] = "sp1024",
-    train_shards: Annotated[
-        int | None, Option(metavar="N", help="Download the first N train shards. Default: at most 80.")
-    ] = None,
-    output: Annotated[Path, Option(metavar="DIR", help="The folder for datasets/, tokenizers/ and manifest.json.")] = Path(
-        "data"
-    ),
+    train_shards: Annotated[int | None, Option(metavar="N", help="The first N train shards. Default: at most 80.")] = None,
+    output: Annotated[Path, Option(metavar="DIR", help="Folder for datasets/, tokenizers/ and manifest.json.")] = Path("data"),
     repo: Annotated[str, Option(metavar="ID", envvar=REPO_VARIABLE, help="A dataset repository on the Hugging Face hub.")] = REPO,
-    prefix: Annotated[
-        str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="The repository's folder with manifest.json.")
-    ] = PREFIX,
+    prefix: Annotated[str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="Its folder with manifest.json.")] = PREFIX,
     revision: Annotated[str | None, Option(metavar="REV", help="A branch, tag or commit of the repository.")] = None,
     with_docs: Annotated[bool, Option("--with-docs", help="Also download the text of the shards.")] = False,
     skip_manifest: Annotated[bool, Option("--skip-manifest", help="Use the manifest.json already in the folder.")] = False,
@@ -166,14 +146,7 @@ def verify_command(
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer, which bare shards do not name.")] = None,
     ngram_words: Annotated[int, Option(metavar="N", help="Length of the word n-grams looked up in train.")] = 13,
     overlap_share: Annotated[float, Option(metavar="PART", help="Report documents with more of their n-grams in train.")] = 0.5,
-    byte_gap: Annotated[
-        float | None,
-        Option(
-            metavar="PART",
-            help="How much the bytes of the tokens and of the text may differ. Default: 0.005, or 0.05 where preparing with this "
-            "tokenizer counted the same.",
-        ),
-    ] = None,
+    byte_gap: Annotated[float | None, Option(metavar="PART", help="How much the bytes of tokens and text may differ.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read every byte of a folder of tokens and list all problems. Exit code 3: there are some."""
@@ -242,8 +215,7 @@ Inputs = Annotated[
     typer.Argument(
         metavar="PATH",
         show_default=False,
-        help="Files (.txt, .md, .jsonl, .json, .csv, .tsv, also compressed as .gz, .xz or .zst; .parquet), folders of them, or "
-        "hf:ORG/NAME.",
+        help="Files (.txt, .md, .jsonl, .json, .csv, .tsv, each also .gz, .xz or .zst; .parquet), folders, or hf:ORG/NAME.",
     ),
 ]
 MoreInputs = Annotated[list[Path] | None, Option("--input", metavar="PATH", help="The same as PATH; may be repeated.")]
@@ -260,14 +232,7 @@ def prepare_command(
     output: Annotated[Path | None, Option(metavar="DIR", help="The folder to write. Default: data/NAME.")] = None,
     val_inputs: Annotated[list[Path] | None, Option("--val-input", metavar="PATH", help="Validation text; repeatable.")] = None,
     val_documents: Annotated[int | None, Option(metavar="N", help="Use the first N documents for validation.")] = None,
-    val_fraction: Annotated[
-        float | None,
-        Option(
-            metavar="PART",
-            help="Use this part for validation (default 0.1): the end of each document if there are up to 20, else evenly "
-            "spread whole documents.",
-        ),
-    ] = None,
+    val_fraction: Annotated[float | None, Option(metavar="PART", help="Use this part for validation. Default: 0.1.")] = None,
     buckets: Annotated[bool, Option("--buckets", help="PATH has train/NAME/ and val/NAME/; each NAME becomes a bucket.")] = False,
     bos: Annotated[str | None, Option(metavar="TOKEN", help="Token that starts a document, if tokenizer.json has none.")] = None,
     text_field: TextField = "text",
@@ -276,9 +241,7 @@ def prepare_command(
     shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file.")] = SHARD_TOKENS,
     workers: Annotated[int | None, Option(metavar="N", help="Processes that tokenize. Default: one per CPU.")] = None,
     engine: Annotated[Literal["local", "ray"], Option(help="local: processes on this machine. ray: a Ray cluster.")] = "local",
-    ray_address: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Ray cluster; auto: this machine's. Default: start one.")
-    ] = None,
+    ray_address: Annotated[str | None, Option(metavar="ADDRESS", help="Ray cluster, or auto. Default: start one.")] = None,
     force: Annotated[bool, Option("--force", help="Replace the output if it is a dataset.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -287,13 +250,18 @@ def prepare_command(
     from ingot.data.text.text_files import find_buckets, kind_of
 
     inputs = _inputs(more, files)
+    if output is None:
+        if len(inputs) > 1 or str(inputs[0]).startswith("hf:"):
+            raise ConfigError("say where the tokens go with --output DIR")
+        name = inputs[0].resolve().name
+        output = Path("data") / (name.partition(".")[0] or name)
     folders = find_buckets(inputs[0], kind_of) if buckets else None
     if folders is not None and (len(inputs) > 1 or not folders):
         raise DataError(f"--buckets needs one PATH with text files in train/NAME/ and val/NAME/; {inputs[0]} has none")
     with progress_bar("preparing", in_bytes=True) as progress:
         summary = prepare(
             inputs,
-            output or _named_after(inputs),
+            output,
             tokenizer,
             bos=bos,
             val_fraction=val_fraction,
@@ -342,9 +310,7 @@ def train_tokenizer_command(
     *,
     files: Inputs = None,
     more: MoreInputs = None,
-    kind: Annotated[
-        Literal["sentencepiece", "bpe"], Option(help="sentencepiece: BPE as in golf. bpe: byte-level BPE as in GPT-2.")
-    ],
+    kind: Annotated[Literal["sentencepiece", "bpe"], Option(help="sentencepiece: as in golf. bpe: byte-level, as in GPT-2.")],
     vocab_size: Annotated[int, Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.")],
     output: Annotated[Path, Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
     documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.")] = None,
@@ -388,11 +354,3 @@ def _inputs(options: list[Path] | None, arguments: list[Path] | None) -> list[Pa
     if not inputs:
         raise ConfigError("no input is given; name a file or folder, for example: ingot data prepare book.txt")
     return inputs
-
-
-def _named_after(inputs: list[Path]) -> Path:
-    """Return the default output folder, named after a single input."""
-    if len(inputs) > 1 or str(inputs[0]).startswith("hf:"):
-        raise ConfigError("say where the tokens go with --output DIR")
-    name = inputs[0].resolve().name
-    return Path("data") / (name.partition(".")[0] or name)

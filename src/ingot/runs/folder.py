@@ -115,7 +115,11 @@ class RunFolder:
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
-            if self._holds_a_run():
+            # A run of any version wrote here: there is a file that only runs write, or traces of a lock.
+            claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
+            marked = {"started_at", "packages", "argv"} <= (read_dict(self.environment_path) or {}).keys()
+            saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
+            if claimed or marked or saved or read_state(self.path) is not None:
                 return
             foreign = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
             # A first save that was killed leaves only a partial checkpoint.
@@ -131,13 +135,6 @@ class RunFolder:
                 Setting("training.output_dir"),
                 advice="choose another {0}",
             )
-
-    def _holds_a_run(self) -> bool:
-        """Return True if a run of any version wrote here: a file that only runs write, or traces of a lock."""
-        claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
-        record = read_dict(self.environment_path) or {}
-        saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
-        return claimed or saved or {"started_at", "packages", "argv"} <= record.keys() or read_state(self.path) is not None
 
     def claim(self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = ()) -> RunLock:
         """Create the folder if necessary, lock it for this process and remove temporary files of a killed one.
@@ -225,21 +222,16 @@ class RunFolder:
         """Append a record to metrics.jsonl, adding the time and the session number."""
         self.metrics.append_record({"kind": kind, "time": utc_now(), "session": self.session, **report})
 
-    def remove_result(self) -> None:
-        """Remove the result of an earlier session, so that a session that crashes does not look complete."""
-        with writing(self.result_path):
-            self.result_path.unlink(missing_ok=True)
+    def remove(self, path: Path) -> None:
+        """Remove the result of an earlier session, or a stop file that was handled or left behind."""
+        with writing(path):
+            path.unlink(missing_ok=True)
 
     def ask_to_stop(self) -> None:
         """Write the stop file, which records who requested the stop."""
         host, pid, _ = this_process()
         with writing(self.stop_path):
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
-
-    def remove_stop(self) -> None:
-        """Remove a stop file that was handled, or that an earlier session left."""
-        with writing(self.stop_path):
-            self.stop_path.unlink(missing_ok=True)
 
     def write_result(self, result: TrainingResult, export: Mapping[str, Any]) -> None:
         """Write result.json: the result, with paths relative to the run folder, and facts from the export."""

@@ -78,7 +78,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
     if outputs is not None:
         outputs.heartbeat.check()
         outputs.folder.write_result(result, exported.facts)
-        outputs.folder.remove_stop()
+        outputs.folder.remove(outputs.folder.stop_path)
         outputs.heartbeat.update(status=status, stop_reason=result.stop_reason)
     return result
 

@@ -129,7 +129,7 @@ def claim_folder(
     own_files += [WANDB_ID] if tracking.wandb_project is not None else []
     own_files += [TRACKIO_ID] if tracking.trackio_project is not None else []
     stack.enter_context(folder.claim(reporter.message, own_files))
-    folder.remove_stop()  # a leftover stop file was meant for an earlier session
+    folder.remove(folder.stop_path)  # a leftover stop file was meant for an earlier session
     sweep(folder.checkpoints)
     if to_delete is not None:
         check_sources(config, folder, facts)
@@ -156,7 +156,7 @@ def open_outputs(
         other_settings = {".".join(path): value for path, value in differing if path not in unshown}
     # Write environment.json first, because it marks the folder as a run's, so that a process killed here can start again.
     folder.write_environment(installed(packages(config.training.device)), config=config_yaml, besides=other_settings)
-    folder.remove_result()
+    folder.remove(folder.result_path)  # so that a session that crashes does not look complete
     if config_yaml is not None:
         folder.write_config(config_yaml)
     elif other_settings:
