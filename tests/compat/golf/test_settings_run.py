@@ -126,6 +126,7 @@ def test_the_file_of_the_recipe_leaves_its_artifact_the_room_it_may_have() -> No
     [
         ({"DATA_PATH": "nope"}, 3, "nope"),
         ({"DATA_PATH": "nope", "EVAL_ONLY_PATH": "model.ingot"}, 3, "nope"),
+        ({"EVAL_ONLY_PATH": "nope.ingot"}, 4, "there is no artifact nope.ingot"),
         ({"SEED": "abc"}, 2, "SEED=abc"),
         ({"INGOT_MODEL__LAYERS": "abc"}, 2, "model.layers=abc"),
         ({"MAX_WALLCLOCK_SECONDS": "abc"}, 2, "MAX_WALLCLOCK_SECONDS=abc"),
