@@ -110,8 +110,8 @@ class RunFolder:
         self.stop_path = path / STOP
         self.session = 1  # number of this session, counted in environment.json
 
-    def check_ownership(self, also: Sequence[str] = ()) -> None:
-        """Raise an error if our files, or those in `also`, would overwrite files that no run wrote."""
+    def check_ownership(self, also: Sequence[str] = (), to_delete: Sequence[str] = ()) -> None:
+        """Raise an error if our files, or those in `also`, would overwrite files that no run wrote; `to_delete` are patterns."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
@@ -123,11 +123,11 @@ class RunFolder:
                 return
             foreign = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
             # A first save that was killed leaves only a partial checkpoint.
-            partial = f"step-*{PARTIAL}"
+            ours = (f"step-*{PARTIAL}", *to_delete)
             foreign += [
                 folder.name
                 for folder in self._folders
-                if folder.exists() and not (folder.is_dir() and all(entry.match(partial) for entry in folder.iterdir()))
+                if folder.exists() and not (folder.is_dir() and all(any(map(entry.match, ours)) for entry in folder.iterdir()))
             ]
         if foreign:
             raise CheckpointError(
@@ -136,10 +136,12 @@ class RunFolder:
                 advice="choose another {0}",
             )
 
-    def claim(self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = ()) -> RunLock:
+    def claim(
+        self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = (), to_delete: Sequence[str] = ()
+    ) -> RunLock:
         """Create the folder if necessary, lock it for this process and remove temporary files of a killed one.
 
-        Raises an error for a folder with files that no run wrote, or with those in `also`.
+        Raises an error for a folder with files that no run wrote, or with those in `also`, except what matches `to_delete`.
         """
         messages: list[str] = []
 
@@ -147,7 +149,7 @@ class RunFolder:
             messages.append(line)
             notify(line)
 
-        self.check_ownership(also)
+        self.check_ownership(also, to_delete)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         lock = RunLock(self.path, report).acquire()
@@ -263,11 +265,12 @@ class RunFolder:
     def clear(self, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
         """Delete the files that Ingot wrote, for `train --force`, and report it; all other files are kept.
 
-        `also` are patterns of files that a compatibility command writes, `keep` are files not to delete. The caller holds the
+        `also` are patterns of what a compatibility command writes, `keep` are files not to delete. The caller holds the
         lock. The lock file and empty folders are kept, so that a process killed here can start again.
         """
         kept = {path.resolve() for path in keep}
-        doomed = {path for pattern in (*WRITTEN, *also) for path in self.path.glob(pattern) if path.is_file()}
+        doomed = {path for pattern in WRITTEN for path in self.path.glob(pattern) if path.is_file()}
+        doomed |= {path for pattern in also for path in self.path.glob(pattern)}
         doomed |= {
             path
             for path in self.checkpoints.glob("step-*")

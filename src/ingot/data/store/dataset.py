@@ -296,7 +296,7 @@ class Dataset:
             holds_text = folder.is_dir() or (folder.is_file() and kind_of(folder))
             command = prepare_command(folder if holds_text else "FILE", "DIR" if folder.exists() else folder, fitting)
             problem = f"it has no {MANIFEST}" if folder.exists() else "there is no such folder"
-            raise DataError(f"no data at {folder}: {problem}; if you have text, prepare it with: {command}")
+            raise DataError(f"no data at {folder}: {problem}", advice=f"if you have text, prepare it with: {command}")
         manifest, tokenizer, splits = _read_manifest(folder / MANIFEST, problems), None, {}
         if manifest is not None:
             tokenizer = _read_tokenizer(folder / MANIFEST, manifest, problems)
