@@ -110,27 +110,6 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
     return int(ids[min(index, int(np.flatnonzero(p)[-1]))])
 
 
-class Alone:
-    """The group of one process; every method returns at once."""
-
-    def __init__(self, ranks: Ranks):
-        refuse_ranks_on_mlx(ranks.world_size)
-        self.ranks = ranks
-
-    def maximum(self, values: Sequence[float]) -> list[float]:
-        """Return the values: with a single rank they are their own maximum and sum."""
-        return list(values)
-
-    total = maximum
-
-    def broadcast(self, text: str) -> str:
-        """Return the first rank's text on every rank."""
-        return text
-
-    def close(self) -> None:
-        """Do nothing: MLX inference runs on a single rank."""
-
-
 def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord], list[tuple[ParameterGroup, list[str]]]]:
     """Return torch's outline of a model, its first weights, which depend on training.seed alone, and its optimizer groups."""
     refuse_torch_only(config)
@@ -141,13 +120,13 @@ def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord],
     return model.to("meta"), initial, groups
 
 
-class MLXInference(Alone):
+class MLXInference:
     """A model, and its weights, which its functions take as an argument."""
 
     def __init__(self, config: Config, outline: Any, vocab_size: int, precision: str, ranks: Ranks):
-        super().__init__(ranks)
+        refuse_ranks_on_mlx(ranks.world_size)
         self.device = find_mlx_device()
-        self.vocab_size, self.precision = vocab_size, precision
+        self.ranks, self.vocab_size, self.precision = ranks, vocab_size, precision
         self._settings: Any = config.model
         self._outline, self._loss_chunk = outline, config.training.loss_chunk
         self.parameters = sum(p.numel() for p in outline.parameters())
@@ -161,6 +140,19 @@ class MLXInference(Alone):
         refuse_torch_only(config)
         precision = "bf16" if config.training.precision == "bf16" else "fp32"  # a model trained in fp16 is scored in fp32
         return cls(config, build_outline(config, vocab_size), vocab_size, precision, Ranks())
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """Return the values: with a single rank they are their own maximum and sum."""
+        return list(values)
+
+    total = maximum
+
+    def broadcast(self, text: str) -> str:
+        """Return the text: there is a single rank."""
+        return text
+
+    def close(self) -> None:
+        """Do nothing: nothing is held but memory."""
 
     def _losses(self, weights: Weights, run: Pass, tokens: mx.array, targets: mx.array, *documents: mx.array) -> mx.array:
         """Return the summed loss of the targets that count."""

@@ -122,7 +122,7 @@ class _Checker:
             logits = self._logits(self.tokens)
             if insist or logits.isfinite().all():
                 self._is_causal(logits)
-                self._ignores(insist)
+                self._is_mean(insist)
 
     def backward(self) -> None:
         """Run a backward pass, which gives the parameters gradients."""
@@ -144,7 +144,7 @@ class _Checker:
                     "let every position see only itself and those before it (is_causal=True)"
                 )
 
-    def _ignores(self, insist: bool) -> None:
+    def _is_mean(self, insist: bool) -> None:
         part = max(1, self.length // 3)
         early, late = self.targets.clone(), self.targets.clone()
         early[:, part:], late[:, :part] = IGNORED, IGNORED
