@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.backends.base import GroupRates, State, StepPlan, StepResult
-from ingot.backends.mlx.inference import MLXInference, array, draw, find_mlx_device, number, on_metal, record, records
+from ingot.backends.mlx.inference import MLXInference, array, draw, find_mlx_device, number, record, records
 from ingot.backends.mlx.models import DROPOUTS, Pass, Weights
 from ingot.config.memory import recomputed_every
 from ingot.config.schema import Config, OptimizerSection
@@ -129,7 +129,8 @@ class MLXBackend(MLXInference):
         dropout = float(getattr(config.model, "dropout", 0.0))
         self._run = Pass(self._dtype, dropout=dropout, recompute=bool(recomputed_every(config, vocab_size, host_bytes())))
         self._eager = t.eager
-        self._compile = on_metal() if t.compile == "auto" else bool(t.compile)  # the CPU backend compiles every kernel with g++
+        # The CPU backend compiles every kernel with g++.
+        self._compile = bool(mx.metal.is_available() if t.compile == "auto" else t.compile)
         both: Callable[..., Any] = mx.value_and_grad(self._loss)
         self._value_and_grad = mx.compile(both) if self._compile else both
 

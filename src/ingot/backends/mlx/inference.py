@@ -77,19 +77,14 @@ PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
 
 def find_mlx_device() -> Device:
     """Return MLX's device: the GPU of a Mac, elsewhere the CPU, preferred precision first."""
-    if on_metal():
+    if mx.metal.is_available():
         return Device("mlx", 0, f"mlx {VERSION}, {mx.device_info().get('device_name', 'GPU')}", None, ("bf16", "fp32"))
     return Device("mlx", 0, f"mlx {VERSION}, CPU", None, ("fp32", "bf16"))
 
 
-def on_metal() -> bool:
-    """Return True if there is an Apple GPU."""
-    return bool(mx.metal.is_available())
-
-
 def make_matmul() -> tuple[int, Callable[[], object]]:
     """Return a function that multiplies large float32 matrices, and their size."""
-    size = 1024 if on_metal() else 256
+    size = 1024 if mx.metal.is_available() else 256
     a = mx.ones((size, size))
     return size, lambda: mx.eval(a @ a)
 
