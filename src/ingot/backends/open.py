@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.backends.base import Backend, Group, Inference
+from ingot.backends.limits import refuse_ranks_on_mlx
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, IngotError, PeerLost, Setting
 from ingot.runtime.devices import Device
@@ -53,9 +54,7 @@ def open_inference(config: Config, vocab_size: int) -> Inference:
 def open_group(device: Device, ranks: Ranks) -> Group:
     """Open the group of ranks, so that ranks can agree before there is a config."""
     if device.kind == MLX:
-        from ingot.backends.mlx.inference import Alone
-
-        return Alone(ranks)
+        refuse_ranks_on_mlx(ranks.world_size)
     from ingot.backends.torch.collectives import Collectives
 
     return Collectives(ranks, device)

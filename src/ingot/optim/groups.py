@@ -35,15 +35,25 @@ def make_optimizers(
 
     A custom model may build them itself: its `make_optimizers(groups)` gets the groups, with their peak rates.
     """
-    groups = []
+    groups: list[dict[str, Any]] = []
     for group, parameters in members(model, settings):
         own = {"momentum": group.momentum} if group.optimizer == "muon" else {"betas": group.betas, "eps": group.epsilon}
         rates = {"lr": group.learning_rate, "weight_decay": group.weight_decay}
         groups.append({"params": list(parameters.values()), "name": group.name, "optimizer": group.optimizer, **rates, **own})
     if has_custom_optimizers(model):
-        return check_optimizers(model.make_optimizers(groups), groups)  # type: ignore[operator]
+        made = model.make_optimizers(groups)  # type: ignore[operator]
+        optimizers: list[torch.optim.Optimizer] = list(made) if isinstance(made, list | tuple) else [made]
+        if not optimizers or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
+            raise ConfigError("make_optimizers(groups) must return torch.optim.Optimizers, one or a list of them")
+        given = sorted((group["name"], id(p)) for group in groups for p in group["params"])
+        param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        if given != sorted((str(group.get("name")), id(p)) for group in param_groups for p in group["params"]):
+            raise ConfigError(
+                "the optimizers of make_optimizers(groups) must contain every parameter exactly once, in groups of the same name"
+            )
+        return optimizers
     muon, adamw = ([group for group in groups if group["optimizer"] == name] for name in ("muon", "adamw"))
-    optimizers: list[torch.optim.Optimizer] = []
+    optimizers = []
     if muon:
         optimizers.append(Muon(muon, settings, compiled))
     if adamw:
@@ -71,20 +81,6 @@ def members(model: nn.Module, settings: OptimizerSection) -> list[tuple[Paramete
 def has_custom_optimizers(model: nn.Module) -> bool:
     """Return True if a model builds its optimizers itself."""
     return callable(getattr(model, "make_optimizers", None))
-
-
-def check_optimizers(made: Any, groups: list[dict[str, Any]]) -> list[torch.optim.Optimizer]:
-    """Return a custom model's optimizers; ConfigError unless they have all of its parameters in the given groups."""
-    optimizers = list(made) if isinstance(made, list | tuple) else [made]
-    if not optimizers or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
-        raise ConfigError("make_optimizers(groups) must return torch.optim.Optimizers, one or a list of them")
-    given = sorted((group["name"], id(p)) for group in groups for p in group["params"])
-    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    if given != sorted((str(group.get("name")), id(p)) for group in param_groups for p in group["params"]):
-        raise ConfigError(
-            "the optimizers of make_optimizers(groups) must contain every parameter exactly once, in groups of the same name"
-        )
-    return optimizers
 
 
 def kinds(model: nn.Module) -> dict[str, Kind]:

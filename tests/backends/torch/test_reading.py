@@ -11,7 +11,7 @@ from ingot.backends.open import find_device
 from ingot.backends.sampling import Sampling
 from ingot.backends.torch import generate as reading
 from ingot.backends.torch.collectives import Collectives
-from ingot.backends.torch.generate import Step, UniformDraws, generate, write_texts
+from ingot.backends.torch.generate import Step, generate, uniform_draws, write_texts
 from ingot.backends.torch.inference import TorchInference
 from ingot.config.loading import load_config
 from ingot.data.tokenizers import NumberTokenizer
@@ -153,8 +153,8 @@ def test_row_i_writes_what_a_single_text_writes_with_the_seed_plus_i(gpt2):
 
 
 def test_throws_are_spread_evenly():
-    draws = UniformDraws(range(200), torch.device("cpu"))
-    throws = torch.cat([draws.uniform() for _ in range(100)], dim=1)  # (200, 100)
+    draws = uniform_draws(range(200), torch.device("cpu"))
+    throws = torch.cat(list(islice(draws, 100)), dim=1)  # (200, 100)
     assert throws.min() >= 0 and throws.max() < 1
     assert abs(float(throws.mean()) - 0.5) < 0.01
     assert (throws.mean(dim=1) - 0.5).abs().max() < 0.15  # each row by itself

@@ -8,7 +8,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from ingot.backends.torch import compile as regions
 from ingot.backends.torch.build import checkpoint_blocks
-from ingot.backends.torch.compile import CompiledBlocks, compiled_whole
+from ingot.backends.torch.compile import CompiledBlocks, compiled
 from ingot.errors import ConfigError
 from ingot.model import frontier
 from ingot.model.registry import FAMILIES
@@ -93,8 +93,8 @@ def test_a_model_without_blocks_is_told():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("compiled", "graphs"), [(compiled_whole, 2), (CompiledBlocks, 7)])
-def test_masks_of_rows_are_made_outside_of_graphs_and_rows_of_a_length_compiled_once(monkeypatch, compiled, graphs):
+@pytest.mark.parametrize(("blocks", "graphs"), [(False, 2), (True, 7)])
+def test_masks_of_rows_are_made_outside_of_graphs_and_rows_of_a_length_compiled_once(monkeypatch, blocks, graphs):
     torch._dynamo.reset()
     model = FAMILIES["frontier"](vocab_size=50, context=32, layers=2, heads=1, width=16, kv_heads=1, window=4)
     for block in model.blocks:
@@ -104,7 +104,7 @@ def test_masks_of_rows_are_made_outside_of_graphs_and_rows_of_a_length_compiled_
     monkeypatch.setattr(frontier, "flex_supported", lambda *_: True)
     backend = lambda graph, inputs: seen.append(graph.code) or graph.forward  # noqa: E731
     monkeypatch.setattr(regions.torch, "compile", lambda function, **how: compile_it(function, backend=backend, **how))
-    module = compiled(model)
+    module = compiled(model, nested=True, stages=1, blocks=blocks)
     for tokens, expected in zip(batches, plain, strict=True):
         torch.testing.assert_close(module(tokens), expected, atol=1e-5, rtol=1e-4)
     assert len(seen) == graphs and not any("vmap" in code for code in seen)

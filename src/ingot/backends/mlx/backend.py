@@ -17,8 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.backends.base import GroupRates, State, StepPlan, StepResult
-from ingot.backends.mlx.build import array, build, number, record, records
-from ingot.backends.mlx.inference import MLXInference, find_mlx_device, on_metal
+from ingot.backends.mlx.inference import MLXInference, array, draw, find_mlx_device, number, record, records
 from ingot.backends.mlx.models import DROPOUTS, Pass, Weights
 from ingot.config.memory import recomputed_every
 from ingot.config.schema import Config, OptimizerSection
@@ -118,10 +117,10 @@ class MLXBackend(MLXInference):
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         t, o = config.training, config.optimizer
-        model, weights = build(config, vocab_size)
-        super().__init__(model, weights, vocab_size, find_mlx_device().precision(t.precision), ranks)
+        outline, initial, self._groups = draw(config, vocab_size)
+        super().__init__(config, outline, vocab_size, find_mlx_device().precision(t.precision), ranks)
+        self.load_weights(initial, "the initial model")
         self._optimizer, self._seed, self._micro_batch_setting = o, t.seed, t.micro_batch
-        self._groups = model.groups(o)
         self._trained = [name for _, names in self._groups for name in names]
         self._memory: OptimizerState = {}
         self._micro_batches: list[int] = []  # one per stage
@@ -130,13 +129,14 @@ class MLXBackend(MLXInference):
         dropout = float(getattr(config.model, "dropout", 0.0))
         self._run = Pass(self._dtype, dropout=dropout, recompute=bool(recomputed_every(config, vocab_size, host_bytes())))
         self._eager = t.eager
-        self._compile = on_metal() if t.compile == "auto" else bool(t.compile)  # the CPU backend compiles every kernel with g++
+        # The CPU backend compiles every kernel with g++.
+        self._compile = bool(mx.metal.is_available() if t.compile == "auto" else t.compile)
         both: Callable[..., Any] = mx.value_and_grad(self._loss)
         self._value_and_grad = mx.compile(both) if self._compile else both
 
     def _loss(self, trained: Weights, others: Weights, keys: mx.array, *planes: mx.array) -> mx.array:
         run = replace(self._run, keys=keys) if self._run.dropout else self._run
-        return self.model.losses({**others, **trained}, *planes, run=run)
+        return self._losses({**others, **trained}, run, *planes)
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
         """Choose the micro-batch of each stage; reuse the choice of an earlier session on the same kind of machine."""
@@ -184,7 +184,7 @@ class MLXBackend(MLXInference):
         rows = self._micro_batches[plan.stage]
         total, sums = mx.zeros(()), {name: mx.zeros_like(w) for name, w in trained.items()}
         for part, start in enumerate(range(0, len(batch), rows)):
-            keys = mx.random.split(mx.random.key(mix(self._seed, plan.step, part)), num=1 + DROPOUTS * self.model.settings.layers)
+            keys = mx.random.split(mx.random.key(mix(self._seed, plan.step, part)), num=1 + DROPOUTS * self._settings.layers)
             loss, grads = self._value_and_grad(trained, others, keys, *self._upload(batch[start : start + rows]))
             total = total + loss / targets
             sums = {name: held + grads[name] / targets for name, held in sums.items()}
@@ -245,10 +245,6 @@ class MLXBackend(MLXInference):
         self._memory = {name: states[name] for name in self._trained if name in states}  # not the scale of an fp16 loss
         if self._average is not None:
             self._average |= {name: array(source, mx.float32) for name, source in state.get("ema", {}).items()}
-
-    def flops_per_token(self, seq_len: int) -> float:
-        """Return training FLOPs per token in rows of `seq_len`."""
-        return self.model.flops_per_token(seq_len)
 
     def peak_flops(self) -> float | None:
         """Return None: Apple publishes no peak FLOPS."""

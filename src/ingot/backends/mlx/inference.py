@@ -1,8 +1,13 @@
-"""MLX's device, and a model on it for generation and scoring. It uses the weights' average if there is one."""
+"""MLX's device, and a model on it for generation and scoring. It uses the weights' average if there is one.
+
+torch builds the model and draws its weights, so that a seed gives the same start everywhere. Of torch's model only an outline
+without values is kept: its tensors, their kinds, and its FLOPs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -11,34 +16,75 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.backends.base import Rounder
-from ingot.backends.limits import refuse_ranks_on_mlx
-from ingot.backends.mlx.build import PRECISIONS, MLXModel, number, outline, records
-from ingot.backends.mlx.models import Cached, Pass, Weights
+from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
+from ingot.backends.mlx.models import (
+    Cached,
+    Pass,
+    Weights,
+    document_mask,
+    golf_hidden,
+    gpt2_hidden,
+    head_logits,
+    head_loss,
+    llama_hidden,
+)
 from ingot.backends.sampling import RowScores, Sampling
+from ingot.backends.torch.build import build_model, build_outline, flops_per_token
+from ingot.backends.torch.state import NAMES as TORCH_NAMES
+from ingot.backends.torch.state import check_fits, model_records
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, DataError, RunError, Setting
+from ingot.optim.assign import ParameterGroup
+from ingot.optim.groups import members
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
-from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
+from ingot.runtime.tensors import IGNORED, Batch, TensorRecord, to_array
 
 VERSION = metadata.version("mlx")
+NAMES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16"}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+
+
+def record(name: str, value: mx.array) -> TensorRecord:
+    """Return a record with a copy of an array."""
+    bits = value.view(mx.uint16) if value.dtype == mx.bfloat16 else value  # numpy has no bfloat16
+    data = np.array(bits).reshape(-1).view(np.uint8).data
+    return TensorRecord(name, NAMES[value.dtype], tuple(value.shape), data)
+
+
+def number(value: mx.array) -> float:
+    """Wait for an array of one number and return its value."""
+    return float(np.array(value))
+
+
+def records(values: Mapping[str, mx.array]) -> list[TensorRecord]:
+    """Return records with copies of arrays, by name."""
+    return [record(name, value) for name, value in values.items()]
+
+
+def array(source: TensorRecord, dtype: mx.Dtype | None = None) -> mx.array:
+    """Return an array with a record's values, in its dtype or another."""
+    return mx.array(to_array(source)).astype(dtype or DTYPES.get(source.dtype, mx.float32))
+
+
+FAMILIES: dict[str, tuple[Callable[..., mx.array], str]] = {
+    "golf": (golf_hidden, "tok_emb.weight"),
+    "gpt2": (gpt2_hidden, "transformer.wte.weight"),
+    "llama": (llama_hidden, "wte.weight"),
+}
+PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
 
 
 def find_mlx_device() -> Device:
     """Return MLX's device: the GPU of a Mac, elsewhere the CPU, preferred precision first."""
-    if on_metal():
+    if mx.metal.is_available():
         return Device("mlx", 0, f"mlx {VERSION}, {mx.device_info().get('device_name', 'GPU')}", None, ("bf16", "fp32"))
     return Device("mlx", 0, f"mlx {VERSION}, CPU", None, ("fp32", "bf16"))
 
 
-def on_metal() -> bool:
-    """Return True if there is an Apple GPU."""
-    return bool(mx.metal.is_available())
-
-
 def make_matmul() -> tuple[int, Callable[[], object]]:
     """Return a function that multiplies large float32 matrices, and their size."""
-    size = 1024 if on_metal() else 256
+    size = 1024 if mx.metal.is_available() else 256
     a = mx.ones((size, size))
     return size, lambda: mx.eval(a @ a)
 
@@ -59,12 +105,36 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
     return int(ids[min(index, int(np.flatnonzero(p)[-1]))])
 
 
-class Alone:
-    """The group of one process; every method returns at once."""
+def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord], list[tuple[ParameterGroup, list[str]]]]:
+    """Return torch's outline of a model, its first weights, which depend on training.seed alone, and its optimizer groups."""
+    refuse_torch_only(config)
+    refuse_precision(config)
+    model = build_model(config, vocab_size)
+    initial = {record.name: record for record in model_records(model)}
+    groups = [(group, list(parameters)) for group, parameters in members(model, config.optimizer)]
+    return model.to("meta"), initial, groups
 
-    def __init__(self, ranks: Ranks):
+
+class MLXInference:
+    """A model, and its weights, which its functions take as an argument."""
+
+    def __init__(self, config: Config, outline: Any, vocab_size: int, precision: str, ranks: Ranks):
         refuse_ranks_on_mlx(ranks.world_size)
-        self.ranks = ranks
+        self.device = find_mlx_device()
+        self.ranks, self.vocab_size, self.precision = ranks, vocab_size, precision
+        self._settings: Any = config.model
+        self._outline, self._loss_chunk = outline, config.training.loss_chunk
+        self.parameters = sum(p.numel() for p in outline.parameters())
+        self._dtype = PRECISIONS[precision]
+        self._weights: Weights = {}
+        self._average: Weights | None = None
+
+    @classmethod
+    def of(cls, config: Config, vocab_size: int) -> MLXInference:
+        """Build the model of a config, still without weights."""
+        refuse_torch_only(config)
+        precision = "bf16" if config.training.precision == "bf16" else "fp32"  # a model trained in fp16 is scored in fp32
+        return cls(config, build_outline(config, vocab_size), vocab_size, precision, Ranks())
 
     def maximum(self, values: Sequence[float]) -> list[float]:
         """Return the values: with a single rank they are their own maximum and sum."""
@@ -73,36 +143,39 @@ class Alone:
     total = maximum
 
     def broadcast(self, text: str) -> str:
-        """Return the first rank's text on every rank."""
+        """Return the text: there is a single rank."""
         return text
 
     def close(self) -> None:
-        """Do nothing: MLX inference runs on a single rank."""
+        """Do nothing: nothing is held but memory."""
 
+    def _losses(self, weights: Weights, run: Pass, tokens: mx.array, targets: mx.array, *documents: mx.array) -> mx.array:
+        """Return the summed loss of the targets that count."""
+        if documents:
+            run = replace(run, mask=document_mask(documents[0]))
+        hidden, head, softcap = self._hidden(weights, run, tokens)
+        return head_loss(hidden, head, targets, softcap, run.dtype, self._loss_chunk)
 
-class MLXInference(Alone):
-    """A model, and its weights, which its functions take as an argument."""
+    def _logits(self, weights: Weights, run: Pass, tokens: mx.array, first: int) -> mx.array:
+        """Return the logits (B, N, V) after each token from position `first` on; -1: after the last."""
+        hidden, head, softcap = self._hidden(weights, run, tokens)
+        return head_logits(hidden[:, first:], head, softcap, run.dtype)
 
-    def __init__(self, model: MLXModel, weights: Weights, vocab_size: int, precision: str, ranks: Ranks):
-        super().__init__(ranks)
-        self.device = find_mlx_device()
-        self.model, self.vocab_size, self.precision = model, vocab_size, precision
-        self.parameters = sum(p.numel() for p in model.outline.parameters())
-        self._dtype = PRECISIONS[precision]
-        self._weights = weights
-        self._average: Weights | None = None
+    def _hidden(self, weights: Weights, run: Pass, tokens: mx.array) -> tuple[mx.array, mx.array, float | None]:
+        """Return the hidden states, the weight of the head, which may be the embedding's, and the softcap of its logits."""
+        hidden, embedding = FAMILIES[self._settings.family]
+        states, own = hidden(self._settings, weights, tokens, run), weights.get("lm_head.weight")
+        return states, weights[embedding] if own is None else own, getattr(self._settings, "softcap", None)
 
-    @classmethod
-    def of(cls, config: Config, vocab_size: int) -> MLXInference:
-        """Build the model of a config, still without weights."""
-        precision = "bf16" if config.training.precision == "bf16" else "fp32"  # a model trained in fp16 is scored in fp32
-        return cls(outline(config, vocab_size), {}, vocab_size, precision, Ranks())
+    def flops_per_token(self, seq_len: int) -> float:
+        """Return training FLOPs per token in rows of `seq_len`."""
+        return flops_per_token(self._outline, seq_len)
 
     def score(self, batch: Batch) -> float:
         """Return the summed loss of the targets that count."""
         if not np.count_nonzero(batch[:, 1] != IGNORED):
             return 0.0
-        return number(self.model.losses(self._shown(), *self._upload(batch), run=Pass(self._dtype)))
+        return number(self._losses(self._shown(), Pass(self._dtype), *self._upload(batch)))
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Continue prompts, token by token; those of different lengths are computed one by one."""
@@ -118,13 +191,13 @@ class MLXInference(Alone):
         written: list[set[int]] = [set() for _ in prompts]
         seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
         cache: list[Cached] = []
-        cached, context = sampling.use_cache, self.model.outline.context
+        cached, context = sampling.use_cache, self._outline.context
         while True:
             seen = seen[:, -context:]
             held = cache[0][0].shape[2] if cache else 0
             cached = cached and held + new.shape[1] <= context  # beyond the context the cache would miss tokens
             run = Pass(self._dtype, cache=cache if cached else None)
-            logits = self.model.logits_from(weights, mx.array(new if cached else seen), -1, run)
+            logits = self._logits(weights, run, mx.array(new if cached else seen), -1)
             scores, cache = np.array(logits)[:, 0, : self.vocab_size], run.grown
             if not np.isfinite(scores).all():
                 raise RunError("the model's logits are not finite, so it cannot generate: its weights are damaged or diverged")
@@ -144,7 +217,7 @@ class MLXInference(Alone):
         weights, scored = self._shown(), []
         for row, first in zip(rows, firsts, strict=True):
             tokens = mx.array(np.array([row[:-1]], dtype=np.int32))
-            logits = self.model.logits_from(weights, tokens, first - 1, Pass(self._dtype)).astype(mx.float32)
+            logits = self._logits(weights, Pass(self._dtype), tokens, first - 1).astype(mx.float32)
             scores = np.array(logits)[0].astype(np.float64)
             scores -= scores.max(-1, keepdims=True)
             scores = (scores - np.log(np.exp(scores).sum(-1, keepdims=True))).astype(np.float32)  # (N, V)
@@ -175,7 +248,9 @@ class MLXInference(Alone):
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
         """Load other weights."""
-        self._weights = self.model.read(weights, where)
+        check_fits(self._outline, weights, where)
+        dtypes = {name: DTYPES[TORCH_NAMES[value.dtype]] for name, value in self._outline.state_dict().items()}
+        self._weights = {name: array(source, dtypes[name]) for name, source in weights.items()}
 
     def _shown(self) -> Weights:
         """Return the average of the weights in their dtypes, or the weights themselves."""

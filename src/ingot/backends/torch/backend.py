@@ -25,15 +25,7 @@ from ingot.backends.base import State, StepPlan
 from ingot.backends.torch import tune
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.collectives import Collectives, peers_present
-from ingot.backends.torch.compile import (
-    begin_pass,
-    compiled,
-    compiled_backward,
-    compiles,
-    compiles_optimizer,
-    replicated,
-    uses_cuda_graphs,
-)
+from ingot.backends.torch.compile import begin_pass, compiled, compiled_backward, compiles, compiles_optimizer, uses_cuda_graphs
 from ingot.backends.torch.custom_model import check_custom_model
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference
@@ -120,8 +112,16 @@ class TorchBackend(TorchInference):
         nested = bool(every) or config.data.document_mask or getattr(model, "windowed", False)
         stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
         self._cuda_graphs = uses_cuda_graphs(config, vocab_size, self._compile, device.kind == "cuda", ranks)
-        module = compiled(model, nested, stages, self._python_reducer, blocks, self._cuda_graphs) if self._compile else model
-        self._module = replicated(module, ranks, self._device, some_unused=family == "file")  # our families use all parameters
+        self._module = model
+        if self._compile:
+            self._module = compiled(model, nested, stages, self._python_reducer, blocks, self._cuda_graphs)
+        if ranks.world_size > 1:
+            self._module = DistributedDataParallel(
+                self._module,
+                device_ids=[self._device.index] if device.kind == "cuda" else None,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=family == "file",  # our families use all parameters
+            )
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
         """Choose threads, kernels, and the micro-batch and attention of each stage, by trials, unless done before."""

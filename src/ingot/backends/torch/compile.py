@@ -1,4 +1,4 @@
-"""The module that a training step calls: compiled, recorded as CUDA graphs, and replicated over ranks."""
+"""The module that a training step calls: compiled, and recorded as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ingot.backends.torch.tune import SHORT_STEP_TOKENS, tag_compiler_cache
 from ingot.config.memory import model_size
 from ingot.config.schema import Config, TrainingSection
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.ranks import Ranks
-
-
-def compiled_whole(model: nn.Module, cuda_graphs: bool = False) -> nn.Module:
-    """Compile a model as one graph per input shape; `cuda_graphs`: record passes and launch each as one."""
-    graph: Any = torch.compile(model, dynamic=False, options={"triton.cudagraphs": True} if cuda_graphs else None)
-    if callable(make_ready := getattr(model, "make_ready", None)):  # computes what a graph should not, such as masks
-        graph.register_forward_pre_hook(lambda _, inputs: make_ready(inputs[0]))
-    return graph  # type: ignore[no-any-return]
 
 
 class CompiledBlocks(nn.Module):
@@ -92,19 +83,12 @@ def compiled(
     torch._dynamo.config.optimize_ddp = "python_reducer" if python_reducer else not nested
     # One graph for all shapes would be slower than a graph for each; past its limit dynamo compiles no more of them.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)
-    return CompiledBlocks(model) if blocks else compiled_whole(model, cuda_graphs)
-
-
-def replicated(module: nn.Module, ranks: Ranks, device: torch.device, some_unused: bool) -> nn.Module:
-    """Average a module's gradients over the ranks; `some_unused`: a step may not use every parameter."""
-    if ranks.world_size == 1:
-        return module
-    return DistributedDataParallel(
-        module,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        gradient_as_bucket_view=True,
-        find_unused_parameters=some_unused,
-    )
+    if blocks:
+        return CompiledBlocks(model)
+    graph: Any = torch.compile(model, dynamic=False, options={"triton.cudagraphs": True} if cuda_graphs else None)
+    if callable(make_ready := getattr(model, "make_ready", None)):  # computes what a graph should not, such as masks
+        graph.register_forward_pre_hook(lambda _, inputs: make_ready(inputs[0]))
+    return graph  # type: ignore[no-any-return]
 
 
 def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:

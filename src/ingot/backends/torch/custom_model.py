@@ -6,6 +6,7 @@ head of zeros hides everything. The checked model is built for that, and dropped
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ingot.backends.torch.build import build_model, set_numbers
 from ingot.config.schema import Config
@@ -91,19 +93,15 @@ def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config
 
 def _group_entries(optimizer: torch.optim.Optimizer) -> dict[tuple[int, Any], Any]:
     """Return the entries of an optimizer's groups that the run does not set, by group number and key."""
+
+    def comparable(value: Any) -> Any:  # tensors and arrays may change in place
+        if isinstance(value, Tensor):
+            return value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return value.tobytes() if isinstance(value, np.ndarray) else value
+
     groups = enumerate(optimizer.param_groups)
-    return {(number, key): _value(entry) for number, group in groups for key, entry in group.items() if key not in SET_BY_RUN}
-
-
-def _value(entry: Any) -> Any:
-    """Return a comparable copy of an entry: tensors and arrays, which may change in place, as bytes."""
-    if isinstance(entry, Tensor):
-        return entry.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-    if isinstance(entry, np.ndarray):
-        return entry.tobytes()
-    if isinstance(entry, dict):
-        return {key: _value(value) for key, value in entry.items()}
-    return [_value(value) for value in entry] if isinstance(entry, list | tuple) else entry
+    entries = {(number, key): entry for number, group in groups for key, entry in group.items() if key not in SET_BY_RUN}
+    return {place: tree_map(comparable, entry) for place, entry in entries.items()}
 
 
 class _Checker:
@@ -122,10 +120,9 @@ class _Checker:
         self.model.eval()
         with torch.no_grad():
             logits = self._logits(self.tokens)
-            if not logits.isfinite().all() and not insist:
-                return
-            self._is_causal(logits)
-            self._ignores(insist)
+            if insist or logits.isfinite().all():
+                self._is_causal(logits)
+                self._is_mean(insist)
 
     def backward(self) -> None:
         """Run a backward pass, which gives the parameters gradients."""
@@ -147,14 +144,14 @@ class _Checker:
                     "let every position see only itself and those before it (is_causal=True)"
                 )
 
-    def _ignores(self, insist: bool) -> None:
+    def _is_mean(self, insist: bool) -> None:
         part = max(1, self.length // 3)
         early, late = self.targets.clone(), self.targets.clone()
         early[:, part:], late[:, :part] = IGNORED, IGNORED
         whole = float(self._loss(self.targets)) * self.length
-        if not insist and not abs(whole) < float("inf"):
-            return
-        if not abs(whole) < float("inf"):
+        if not math.isfinite(whole):
+            if not insist:
+                return
             raise self.refused(f"the loss of the first weights is {whole / self.length}; check their initialisation")
         parts = float(self._loss(early)) * part + (float(self._loss(late)) * (self.length - part) if self.length > 1 else 0.0)
         if not abs(parts - whole) <= MEAN_TOLERANCE * abs(whole):

@@ -64,7 +64,8 @@ class Reader:
             if self._keep_half:
                 new = self._seen[:, -max(1, int(self._context) // 2) :] if self._cached else self._seen
                 if self._step is not None:
-                    self._step.clear()
+                    for layer in self._cache:
+                        layer.length = 0  # the buffers stay where the recording expects them
                 else:
                     self._cache = self._model.new_cache(len(new))
                 self._cached = 0
@@ -108,11 +109,6 @@ class Step:
             assert self._graph is not None
             self._graph.replay()
         return self._scores
-
-    def clear(self) -> None:
-        """Forget all tokens; the buffers stay where the recording expects them."""
-        for layer in self._cache:
-            layer.length = 0
 
     def _compute(self) -> Tensor:
         for layer in self._cache:
@@ -202,13 +198,14 @@ def generate(
     `keep_half` and `record` are those of Reader. With `lengths`, row i has lengths[i] tokens, left-aligned, and
     `keep_half` has no effect.
     """
-    draws = UniformDraws(sampling.row_seeds(prompts.size(0)), prompts.device)
+    draws = uniform_draws(sampling.row_seeds(prompts.size(0)), prompts.device)
     training = model.training
     model.eval()
     try:
-        reader: Reader | RaggedReader = Reader(model, prompts.size(0), sampling.use_cache, keep_half, record)
         if lengths is not None and len(set(lengths)) > 1:
-            reader = RaggedReader(model, lengths, sampling.use_cache, record)
+            reader: Reader | RaggedReader = RaggedReader(model, lengths, sampling.use_cache, record)
+        else:
+            reader = Reader(model, prompts.size(0), sampling.use_cache, keep_half, record)
         tokens, written = prompts, None
         while True:
             logits = reader.read(tokens).float()  # (B, V)
@@ -220,26 +217,18 @@ def generate(
                 written = torch.zeros_like(logits, dtype=torch.bool) if written is None else written.scatter(1, tokens, True)
                 penalty = sampling.repetition_penalty
                 logits = torch.where(written, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
-            tokens = logits.argmax(-1, keepdim=True) if sampling.greedy else choose(logits, sampling, draws.uniform())
+            tokens = logits.argmax(-1, keepdim=True) if sampling.greedy else choose(logits, sampling, next(draws))
             yield tokens.squeeze(1)
     finally:
         model.train(training)
 
 
-class UniformDraws:
-    """Uniform random numbers, one per row and token, from a generator per row on the host."""
-
-    def __init__(self, seeds: Sequence[int], device: torch.device):
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self._device = device
-        self._block: list[Tensor] = []
-
-    def uniform(self) -> Tensor:
-        """Return one number per row, (B, 1)."""
-        if not self._block:
-            block = torch.stack([torch.rand(DRAWS_AT_ONCE, generator=generator) for generator in self._generators], dim=1)
-            self._block = list(block.to(self._device).unsqueeze(-1).flip(0))
-        return self._block.pop()
+def uniform_draws(seeds: Sequence[int], device: torch.device) -> Iterator[Tensor]:
+    """Yield uniform random numbers (B, 1), one per row, forever, from a generator per row on the host."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    while True:
+        block = torch.stack([torch.rand(DRAWS_AT_ONCE, generator=generator) for generator in generators], dim=1)
+        yield from block.to(device).unsqueeze(-1).unbind()
 
 
 def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
