@@ -19,7 +19,7 @@ from ingot.backends.sampling import Sampling
 from ingot.backends.torch.generate import generate
 from ingot.backends.torch.state import load_model
 from ingot.compat.nanogpt.checkpoint import count_parameters, group_lines, read_pretrained, split_by_decay
-from ingot.compat.nanogpt.translate import MODEL_ARGS
+from ingot.compat.nanogpt.keys import MODEL_ARGS
 from ingot.errors import ConfigError
 from ingot.model import gpt2
 from ingot.model.cross_entropy import IGNORED
@@ -80,16 +80,7 @@ class GPT(GPT2):
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         if config.n_embd % config.n_head:
             raise ConfigError(f"n_head={config.n_head} does not divide n_embd={config.n_embd}")
-        super().__init__(
-            vocab_size=config.vocab_size,
-            context=config.block_size,
-            layers=config.n_layer,
-            heads=config.n_head,
-            width=config.n_embd,
-            dropout=config.dropout,
-            bias=config.bias,
-            gelu=gelu,
-        )
+        super().__init__(**{ours: getattr(config, theirs) for theirs, ours in MODEL_ARGS.items()}, gelu=gelu)
         self.config = config
         for block in self.blocks:
             _use_their_classes(block)

@@ -33,7 +33,7 @@ def sample(arguments: Arguments) -> None:
     from ingot.backends.torch.generate import write_texts
     from ingot.backends.torch.inference import TorchInference
     from ingot.compat.nanogpt.checkpoint import count_parameters, open_named
-    from ingot.compat.nanogpt.translate import device_named
+    from ingot.compat.nanogpt.keys import device_named
     from ingot.console.progress import progress_bar
 
     values = arguments.values
