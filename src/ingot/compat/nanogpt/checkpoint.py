@@ -351,10 +351,8 @@ def pretrained_folder(name: str) -> Path:
         return folder
     if name in SIZES:
         return cached_model(f"{OWNER}/{name}") or cached_model(name) or fetch_model(f"{OWNER}/{name}")
-    if folder.is_dir() or "/" in name:
-        raise ConfigError(f"there is no {folder / CONFIG}; give a folder with GPT-2 weights, or one of {', '.join(SIZES)}")
     raise ConfigError(
-        f"unknown weights {name!r}; give {', '.join(SIZES)}, or a folder with GPT-2 weights (or resume, and in train.py scratch)"
+        f"unknown weights {name!r}; give {', '.join(SIZES)}, or a folder with {CONFIG} (or resume, and in train.py scratch)"
     )
 
 
