@@ -15,8 +15,8 @@ import sys
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -330,37 +330,26 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
         head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
         run_log.line("\n".join([*head, f"Running Python {sys.version}", *machine, RULE]), console=False)
     script.data = check_data(values, run_log, first, script.data_lines)
-    with _logs_folder(logs, first, shared=not script.exclusive or bool(values["EVAL_ONLY_PATH"])):
-        run_log.show()
-        try:
-            if values["EVAL_ONLY_PATH"]:
-                return _score(script, resolved)
-            return _train(script, resolved)
-        except IngotError as error:
-            run_log.line(f"error: {error.render(script.rename, advice)}", console=False)
-            raise
-
-
-@contextmanager
-def _logs_folder(logs: Path, first: bool, shared: bool) -> Iterator[None]:
-    """Create the folder of logs and lock it unless it is shared; remove it again if it is new and still empty at the end."""
-    if not first:
-        yield
-        return
-    with writing(logs):
-        new = not logs.exists()
-        logs.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(logs, elsewhere="another folder to run in")
     try:
-        if not shared:
-            lock.acquire()
-        yield
-    finally:
-        if new and not [path for path in logs.iterdir() if path.name != LOCK]:
-            (logs / LOCK).unlink(missing_ok=True)  # before the release: waiting processes check that it exists
-            with suppress(OSError):
-                logs.rmdir()
-        lock.release()
+        if values["EVAL_ONLY_PATH"]:
+            return _score(script, resolved)
+        new = False
+        if first:
+            with writing(logs):
+                new = not logs.exists()
+                logs.mkdir(parents=True, exist_ok=True)
+        exclusive = first and script.exclusive
+        with RunLock(logs, elsewhere="another folder to run in") if exclusive else nullcontext():
+            try:
+                return _train(script, resolved)
+            finally:
+                if new and {path.name for path in logs.iterdir()} <= {LOCK}:  # the run has not begun
+                    with suppress(OSError):
+                        (logs / LOCK).unlink(missing_ok=True)  # before the release: waiting processes check that it exists
+                        logs.rmdir()
+    except IngotError as error:
+        run_log.line(f"error: {error.render(script.rename, advice)}", console=False)
+        raise
 
 
 def _train(script: Script, resolved: ResolvedConfig) -> int:
@@ -368,6 +357,7 @@ def _train(script: Script, resolved: ResolvedConfig) -> int:
     from ingot.train.stop import find_walltime
 
     note = script.run_log.note
+    script.run_log.show()
     find_walltime(resolved.config.training, process_start(), warn=note)  # only for its warnings: the run has no log yet
     script.code = script.bundle() if script.ranks.first else b""
     result = run(resolved, script, script.export, process_start())
@@ -389,6 +379,7 @@ def _score(script: Script, resolved: ResolvedConfig) -> int:
     dataset, rows = open_data(resolved.config, script.ranks.world_size)
     backend = open_backend(resolved.config, dataset.tokenizer.vocab_size, script.ranks)
     backend.load_weights(weights, str(path))
+    script.run_log.show()
     script.run_log.write()
     script.run_log.line(f"model_params:{backend.parameters}")
     trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), script, None)
