@@ -186,19 +186,37 @@ class Script(Reporter):
 
     def export(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
         """Write the files on the first rank and score the quantised one on all ranks."""
-        from ingot.compat.golf.files import read_weights
+        from ingot.compat.golf.files import read_weights, state_dict
 
         self.early_stop_line(trainer)
+        line, code, limit = self.run_log.line, len(self.code), self.values["ARTIFACT_LIMIT_BYTES"]
         allocated, reserved = (size >> 20 for size in trainer.backend.peak_memory())
-        self.run_log.line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
-        weights = trainer.backend.weights()
-        content = self._write(trainer, weights) if trainer.outputs is not None else b""
+        line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
+        weights, content = trainer.backend.weights(), b""
+        if trainer.outputs is not None:
+            state, folder = state_dict(weights), trainer.outputs.folder.path
+            write_files({STATE: state})
+            line(f"Serialized model: {len(state)} bytes")
+            line(f"Code size: {code} bytes")
+            line(f"Total submission size: {len(state) + code} bytes")
+            content, sizes = self.packed(weights, "raw_torch")
+            # The artifact folder keeps a copy: the next run overwrites PACKED.
+            write_files({PACKED: content, folder / "artifact" / PACKED: content, folder / CODE: self.code})
+            line(f"Serialized model int8+zlib: {len(content)} bytes {sizes}")
+            total = len(content) + code
+            line(f"Total submission size int8+zlib: {total} bytes")
+            if 0 < limit < total:
+                self.over = total - limit
+                each = len(content) / trainer.backend.parameters
+                fits = f"at {each:.3f} bytes per parameter, about {int((limit - code) / each):,} parameters would fit"
+                fits = fits if limit > code else "the code alone is larger"
+                line(f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; {fits}")
         # Other ranks may run on machines that cannot read the file.
         content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
         trainer.backend.load_weights(read_weights(content, str(PACKED)), str(PACKED))
         facts = {
             "variables": {name: as_text(value) for name, value in self.values.items() if value is not None},
-            "code_bytes": len(self.code),
+            "code_bytes": code,
             "parameters": trainer.backend.parameters,
             "ranks": trainer.backend.ranks.world_size,
             "device": trainer.backend.device.name,
@@ -211,31 +229,6 @@ class Script(Reporter):
         if p.step < iterations:
             milliseconds = f"{1000 * p.elapsed_seconds:.0f}ms"
             self.run_log.line(f"stopping_early: wallclock_cap train_time:{milliseconds} step:{p.step}/{iterations}")
-
-    def _write(self, trainer: Trainer, weights: Sequence[TensorRecord]) -> bytes:
-        """Write both files and return the content of the quantised one."""
-        from ingot.compat.golf.files import state_dict
-
-        line, code = self.run_log.line, len(self.code)
-        state = state_dict(weights)
-        write_files({STATE: state})
-        line(f"Serialized model: {len(state)} bytes")
-        line(f"Code size: {code} bytes")
-        line(f"Total submission size: {len(state) + code} bytes")
-        content, sizes = self.packed(weights, "raw_torch")
-        folder = trainer.outputs.folder.path if trainer.outputs is not None else Path()
-        # The artifact folder keeps a copy: the next run overwrites PACKED.
-        write_files({PACKED: content, folder / "artifact" / PACKED: content, folder / CODE: self.code})
-        line(f"Serialized model int8+zlib: {len(content)} bytes {sizes}")
-        total, limit = len(content) + code, self.values["ARTIFACT_LIMIT_BYTES"]
-        line(f"Total submission size int8+zlib: {total} bytes")
-        if 0 < limit < total:
-            self.over = total - limit
-            each = len(content) / trainer.backend.parameters
-            fits = f"at {each:.3f} bytes per parameter, about {int((limit - code) / each):,} parameters would fit"
-            fits = fits if limit > code else "the code alone is larger"
-            line(f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; {fits}")
-        return content
 
     def packed(self, weights: Sequence[TensorRecord], raw: str) -> tuple[bytes, str]:
         """Return the quantised file and its sizes for the log; `raw` is the log's name for the size before zlib."""

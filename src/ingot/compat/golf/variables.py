@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,32 +125,27 @@ OF_RECORDS = (
 )  # fmt: skip
 
 
+# The original's rules: "1e3" is no whole number, and "true" is no flag.
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "int": int, "float": float, "flag": lambda text: bool(int(text)), "str": str,
+    "list": lambda text: tuple(item.strip() for item in text.split(",") if item.strip()),
+}  # fmt: skip
+
+
 def read_variables(environment: Mapping[str, str], options: Mapping[str, Option] = VARIABLES) -> dict[str, Any]:
     """Parse the value of every variable of a script."""
-    parsed = {name: _parse(option, environment[name]) for name, option in options.items() if name in environment}
-    values = defaults(options) | parsed
+    values = defaults(options)
+    for name, option in options.items():
+        if (text := environment.get(name)) is None:
+            continue
+        try:
+            value = PARSERS[option.kind](text)
+        except ValueError:
+            raise ConfigError(f"{name}={text} must be {option.allowed}") from None
+        values[name] = option.check(value)
     if values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] is None:
         values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] = values["CONTROL_TENSOR_NAME_PATTERNS"]
     return values
-
-
-def _parse(option: Option, text: str) -> Any:
-    """Parse a value by the original's rules: int(), float(), bool(int()), and comma-separated lists."""
-    try:
-        match option.kind:
-            case "int":
-                value: Any = int(text)
-            case "float":
-                value = float(text)
-            case "flag":
-                value = bool(int(text))
-            case "list":
-                value = tuple(item.strip() for item in text.split(",") if item.strip())
-            case _:
-                value = text
-    except ValueError:
-        raise ConfigError(f"{option.name}={text} must be {option.allowed}") from None
-    return option.check(value)
 
 
 def as_lines(values: Mapping[str, Any]) -> list[str]:

@@ -145,10 +145,7 @@ def read_ckpt(path: Path) -> Ckpt:
     head = weights.pop(HEAD, None)
     if any(name not in weights or len(weights[name].shape) != 2 for name in (EMBEDDING, POSITIONS)):
         raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is not one of nanoGPT's models")
-    embedding = weights[EMBEDDING]
-    if head is not None and not (
-        head.shape == embedding.shape and torch.allclose(shared_tensor(head), shared_tensor(embedding), 0, 0, equal_nan=True)
-    ):
+    if head is not None and (head.shape, head.data) != (weights[EMBEDDING].shape, weights[EMBEDDING].data):
         raise CheckpointError(f"{path} has an untied output head; nanoGPT's models tie it to the token embedding")
     settings = _settings(contents["model_args"], weights, ours, path)
     weights = _in_order(weights, settings, str(path))
@@ -252,10 +249,9 @@ def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) 
     """Open the model selected by init_from and out_dir: a ckpt.pt or its folder, a run, a checkpoint, an artifact, or GPT-2."""
     if init_from != "resume":
         say(f"loading weights from pretrained gpt: {init_from}")
-        records, settings = read_pretrained(init_from)
-        folder = pretrained_folder(init_from)
-        tokenizer = find_tokenizer(folder, settings["vocab_size"])
-        return open_model(foreign_weights(folder, records.values(), settings, tokenizer), tokenizer, device)
+        ckpt = read_pretrained(init_from)
+        tokenizer = find_tokenizer(ckpt.path, ckpt.settings["vocab_size"])
+        return open_model(foreign_weights(ckpt.path, ckpt.weights.values(), ckpt.settings, tokenizer), tokenizer, device)
     path = out_dir / CKPT if (out_dir / CKPT).is_file() else out_dir
     if not path.exists():
         raise CheckpointError(f"there is no {out_dir / CKPT}; train first, or name its folder with --out_dir")
@@ -338,10 +334,11 @@ SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 OWNER = "openai-community"  # current owner on the Hub; older caches store GPT-2 without an owner
 
 
-def read_pretrained(name: str) -> tuple[dict[str, TensorRecord], dict[str, Any]]:
-    """Return the weights of a GPT-2 size or local folder, and the section `model` for them, with GPT-2's tanh GELU."""
-    records, settings = read_model(pretrained_folder(name), ("gpt2",))
-    return {record.name: record for record in records}, settings
+def read_pretrained(name: str) -> Ckpt:
+    """Read the weights of a GPT-2 size or local folder; GPT-2 has the tanh GELU."""
+    folder = pretrained_folder(name)
+    records, settings = read_model(folder, ("gpt2",))
+    return Ckpt(folder, settings, {record.name: record for record in records})
 
 
 def pretrained_folder(name: str) -> Path:
@@ -384,9 +381,8 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Ckpt:
         say(f"a new model from scratch, with {ids}")
         return Ckpt(out, fresh_settings(values, vocab_size))
     if name != "resume":
-        weights, settings = read_pretrained(name)
+        start = read_pretrained(name)
         say(f"a model with the weights of {name}")
-        start = Ckpt(Path(name), settings, weights)
     elif (ours := _own_checkpoint(out, warn, values["eval_only"])) is not None:
         say(f"resuming from {ours.path}")
         settings = ours.progress["config"]["model"]
