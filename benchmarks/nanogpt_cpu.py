@@ -23,10 +23,9 @@ import numpy as np
 import torch
 
 from ingot.backends.open import find_device
-from ingot.compat.nanogpt.keys import read_arguments
+from ingot.compat.nanogpt.keys import fresh_settings, read_arguments, settle, translate, vocabulary
 from ingot.compat.nanogpt.prepare import shakespeare_char
 from ingot.compat.nanogpt.train import main as train
-from ingot.compat.nanogpt.translate import fresh_settings, settle, translate, vocabulary
 from ingot.model.gpt2 import GPT2
 from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.view import Run

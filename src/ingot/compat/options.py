@@ -7,6 +7,7 @@ messages are all derived from it.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,10 +18,11 @@ from ingot.config.fields import either
 from ingot.errors import ConfigError, Rename
 
 Kind = Literal["int", "float", "bool", "flag", "str", "list"]
-KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "flag": "0 or 1", "str": "text", "list": "a list"}
-TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,), "float": (float,), "bool": (bool,), "flag": (bool,), "str": (str,), "list": (list, tuple),
+KINDS: dict[Kind, tuple[str, tuple[type, ...]]] = {
+    "int": ("a whole number", (int,)), "float": ("a number", (float,)), "bool": ("true or false", (bool,)),
+    "flag": ("0 or 1", (bool,)), "str": ("text", (str,)), "list": ("a list", (list, tuple)),
 }  # fmt: skip
+BOUNDS = (("low", ">=", operator.ge), ("above", ">", operator.gt), ("high", "<=", operator.le), ("below", "<", operator.lt))
 HELP_COLUMN = 34
 LONGEST_VALUE = 80  # error messages truncate invalid values to this many characters
 
@@ -46,9 +48,9 @@ class Option:
     @property
     def allowed(self) -> str:
         """Return a description of the allowed values, such as `a whole number >= 1 or null`."""
-        bounds = [(">=", self.low), (">", self.above), ("<=", self.high), ("<", self.below)]
-        limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None and bound != math.inf)
-        words = self.choices or (f"{KINDS[self.kind]} {limits}".strip(),)
+        bounds = [(sign, getattr(self, name)) for name, sign, _ in BOUNDS]
+        limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound not in (None, math.inf))
+        words = self.choices or (f"{KINDS[self.kind][0]} {limits}".strip(),)
         return either(*words, *([self.null] if self.null else []))
 
     def check(self, value: Any, where: str = "") -> Any:
@@ -64,24 +66,16 @@ class Option:
                 checked = float(value)
             elif self.kind == "int" and value == int(value):
                 checked = int(value)
-        if type(checked) not in TYPES[self.kind] or not self._in_range(checked):
+        valid = type(checked) in KINDS[self.kind][1] and checked in (self.choices or (checked,))
+        if valid and self.kind in ("int", "float"):
+            bounds = [(compare, getattr(self, name)) for name, _, compare in BOUNDS]
+            finite = math.isfinite(checked) or checked == self.high
+            valid = finite and all(bound is None or compare(checked, bound) for compare, bound in bounds)
+        if not valid:
             text = " ".join(str(value).split())
             text = text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
             raise ConfigError(f"{self.name}={text} must be {self.allowed}{f' ({where})' if where else ''}")
         return checked
-
-    def _in_range(self, value: Any) -> bool:
-        if self.choices:
-            return value in self.choices
-        if isinstance(value, str | bool | list | tuple):
-            return True
-        return (
-            (math.isfinite(value) or value == self.high)
-            and (self.low is None or value >= self.low)
-            and (self.high is None or value <= self.high)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
 
 
 def table(*options: Option) -> dict[str, Option]:
@@ -122,10 +116,3 @@ def help_lines(options: Iterable[Option], prefix: str = "--", show: Callable[[An
         lines.append(f"{head:<{HELP_COLUMN}}{body[0]}")
         lines += [f"{'':{HELP_COLUMN}}{line}" for line in body[1:]]
     return lines
-
-
-def markdown(options: Iterable[Option], column: str, show: Callable[[Any], str] = str) -> str:
-    """Format options as a Markdown table; `column` is the heading of the name column."""
-    rows = [f"| {column} | value | default | meaning |", "|---|---|---|---|"]
-    rows += [f"| `{o.name}` | {o.allowed} | {show(o.default)} | {o.help} |" for o in options]
-    return "\n".join(rows) + "\n"

@@ -10,7 +10,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ import torch
 from toy_tokenizers import sentencepiece_file, toy_sentencepiece
 
 from ingot.compat.golf.main import main
-from ingot.compat.golf.variables import MLX_VARIABLES, RANKS, VARIABLES
+from ingot.compat.golf.variables import MLX_VARIABLES, RANKS, VARIABLES, as_text
+from ingot.compat.options import Option
 
 ROOT = Path(__file__).parents[3]
 TOY = {
@@ -196,3 +197,12 @@ def forked(folder: Path, **environment: str) -> tuple[int, str]:
             os._exit(code)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status), told.read_text()
+
+
+def markdown(options: Iterable[Option]) -> str:
+    """The table of variables in docs/golf.md."""
+    rows = ["| variable | value | default | meaning |", "|---|---|---|---|"]
+    for one in options:
+        default = "" if one.default is None else as_text(one.default).replace(",", ", ")
+        rows.append(f"| `{one.name}` | {one.allowed} | {default} | {one.help} |")
+    return "\n".join(rows) + "\n"

@@ -108,4 +108,5 @@ def test_more_ranks_than_rows_are_refused(golf: Golf) -> None:
 def test_what_every_rank_finds_wrong_the_first_one_says(golf: Golf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "PEER_WAIT_SECONDS", 0)
     assert golf(2, RANK="1", WORLD_SIZE="2", NUM_HEADS="3").err == ""
-    assert golf.refuses(2, RANK="0", WORLD_SIZE="2", NUM_HEADS="3") == "MODEL_DIM=16 is not divisible by NUM_HEADS=3"
+    said = golf.refuses(2, RANK="0", WORLD_SIZE="2", NUM_HEADS="3")
+    assert said == "NUM_HEADS=3 does not divide MODEL_DIM=16; the nearest count that does is 2"

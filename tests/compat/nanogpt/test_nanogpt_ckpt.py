@@ -12,7 +12,7 @@ from foreign import ARGUMENTS, CONFIG, Foreign, groups, names
 
 from ingot.backends.torch.state import load_model, model_records, optimizer_tensors, record, tensor
 from ingot.compat.nanogpt.checkpoint import read_ckpt, write_ckpt
-from ingot.compat.nanogpt.translate import MODEL_ARGS
+from ingot.compat.nanogpt.keys import MODEL_ARGS
 from ingot.config.schema import OptimizerSection
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import CheckpointError, ConfigError

@@ -129,8 +129,8 @@ def test_back_in_a_folder_transformers_has_the_same_logits(tmp_path):
     ("name", "error", "said"),
     [
         ("gpt3", ConfigError, r"unknown weights 'gpt3'; give gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder"),
-        ("./nowhere", ConfigError, r"there is no nowhere/config.json; give a folder"),
-        ("{tmp}", ConfigError, r"config.json; give a folder with GPT-2 weights"),
+        ("./nowhere", ConfigError, r"unknown weights './nowhere'; give gpt2, .*, or a folder with config.json"),
+        ("{tmp}", ConfigError, r"unknown weights '/.*'; give gpt2, .*, or a folder with config.json"),
         ("{tmp}/broken", CheckpointError, r"config.json is damaged"),
     ],
 )

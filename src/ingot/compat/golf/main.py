@@ -15,8 +15,8 @@ import sys
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -186,19 +186,37 @@ class Script(Reporter):
 
     def export(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
         """Write the files on the first rank and score the quantised one on all ranks."""
-        from ingot.compat.golf.files import read_weights
+        from ingot.compat.golf.files import read_weights, state_dict
 
         self.early_stop_line(trainer)
+        line, code, limit = self.run_log.line, len(self.code), self.values["ARTIFACT_LIMIT_BYTES"]
         allocated, reserved = (size >> 20 for size in trainer.backend.peak_memory())
-        self.run_log.line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
-        weights = trainer.backend.weights()
-        content = self._write(trainer, weights) if trainer.outputs is not None else b""
+        line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
+        weights, content = trainer.backend.weights(), b""
+        if trainer.outputs is not None:
+            state, folder = state_dict(weights), trainer.outputs.folder.path
+            write_files({STATE: state})
+            line(f"Serialized model: {len(state)} bytes")
+            line(f"Code size: {code} bytes")
+            line(f"Total submission size: {len(state) + code} bytes")
+            content, sizes = self.packed(weights, "raw_torch")
+            # The artifact folder keeps a copy: the next run overwrites PACKED.
+            write_files({PACKED: content, folder / "artifact" / PACKED: content, folder / CODE: self.code})
+            line(f"Serialized model int8+zlib: {len(content)} bytes {sizes}")
+            total = len(content) + code
+            line(f"Total submission size int8+zlib: {total} bytes")
+            if 0 < limit < total:
+                self.over = total - limit
+                each = len(content) / trainer.backend.parameters
+                fits = f"at {each:.3f} bytes per parameter, about {int((limit - code) / each):,} parameters would fit"
+                fits = fits if limit > code else "the code alone is larger"
+                line(f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; {fits}")
         # Other ranks may run on machines that cannot read the file.
         content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
         trainer.backend.load_weights(read_weights(content, str(PACKED)), str(PACKED))
         facts = {
             "variables": {name: as_text(value) for name, value in self.values.items() if value is not None},
-            "code_bytes": len(self.code),
+            "code_bytes": code,
             "parameters": trainer.backend.parameters,
             "ranks": trainer.backend.ranks.world_size,
             "device": trainer.backend.device.name,
@@ -211,31 +229,6 @@ class Script(Reporter):
         if p.step < iterations:
             milliseconds = f"{1000 * p.elapsed_seconds:.0f}ms"
             self.run_log.line(f"stopping_early: wallclock_cap train_time:{milliseconds} step:{p.step}/{iterations}")
-
-    def _write(self, trainer: Trainer, weights: Sequence[TensorRecord]) -> bytes:
-        """Write both files and return the content of the quantised one."""
-        from ingot.compat.golf.files import state_dict
-
-        line, code = self.run_log.line, len(self.code)
-        state = state_dict(weights)
-        write_files({STATE: state})
-        line(f"Serialized model: {len(state)} bytes")
-        line(f"Code size: {code} bytes")
-        line(f"Total submission size: {len(state) + code} bytes")
-        content, sizes = self.packed(weights, "raw_torch")
-        folder = trainer.outputs.folder.path if trainer.outputs is not None else Path()
-        # The artifact folder keeps a copy: the next run overwrites PACKED.
-        write_files({PACKED: content, folder / "artifact" / PACKED: content, folder / CODE: self.code})
-        line(f"Serialized model int8+zlib: {len(content)} bytes {sizes}")
-        total, limit = len(content) + code, self.values["ARTIFACT_LIMIT_BYTES"]
-        line(f"Total submission size int8+zlib: {total} bytes")
-        if 0 < limit < total:
-            self.over = total - limit
-            each = len(content) / trainer.backend.parameters
-            fits = f"at {each:.3f} bytes per parameter, about {int((limit - code) / each):,} parameters would fit"
-            fits = fits if limit > code else "the code alone is larger"
-            line(f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; {fits}")
-        return content
 
     def packed(self, weights: Sequence[TensorRecord], raw: str) -> tuple[bytes, str]:
         """Return the quantised file and its sizes for the log; `raw` is the log's name for the size before zlib."""
@@ -330,37 +323,26 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
         head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
         run_log.line("\n".join([*head, f"Running Python {sys.version}", *machine, RULE]), console=False)
     script.data = check_data(values, run_log, first, script.data_lines)
-    with _logs_folder(logs, first, shared=not script.exclusive or bool(values["EVAL_ONLY_PATH"])):
-        run_log.show()
-        try:
-            if values["EVAL_ONLY_PATH"]:
-                return _score(script, resolved)
-            return _train(script, resolved)
-        except IngotError as error:
-            run_log.line(f"error: {error.render(script.rename, advice)}", console=False)
-            raise
-
-
-@contextmanager
-def _logs_folder(logs: Path, first: bool, shared: bool) -> Iterator[None]:
-    """Create the folder of logs and lock it unless it is shared; remove it again if it is new and still empty at the end."""
-    if not first:
-        yield
-        return
-    with writing(logs):
-        new = not logs.exists()
-        logs.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(logs, elsewhere="another folder to run in")
     try:
-        if not shared:
-            lock.acquire()
-        yield
-    finally:
-        if new and not [path for path in logs.iterdir() if path.name != LOCK]:
-            (logs / LOCK).unlink(missing_ok=True)  # before the release: waiting processes check that it exists
-            with suppress(OSError):
-                logs.rmdir()
-        lock.release()
+        if values["EVAL_ONLY_PATH"]:
+            return _score(script, resolved)
+        new = False
+        if first:
+            with writing(logs):
+                new = not logs.exists()
+                logs.mkdir(parents=True, exist_ok=True)
+        exclusive = first and script.exclusive
+        with RunLock(logs, elsewhere="another folder to run in") if exclusive else nullcontext():
+            try:
+                return _train(script, resolved)
+            finally:
+                if new and {path.name for path in logs.iterdir()} <= {LOCK}:  # the run has not begun
+                    with suppress(OSError):
+                        (logs / LOCK).unlink(missing_ok=True)  # before the release: waiting processes check that it exists
+                        logs.rmdir()
+    except IngotError as error:
+        run_log.line(f"error: {error.render(script.rename, advice)}", console=False)
+        raise
 
 
 def _train(script: Script, resolved: ResolvedConfig) -> int:
@@ -368,6 +350,7 @@ def _train(script: Script, resolved: ResolvedConfig) -> int:
     from ingot.train.stop import find_walltime
 
     note = script.run_log.note
+    script.run_log.show()
     find_walltime(resolved.config.training, process_start(), warn=note)  # only for its warnings: the run has no log yet
     script.code = script.bundle() if script.ranks.first else b""
     result = run(resolved, script, script.export, process_start())
@@ -389,6 +372,7 @@ def _score(script: Script, resolved: ResolvedConfig) -> int:
     dataset, rows = open_data(resolved.config, script.ranks.world_size)
     backend = open_backend(resolved.config, dataset.tokenizer.vocab_size, script.ranks)
     backend.load_weights(weights, str(path))
+    script.run_log.show()
     script.run_log.write()
     script.run_log.line(f"model_params:{backend.parameters}")
     trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), script, None)

@@ -14,7 +14,7 @@ from typing import Any
 from ingot.backends.open import find_device, framework_version
 from ingot.compat.golf.data_check import pattern
 from ingot.compat.golf.main import Script, start_script, write_files
-from ingot.compat.golf.translate import check_model, make_config, validation_rows
+from ingot.compat.golf.translate import make_config, rows_per_part
 from ingot.compat.golf.variables import MLX_VARIABLES, read_variables
 from ingot.compat.options import Option, names_of_settings
 from ingot.config.loading import ResolvedConfig
@@ -66,11 +66,7 @@ class Chunks:
     def of(cls, v: Mapping[str, Any]) -> Chunks:
         """Compute the chunks from the variables."""
         parts, length = v["GRAD_ACCUM_STEPS"], v["TRAIN_SEQ_LEN"]
-        if (rows := v["TRAIN_BATCH_TOKENS"] // parts // length) < 1:
-            raise ConfigError(
-                f"TRAIN_BATCH_TOKENS={v['TRAIN_BATCH_TOKENS']} over GRAD_ACCUM_STEPS={parts} is less than one sequence of "
-                f"TRAIN_SEQ_LEN={length}; give at least {parts * length}"
-            )
+        rows = rows_per_part(v, "TRAIN_BATCH_TOKENS", parts, f"GRAD_ACCUM_STEPS={parts}")
         largest = min(rows, max(1, v["MLX_MAX_MICROBATCH_TOKENS"] // length))
         return cls(parts, rows, [largest] * (rows // largest) + ([rows % largest] if rows % largest else []))
 
@@ -84,14 +80,8 @@ class Chunks:
         return self.parts * (self.rows * seq_len + len(self.of_part))
 
 
-def val_rows(v: Mapping[str, Any]) -> int:
-    """Return the number of sequences per validation batch."""
-    return validation_rows(v, v["GRAD_ACCUM_STEPS"], f"GRAD_ACCUM_STEPS={v['GRAD_ACCUM_STEPS']}")
-
-
 def translate_mlx(values: Mapping[str, Any], device: Device, folder: Path | None = None) -> ResolvedConfig:
     """Return the config of a train_gpt_mlx.py run; errors name its variables."""
-    check_model(values)
     chunks, on_gpu = Chunks.of(values), device.precisions[0] == "bf16"
     settings = {
         "training.device": "mlx",
@@ -102,7 +92,7 @@ def translate_mlx(values: Mapping[str, Any], device: Device, folder: Path | None
         "training.eager": values["MLX_EAGER_EVAL"],
         "training.loss_chunk": values["LOGIT_CHUNK_TOKENS"] if values["LOGIT_CHUNK_TOKENS"] > 0 else None,
         "data.spans": chunks.spans,
-        "evaluation.micro_batch": val_rows(values),
+        "evaluation.micro_batch": rows_per_part(values, "VAL_BATCH_SIZE", chunks.parts, f"GRAD_ACCUM_STEPS={chunks.parts}"),
     }
     return make_config(MLX_VARIABLES, values, settings, on_gpu, folder, mlx_variable)
 
@@ -122,6 +112,7 @@ class MLXScript(Script):
     state_score = "mlx_model"
     rename: Rename = staticmethod(mlx_variable)
     chunks: Chunks
+    val_rows: int  # sequences per validation batch
     seconds = 0.0  # training time until the last step
 
     def read(self, environment: Mapping[str, str]) -> None:
@@ -133,8 +124,9 @@ class MLXScript(Script):
         return Path(self.values["OUT_DIR"])
 
     def config(self, folder: Path) -> ResolvedConfig:
-        self.chunks = Chunks.of(self.values)
-        return translate_mlx(self.values, find_device("mlx"), folder)
+        resolved = translate_mlx(self.values, find_device("mlx"), folder)
+        self.chunks, self.val_rows = Chunks.of(self.values), resolved.config.evaluation.micro_batch
+        return resolved
 
     def sources(self) -> tuple[list[str], list[str]]:
         files = Path(str(resources.files("ingot.backends"))).glob("mlx/*.py")
@@ -186,8 +178,7 @@ class MLXScript(Script):
         return (step * self.chunks.consumed(self.values["TRAIN_SEQ_LEN"]) - 1) // self.train_tokens
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
-        rows = val_rows(self.values)
-        batch, batches = -(-done // rows), -(-total // rows)
+        batch, batches = -(-done // self.val_rows), -(-total // self.val_rows)
         if what == "evaluating" and batches > 1 and batch and (batch in (1, batches) or batch % PROGRESS_EVERY == 0):
             self.run_log.line(f"val_progress:{batch}/{batches}")
 

@@ -46,7 +46,6 @@ def accumulation(world_size: int) -> int:
 
 def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = False, folder: Path | None = None) -> ResolvedConfig:
     """Return the config of a train_gpt.py run; errors name its variables."""
-    check_model(values)
     length, batch, unit = values["TRAIN_SEQ_LEN"], values["TRAIN_BATCH_TOKENS"], SPANS * values["TRAIN_SEQ_LEN"]
     tokens = batch // SPANS * SPANS  # the original drops the remainder
     if tokens < unit or tokens % unit:
@@ -60,7 +59,7 @@ def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = Fal
     settings = {
         "data.spans": SPANS,
         "training.tokens_per_step": tokens,
-        "evaluation.micro_batch": validation_rows(values, world_size * steps, divisors),
+        "evaluation.micro_batch": rows_per_part(values, "VAL_BATCH_SIZE", world_size * steps, divisors),
         "budget.artifact_bytes": limit if limit > 0 else None,
     }
     return make_config(VARIABLES, values, settings, on_gpu, folder, variable)
@@ -68,33 +67,19 @@ def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = Fal
 
 def make_config(
     options: Mapping[str, Option],
-    values: Mapping[str, Any],
+    v: Mapping[str, Any],
     settings: Mapping[str, Any],
     on_gpu: bool,
     folder: Path | None,
     name: Rename,
 ) -> ResolvedConfig:
-    """Build the config of a run from its variables; `settings` are those of one script and take precedence."""
-    tree = {path: values[name] for name, path in copied(options).items()} | _computed(values, on_gpu) | dict(settings)
-    if values.get("MODEL_FILE"):
-        tree = {path: value for path, value in tree.items() if path not in BASELINE_ONLY.values()}
-        tree |= {"model.family": "file", "model.file": values["MODEL_FILE"]}
-    if folder is not None:
-        tree["training.output_dir"] = str(folder)
-    try:
-        return load_config(python=tree, environment={})
-    except ConfigError as error:
-        untied = {} if values["TIE_EMBEDDINGS"] else {"optimizer.embedding_learning_rate": "EMBED_LR"}
-        raise ConfigError(error.render(lambda path: untied.get(path) or name(path))) from None
-
-
-def _computed(v: Mapping[str, Any], on_gpu: bool) -> dict[str, Any]:
-    """Return the settings that depend on several variables, or that golf fixes."""
+    """Build the config of a run from its variables and what golf fixes; `settings` are those of one script."""
+    if not v["TOKENIZER_PATH"].endswith(".model"):
+        raise ConfigError(f"TOKENIZER_PATH={v['TOKENIZER_PATH']} must be a SentencePiece .model file")
     warmdown, cap, every = v["WARMDOWN_ITERS"], v["MAX_WALLCLOCK_SECONDS"], max(v["VAL_LOSS_EVERY"], 0)
-    embedding = v["EMBED_DTYPE"] if v["EMBED_DTYPE"] != "auto" else "bf16" if on_gpu else "fp32"
-    return {
+    tree = {path: v[name] for name, path in copied(options).items()} | {
         "model.family": "golf",
-        "model.embedding_dtype": embedding,
+        "model.embedding_dtype": v["EMBED_DTYPE"] if v["EMBED_DTYPE"] != "auto" else "bf16" if on_gpu else "fp32",
         "model.control": ",".join(v["CONTROL_TENSOR_NAME_PATTERNS"]),
         "data.sampling": "stream",
         "optimizer.name": "muon",
@@ -118,14 +103,9 @@ def _computed(v: Mapping[str, Any], on_gpu: bool) -> dict[str, Any]:
         "artifact.codec": "zlib",
         "artifact.tokenizer": False,
         "tracking.log_every": v["TRAIN_LOG_EVERY"] if v["TRAIN_LOG_EVERY"] > 0 else NEVER,
+        "training.output_dir": None if folder is None else str(folder),
+        **settings,
     }
-
-
-def check_model(v: Mapping[str, Any]) -> None:
-    """Reject shapes that the original rejects, and variables that a custom model does not have."""
-    dim, heads, kv_heads = v["MODEL_DIM"], v["NUM_HEADS"], v["NUM_KV_HEADS"]
-    if not v["TOKENIZER_PATH"].endswith(".model"):
-        raise ConfigError(f"TOKENIZER_PATH={v['TOKENIZER_PATH']} must be a SentencePiece .model file")
     if file := v.get("MODEL_FILE"):
         baseline = read_variables({})
         unused = [name for name in BASELINE_ONLY if v[name] != baseline[name] and name not in STILL_USED]
@@ -133,21 +113,19 @@ def check_model(v: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{unused[0]} has no effect on the model of MODEL_FILE={file}; unset it and set the value in that file"
             )
-        return  # the model checks its own shape when it is built
-    if dim % heads:
-        raise ConfigError(f"MODEL_DIM={dim} is not divisible by NUM_HEADS={heads}")
-    if heads % kv_heads:
-        raise ConfigError(f"NUM_HEADS={heads} is not divisible by NUM_KV_HEADS={kv_heads}")
-    if dim // heads % 2:
-        raise ConfigError(f"MODEL_DIM={dim} over NUM_HEADS={heads} gives heads of size {dim // heads}; rotary needs an even size")
+        tree = {path: value for path, value in tree.items() if path not in BASELINE_ONLY.values()}
+        tree |= {"model.family": "file", "model.file": file}
+    try:
+        return load_config(python=tree, environment={})
+    except ConfigError as error:
+        untied = {} if v["TIE_EMBEDDINGS"] else {"optimizer.embedding_learning_rate": "EMBED_LR"}
+        raise ConfigError(error.render(lambda path: untied.get(path) or name(path))) from None
 
 
-def validation_rows(v: Mapping[str, Any], parts: int, divisors: str) -> int:
-    """Return the sequences per validation batch: VAL_BATCH_SIZE / `parts`; `divisors` describes `parts` in errors."""
+def rows_per_part(v: Mapping[str, Any], name: str, parts: int, divisors: str) -> int:
+    """Return the sequences in each of the parts of a variable's tokens; `divisors` describes `parts` in errors."""
     length = v["TRAIN_SEQ_LEN"]
-    if (rows := int(v["VAL_BATCH_SIZE"] // parts // length)) < 1:
-        raise ConfigError(
-            f"VAL_BATCH_SIZE={v['VAL_BATCH_SIZE']} over {divisors} is less than one sequence of TRAIN_SEQ_LEN={length}; "
-            f"give at least {parts * length}"
-        )
+    if (rows := int(v[name] // parts // length)) < 1:
+        least = f"one sequence of TRAIN_SEQ_LEN={length}; give at least {parts * length}"
+        raise ConfigError(f"{name}={v[name]} over {divisors} is less than {least}")
     return rows

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ingot.compat.options import Option, closest, defaults, help_lines, table
-from ingot.compat.options import markdown as options_markdown
 from ingot.errors import ConfigError
 from ingot.model.settings import CONTROL
 from ingot.runs.state import read_state
@@ -126,32 +125,27 @@ OF_RECORDS = (
 )  # fmt: skip
 
 
+# The original's rules: "1e3" is no whole number, and "true" is no flag.
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "int": int, "float": float, "flag": lambda text: bool(int(text)), "str": str,
+    "list": lambda text: tuple(item.strip() for item in text.split(",") if item.strip()),
+}  # fmt: skip
+
+
 def read_variables(environment: Mapping[str, str], options: Mapping[str, Option] = VARIABLES) -> dict[str, Any]:
     """Parse the value of every variable of a script."""
-    parsed = {name: _parse(option, environment[name]) for name, option in options.items() if name in environment}
-    values = defaults(options) | parsed
+    values = defaults(options)
+    for name, option in options.items():
+        if (text := environment.get(name)) is None:
+            continue
+        try:
+            value = PARSERS[option.kind](text)
+        except ValueError:
+            raise ConfigError(f"{name}={text} must be {option.allowed}") from None
+        values[name] = option.check(value)
     if values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] is None:
         values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"] = values["CONTROL_TENSOR_NAME_PATTERNS"]
     return values
-
-
-def _parse(option: Option, text: str) -> Any:
-    """Parse a value by the original's rules: int(), float(), bool(int()), and comma-separated lists."""
-    try:
-        match option.kind:
-            case "int":
-                value: Any = int(text)
-            case "float":
-                value = float(text)
-            case "flag":
-                value = bool(int(text))
-            case "list":
-                value = tuple(item.strip() for item in text.split(",") if item.strip())
-            case _:
-                value = text
-    except ValueError:
-        raise ConfigError(f"{option.name}={text} must be {option.allowed}") from None
-    return option.check(value)
 
 
 def as_lines(values: Mapping[str, Any]) -> list[str]:
@@ -172,20 +166,19 @@ def differing(values: Mapping[str, Any]) -> dict[str, str]:
 
 def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = VARIABLES) -> list[str]:
     """Return a warning for every set variable that has no effect here: one of another script, or a probable typo."""
-    warnings = []
+    warnings, names = [], list(options)
     for name in sorted(environment.keys() - options.keys() - set(RANKS)):
         if name in OF_RECORDS or name in VARIABLES:
             owner = "train_gpt.py" if name in VARIABLES else "scripts of some records"
             warnings.append(f"{name} belongs to {owner} and has no effect here")
-        elif meant := _meant(name.upper(), options):
+            continue
+        word = name.upper()
+        meant = closest(word, names, 0.8)
+        if meant is None and "_" in word and len(word) > 5:  # excludes `_`, which the shell sets
+            meant = next((other for other in names if f"_{word}_" in f"_{other}_"), None)
+        if meant is not None:
             warnings.append(f"{name}={environment[name]:.40} has no effect; did you mean {meant}?")
     return warnings
-
-
-def _meant(name: str, names: Iterable[str]) -> str | None:
-    """Return the variable that a name resembles or is part of."""
-    is_phrase = "_" in name and len(name) > 5  # excludes `_`, which the shell sets
-    return closest(name, names, 0.8) or next((other for other in names if is_phrase and f"_{name}_" in f"_{other}_"), None)
 
 
 def run_folder(logs: Path, run_id: str, first: bool) -> Path:
@@ -201,20 +194,10 @@ def run_folder(logs: Path, run_id: str, first: bool) -> Path:
     return folder
 
 
-def _default(value: Any) -> str:
-    """Format a default as an environment variable; empty if the variable has no fixed default."""
-    return "" if value is None else as_text(value)
-
-
-def markdown(options: Iterable[Option] = VARIABLES.values()) -> str:
-    """Return the table in docs/golf.md."""
-    return options_markdown(options, "variable", lambda value: _default(value).replace(",", ", "))
-
-
 def usage(script: str, options: Iterable[Option]) -> str:
     """Return the --help text of a script."""
     lines = [f"usage: [VARIABLE=value ...] python {script}"]
     if script == CODE:
         lines.append(f"       [VARIABLE=value ...] torchrun --standalone --nproc_per_node=N {script}")
     lines += ["", "Trains and scores a golf model. It takes no arguments; settings are environment variables:"]
-    return "\n".join([*lines, *help_lines(options, "", _default)])
+    return "\n".join([*lines, *help_lines(options, "", lambda value: "" if value is None else as_text(value))])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingot.compat.nanogpt.keys import TRAIN, Arguments, enter
+from ingot.compat.nanogpt.keys import TRAIN, Arguments, check_data, enter, fresh_settings, settle, translate
 from ingot.compat.nanogpt.train import peak_flops
-from ingot.compat.nanogpt.translate import check_data, data_path, device_named, fresh_settings, settle, translate
 from ingot.compat.options import defaults
 from ingot.config.schema import GPT2_VOCAB_SIZE
 from ingot.console.entry import say
@@ -65,40 +64,38 @@ def bench(arguments: Arguments) -> None:
             raise DataError(f"{error}; or add --real_data=False") from None
         dataset, rows = open_data(config, 1)
         if dataset.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
-            raise ConfigError(f"bench.py needs GPT-2's tokens, and {data_path(values)} has others; add --real_data=False")
-        at = plan
+            raise ConfigError(f"bench.py needs GPT-2's tokens, and {config.data.path} has others; add --real_data=False")
 
-        def next_batch() -> Batch:
-            nonlocal at
-            read = read_rank_batch(rows, at, ranks, next(buffers))
-            at = following(config, at, read)
-            return read.batch
+        def read() -> Iterator[Batch]:
+            at = plan
+            while True:
+                batch = read_rank_batch(rows, at, ranks, next(buffers))
+                at = following(config, at, batch)
+                yield batch.batch
+
+        batches = read()
     else:
         buffer = next(buffers)
         buffer[:] = np.random.default_rng(arguments.values["seed"]).integers(0, GPT2_VOCAB_SIZE, buffer.shape, np.int32)
-
-        def next_batch() -> Batch:
-            return buffer
-
-    backend.tune([(plan, next_batch())], {})
+        batches = repeat(buffer)
+    backend.tune([(plan, next(batches))], {})
     say(f"number of parameters: {count_parameters(meta_model(settings)) / 1e6:.2f}M")
     if arguments.values["profile"]:
         from ingot.backends.torch.device import profiled
 
-        device_named(values["device"], "the profiler")
         for _ in profiled(backend.device, LOG, WAIT, WARMUP, ACTIVE):
-            _steps(backend, next_batch, plan, 1)
+            _steps(backend, batches, plan, 1)
         say(f"the profile is in {LOG}")  # open with chrome://tracing, Perfetto or TensorBoard
         return
-    _steps(backend, next_batch, plan, BURN_IN)
-    seconds = _steps(backend, next_batch, plan, TIMED) / TIMED
+    _steps(backend, batches, plan, BURN_IN)
+    seconds = _steps(backend, batches, plan, TIMED) / TIMED
     tokens = config.training.tokens_per_step
     flops = backend.flops_per_token(config.data.seq_len) * tokens
     mfu = flops / seconds / peak_flops(values["mfu_peak"], backend.device)
     say(f"time per iteration: {seconds * 1000:.4f}ms, MFU: {mfu * 100:.2f}%, {tokens / seconds:,.0f} tokens/s")
 
 
-def _steps(backend: Backend, next_batch: Callable[[], Batch], plan: StepPlan, steps: int) -> float:
+def _steps(backend: Backend, batches: Iterator[Batch], plan: StepPlan, steps: int) -> float:
     """Run `steps` steps and return the elapsed seconds; each loss is printed while the next step runs, as in training."""
     backend.wait()
     began = time.perf_counter()
@@ -106,7 +103,7 @@ def _steps(backend: Backend, next_batch: Callable[[], Batch], plan: StepPlan, st
     for step in range(steps + 1):
         pending = None
         if step < steps:
-            batch = next_batch()
+            batch = next(batches)
             pending = backend.step(batch, batch[:, 1].size, replace(plan, step=step))
         if previous is not None:
             say(f"{step - 1}/{steps} loss: {previous.result().loss:.4f}")

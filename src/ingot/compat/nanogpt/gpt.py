@@ -19,7 +19,7 @@ from ingot.backends.sampling import Sampling
 from ingot.backends.torch.generate import generate
 from ingot.backends.torch.state import load_model
 from ingot.compat.nanogpt.checkpoint import count_parameters, group_lines, read_pretrained, split_by_decay
-from ingot.compat.nanogpt.translate import MODEL_ARGS
+from ingot.compat.nanogpt.keys import MODEL_ARGS
 from ingot.errors import ConfigError
 from ingot.model import gpt2
 from ingot.model.cross_entropy import IGNORED
@@ -66,12 +66,7 @@ class Block(gpt2.GPT2Block):
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         super().__init__(config.n_embd, config.n_head, config.bias, config.dropout, gelu)
-        _use_their_classes(self)
-
-
-def _use_their_classes(block: Any) -> None:
-    """Cast a gpt2 block to this file's classes, which add no state, so that isinstance checks and FSDP wrap policies work."""
-    block.__class__, block.attn.__class__, block.mlp.__class__ = Block, CausalSelfAttention, MLP
+        self.attn.__class__, self.mlp.__class__ = CausalSelfAttention, MLP  # they add no state
 
 
 class GPT(GPT2):
@@ -80,19 +75,11 @@ class GPT(GPT2):
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         if config.n_embd % config.n_head:
             raise ConfigError(f"n_head={config.n_head} does not divide n_embd={config.n_embd}")
-        super().__init__(
-            vocab_size=config.vocab_size,
-            context=config.block_size,
-            layers=config.n_layer,
-            heads=config.n_head,
-            width=config.n_embd,
-            dropout=config.dropout,
-            bias=config.bias,
-            gelu=gelu,
-        )
+        super().__init__(**{ours: getattr(config, theirs) for theirs, ours in MODEL_ARGS.items()}, gelu=gelu)
         self.config = config
-        for block in self.blocks:
-            _use_their_classes(block)
+        blocks: Any = self.blocks
+        for block in blocks:  # this file's classes, for isinstance checks and FSDP wrap policies
+            block.__class__, block.attn.__class__, block.mlp.__class__ = Block, CausalSelfAttention, MLP
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False, device="meta")  # tied to the embedding
         self.lm_head.weight = self.transformer.wte.weight
         print(f"number of parameters: {self.get_num_params() / 1e6:.2f}M")
@@ -127,10 +114,10 @@ class GPT(GPT2):
         if unknown := sorted((override_args or {}).keys() - {"dropout"}):
             raise ConfigError(f"from_pretrained cannot override {unknown[0]}; only dropout")
         print(f"loading weights from pretrained gpt: {model_type}")
-        records, settings = read_pretrained(model_type)
-        args = {theirs: settings[ours] for theirs, ours in MODEL_ARGS.items()} | dict(override_args or {})
-        model = cls(GPTConfig(**args), settings["gelu"])
-        load_model(model, records, model_type)
+        ckpt = read_pretrained(model_type)
+        args = {theirs: ckpt.settings[ours] for theirs, ours in MODEL_ARGS.items()} | dict(override_args or {})
+        model = cls(GPTConfig(**args), ckpt.settings["gelu"])
+        load_model(model, ckpt.weights, model_type)
         return model
 
     def crop_block_size(self, block_size: int) -> None:

@@ -1,4 +1,4 @@
-"""The keys of `train.py`, `sample.py` and `bench.py`, and the command lines that set them.
+"""The keys of `train.py`, `sample.py` and `bench.py`, the command lines that set them, and the Config they mean.
 
 The first 33, 11 and 9 keys are nanoGPT's, with nanoGPT's defaults; those marked `added` are ours. A command line lists presets
 and `--key=value` in any order; later ones win. A preset is the user's own Python file and is executed, as in nanoGPT.
@@ -12,33 +12,31 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ingot.backends.open import find_device
 from ingot.backends.sampling import MOST_TOKENS
-from ingot.compat.options import Option, closest, defaults, help_lines, names_of_settings, table
+from ingot.compat.options import Option, closest, copied, defaults, help_lines, names_of_settings, table
+from ingot.config.loading import ResolvedConfig, load_config
+from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE
 from ingot.console.entry import explained, say
-from ingot.errors import ConfigError, IngotError
-from ingot.runtime.files import readable
+from ingot.errors import ConfigError, DataError, IngotError
+from ingot.runtime.devices import Device
+from ingot.runtime.files import readable, user_path
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.runtime.signals import listening_early
 
+Say = Callable[[str], None]
+SEED = 1337
+# nanoGPT's model_args, in its order, mapped to our names in the section `model`.
+MODEL_ARGS = {
+    "n_layer": "layers", "n_head": "heads", "n_embd": "width", "block_size": "context", "bias": "bias",
+    "vocab_size": "vocab_size", "dropout": "dropout",
+}  # fmt: skip
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # nanoGPT's dtype -> training.precision
 MISSPELT = 0.8  # an unknown name in a preset is reported as a typo if it is at least this similar to a key
-
-_DEVICE = Option(
-    "device", "str", "cuda", "cpu, cuda, cuda:N, mps or (train.py only) mlx; under torchrun each rank uses its own GPU",
-    sets="training.device",
-)  # fmt: skip
-_DTYPE = Option(
-    "dtype", "str", None, "None: float32 on a CPU, bfloat16 on GPUs that have it, else float16", tuple(PRECISIONS), null="None",
-    sets="training.precision", computed=True,
-)  # fmt: skip
-_SEED = Option("seed", "int", 1337, "seed of all random numbers", low=0, high=2**62)
-_MFU_PEAK = Option(
-    "mfu_peak", "float", None, "peak FLOP/s per GPU for MFU; None: this GPU's own", low=0, null="None", added=True
-)  # fmt: skip
 
 TRAIN = table(
     Option("out_dir", "str", "out", "run folder, with ckpt.pt and all other files of the run", sets="training.output_dir"),
@@ -71,22 +69,18 @@ TRAIN = table(
     Option("lr_decay_iters", "int", 600000, "iteration at which the cosine decay reaches min_lr", low=0),
     Option("min_lr", "float", 6e-5, "final learning rate", low=0),
     Option("backend", "str", "nccl", "how ranks exchange gradients; always gloo on CPUs", ("nccl", "gloo")),
-    _DEVICE,
-    _DTYPE,
+    Option("device", "str", "cuda",
+           "cpu, cuda, cuda:N, mps or (train.py only) mlx; under torchrun each rank uses its own GPU", sets="training.device"),
+    Option("dtype", "str", None, "None: float32 on a CPU, bfloat16 on GPUs that have it, else float16", tuple(PRECISIONS),
+           null="None", sets="training.precision", computed=True),
     Option("compile", "bool", True, "torch.compile; on a CPU only if given explicitly", sets="training.compile"),
-    Option(
-        "deterministic", "bool", False, "same bits in every run on a GPU, resumed or not; slower",
-        sets="training.deterministic", added=True,
-    ),
-    _MFU_PEAK,
-    Option(
-        "tokenizer", "str", None, "tokenizer file, if the tokens are neither meta.pkl's characters nor GPT-2's",
-        null="None", sets="data.tokenizer", added=True,
-    ),
-    Option(
-        "trust_tokens", "bool", False, "accept tokens that the tokenizer would not produce: random or lossy ones",
-        sets="data.trust_tokens", added=True,
-    ),
+    Option("deterministic", "bool", False, "same bits in every run on a GPU, resumed or not; slower",
+           sets="training.deterministic", added=True),
+    Option("mfu_peak", "float", None, "peak FLOP/s per GPU for MFU; None: this GPU's own", low=0, null="None", added=True),
+    Option("tokenizer", "str", None, "tokenizer file, if the tokens are neither meta.pkl's characters nor GPT-2's",
+           null="None", sets="data.tokenizer", added=True),
+    Option("trust_tokens", "bool", False, "accept tokens that the tokenizer would not produce: random or lossy ones",
+           sets="data.trust_tokens", added=True),
 )  # fmt: skip
 
 SAMPLE = table(
@@ -97,9 +91,9 @@ SAMPLE = table(
     Option("max_new_tokens", "int", 500, "tokens per completion", low=0, high=MOST_TOKENS),
     Option("temperature", "float", 0.8, "sampling temperature; 0: greedy", low=0),
     Option("top_k", "int", 200, "sample from the k most likely tokens; None or 0: from all", low=0, null="None"),
-    _SEED,
-    _DEVICE,
-    _DTYPE,
+    Option("seed", "int", 1337, "seed of all random numbers", low=0, high=2**62),
+    TRAIN["device"],
+    TRAIN["dtype"],
     Option("compile", "bool", False, "torch.compile"),
     Option("top_p", "float", 1.0, "nucleus sampling: total probability of the candidate tokens", above=0, high=1, added=True),
     Option("stop", "str", None, "text after which a completion ends; None: after max_new_tokens", null="None", added=True),
@@ -108,18 +102,15 @@ SAMPLE = table(
 BENCH = table(
     Option("batch_size", "int", 12, "rows per step", low=1),
     Option("block_size", "int", 1024, "tokens per row", low=1),
-    Option("bias", "bool", False, "biases in linear layers and LayerNorms"),
+    TRAIN["bias"],
     Option("real_data", "bool", True, "read data/openwebtext; False: random tokens"),
-    _SEED,
-    _DEVICE,
-    _DTYPE,
-    Option("compile", "bool", True, "torch.compile; on a CPU only if given explicitly"),
+    SAMPLE["seed"],
+    TRAIN["device"],
+    TRAIN["dtype"],
+    TRAIN["compile"],
     Option("profile", "bool", False, "record a trace with torch's profiler instead"),
-    Option("n_layer", "int", 12, "transformer blocks", low=1, added=True),
-    Option("n_head", "int", 12, "attention heads; must divide n_embd", low=1, added=True),
-    Option("n_embd", "int", 768, "width of the residual stream", low=1, added=True),
-    Option("dataset", "str", "openwebtext", "folder below data/ with the real data", added=True),
-    _MFU_PEAK,
+    *(replace(TRAIN[name], added=True) for name in ("n_layer", "n_head", "n_embd", "dataset")),
+    TRAIN["mfu_peak"],
 )
 PROGRAMS = {
     "train.py": ("Train a GPT, resume a run, or evaluate a model.", TRAIN),
@@ -166,7 +157,7 @@ def enter(program: str, body: Callable[[Arguments], None], words: Sequence[str] 
     return outcome.code
 
 
-def read_arguments(program: str, words: Sequence[str], say: Callable[[str], None] = print) -> Arguments:
+def read_arguments(program: str, words: Sequence[str], say: Say = print) -> Arguments:
     """Parse a command line into values; `say` prints each override, as nanoGPT does."""
     keys = PROGRAMS[program][1]
     values, set_keys = defaults(keys), set[str]()
@@ -182,7 +173,7 @@ def read_arguments(program: str, words: Sequence[str], say: Callable[[str], None
     return Arguments(values, frozenset(set_keys))
 
 
-def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Execute a preset and return the keys it sets. It can read all values so far, and `time`, which nanoGPT's presets use."""
     if not path.exists():
         raise ConfigError(f"there is no preset {path}; presets are files such as config/train_gpt2.py, keys are --key=value")
@@ -232,3 +223,130 @@ def _read_flag(word: str, keys: Mapping[str, Option]) -> tuple[str, Any]:
     elif key.kind != "str" and text.lower() in ("true", "false"):
         value = text.lower() == "true"
     return name, key.check(value, "command line")
+
+
+# The Config that the keys of train.py mean. A run has max_iters + 1 steps, because nanoGPT counts iterations from 0 up to and
+# including max_iters. It evaluates before iteration N, which is after N steps of our loop.
+
+
+def settle(arguments: Arguments, world_size: int = 1, warn: Say = lambda line: None) -> dict[str, Any]:
+    """Return the validated value of every key, with device-dependent defaults filled in.
+
+    block_size is None if it was not set and a model is loaded: the loaded model's block_size applies.
+    """
+    v = dict(arguments.values)
+    if not v["out_dir"]:
+        raise ConfigError("out_dir is empty; give a folder, such as . for this one")
+    if v["decay_lr"] and v["min_lr"] > v["learning_rate"]:
+        raise ConfigError(
+            f"min_lr={v['min_lr']} is above learning_rate={v['learning_rate']}, so the learning rate would rise instead of "
+            "decaying; lower min_lr, usually to a tenth of learning_rate, or set decay_lr=False"
+        )
+    accumulation = v["gradient_accumulation_steps"]
+    if accumulation % world_size:
+        raise ConfigError(
+            f"gradient_accumulation_steps={accumulation} cannot be shared by {world_size} ranks; set it to a multiple of "
+            f"{world_size}, such as {-(-accumulation // world_size) * world_size}"
+        )
+    v["out_dir"] = str(user_path(v["out_dir"]))
+    if v["device"].startswith("cuda") and world_size > 1:
+        v["device"] = "cuda"  # each rank picks its own GPU
+    device = device_named(v["device"])
+    if v["dtype"] == "float16" and device.kind != "cuda":
+        warn("dtype=float16 needs a GPU; computing in float32")
+        v["dtype"] = "float32"
+    if v["dtype"] is None:
+        best = device.precision("auto")
+        v["dtype"] = next(name for name, precision in PRECISIONS.items() if precision == best)
+    if "compile" not in arguments.set_keys:
+        v["compile"] = device.kind == "cuda"
+    if "block_size" not in arguments.set_keys and v["init_from"] != "scratch":
+        v["block_size"] = None
+    return v
+
+
+def record(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `config` of a ckpt.pt: nanoGPT's own keys."""
+    return {name: values[name] for name in nanogpt_keys(TRAIN)}
+
+
+def data_path(values: Mapping[str, Any]) -> Path:
+    """Return the dataset's folder: data/NAME in the working directory, as in nanoGPT."""
+    return Path("data") / values["dataset"]
+
+
+def check_data(values: dict[str, Any], warn: Say = lambda line: None) -> None:
+    """Raise DataError if the dataset does not exist; the message gives the command that prepares it.
+
+    The tokenizer becomes `number` if meta.pkl does not map tokens to characters: nanoGPT trains on any tokens.
+    """
+    from ingot.data.formats.nanogpt_folder import META, char_tokenizer
+
+    folder = data_path(values)
+    meta = folder / META
+    if not any((folder / name).is_file() for name in ("train.bin", "dataset.json")):
+        script = folder / "prepare.py"
+        advice = f"prepare it with: python {script}" if script.is_file() else "the folder needs train.bin and val.bin"
+        raise DataError(f"dataset={values['dataset']} has no data in {folder}; {advice}")
+    if values["tokenizer"] is None and meta.is_file() and char_tokenizer(meta) is None:
+        warn(f"{meta} does not list single characters, so tokens are numbers; name their tokenizer with --tokenizer=FILE")
+        values["tokenizer"] = "number"
+
+
+def vocabulary(values: Mapping[str, Any]) -> int | None:
+    """Return the vocabulary size of the dataset, or None for GPT-2's tokens."""
+    from ingot.data.loading.data_path import open_dataset
+
+    tokenizer = open_dataset(str(data_path(values)), values["tokenizer"], values["trust_tokens"]).tokenizer
+    return None if tokenizer.kind == "gpt2" else tokenizer.vocab_size
+
+
+def fresh_settings(values: Mapping[str, Any], vocab_size: int | None) -> dict[str, Any]:
+    """Return the section `model` of a run that starts from random weights."""
+    args = {**values, "vocab_size": vocab_size or GPT2_PADDED_VOCAB_SIZE}
+    return {"family": "gpt2", **{ours: args[theirs] for theirs, ours in MODEL_ARGS.items()}, "gelu": "erf"}
+
+
+def translate(values: Mapping[str, Any], model: Mapping[str, Any]) -> ResolvedConfig:
+    """Return the config of a run with these keys and this section `model`."""
+    v = {**values, "block_size": model["context"]}
+    rows = v["gradient_accumulation_steps"] * v["batch_size"]
+    evaluated = v["eval_iters"] * v["batch_size"]
+    # If the decay ended with the warmup there would be no cosine phase; the rest of the run uses min_lr.
+    decay_end = max(v["lr_decay_iters"], v["warmup_iters"] + 1)
+    settings = {path: v[name] for name, path in copied(TRAIN).items()} | {
+        **{f"model.{name}": value for name, value in model.items()},
+        "data.path": str(data_path(v)),
+        "data.sampling": "random",
+        "data.seed": SEED,
+        "optimizer.name": "adamw",
+        "optimizer.epsilon": 1e-8,
+        "optimizer.schedule": "cosine" if v["decay_lr"] else "constant",
+        "optimizer.warmup_steps": v["warmup_iters"] if v["decay_lr"] else 0,
+        "optimizer.decay_steps": decay_end if v["decay_lr"] else None,
+        "optimizer.floor": v["min_lr"] / v["learning_rate"] if v["decay_lr"] and v["learning_rate"] else 0.0,
+        "training.max_steps": v["max_iters"] + 1,
+        "training.tokens_per_step": rows * v["block_size"],
+        "training.seed": SEED,
+        "training.precision": PRECISIONS[v["dtype"]],
+        "training.priming_steps": 0,
+        "training.save_every": v["eval_interval"] if v["always_save_checkpoint"] else 0,
+        "evaluation.at_start": True,
+        "evaluation.at_end": False,
+        "evaluation.final_rows": None,
+        "evaluation.rows": evaluated,
+        "evaluation.train_rows": evaluated,
+        "evaluation.micro_batch": v["batch_size"],
+        "artifact.write": False,
+        "tracking.wandb_project": v["wandb_project"] if v["wandb_log"] else None,
+    }
+    return load_config(python=settings, environment={})
+
+
+def device_named(name: str, torch_only: str = "") -> Device:
+    """Return the device for a `device` key; `torch_only` names a program that does not support mlx."""
+    if name == "mlx" and torch_only:
+        raise ConfigError(f"device=mlx is for train.py only; {torch_only} needs a torch device: use cpu, or mps on a Mac")
+    if name.startswith("cuda") and find_device("auto").kind != "cuda":
+        raise ConfigError(f"device={name}, but this machine has no CUDA GPU; add --device=cpu, or --device=mps on a Mac")
+    return find_device(name)

@@ -111,14 +111,25 @@ def _write_text(options: Namespace) -> None:
 
 def _text(options: Namespace) -> str:
     """Return the text to prepare: the bundled one, a given file, or tiny Shakespeare, downloaded if it is missing."""
-    if options.bundled:
-        text = "".join(_bundled())
-    else:
-        path = options.input or options.output / "input.txt"
-        if not path.exists() and options.input is None:
-            _download(path)
-        with readable(path, DataError):
-            text = path.read_text(encoding="utf-8")
+    from urllib.request import urlopen
+
+    from ingot.data.store.staging import writing
+    from ingot.runtime.files import write_atomically
+
+    path = options.input or options.output / "input.txt"
+    if not (options.bundled or options.input or path.exists()):
+        advice = "give a text file with --input FILE, or use the one that comes with ingot: --bundled"
+        try:
+            with urlopen(TINY_SHAKESPEARE, timeout=30) as answer:
+                content = answer.read()
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot download {TINY_SHAKESPEARE} ({error}); {advice}") from None
+        if hashlib.sha256(content).hexdigest() != TINY_SHA256:
+            raise DataError(f"the file at {TINY_SHAKESPEARE} is not tiny Shakespeare; {advice}")
+        with writing(path):
+            write_atomically(path, content)
+    with readable(path, DataError):
+        text = "".join(_bundled()) if options.bundled else path.read_text(encoding="utf-8")
     if len(text) < 2:
         raise DataError("the text is too short to be split; give a longer one")
     say(f"length of dataset in characters: {len(text):,}")
@@ -131,24 +142,6 @@ def _bundled() -> Iterator[str]:
 
     packed = (resources.files("ingot.data") / "samples" / SAMPLES["shakespeare"]).read_bytes()
     return (str(json.loads(line)["text"]) for line in lzma.decompress(packed).splitlines())
-
-
-def _download(path: Path) -> None:
-    from urllib.request import urlopen
-
-    from ingot.data.store.staging import writing
-    from ingot.runtime.files import write_atomically
-
-    advice = "give a text file with --input FILE, or use the one that comes with ingot: --bundled"
-    try:
-        with urlopen(TINY_SHAKESPEARE, timeout=30) as answer:
-            content = answer.read()
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot download {TINY_SHAKESPEARE} ({error}); {advice}") from None
-    if hashlib.sha256(content).hexdigest() != TINY_SHA256:
-        raise DataError(f"the file at {TINY_SHAKESPEARE} is not tiny Shakespeare; {advice}")
-    with writing(path):
-        write_atomically(path, content)
 
 
 def _write_documents(options: Namespace) -> None:

@@ -6,6 +6,7 @@ Each prompt is printed with its completion, followed by a line of dashes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def sample(arguments: Arguments) -> None:
     from ingot.backends.torch.generate import write_texts
     from ingot.backends.torch.inference import TorchInference
     from ingot.compat.nanogpt.checkpoint import count_parameters, open_named
-    from ingot.compat.nanogpt.translate import device_named
+    from ingot.compat.nanogpt.keys import device_named
     from ingot.console.progress import progress_bar
 
     values = arguments.values
@@ -96,10 +97,6 @@ def decode_ids(tokenizer: Tokenizer, ids: list[int], at_start: bool) -> str:
     """Decode tokens to text; GPT-2's <|endoftext|> is kept, as in nanoGPT."""
     from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 
-    parts: list[list[int]] = [[]]
-    for i in ids:
-        if tokenizer.kind == "gpt2" and i == tokenizer.bos:
-            parts.append([])
-        else:
-            parts[-1].append(i)
+    ends = [place for place, i in enumerate(ids) if tokenizer.kind == "gpt2" and i == tokenizer.bos]
+    parts = [ids[before + 1 : end] for before, end in pairwise([-1, *ends, len(ids)])]
     return END_OF_TEXT.join(tokenizer.decode_bytes(part, at_start).decode("utf-8", "replace") for part in parts)

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import ast
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.compat.nanogpt import CKPT
-from ingot.compat.nanogpt.keys import Arguments, enter, key_name
-from ingot.compat.nanogpt.translate import check_data, record, settle, settle_tokenizer, translate
+from ingot.compat.nanogpt.keys import Arguments, check_data, enter, key_name, record, settle, translate
 from ingot.console.entry import process_start, say, warn
 from ingot.errors import CheckpointError
 from ingot.optim.schedules import learning_rate_scale
@@ -40,8 +39,7 @@ def train(arguments: Arguments) -> None:
     """Train, resume or only evaluate, depending on the keys."""
     from ingot.backends.open import find_device, on_first_rank
     from ingot.backends.torch.build import flops_per_token
-    from ingot.compat.nanogpt.checkpoint import count_parameters, group_lines, meta_model
-    from ingot.compat.nanogpt.initial import check_folder, find_start, settle_folder
+    from ingot.compat.nanogpt.checkpoint import check_folder, count_parameters, find_start, group_lines, meta_model, settle_folder
     from ingot.preflight.validate import check_before_training
     from ingot.runs.tracking import check_installed
     from ingot.train.start import run
@@ -55,8 +53,7 @@ def train(arguments: Arguments) -> None:
             f"class Model there with: ingot train --recipe shakespeare-char --model.file {model_file} (see docs/nanogpt.md)"
         )
     values = settle(arguments, ranks.world_size, warn_once)
-    check_data(values)
-    settle_tokenizer(values, warn_once)
+    check_data(values, warn_once)
     if values["eval_only"]:
         if ranks.first:
             evaluate(values)
@@ -98,17 +95,13 @@ def train(arguments: Arguments) -> None:
 
 def is_edited(model_file: Path) -> bool:
     """Return True if the model.py beside train.py defines classes or functions of its own; ours only imports them."""
-    try:
-        tree = ast.parse(model_file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return False
-    return any(isinstance(node, ast.ClassDef | ast.FunctionDef) for node in ast.walk(tree))
+    return model_file.is_file() and re.search(rb"^\s*(class|def) ", model_file.read_bytes(), re.MULTILINE) is not None
 
 
 def evaluate(values: dict[str, Any]) -> None:
     """Print the losses of the model that init_from selects; write nothing."""
     from ingot.backends.open import open_backend, open_inference
-    from ingot.compat.nanogpt.initial import find_start, open_fitting
+    from ingot.compat.nanogpt.checkpoint import find_start, open_fitting
     from ingot.eval.evaluator import Evaluator
 
     start = find_start(values, lambda line: None, warn)

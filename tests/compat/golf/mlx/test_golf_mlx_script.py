@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golf_mlx import MLX, MLXGolf
-from golf_toys import ROOT, Ran, variables
+from golf_toys import ROOT, Ran, markdown, variables
 
 from ingot.compat.golf.mlx_script import Chunks, main, read_mlx_variables, translate_mlx
 from ingot.compat.golf.pack import read_run
-from ingot.compat.golf.variables import MLX_VARIABLES, VARIABLES, markdown
+from ingot.compat.golf.variables import MLX_VARIABLES, VARIABLES
 from ingot.data.loading.order import Sequential
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runtime.devices import Device
@@ -95,7 +95,7 @@ def test_the_table_of_the_documentation_is_that_of_the_script() -> None:
         ({"TOKENIZER_PATH": "x.json"}, "TOKENIZER_PATH=x.json must be a SentencePiece .model file"),
         ({"TRAIN_SEQ_LEN": "0"}, "TRAIN_SEQ_LEN=0 must be a whole number >= 1"),
         ({"NUM_LAYERS": "999999999999"}, "NUM_LAYERS=999999999999: must be at most 1000"),
-        ({"MODEL_DIM": "17"}, "MODEL_DIM=17 is not divisible by NUM_HEADS=2"),
+        ({"MODEL_DIM": "17"}, "NUM_HEADS=2 does not divide MODEL_DIM=17; the nearest count that does is 1"),
         (
             {"RUN_ID": "a/b", "OUT_DIR": "out"},
             "RUN_ID=a/b names a file in out/; it may not be a path, have line breaks or exceed 200 bytes",
