@@ -122,7 +122,6 @@ class GPT2Settings(DropoutSettings):
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, bias = self.width, int(self.bias)
         block = 12 * width * width + bias * 9 * width + 2 * width * (1 + bias)
         return context * width + self.layers * block + width * (1 + bias)
@@ -168,7 +167,6 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, kv = self.width, (self.kv_heads or self.heads) * (self.width // self.heads)
         biases = self.qkv_bias, self.attention_out_bias, self.mlp_bias
         qkv_bias, out_bias, mlp_bias = (self.bias if bias is None else bias for bias in biases)
@@ -218,7 +216,6 @@ class GolfSettings(RotarySettings):
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, kv = self.width, (self.kv_heads or self.heads) * (self.width // self.heads)
         block = 2 * width * width + 2 * width * kv + self.heads + 2 * self.mlp_multiple * width * width + 4 * width
         return self.layers * block + self.layers // 2 * width + (0 if self.tied else rows * width)
@@ -243,8 +240,7 @@ class FrontierSettings(RotarySettings):
     )
     tied: bool = Field(True, description="The head is the token embedding. false: a separate matrix.")
     softcap: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] | None = Field(
-        15.0,
-        description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap). null: they are not.",
+        15.0, description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap). null: they are not."
     )
     rope_base: Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)] = Field(
         200000.0, description="Rotary positions: the slowest pair rotates once in about this many tokens, times 2 pi."
@@ -309,7 +305,6 @@ class FrontierSettings(RotarySettings):
         return layer == self.layers - 1 or self.pattern[layer % len(self.pattern)] == "L"
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, kv_heads = self.width, self.kv_heads or self.heads
         kv = kv_heads * (width // self.heads)
         block = 2 * width * width + 2 * width * kv + 2 * self.inner_width * width + 2
