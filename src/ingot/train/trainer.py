@@ -284,7 +284,7 @@ class Trainer:
         c, step, before = self.config, self.progress.step, self._points
         self._points = self._points_by(elapsed)
         due = self._evaluation_is_due() or (self._points > before and not self._at_end())
-        if due and self.evaluation.bounds.has_time(self.progress.evaluation_seconds, elapsed):
+        if due and self.evaluation.has_time(elapsed):
             self._finish_pending_step()
             if self.evaluation.evaluate(c.evaluation.rows):
                 self.save()
