@@ -22,7 +22,7 @@ from ingot.artifact.quantise import quantise
 from ingot.data.store.documents import ends_of
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, HFTokenizer, from_spec
 from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
-from ingot.data.tokenizers.sentencepiece import BPE, CONTROL, UNKNOWN, SentencePieceTokenizer
+from ingot.data.tokenizers.sentencepiece import BPE, CONTROL, SentencePieceTokenizer
 from ingot.data.tokenizers.tokenizer_base import byte_alphabet
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.settings import mlp_width
@@ -120,7 +120,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Vocabulary:
         "llama", [piece.text for piece in file.pieces], [piece.kind for piece in file.pieces], tokenizer.bos, ends_of(tokenizer)
     )
     found.scores, found.adds_space = [piece.score for piece in file.pieces], file.adds_prefix
-    found.unknown = found.kinds.index(UNKNOWN)
+    found.unknown = file.unknown
     return found
 
 

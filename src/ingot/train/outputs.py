@@ -47,7 +47,28 @@ class Saver:
         """Start writing once the previous save has ended. A failure is reported and kept in `error` until a save succeeds."""
         began = time.monotonic()
         self.wait()
-        self._thread = threading.Thread(target=self._write, args=(began, step, state, progress, best, kind), name="checkpoint")
+
+        def write() -> None:
+            try:
+                path = save_checkpoint(self._folder, step, state(), progress, kind)
+            except Exception as error:  # for any failure, even out of memory, the run must know that this step is not saved
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                advice = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
+                self.error = CheckpointError(f"cannot save step {step} in {self._folder}: {reason}{advice}")
+                with suppress(CheckpointError):  # the log may not be writable either
+                    self._failed(f"{self.error}; training continues and the next save tries again")
+                return
+            try:
+                retain(self._folder, self._keep_last, self._keep_every, best)
+            except (OSError, CheckpointError) as error:  # the checkpoint itself is saved
+                with suppress(CheckpointError):
+                    reason = getattr(error, "strerror", None) or error
+                    self._failed(f"cannot delete an old checkpoint in {self._folder}: {reason}")
+            self.error, self.longest_seconds = None, max(self.longest_seconds, time.monotonic() - began)
+            with suppress(CheckpointError):
+                self._done(path, kind)
+
+        self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()
 
     def update(self, step: int, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
@@ -77,28 +98,6 @@ class Saver:
     def expected_seconds(self, parameters: int) -> float:
         """Return the expected duration of a save: the longest so far or, before the first, an estimate for a slow disk."""
         return self.longest_seconds or parameters * STATE_BYTES / SLOW_DISK
-
-    def _write(
-        self, began: float, step: int, state: Callable[[], Tensors], progress: Mapping[str, Any], best: int | None, kind: Kind
-    ) -> None:
-        try:
-            path = save_checkpoint(self._folder, step, state(), progress, kind)
-        except Exception as error:  # for any failure, even out of memory, the run must know that this step is not saved
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            advice = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
-            self.error = CheckpointError(f"cannot save step {step} in {self._folder}: {reason}{advice}")
-            with suppress(CheckpointError):  # the log may not be writable either
-                self._failed(f"{self.error}; training continues and the next save tries again")
-            return
-        try:
-            retain(self._folder, self._keep_last, self._keep_every, best)
-        except (OSError, CheckpointError) as error:  # the checkpoint itself is saved
-            with suppress(CheckpointError):
-                reason = getattr(error, "strerror", None) or error
-                self._failed(f"cannot delete an old checkpoint in {self._folder}: {reason}")
-        self.error, self.longest_seconds = None, max(self.longest_seconds, time.monotonic() - began)
-        with suppress(CheckpointError):
-            self._done(path, kind)
 
 
 @dataclass(frozen=True)
