@@ -74,13 +74,13 @@ def test_an_evaluation_that_is_slow_only_once_is_not_cut(data):
 )
 def test_whoever_asks_for_the_whole_split_counts_bytes_or_has_no_clock_gets_all_of_it(data, settings):
     trainer = make(data, SlowBackend(Time()), **{**BOUNDED, **settings})
-    trainer.evaluation.evaluate(trainer.evaluation.bounds.final_limit, final=True)
+    trainer.evaluation.evaluate(trainer.evaluation.final_limit, final=True)
     assert trainer.progress.val_whole and trainer.progress.val_rows == trainer.progress.val_rows_of
 
 
 def test_a_number_of_final_rows_is_what_is_scored(data):
     trainer = make(data, SlowBackend(Time()), **{**BOUNDED, "evaluation__final_rows": 20})
-    trainer.evaluation.evaluate(trainer.evaluation.bounds.final_limit, final=True)
+    trainer.evaluation.evaluate(trainer.evaluation.final_limit, final=True)
     assert (trainer.progress.val_rows, trainer.progress.val_whole) == (20, False)
 
 
@@ -93,7 +93,7 @@ def test_rows_that_nothing_is_compared_by_are_not_scored_beside_the_final_ones(d
     )  # fmt: skip
     if at_start:
         trainer.evaluation.evaluate(8)
-    trainer.evaluation.evaluate(trainer.evaluation.bounds.final_limit, final=True)
+    trainer.evaluation.evaluate(trainer.evaluation.final_limit, final=True)
     assert device.scored == rows
 
 

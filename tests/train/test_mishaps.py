@@ -14,7 +14,6 @@ from tiny_runs import Train, records, train_tiny
 
 from ingot.artifact import fresh_process
 from ingot.backends.torch.inference import TorchInference
-from ingot.config.schema import Config
 from ingot.errors import CannotContinue, CheckpointError, DataError, IngotError
 from ingot.preflight.validate import check_before_training
 from ingot.runs import folder
@@ -24,7 +23,6 @@ from ingot.runs.folder import PARTIAL, saved_steps
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runs.view import Run
 from ingot.train import outputs
-from ingot.train.resume import changes
 
 BUCKETS = {"data__tokenizer": "byte", "data__sampling": "pack", "artifact__write": False}
 MEAN_OF_TARGETS = """
@@ -197,24 +195,6 @@ def test_a_run_is_not_continued_with_other_documents_left_out(tmp_path, buckets)
     for other in (str(tmp_path / "other.json"), None):
         with pytest.raises(CannotContinue, match=r"data\.already_read"):
             train_tiny(buckets, tmp_path / "run", training__max_steps=8, **{**settings, "data__already_read": other})
-
-
-def test_a_run_of_a_version_that_did_not_note_them_goes_on():
-    config = Config(training={"max_steps": 1}).model_dump(mode="json")
-    known = {"config": config, "data_fingerprint": "0", "model_file_sha256": None}
-    assert changes(known, known) == changes(known, {**known, "already_read_sha256": "1"}) == []
-
-
-def test_a_checkpoint_older_than_data_overlap_goes_on_without_overlap_and_with_no_other():
-    now = {
-        "config": Config(training={"max_steps": 1}).model_dump(mode="json"),
-        "data_fingerprint": "0",
-        "model_file_sha256": None,
-    }
-    old = {**now, "config": {**now["config"], "data": {k: v for k, v in now["config"]["data"].items() if k != "overlap"}}}
-    assert changes(old, now) == []
-    now["config"]["data"]["overlap"] = 1
-    assert [(change.setting, change.was, change.now) for change in changes(old, now)] == [("data.overlap", 0, 1)]
 
 
 def test_a_full_disk_has_no_sample_of_the_text_and_the_run_goes_on(train: Train, tmp_path, monkeypatch):

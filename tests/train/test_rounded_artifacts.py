@@ -163,8 +163,9 @@ class _Sizes:
     def estimate(self, rounding: Rounding, embeddings: bool) -> float:
         return 0.0 if embeddings else 100 / (1 + rounding.k / rounding.most)
 
-    def round(self, matrices: Rounding, embeddings: Rounding) -> None:
+    def round(self, matrices: Rounding, embeddings: Rounding) -> float:
         self.step = matrices.k / matrices.most
+        return self.estimate(matrices, False)
 
     def codes(self) -> dict[str, float]:
         return {"step": self.step}
@@ -177,9 +178,8 @@ def test_where_no_file_fits_the_smallest_is_kept() -> None:
         sizes.append(int(1000 / (1 + codes["step"])))
         return sizes[-1]
 
-    settings = SimpleNamespace(bits=6)
-    fit = rounding._Fit(settings, rounder, limit=450, size=size, score=float, say=lambda line: None, stop=lambda: False)
-    kept = fit._just_below(rounding.Steps(fit._matrices(0.2), Rounding(8, 5.0)))
+    settings = SimpleNamespace(bits=6, embedding_bits=8, embedding_k=5.0)
+    kept = rounding.fit_codes(settings, rounder, 450, size, float, lambda line: None, lambda: False)
     assert len(sizes) > 1 and int(1000 / (1 + kept["step"])) == min(sizes)
 
 
@@ -201,13 +201,7 @@ class _Tables(_Sizes):
 def test_the_best_score_decides_only_among_what_can_fit(limit: int, k: float) -> None:
     rounder = _Tables()
     settings = SimpleNamespace(bits=6, embedding_bits=8, embedding_k="auto")
-    fit = rounding._Fit(
-        settings,
-        rounder,
-        limit=limit,
-        size=lambda codes: int(800 / codes["k"] + 50),
-        score=lambda: rounder.k,
-        say=lambda line: None,
-        stop=lambda: False,
+    kept = rounding.fit_codes(
+        settings, rounder, limit, lambda codes: int(800 / codes["k"] + 50), lambda: rounder.k, lambda line: None, lambda: False
     )
-    assert fit.codes()["k"] == k
+    assert kept["k"] == k

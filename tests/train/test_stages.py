@@ -18,7 +18,7 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.reader import read_rank_batch
 from ingot.data.loading.rows import make_rows
 from ingot.errors import CheckpointError, ConfigError
-from ingot.runs.checkpoints import load_checkpoint, update_progress
+from ingot.runs.checkpoints import load_checkpoint
 from ingot.runs.folder import saved_steps
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
@@ -148,20 +148,6 @@ def test_every_token_is_read_once_per_epoch_in_the_order_of_one_rank(data: Path,
     assert starts == dict.fromkeys(range(0, windows * 64, 64), 1)
     tokens = np.asarray(open_dataset(str(data)).split("train").read(0, windows * 64))
     assert Counter(np.concatenate(read).tolist()) == Counter(tokens.tolist())
-
-
-def test_a_checkpoint_from_before_there_were_stages_goes_on_without_any(train: Train, tmp_path, unbroken):
-    plain = {**STAGED, "training__stages": []}
-    train(tmp_path / "run", **{**plain, "training__max_steps": 8, "optimizer__schedule": "constant"})
-    path = saved_steps(tmp_path / "run" / "checkpoints")[8]
-    progress = dict(load_checkpoint(path).progress)
-    del progress["starts"], progress["config"]["training"]["stages"], progress["config"]["optimizer"]["groups"]
-    update_progress(path, progress)
-    for later in ({"training__stages": STAGES}, {"optimizer__groups": [{"name": "a", "match": "*wte*"}]}):
-        with pytest.raises(CheckpointError, match=r"was \[\] and is"):
-            train(tmp_path / "run", **{**plain, "optimizer__schedule": "constant", **later})
-    train(tmp_path / "run", **{**plain, "optimizer__schedule": "constant"})
-    assert state_of(tmp_path / "run") == unbroken(**{**plain, "optimizer__schedule": "constant"})
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ingot.artifact.quantise import quantise
 from ingot.data.store.documents import ends_of
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, HFTokenizer, from_spec
 from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
-from ingot.data.tokenizers.sentencepiece import BPE, CONTROL, UNKNOWN, SentencePieceTokenizer
+from ingot.data.tokenizers.sentencepiece import BPE, CONTROL, SentencePieceTokenizer
 from ingot.data.tokenizers.tokenizer_base import byte_alphabet
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.settings import mlp_width
@@ -48,13 +48,6 @@ class Vocabulary:
     scores: list[float] = field(default_factory=list)
     unknown: int | None = None
     adds_space: bool | None = None
-
-    def fill(self, rows: int) -> None:
-        """Add placeholder tokens for embedding rows without an id: llama.cpp requires one token per row."""
-        more = range(len(self.tokens), rows)
-        self.tokens += [f"[unused {row}]" for row in more]
-        self.kinds += [UNUSED for _ in more]
-        self.scores += [0.0 for _ in more] if self.scores else []
 
     def write(self, writer: Any) -> None:
         """Write the keys to a GGUF file."""
@@ -87,7 +80,11 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> Vocabulary:
         kinds = [CONTROL if token == END_OF_TEXT else NORMAL for token in tokens]
         found = Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), merges.decode().splitlines()[1:])
     elif isinstance(tokenizer, ByteTokenizer):
-        found = _bytes(tokenizer)
+        letters = {byte: letter for letter, byte in byte_alphabet().items()}
+        tokens, kinds = [*SPECIALS, *(letters[byte] for byte in range(256))], [CONTROL] * len(SPECIALS) + [NORMAL] * 256
+        # llama.cpp requires at least one merge. This one joins two bytes that never occur in UTF-8.
+        merge = f"{letters[0xFF]} {letters[0xFF]}"
+        found = Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), [merge])
     elif isinstance(tokenizer, SentencePieceTokenizer):
         found = _sentencepiece(tokenizer)
     elif isinstance(tokenizer, HFTokenizer):
@@ -97,7 +94,10 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> Vocabulary:
             f"GGUF does not support a {tokenizer.kind} tokenizer",
             advice="it supports byte, gpt2, SentencePiece's BPE and byte-level BPE; --format huggingface supports characters too",
         )
-    found.fill(rows)
+    more = range(len(found.tokens), rows)  # embedding rows without an id: llama.cpp requires one token per row
+    found.tokens += [f"[unused {row}]" for row in more]
+    found.kinds += [UNUSED for _ in more]
+    found.scores += [0.0 for _ in more] if found.scores else []
     return found
 
 
@@ -108,29 +108,19 @@ def is_normalised(spec: Mapping[str, Any]) -> bool:
     return file is not None and (bool(file.rules) or file.folds_spaces)
 
 
-def _bytes(tokenizer: ByteTokenizer) -> Vocabulary:
-    letters = {byte: letter for letter, byte in byte_alphabet().items()}
-    tokens = [*SPECIALS, *(letters[byte] for byte in range(256))]
-    kinds = [CONTROL] * len(SPECIALS) + [NORMAL] * 256
-    # llama.cpp requires at least one merge. This one joins two bytes that never occur in UTF-8.
-    merge = f"{letters[0xFF]} {letters[0xFF]}"
-    return Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), [merge])
-
-
 def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Vocabulary:
     file = SentencePieceFile(tokenizer.contents)
     if tokenizer.marks_capitals:
         raise ConfigError("this SentencePiece model encodes capitals as marks, which GGUF cannot decode")
     if file.algorithm != BPE or not file.has_bytes:
         raise ConfigError(
-            "GGUF does not support this SentencePiece model, only BPE with byte fallback",
-            advice="--format huggingface takes it",
+            "GGUF does not support this SentencePiece model, only BPE with byte fallback", advice="--format huggingface takes it"
         )
     found = Vocabulary(
         "llama", [piece.text for piece in file.pieces], [piece.kind for piece in file.pieces], tokenizer.bos, ends_of(tokenizer)
     )
     found.scores, found.adds_space = [piece.score for piece in file.pieces], file.adds_prefix
-    found.unknown = found.kinds.index(UNKNOWN)
+    found.unknown = file.unknown
     return found
 
 

@@ -54,15 +54,9 @@ class SentencePieceFile:
         self.rules: bytes = normaliser.get(2, b"")  # compiled normalisation rules; empty if text is not normalised
         self.adds_prefix, self.folds_spaces = bool(normaliser.get(3, 1)), bool(normaliser.get(4, 1))
         self.escapes_spaces = bool(normaliser.get(5, 1))
-
-    @property
-    def has_bytes(self) -> bool:
-        """Return True if characters outside the vocabulary are encoded as bytes (byte fallback)."""
-        return any(piece.kind == BYTE for piece in self.pieces)
-
-    @property
-    def unknown(self) -> int:
-        return next(i for i, piece in enumerate(self.pieces) if piece.kind == UNKNOWN)
+        kinds = [piece.kind for piece in self.pieces]
+        self.has_bytes = BYTE in kinds  # characters outside the vocabulary are encoded as bytes (byte fallback)
+        self.unknown = kinds.index(UNKNOWN)
 
     @cached_property
     def merges(self) -> list[tuple[str, str]]:

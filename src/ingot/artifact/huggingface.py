@@ -328,21 +328,18 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     if settings["layers"] > len(found):
         raise CheckpointError(f"{path} says {settings['layers']:,} layers, but the files contain fewer tensors than that")
     shapes = layout.shapes(settings)
-    records = [_read(folder, found, layout, name, shape) for name, shape in shapes.items()]
+    records = []
+    for name, shape in shapes.items():
+        if (record := found.get(name)) is None:
+            raise CheckpointError(f"{folder} has no tensor {name}; it is not a {layout.shown}, or not all of it")
+        if record.dtype not in FLOATS:
+            raise CheckpointError(f"{folder}: {name} holds {record.dtype}; only floating-point weights can be read")
+        if record.shape != shape:
+            raise CheckpointError(f"{folder}: {name} has shape {list(record.shape)}, but {CONFIG} implies {list(shape)}")
+        records.append(_turned(record, layout.ours(name), name.endswith(layout.transposed)))
     if unknown := sorted(name for name in found.keys() - shapes.keys() if not layout.buffers.fullmatch(name)):
         raise CheckpointError(f"{folder} has a tensor {unknown[0]!r:.100} that {layout.shown} does not have; it is another model")
     return records, settings
-
-
-def _read(folder: Path, found: Mapping[str, TensorRecord], layout: Layout, name: str, shape: tuple[int, ...]) -> TensorRecord:
-    record = found.get(name)
-    if record is None:
-        raise CheckpointError(f"{folder} has no tensor {name}; it is not a {layout.shown}, or not all of it")
-    if record.dtype not in FLOATS:
-        raise CheckpointError(f"{folder}: {name} holds {record.dtype}; only floating-point weights can be read")
-    if record.shape != shape:
-        raise CheckpointError(f"{folder}: {name} has shape {list(record.shape)}, but {CONFIG} implies {list(shape)}")
-    return _turned(record, layout.ours(name), name.endswith(layout.transposed))
 
 
 def read_scoring(folder: Path) -> dict[str, Any]:
@@ -372,7 +369,20 @@ def write_model(
     shapes = layout.shapes(whole)
     if unknown := sorted(found.keys() - {layout.ours(name) for name in shapes}):
         raise CheckpointError(f"{layout.shown}'s layout has no tensor {unknown[0]}")
-    stored = _stored(found, layout, shapes, embedding.dtype)
+    stored = []
+    for name, shape in shapes.items():
+        record = found.get(layout.ours(name))
+        if record is None:
+            if not name.endswith("bias"):
+                raise CheckpointError(f"the model has no tensor {layout.ours(name)}; it is not a whole {layout.shown}")
+            zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))  # our model may lack biases that theirs has
+            record = TensorRecord(name, embedding.dtype, shape, zeros)
+        turned = _turned(record, layout.stored(name), name.endswith(layout.transposed))
+        if turned.shape != shape:
+            raise CheckpointError(
+                f"the tensor {record.name} has shape {list(turned.shape)}, but its settings imply {list(shape)}"
+            )
+        stored.append(turned)
     files, known = tokenizer_files(tokenizer, whole["context"]) if tokenizer is not None else ({}, None)
     ends = ends_of(known) if known is not None else []
     config = {
@@ -390,24 +400,6 @@ def write_model(
         for name, content in files.items():
             write_atomically(partial / name, content)
     return size + sum(map(len, files.values()))
-
-
-def _stored(found: Mapping[str, TensorRecord], layout: Layout, shapes: Shapes, dtype: str) -> list[TensorRecord]:
-    """Return the tensors in Hugging Face's layout, with zeros for biases that our model lacks."""
-    stored = []
-    for name, shape in shapes.items():
-        record = found.get(layout.ours(name))
-        if record is None:
-            if not name.endswith("bias"):
-                raise CheckpointError(f"the model has no tensor {layout.ours(name)}; it is not a whole {layout.shown}")
-            record = TensorRecord(name, dtype, shape, memoryview(bytes(prod(shape) * ITEM_BYTES[dtype])))
-        turned = _turned(record, layout.stored(name), name.endswith(layout.transposed))
-        if turned.shape != shape:
-            raise CheckpointError(
-                f"the tensor {record.name} has shape {list(turned.shape)}, but its settings imply {list(shape)}"
-            )
-        stored.append(turned)
-    return stored
 
 
 def _weights(folder: Path) -> dict[str, TensorRecord]:

@@ -57,7 +57,12 @@ def quantise(
         elif record.name in codes:
             parts = codes[record.name]
         elif quantiser == "none":
-            parts = [_narrowed(record, FORMATS[dtype])]
+            w, narrow = _numbers(record), FORMATS[dtype]
+            parts = [record]
+            if ITEM_BYTES[record.dtype] > ITEM_BYTES[narrow]:
+                parts = [to_record(record.name, w, narrow)]
+                if _overflows(w, parts[0]):
+                    raise CheckpointError(f"{record.name} contains values out of {narrow}'s range; choose the dtype bf16 or fp32")
         else:
             parts = _quantised(record, "int8" if quantiser in BY_MODEL else quantiser, keep)
         stored += parts
@@ -98,17 +103,6 @@ def _numbers(record: TensorRecord) -> NDArray[Any]:
     if np.isnan(w).any():
         raise CheckpointError(f"{record.name} holds numbers that are not finite; go back to a checkpoint without them")
     return w
-
-
-def _narrowed(record: TensorRecord, dtype: str) -> TensorRecord:
-    """Cast the tensor to a smaller dtype; leave it unchanged if that would not save bytes."""
-    w = _numbers(record)
-    if ITEM_BYTES[record.dtype] <= ITEM_BYTES[dtype]:
-        return record
-    narrow = to_record(record.name, w, dtype)
-    if _overflows(w, narrow):
-        raise CheckpointError(f"{record.name} contains values out of {dtype}'s range; choose the dtype bf16 or fp32")
-    return narrow
 
 
 def _quantised(record: TensorRecord, quantiser: str, keep: Sequence[str]) -> list[TensorRecord]:

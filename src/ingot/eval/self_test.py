@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +21,7 @@ SAME_SHAPE_TOLERANCE = 1e-3  # nats: two passes of one shape over the same token
 TOLERANCE = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 5e-2}  # nats per token: another shape may be computed by another kernel
 
 
-class Probabilities(Protocol):
-    """Log-probabilities of a row's tokens from some position on, and of the top tokens there."""
-
-    @property
-    def chosen(self) -> NDArray[np.float32]: ...
-    @property
-    def top(self) -> NDArray[np.float32]: ...
-
-
-Probe = Callable[[Sequence[Sequence[int]], Sequence[int], int], Sequence[Probabilities]]  # rows, their first positions, top
+Probe = Callable[[Sequence[Sequence[int]], Sequence[int], int], Sequence[Any]]  # score_rows of a backend
 
 
 @dataclass(frozen=True)

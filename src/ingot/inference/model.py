@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -234,32 +235,12 @@ class LoadedModel:
         ids, sampling = self._ids([prompt], options), options.sampling(1)
         return (piece for _, piece in self._write([prompt], ids, sampling, tokens, stop_at_end))
 
-    def generate(
-        self,
-        prompt: str = "",
-        *,
-        tokens: int = 200,
-        temperature: float = Sampling.temperature,
-        top_k: int | None = Sampling.top_k,
-        top_p: float | None = Sampling.top_p,
-        seed: int | None = Sampling.seed,
-        use_cache: bool = Sampling.use_cache,
-        repetition_penalty: float = Sampling.repetition_penalty,
-        stop_at_end: bool = False,
-    ) -> str:
-        """Return the prompt and its completion."""
-        pieces = self.stream(
-            prompt,
-            tokens=tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            use_cache=use_cache,
-            repetition_penalty=repetition_penalty,
-            stop_at_end=stop_at_end,
-        )
-        return prompt + "".join(pieces)
+    def generate(self, prompt: str = "", **options: Any) -> str:
+        """Return the prompt and its completion; the options are those of `stream`."""
+        return prompt + "".join(self.stream(prompt, **options))
+
+    # For help() and completion in notebooks.
+    generate.__signature__ = inspect.signature(stream).replace(return_annotation="str")  # type: ignore[attr-defined]
 
     def generate_batch(
         self, prompts: Sequence[str], options: GenerationOptions | None = None, seeds: Sequence[int] | None = None

@@ -68,12 +68,6 @@ def row_blocks(length: int, window: int, device: torch.device) -> BlockMask:
 cached_row_blocks = functools.lru_cache(maxsize=16)(row_blocks)
 
 
-def first_tokens(documents: Boundaries, tokens: Tensor) -> Tensor:
-    """Return True for each token (B, T) that is the first of its document."""
-    first = torch.zeros(tokens.numel() + 1, dtype=torch.bool, device=tokens.device)
-    return first.index_fill(0, documents.starts.long(), True)[:-1].view(tokens.shape)
-
-
 class Positions(NamedTuple):
     """Positional state shared by all blocks: rotary tables, masks and document boundaries."""
 
@@ -253,24 +247,20 @@ class Frontier(LanguageModel):
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         at = self._positions(tokens, cache, documents)
         flat = tokens.flatten()  # (N)
-        x0 = norm(self.embedding(flat).to(self._stream_dtype()))  # (N, C)
+        weight, kind = self.embedding.weight, self.embedding.weight.device.type
+        autocast = kind != "meta" and torch.is_autocast_enabled(kind)
+        x0 = norm(self.embedding(flat).to(torch.get_autocast_dtype(kind) if autocast else weight.dtype))  # (N, C)
         x = x0.view_as(x0)  # a separate tensor: a block given the same one twice would be another graph
         for i, block in enumerate(self.blocks):
             x = block(x, x0, flat, at, cache[i] if cache else None)
         return norm(x).view(*tokens.shape, -1)
 
-    def _stream_dtype(self) -> torch.dtype:
-        """Return the dtype of the residual stream: autocast's, where a backend has set it, else that of the weights."""
-        weight = self.embedding.weight
-        kind = weight.device.type
-        autocast = kind != "meta" and torch.is_autocast_enabled(kind)
-        return torch.get_autocast_dtype(kind) if autocast else weight.dtype
-
     def _positions(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Positions:
         full = attention_mask(documents, cache, self.head_size)
         starts, counts = None, self.counts_windows and self.window < tokens.size(1) and not cache
         if isinstance(full, Boundaries):
-            starts = first_tokens(full, tokens)[:, :, None, None]
+            first = torch.zeros(tokens.numel() + 1, dtype=torch.bool, device=tokens.device)
+            starts = first.index_fill(0, full.starts.long(), True)[:-1].view(*tokens.shape, 1, 1)
         elif documents is not None:
             starts, counts = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))[:, :, None, None], False
         cos, sin = self.rotation(positions(tokens, cache, self.context))  # (T, R / 2), or (B, 1, T, R / 2)
@@ -293,17 +283,14 @@ class Frontier(LanguageModel):
         visible = visibility(window, documents)
         if flex_supported(device, self.head_size, 0.0) and not start:
             if documents is None:
-                return self._row_mask(T, device)
+                if not torch.compiler.is_compiling():
+                    return cached_row_blocks(T, window, device)
+                ready = self.ready_mask
+                return ready if ready is not None and ready.seq_lengths == (T, T) else row_blocks(T, window, device)
             return compiled(create_block_mask)(visible, tokens.size(0), None, T, T, device=device)
         query, key = torch.arange(start, start + T, device=device)[:, None], torch.arange(start + T, device=device)
         row = torch.arange(tokens.size(0), device=device)[:, None, None, None]
         return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents
-
-    def _row_mask(self, length: int, device: torch.device) -> BlockMask:
-        if not torch.compiler.is_compiling():
-            return cached_row_blocks(length, self.window, device)
-        mask = self.ready_mask
-        return mask if mask is not None and mask.seq_lengths == (length, length) else row_blocks(length, self.window, device)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         x = self.hidden(tokens, documents=documents)  # the loss sees a list of tokens: one graph for rows of every length

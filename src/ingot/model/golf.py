@@ -105,9 +105,8 @@ class GolfBlock(nn.Module):
     ) -> Tensor:
         mix = self.resid_mix.to(x.dtype)
         x = mix[0] * x + mix[1] * x0
-        if (
-            self.fused_scales and torch.is_grad_enabled()
-        ):  # saves keeping the branch outputs, and a pass that scales their gradients
+        if self.fused_scales and torch.is_grad_enabled():
+            # Saves keeping the branch outputs, and a pass that scales their gradients.
             x = x + self.attn(norm(x), rotary, mask, cache, self.attn_scale)
             return x + self.mlp(norm(x), self.mlp_scale)
         x = x + self.attn_scale.to(x.dtype) * self.attn(norm(x), rotary, mask, cache)
@@ -131,9 +130,8 @@ class Golf(LanguageModel):
         self.blocks = nn.ModuleList(
             GolfBlock(s.width, s.heads, self.kv_heads, s.mlp_multiple, s.qk_gain) for _ in range(s.layers)
         )
-        self.skip_weights = nn.Parameter(
-            torch.ones(self.skips, s.width), requires_grad=self.skips > 0
-        )  # a model of one layer has no skips
+        # A model of one layer has no skips.
+        self.skip_weights = nn.Parameter(torch.ones(self.skips, s.width), requires_grad=self.skips > 0)
         self.lm_head = None if s.tied else CastedLinear(s.width, vocab_size)
         self.rotation = Rotation(context, self.head_size, s.rope_base)
         self._initialise(s.embedding_std)

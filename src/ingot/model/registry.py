@@ -33,7 +33,21 @@ def build_custom(settings: Mapping[str, Any]) -> nn.Module:
     standard = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}
     file, extra = settings["file"], settings["settings"]
     model_class = load_class(file)
-    arguments = constructor_arguments(file, model_class, standard, extra)
+    parameters = inspect.signature(model_class).parameters.values()
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    init, bases = getattr(model_class, "__init__", None), getattr(model_class, "__mro__", ())
+    if family := next((base for base in bases if "Settings" in vars(base) and init is base.__init__), None):
+        names, takes_all = names | set(family.Settings.model_fields), False  # a subclass of a family takes its settings
+    if unknown := [name for name in extra if name not in names and not takes_all]:
+        raise ValueError(
+            f"model.file={file}: Model has no parameter {unknown[0]!r}; its parameters are {', '.join(sorted(names))}"
+        )
+    # The constructor gets the settings that it names, and all of `model.settings`.
+    arguments = {name: value for name, value in standard.items() if takes_all or name in names} | dict(extra)
+    required = [p.name for p in parameters if p.default is p.empty and p.name in names]
+    if missing := [name for name in required if name not in arguments]:
+        raise ValueError(f"model.file={file}: Model needs {missing[0]!r}; set it with --model.settings.{missing[0]} VALUE")
     try:
         model = model_class(**arguments)
     except (Exception, SystemExit) as error:  # a file that calls exit() is an error, whatever the exit code
@@ -67,30 +81,6 @@ def load_class(file: str) -> Callable[..., nn.Module]:
     if not callable(getattr(module, "Model", None)):
         raise ValueError(f"model.file={file} has no class Model")
     return module.Model
-
-
-def constructor_arguments(
-    file: str, model_class: Callable[..., nn.Module], settings: Mapping[str, Any], extra: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the constructor's arguments: the settings that it names, and all of `model.settings`, which it must accept."""
-    parameters = inspect.signature(model_class).parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    init, bases = getattr(model_class, "__init__", None), getattr(model_class, "__mro__", ())
-    if family := next((base for base in bases if "Settings" in vars(base) and init is base.__init__), None):
-        names, takes_all = (
-            names | set(family.Settings.model_fields),
-            False,
-        )  # a subclass of a family takes its settings
-    if unknown := [name for name in extra if name not in names and not takes_all]:
-        raise ValueError(
-            f"model.file={file}: Model has no parameter {unknown[0]!r}; its parameters are {', '.join(sorted(names))}"
-        )
-    given = {name: value for name, value in settings.items() if takes_all or name in names} | dict(extra)
-    required = [p.name for p in parameters if p.default is p.empty and p.name in names]
-    if missing := [name for name in required if name not in given]:
-        raise ValueError(f"model.file={file}: Model needs {missing[0]!r}; set it with --model.settings.{missing[0]} VALUE")
-    return given
 
 
 def error_location(file: str, error: BaseException) -> str:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FAMILY = "Model family: gpt2, llama, golf, frontier, or file for a custom model."
+KV_HEADS = "Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
+ROPE_BASE = "Rotary positions: the slowest pair rotates once in about this many tokens, times 2 pi."
 # Metadata of a setting of which other programs' formats support every value; `portable` lists the values otherwise.
 PORTABLE = Field(json_schema_extra={"portable": {"huggingface": "any", "gguf": "any"}})
 MOST = 2**53  # largest integer setting: JSON readers lose digits beyond it
@@ -21,6 +23,7 @@ Depth = Annotated[int, Field(ge=1, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # squares of it, and their sums, fit in float32
 Fraction = Annotated[float, Field(ge=0, le=1)]
+RotaryBase = Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)]
 
 
 def portable(*values: object, gguf: tuple[object, ...] | None = None) -> dict[str, Any]:
@@ -81,12 +84,8 @@ class DropoutSettings(ModelSettings):
 class RotarySettings(ModelSettings):
     """Rotary position embeddings and grouped key/value heads, for the families that have them."""
 
-    kv_heads: Annotated[Size | None, PORTABLE] = Field(
-        None, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
-    )
-    rope_base: Annotated[Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)], PORTABLE] = Field(
-        10000.0, description="Rotary positions: the slowest pair rotates once in about this many tokens, times 2 pi."
-    )
+    kv_heads: Annotated[Size | None, PORTABLE] = Field(None, description=KV_HEADS)
+    rope_base: Annotated[RotaryBase, PORTABLE] = Field(10000.0, description=ROPE_BASE)
 
     @model_validator(mode="after")
     def _rotary_fits(self) -> RotarySettings:
@@ -122,7 +121,6 @@ class GPT2Settings(DropoutSettings):
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, bias = self.width, int(self.bias)
         block = 12 * width * width + bias * 9 * width + 2 * width * (1 + bias)
         return context * width + self.layers * block + width * (1 + bias)
@@ -168,7 +166,6 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, kv = self.width, (self.kv_heads or self.heads) * (self.width // self.heads)
         biases = self.qkv_bias, self.attention_out_bias, self.mlp_bias
         qkv_bias, out_bias, mlp_bias = (self.bias if bias is None else bias for bias in biases)
@@ -198,9 +195,7 @@ class GolfSettings(RotarySettings):
     layers: Depth = Field(9, description="Number of transformer blocks; the first half feeds the second through skips.")
     heads: Size = Field(8, description="Attention heads; they divide the width evenly.")
     width: Size = Field(512, description="Size of the residual stream.")
-    kv_heads: Size | None = Field(
-        4, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
-    )
+    kv_heads: Size | None = Field(4, description=KV_HEADS)
     mlp_multiple: Depth = Field(2, description="Width inside the MLP, in widths of the residual stream.")
     tied: bool = Field(True, description="The head is the token embedding. false: a separate matrix, initially zero.")
     softcap: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = Field(
@@ -218,7 +213,6 @@ class GolfSettings(RotarySettings):
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, kv = self.width, (self.kv_heads or self.heads) * (self.width // self.heads)
         block = 2 * width * width + 2 * width * kv + self.heads + 2 * self.mlp_multiple * width * width + 4 * width
         return self.layers * block + self.layers // 2 * width + (0 if self.tied else rows * width)
@@ -235,20 +229,15 @@ class FrontierSettings(RotarySettings):
     layers: Depth = Field(10, description="Number of transformer blocks.")
     heads: Size = Field(4, description="Attention heads; they divide the width evenly.")
     width: Size = Field(512, description="Size of the residual stream.")
-    kv_heads: Size | None = Field(
-        2, description="Heads of keys and values; each serves heads / kv_heads heads of queries. null: as many as heads."
-    )
+    kv_heads: Size | None = Field(2, description=KV_HEADS)
     mlp_multiple: Annotated[float, Field(gt=0, le=1000)] = Field(
         3.0, description="Width inside the MLP, in widths of the residual stream."
     )
     tied: bool = Field(True, description="The head is the token embedding. false: a separate matrix.")
     softcap: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] | None = Field(
-        15.0,
-        description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap). null: they are not.",
+        15.0, description="Logits are bent into plus or minus this: softcap * tanh(logits / softcap). null: they are not."
     )
-    rope_base: Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)] = Field(
-        200000.0, description="Rotary positions: the slowest pair rotates once in about this many tokens, times 2 pi."
-    )
+    rope_base: RotaryBase = Field(200000.0, description=ROPE_BASE)
     rope_part: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5, description="Part of each head's dimensions that rotary positions rotate; the others carry no position."
     )
@@ -309,7 +298,6 @@ class FrontierSettings(RotarySettings):
         return layer == self.layers - 1 or self.pattern[layer % len(self.pattern)] == "L"
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
-        """Return the number of parameters besides an embedding of `rows` tokens."""
         width, kv_heads = self.width, self.kv_heads or self.heads
         kv = kv_heads * (width // self.heads)
         block = 2 * width * width + 2 * width * kv + 2 * self.inner_width * width + 2

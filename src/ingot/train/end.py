@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.container import ArtifactReport, artifact_name, write_artifact
+from ingot.artifact.container import artifact_name, write_artifact
 from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
 from ingot.errors import IngotError, Interrupted, RunError
-from ingot.runs.folder import RunFolder, saved_steps
+from ingot.runs.folder import saved_steps
 from ingot.runs.state import Status, TrainingResult
 from ingot.runtime.files import writing
-from ingot.runtime.tensors import TensorRecord
 from ingot.train.fit_artifact import find_codes
 from ingot.train.stop import Shutdown, reason_name
 from ingot.train.trainer import Trainer
@@ -42,7 +41,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
     if status == "completed":
         try:
             if config.evaluation.at_end and not evaluation.is_final() and trainer.dataset.split("val").tokens > 1:
-                evaluation.evaluate(evaluation.bounds.final_limit, final=True)
+                evaluation.evaluate(evaluation.final_limit, final=True)
                 trainer.update_checkpoint()
             if config.artifact.write:
                 exported = exporter(trainer, shutdown) or exported
@@ -84,46 +83,39 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
 
 
 def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., Any] = score_in_fresh_process) -> Exported | None:
-    """Write the artifact into the run folder and score it in a fresh process."""
-    scored = trainer.config.artifact.score and trainer.dataset.split("val").tokens > 1
-    rows = trainer.evaluation.artifact_rows() if scored else None
-    weights = trainer.backend.weights()
-    report = _export(trainer, trainer.outputs.folder, weights, shutdown) if trainer.outputs is not None else None
-    if trainer.backend.maximum([trainer.outputs is not None and report is None])[0]:
-        raise Interrupted
-    if report is None:
-        return None
-    return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown, score) if scored else None, rows)
-
-
-def _export(trainer: Trainer, folder: RunFolder, weights: list[TensorRecord], shutdown: Shutdown) -> ArtifactReport | None:
-    """Write the artifact and compare its size with the budget; None if a stop request interrupted the quantisation search."""
-    config, progress = trainer.config, trainer.progress
+    """Write the artifact into the run folder, compare its size with the budget, and score it in a fresh process."""
+    config, progress, outputs = trainer.config, trainer.progress, trainer.outputs
     a, limit = config.artifact, config.budget.artifact_bytes
-    scored = progress.val_whole and progress.val_step == progress.step  # score covers these weights and the whole split
-    facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if scored else None}
-    if not a.tokenizer:
-        facts["tokenizer"] = None
-    path = folder.artifact / artifact_name(a.codec)
-    trainer.reporter.waiting("exporting")
-    cut_short = False
+    scored = a.score and trainer.dataset.split("val").tokens > 1
+    rows = trainer.evaluation.artifact_rows() if scored else None
+    weights, report, cut_short = trainer.backend.weights(), None, False
 
     def stop() -> bool:
         nonlocal cut_short
         cut_short = shutdown.requested
         return cut_short
 
-    codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, stop)
-    if cut_short:
-        return None  # the codes found so far may exceed the size limit and are not the best
-    with writing(path):
-        report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)
-    if limit is not None and report.bytes > limit:
-        trainer.reporter.message(
-            f"{path} has {report.bytes:,} bytes, {report.bytes - limit:,} more than budget.artifact_bytes={limit:,}; "
-            f"to see what would fit: ingot export {shlex.quote(str(folder.path))}"
-        )
-    return report
+    if outputs is not None:
+        whole = progress.val_whole and progress.val_step == progress.step  # the score covers these weights and the whole split
+        facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if whole else None}
+        if not a.tokenizer:
+            facts["tokenizer"] = None
+        path = outputs.folder.artifact / artifact_name(a.codec)
+        trainer.reporter.waiting("exporting")
+        codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, stop)
+        if not cut_short:  # else the codes found so far may exceed the size limit and are not the best
+            with writing(path):
+                report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)
+            if limit is not None and report.bytes > limit:
+                trainer.reporter.message(
+                    f"{path} has {report.bytes:,} bytes, {report.bytes - limit:,} more than budget.artifact_bytes={limit:,}; "
+                    f"to see what would fit: ingot export {shlex.quote(str(outputs.folder.path))}"
+                )
+    if trainer.backend.maximum([cut_short])[0]:
+        raise Interrupted
+    if report is None:
+        return None
+    return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown, score) if scored else None, rows)
 
 
 def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown, score: Callable[..., Any]) -> float | None:

@@ -14,7 +14,7 @@ from itertools import islice
 
 from ingot.backends.base import Backend
 from ingot.backends.sampling import Sampling, prompt_ids
-from ingot.config.schema import BudgetSection, Config, EvaluationSection
+from ingot.config.schema import Config, EvaluationSection
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import Interrupted, Setting
@@ -42,79 +42,6 @@ def open_tasks(evaluation: EvaluationSection, context: int, tokenizer: Tokenizer
     return task_rows(read_items(names, folder, evaluation.task_items), tokenizer, context, truncate)
 
 
-class Bounds:
-    """Limits on the time and number of rows of an evaluation. Reports each reduction once."""
-
-    def __init__(self, budget: BudgetSection, evaluation: EvaluationSection, backend: Backend, reporter: Reporter):
-        self._rows_during, self._backend, self._reporter = evaluation.rows, backend, reporter
-        self._limit_during: tuple[int | None] | None = None  # rows of evaluations during training, once decided
-        self._budget_seconds = budget.seconds or 0.0
-        self.row_seconds: float | None = None  # seconds per row on the slowest rank
-        self.last_seconds = 0.0  # duration of the last evaluation during training, on the slowest rank
-        self._reported: set[str] = set()
-        final_rows = evaluation.final_rows
-        self.final_limit = None if final_rows == "auto" else final_rows  # None: all rows, or as many as time allows
-        bounded = final_rows == "auto" and budget.seconds is not None and budget.artifact_bytes is None
-        self.seconds = max(MIN_ALLOWED_SECONDS, MAX_BUDGET_SHARE * self._budget_seconds) if bounded else None  # None: no bound
-
-    def rows(self, evaluator: Evaluator, limit: int | None, now: Callable[[], float]) -> int | None:
-        """Return `limit`, or the number of rows that there is time for if that is less. Called on every rank."""
-        ranks, wanted = self._backend.ranks.world_size, evaluator.count(limit)
-        batch_rows = evaluator.micro_batch * ranks
-        if self.seconds is None or wanted <= batch_rows:
-            return limit
-        if self.row_seconds is None:
-            # Time a batch; if that suggests fewer rows, time another one, because the first may include compilation.
-            batch = next(evaluator.batches(evaluator.rows(evaluator.micro_batch)))
-            for attempt in range(2):
-                self._reporter.waiting("measuring how fast rows are scored")
-                began = now()
-                self._backend.score(batch)
-                slowest = self._backend.maximum([(now() - began) / len(batch)])[0]
-                if not attempt and wanted * slowest <= self.seconds * ranks:
-                    return limit  # the evaluation itself measures the speed
-            self.row_seconds = slowest
-        if wanted * self.row_seconds <= self.seconds * ranks:
-            return limit
-        rows = max(batch_rows, int(self.seconds / self.row_seconds) * ranks)
-        if rows >= wanted:
-            return limit
-        self._report_once(
-            "rows",
-            f"scoring {wanted:,} rows would take about {wanted * self.row_seconds / ranks:.0f} s and budget.seconds is "
-            f"{self._budget_seconds:g}: {rows:,} of {evaluator.count(None):,} rows, spread evenly, are scored instead, also for "
-            "the artifact; evaluation.final_rows=null scores all",
-        )
-        return rows
-
-    def limits(self, limit: int | None, evaluator: Evaluator, now: Callable[[], float]) -> tuple[int | None, int | None]:
-        """Return the number of rows for evaluations during training (fixed once set) and for an evaluation of `limit` rows."""
-        allowed = self.rows(evaluator, limit, now) if limit != self._rows_during else None
-        if self._limit_during is None:
-            self._limit_during = (self.rows(evaluator, self._rows_during, now),)
-        [during] = self._limit_during
-        if limit == self._rows_during:
-            return during, during
-        both_cut = allowed != limit and during != self._rows_during
-        return during, during if both_cut else allowed  # if both are reduced, one pass over the same rows serves both
-
-    def has_time(self, evaluation_seconds: float, training_seconds: float) -> bool:
-        """Return True if, after one more evaluation, total evaluation time stays below training time plus one allowance."""
-        if self.seconds is None or evaluation_seconds + self.last_seconds <= training_seconds + self.seconds:
-            return True
-        self._report_once(
-            "skipped",
-            f"evaluations have taken {evaluation_seconds:.0f} s and training {training_seconds:.0f} s, so some evaluations are "
-            "left out; raise evaluation.every, lower evaluation.rows, or set evaluation.final_rows=null to run all of them",
-        )
-        return False
-
-    def _report_once(self, topic: str, message: str) -> None:
-        if topic not in self._reported:
-            self._reported.add(topic)
-            self._reporter.message(message)
-
-
 class RunEvaluation:
     """The evaluations of one session: scores, tasks and text samples of the current weights, recorded in the run's progress."""
 
@@ -130,7 +57,15 @@ class RunEvaluation:
     ):
         self.settings, self.seed, self.dataset, self.backend = config.evaluation, config.training.seed, dataset, backend
         self.clock, self.progress, self.reporter, self.outputs = clock, progress, reporter, outputs
-        self.bounds = Bounds(config.budget, config.evaluation, backend, reporter)
+        self._limit_during: tuple[int | None] | None = None  # rows of evaluations during training, once decided
+        self._budget_seconds = config.budget.seconds or 0.0
+        self._row_seconds: float | None = None  # seconds per row on the slowest rank
+        self._last_seconds = 0.0  # duration of the last evaluation during training, on the slowest rank
+        self._reported: set[str] = set()  # each reduction is reported once
+        final_rows = config.evaluation.final_rows
+        self.final_limit = None if final_rows == "auto" else final_rows  # None: all rows, or as many as time allows
+        bounded = final_rows == "auto" and config.budget.seconds is not None and config.budget.artifact_bytes is None
+        self._bound = max(MIN_ALLOWED_SECONDS, MAX_BUDGET_SHARE * self._budget_seconds) if bounded else None  # None: no bound
         self.tasks: TaskRows | None = None
         self.shutdown: Shutdown | None = None
         self.last_sample: str | None = None
@@ -141,7 +76,7 @@ class RunEvaluation:
         e, p = self.settings, self.progress
         with self.clock.paused():
             began = self.clock.now()
-            during, limit = self.bounds.limits(limit, self.evaluator("val"), self.clock.now)
+            during, limit = self._limits(limit)
             score = self.score("val", limit)
             # Scores are comparable only over the same rows: the final evaluation also scores the rows used during training.
             several = e.every or e.points or e.at_start
@@ -183,22 +118,80 @@ class RunEvaluation:
                     self.outputs.folder.sample(p.step, text)
                 self.reporter.sample(p.step, text)
             if not final:
-                if self.bounds.seconds is not None:
-                    self.bounds.last_seconds = self.backend.maximum([self.clock.now() - began])[0]
-                p.evaluation_seconds += self.bounds.last_seconds
+                if self._bound is not None:
+                    self._last_seconds = self.backend.maximum([self.clock.now() - began])[0]
+                p.evaluation_seconds += self._last_seconds
         return report.best
+
+    def bounded_rows(self, limit: int | None) -> int | None:
+        """Return `limit`, or the number of validation rows that there is time for if that is less. Called on every rank."""
+        evaluator, ranks = self.evaluator("val"), self.backend.ranks.world_size
+        wanted = evaluator.count(limit)
+        batch_rows = evaluator.micro_batch * ranks
+        if self._bound is None or wanted <= batch_rows:
+            return limit
+        if self._row_seconds is None:
+            # Time a batch; if that suggests fewer rows, time another one, because the first may include compilation.
+            batch = next(evaluator.batches(evaluator.rows(evaluator.micro_batch)))
+            for attempt in range(2):
+                self.reporter.waiting("measuring how fast rows are scored")
+                began = self.clock.now()
+                self.backend.score(batch)
+                slowest = self.backend.maximum([(self.clock.now() - began) / len(batch)])[0]
+                if not attempt and wanted * slowest <= self._bound * ranks:
+                    return limit  # the evaluation itself measures the speed
+            self._row_seconds = slowest
+        if wanted * self._row_seconds <= self._bound * ranks:
+            return limit
+        rows = max(batch_rows, int(self._bound / self._row_seconds) * ranks)
+        if rows >= wanted:
+            return limit
+        self._report_once(
+            "rows",
+            f"scoring {wanted:,} rows would take about {wanted * self._row_seconds / ranks:.0f} s and budget.seconds is "
+            f"{self._budget_seconds:g}: {rows:,} of {evaluator.count(None):,} rows, spread evenly, are scored instead, also for "
+            "the artifact; evaluation.final_rows=null scores all",
+        )
+        return rows
+
+    def _limits(self, limit: int | None) -> tuple[int | None, int | None]:
+        """Return the number of rows for evaluations during training (fixed once set) and for an evaluation of `limit` rows."""
+        wanted = self.settings.rows
+        allowed = self.bounded_rows(limit) if limit != wanted else None
+        if self._limit_during is None:
+            self._limit_during = (self.bounded_rows(wanted),)
+        [during] = self._limit_during
+        # If both are reduced, one pass over the same rows serves both.
+        return during, during if limit == wanted or (allowed != limit and during != wanted) else allowed
+
+    def has_time(self, training_seconds: float) -> bool:
+        """Return True if, after one more evaluation, total evaluation time stays below training time plus one allowance."""
+        evaluation_seconds = self.progress.evaluation_seconds
+        if self._bound is None or evaluation_seconds + self._last_seconds <= training_seconds + self._bound:
+            return True
+        self._report_once(
+            "skipped",
+            f"evaluations have taken {evaluation_seconds:.0f} s and training {training_seconds:.0f} s, so some evaluations are "
+            "left out; raise evaluation.every, lower evaluation.rows, or set evaluation.final_rows=null to run all of them",
+        )
+        return False
+
+    def _report_once(self, topic: str, message: str) -> None:
+        if topic not in self._reported:
+            self._reported.add(topic)
+            self.reporter.message(message)
 
     def is_final(self) -> bool:
         """Return True if this step already has the validation score that the end of the run requires."""
-        p, limit = self.progress, self.bounds.final_limit
-        enough = p.val_final and self.bounds.seconds is not None if limit is None else p.val_rows >= limit
+        p, limit = self.progress, self.final_limit
+        enough = p.val_final and self._bound is not None if limit is None else p.val_rows >= limit
         return p.val_step == p.step and (p.val_whole or enough)
 
     def artifact_rows(self) -> int | None:
         """Return the number of rows to score the artifact on; None: all. Called on every rank."""
         if self.is_final():
             return None if self.progress.val_whole else self.progress.val_rows
-        return self.bounds.rows(self.evaluator("val"), self.bounds.final_limit, self.clock.now)
+        return self.bounded_rows(self.final_limit)
 
     def score(self, split: str, limit: int | None) -> Score:
         """Score a split, or `limit` rows of it, over all ranks."""
@@ -212,8 +205,8 @@ class RunEvaluation:
         *sums, stopped = self.backend.total([*part.sums, float(self._stop_requested())])
         if stopped:
             raise Interrupted
-        if self.bounds.seconds is not None:
-            self.bounds.row_seconds = self.backend.maximum([(self.clock.now() - began) / max(len(own), 1)])[0]
+        if self._bound is not None:
+            self._row_seconds = self.backend.maximum([(self.clock.now() - began) / max(len(own), 1)])[0]
         return evaluator.total(sums)
 
     def _sample(self) -> str:

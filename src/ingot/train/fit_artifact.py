@@ -75,85 +75,75 @@ def find_codes(
     def size(codes: Codes) -> int:
         return next(artifact_sizes(weights, facts, a.quantiser, [a.codec], a.dtype, codes=codes))[1]
 
-    def score() -> float:
-        return evaluator.score(scored, model.score).bits_per_byte
-
     if limit is None or a.k != "auto":
         k, embedding_k = (K if a.k == "auto" else a.k), (EMBEDDING_K if a.embedding_k == "auto" else a.embedding_k)
         steps = Steps(Rounding(a.bits, k), Rounding(a.embedding_bits, embedding_k))
         rounder.round(steps.matrices, steps.embeddings)
         say(f"rounded: {steps}")
         return rounder.codes()
-    return _Fit(a, rounder, limit, size, score, say, stop).codes()
+    return fit_codes(a, rounder, limit, size, lambda: evaluator.score(scored, model.score).bits_per_byte, say, stop)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """The search for the best steps that meet the size limit; the coarsest if none do."""
+def fit_codes(
+    a: ArtifactSection,
+    rounder: Rounder,
+    limit: int,
+    size: Callable[[Codes], int],
+    bits_per_byte: Callable[[], float],
+    say: Callable[[str], None],
+    stop: Callable[[], bool],
+) -> Codes:
+    """Return the codes of the best steps that meet the size limit; of the coarsest if none do."""
 
-    settings: ArtifactSection
-    rounder: Rounder
-    limit: int
-    size: Callable[[Codes], int]  # bytes of the whole file
-    score: Callable[[], float]  # bits per byte on training text
-    say: Callable[[str], None]
-    stop: Callable[[], bool]
-
-    def codes(self) -> Codes:
-        """Return the codes of the best steps."""
-        a = self.settings
-        scale = (2 ** (a.embedding_bits - 1) - 1) / 127
-        tried = [k * scale for k in EMBEDDING_KS] if a.embedding_k == "auto" else [a.embedding_k]
-        embeddings = [Rounding(a.embedding_bits, k) for k in tried]
-        first = Steps(self._matrices(K / 31), embeddings[0])
-        code_bytes = self.rounder.round(first.matrices, first.embeddings)
-        rest = self.size(self.rounder.codes()) - code_bytes  # size of everything except the codes
-        candidates = []
-        for rounding in embeddings:  # with the finest matrices for which all codes are estimated to fit
-            step, matrix_bytes = K / 31, self.limit - rest - self.rounder.estimate(rounding, True)
-            for _ in range(TRIES):
-                step = self._moved(step, self.rounder.estimate(self._matrices(step), False) - matrix_bytes)
-            candidates.append(Steps(self._matrices(step), rounding))
-
-        def score(steps: Steps) -> float:
-            if self.stop():
-                return float("inf")
-            size = self.rounder.round(steps.matrices, steps.embeddings) + rest
-            bpb = self.score()
-            self.say(f"{steps}: about {size:,.0f} bytes, {bpb:.4f} bits per byte of training text")
-            # Steps over the limit are ranked by size, after all steps within it.
-            return size if _step(steps.matrices) == LARGEST_STEP and size > self.limit else bpb
-
-        return self._just_below(candidates[0] if len(candidates) == 1 else min(candidates, key=score))
-
-    def _matrices(self, step: float) -> Rounding:
+    def matrices(step: float) -> Rounding:
         """Return the rounding for a step in standard deviations, with the fewest bits >= artifact.bits that clip little."""
-        by_bits = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(self.settings.bits, 9)]
+        by_bits = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(a.bits, 9)]
         return next((rounding for rounding in by_bits if rounding.k >= MIN_K), Rounding(8, MIN_K))
 
-    def _moved(self, step: float, over: float) -> float:
+    def moved(step: float, over: float) -> float:
         """Return the step that makes the matrices `over` bytes smaller, clamped to sensible bounds."""
-        octave = self.rounder.estimate(self._matrices(step), False) - self.rounder.estimate(self._matrices(2 * step), False)
-        moved = step * 2 ** max(-3.0, min(3.0, over / max(octave, 1.0)))
-        return min(max(moved, MIN_K / 127), LARGEST_STEP)
+        octave = rounder.estimate(matrices(step), False) - rounder.estimate(matrices(2 * step), False)
+        step *= 2 ** max(-3.0, min(3.0, over / max(octave, 1.0)))
+        return min(max(step, MIN_K / 127), LARGEST_STEP)
 
-    def _just_below(self, steps: Steps) -> Codes:
-        """Return the codes of these steps, refined until the real file is just below the limit."""
-        kept: tuple[Steps, Codes, int] | None = None
+    scale = (2 ** (a.embedding_bits - 1) - 1) / 127
+    tried = [k * scale for k in EMBEDDING_KS] if a.embedding_k == "auto" else [a.embedding_k]
+    embeddings = [Rounding(a.embedding_bits, k) for k in tried]
+    code_bytes = rounder.round(matrices(K / 31), embeddings[0])
+    rest = size(rounder.codes()) - code_bytes  # size of everything except the codes
+    candidates = []
+    for rounding in embeddings:  # with the finest matrices for which all codes are estimated to fit
+        step, matrix_bytes = K / 31, limit - rest - rounder.estimate(rounding, True)
         for _ in range(TRIES):
-            self.rounder.round(steps.matrices, steps.embeddings)
-            codes = self.rounder.codes()
-            size = self.size(codes)
-            left, step = self.limit - size, _step(steps.matrices)
-            if kept is None or (kept[2] <= size <= self.limit if kept[2] <= self.limit else size < kept[2]):
-                kept = steps, codes, size
-            moved = self._moved(step, CLOSE / 2 * self.limit - left)
-            if 0 <= left <= CLOSE * self.limit or moved == step or self.stop():
-                break
-            steps = Steps(self._matrices(moved), steps.embeddings)
-        assert kept is not None
-        self.say(f"rounded: {kept[0]}: {kept[2]:,} of {self.limit:,} bytes")
-        return kept[1]
+            step = moved(step, rounder.estimate(matrices(step), False) - matrix_bytes)
+        candidates.append(Steps(matrices(step), rounding))
+
+    def score(steps: Steps) -> float:
+        if stop():
+            return float("inf")
+        estimate = rounder.round(steps.matrices, steps.embeddings) + rest
+        bpb = bits_per_byte()
+        say(f"{steps}: about {estimate:,.0f} bytes, {bpb:.4f} bits per byte of training text")
+        # Steps over the limit are ranked by size, after all steps within it.
+        return estimate if _step(steps.matrices) == LARGEST_STEP and estimate > limit else bpb
+
+    steps = candidates[0] if len(candidates) == 1 else min(candidates, key=score)
+    # Refine the best steps until the real file is just below the limit.
+    kept: tuple[Steps, Codes, int] | None = None
+    for _ in range(TRIES):
+        rounder.round(steps.matrices, steps.embeddings)
+        codes = rounder.codes()
+        file_bytes, step = size(codes), _step(steps.matrices)
+        left = limit - file_bytes
+        if kept is None or (kept[2] <= file_bytes <= limit if kept[2] <= limit else file_bytes < kept[2]):
+            kept = steps, codes, file_bytes
+        next_step = moved(step, CLOSE / 2 * limit - left)
+        if 0 <= left <= CLOSE * limit or next_step == step or stop():
+            break
+        steps = Steps(matrices(next_step), steps.embeddings)
+    assert kept is not None
+    say(f"rounded: {kept[0]}: {kept[2]:,} of {limit:,} bytes")
+    return kept[1]
 
 
 def _step(rounding: Rounding) -> float:

@@ -14,17 +14,16 @@ from ingot.backends.open import packages
 from ingot.config.fields import leaf_values
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.config.render import dump_yaml
-from ingot.config.schema import Config, TrainingSection
+from ingot.config.schema import TrainingSection
 from ingot.errors import CheckpointError, ConfigError
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, Tensors, read_kind, retain, save_checkpoint, sweep, update_progress
 from ingot.runs.folder import MODEL_COPY, TRACKIO_ID, WANDB_ID, Kind, RunFolder, new_run_dir, saved_steps
-from ingot.runs.reporter import MultiReporter, Reporter
+from ingot.runs.reporter import Reporter
 from ingot.runs.state import Heartbeat
-from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.machine import installed
-from ingot.train.resume import Progress, check_sources, refuse_occupied
+from ingot.train.resume import check_sources, refuse_occupied
 
 STATE_BYTES = 12  # per parameter: the weight and AdamW's two moments in fp32
 SLOW_DISK = 200e6  # bytes per second, assumed before the first save
@@ -43,17 +42,33 @@ class Saver:
         self.longest_seconds = 0.0  # longest time from a save request until the checkpoint was on disk
 
     def save(
-        self,
-        step: int,
-        state: Callable[[], Tensors],
-        progress: Mapping[str, Any],
-        best: int | None,
-        kind: Kind = "regular",
+        self, step: int, state: Callable[[], Tensors], progress: Mapping[str, Any], best: int | None, kind: Kind = "regular"
     ) -> None:
         """Start writing once the previous save has ended. A failure is reported and kept in `error` until a save succeeds."""
         began = time.monotonic()
         self.wait()
-        self._thread = threading.Thread(target=self._write, args=(began, step, state, progress, best, kind), name="checkpoint")
+
+        def write() -> None:
+            try:
+                path = save_checkpoint(self._folder, step, state(), progress, kind)
+            except Exception as error:  # for any failure, even out of memory, the run must know that this step is not saved
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                advice = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
+                self.error = CheckpointError(f"cannot save step {step} in {self._folder}: {reason}{advice}")
+                with suppress(CheckpointError):  # the log may not be writable either
+                    self._failed(f"{self.error}; training continues and the next save tries again")
+                return
+            try:
+                retain(self._folder, self._keep_last, self._keep_every, best)
+            except (OSError, CheckpointError) as error:  # the checkpoint itself is saved
+                with suppress(CheckpointError):
+                    reason = getattr(error, "strerror", None) or error
+                    self._failed(f"cannot delete an old checkpoint in {self._folder}: {reason}")
+            self.error, self.longest_seconds = None, max(self.longest_seconds, time.monotonic() - began)
+            with suppress(CheckpointError):
+                self._done(path, kind)
+
+        self._thread = threading.Thread(target=write, name="checkpoint")
         self._thread.start()
 
     def update(self, step: int, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
@@ -83,28 +98,6 @@ class Saver:
     def expected_seconds(self, parameters: int) -> float:
         """Return the expected duration of a save: the longest so far or, before the first, an estimate for a slow disk."""
         return self.longest_seconds or parameters * STATE_BYTES / SLOW_DISK
-
-    def _write(
-        self, began: float, step: int, state: Callable[[], Tensors], progress: Mapping[str, Any], best: int | None, kind: Kind
-    ) -> None:
-        try:
-            path = save_checkpoint(self._folder, step, state(), progress, kind)
-        except Exception as error:  # for any failure, even out of memory, the run must know that this step is not saved
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            advice = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
-            self.error = CheckpointError(f"cannot save step {step} in {self._folder}: {reason}{advice}")
-            with suppress(CheckpointError):  # the log may not be writable either
-                self._failed(f"{self.error}; training continues and the next save tries again")
-            return
-        try:
-            retain(self._folder, self._keep_last, self._keep_every, best)
-        except (OSError, CheckpointError) as error:  # the checkpoint itself is saved
-            with suppress(CheckpointError):
-                reason = getattr(error, "strerror", None) or error
-                self._failed(f"cannot delete an old checkpoint in {self._folder}: {reason}")
-        self.error, self.longest_seconds = None, max(self.longest_seconds, time.monotonic() - began)
-        with suppress(CheckpointError):
-            self._done(path, kind)
 
 
 @dataclass(frozen=True)
@@ -184,17 +177,3 @@ def open_outputs(
     saver = Saver(folder.checkpoints, config.training, saved, reporter.message)
     stack.callback(saver.wait)
     return RunOutputs(folder, heartbeat, saver)
-
-
-def add_tracking(
-    config: Config, outputs: RunOutputs | None, progress: Progress, front: Reporter, reporter: Reporter, stack: ExitStack
-) -> Reporter:
-    """Return the reporter with the trackers enabled in the settings added; `front` chooses the metric names."""
-    t = config.tracking
-    if outputs is None or (t.wandb_project is None and t.trackio_project is None and not t.tensorboard):
-        return reporter
-    shown_config = front.tracked_config() or config.model_dump(mode="json")
-    folder, wandb_id = outputs.folder.path, progress.wandb_id
-    tracking = open_tracking(t, folder, progress.step, wandb_id, shown_config, front.tracked, reporter.message)
-    progress.wandb_id = tracking.wandb_id or wandb_id
-    return MultiReporter(reporter, stack.enter_context(tracking))

@@ -200,7 +200,6 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
             if (name in saved or not names) and saved.get(name) != current.get(name):
                 changed.append(Change(f"{section}.{name}", saved.get(name), current.get(name)))
     mixed = ["set" if any(facts["config"]["data"].get(name) for name in ("mix", "phases")) else "empty" for facts in (was, now)]
-    left_out = now.get("already_read_sha256")
     others: dict[str, tuple[Any, Any, str]] = {
         "data.mix": (
             mixed[0], mixed[1],
@@ -208,7 +207,7 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
         ),
         "model.file": (was.get("model_file_sha256"), now["model_file_sha256"], "the contents of {0} have changed"),
         "data.already_read": (
-            was.get("already_read_sha256", left_out), left_out,  # missing in checkpoints from versions without the setting
+            was.get("already_read_sha256"), now.get("already_read_sha256"),
             "{0} lists other documents than before, so the rows would differ",
         ),
         "data.path": (

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ingot.backends.base import Backend
 from ingot.backends.open import open_backend
 from ingot.backends.sampling import prompt_ids
 from ingot.config.loading import ResolvedConfig
@@ -21,25 +19,19 @@ from ingot.data.loading.rows import Rows, make_rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import ConfigError, DataError, IngotError, PeerLost, Setting
 from ingot.eval.evaluator import evaluator_of
-from ingot.runs.checkpoints import Checkpoint, load_checkpoint
+from ingot.runs.checkpoints import load_checkpoint
 from ingot.runs.reporter import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.state import TrainingResult
+from ingot.runs.tracking import open_tracking
 from ingot.runtime.machine import collected_later
 from ingot.runtime.processes import die_with
 from ingot.runtime.ranks import ranks_from_environment
 from ingot.train.end import Exporter, export_artifact, finish
 from ingot.train.evaluation import open_tasks
-from ingot.train.outputs import RunOutputs, add_tracking, claim_folder, open_outputs
-from ingot.train.resume import (
-    Progress,
-    facts_of,
-    find_state,
-    load_initial_weights,
-    read_progress,
-    starts_fresh,
-)
+from ingot.train.outputs import claim_folder, open_outputs
+from ingot.train.resume import Progress, facts_of, find_state, load_initial_weights, read_progress, starts_fresh
 from ingot.train.step_plan import refuse_idle_ranks
-from ingot.train.stop import Shutdown, Walltime, find_walltime
+from ingot.train.stop import Shutdown, find_walltime
 from ingot.train.trainer import Trainer
 
 
@@ -77,8 +69,25 @@ def run(
         if loaded:  # before the folder is created, so that mismatched weights leave no run folder
             load_initial_weights(config, backend, dataset.tokenizer)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
-        to_delete = files if force else None
-        outputs, checkpoint, reporter = _open_run(resolved, backend, facts, reporter, stack, shutdown, walltime, to_delete)
+        outputs, checkpoint, tracking = None, None, config.tracking
+        if ranks.first:
+            try:
+                folder = claim_folder(resolved, reporter, stack, files if force else None, facts)
+                reporter = MultiReporter(reporter, LineReporter(folder.log))
+                checkpoint = find_state(config, folder, facts, reporter.message)
+                outputs = open_outputs(resolved, folder, checkpoint, reporter, stack)
+                shutdown.watch(folder.stop_path, walltime, partial(outputs.saver.expected_seconds, backend.parameters))
+                if walltime is not None:
+                    reporter.message(f"{walltime}; this session saves and stops before that")
+            except IngotError as error:
+                backend.broadcast(json.dumps({"exit_code": error.exit_code}))
+                raise
+        # The other ranks learn which checkpoint the first resumes from, or that it failed.
+        outcome = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint else None})))
+        if "exit_code" in outcome:
+            raise PeerLost(outcome["exit_code"])
+        if outcome["checkpoint"] is not None and checkpoint is None:
+            checkpoint = load_checkpoint(Path(outcome["checkpoint"]))
         if checkpoint is None and config.training.weights is not None and not loaded:
             load_initial_weights(config, backend, dataset.tokenizer)
         progress = Progress()
@@ -86,7 +95,14 @@ def run(
             progress = read_progress(checkpoint)
             backend.load(checkpoint.tensors)
             checkpoint.tensors.clear()  # free the memory: the backend has its own copy
-        reporter = add_tracking(config, outputs, progress, front, reporter, stack)
+        projects = tracking.wandb_project, tracking.trackio_project
+        if outputs is not None and (tracking.tensorboard or projects != (None, None)):
+            shown_config, folder_path = front.tracked_config() or config.model_dump(mode="json"), outputs.folder.path
+            tracker = open_tracking(
+                tracking, folder_path, progress.step, progress.wandb_id, shown_config, front.tracked, reporter.message
+            )
+            progress.wandb_id = tracker.wandb_id or progress.wandb_id
+            reporter = MultiReporter(reporter, stack.enter_context(tracker))
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)
         trainer.saved_step = checkpoint.step if checkpoint is not None else None
         trainer.facts, trainer.evaluation.tasks = facts, tasks
@@ -121,38 +137,6 @@ def run(
         reporter.end(result)
         backend.close()  # not after a failure: the other ranks would exit before this one has reported it
     return result
-
-
-def _open_run(
-    resolved: ResolvedConfig,
-    backend: Backend,
-    facts: dict[str, Any],
-    reporter: Reporter,
-    stack: ExitStack,
-    shutdown: Shutdown,
-    walltime: Walltime | None,
-    to_delete: Sequence[str] | None,
-) -> tuple[RunOutputs | None, Checkpoint | None, Reporter]:
-    """Return the outputs (first rank only), the checkpoint to resume from, and a reporter that also writes log.txt."""
-    outputs, checkpoint = None, None
-    if backend.ranks.first:
-        try:
-            folder = claim_folder(resolved, reporter, stack, to_delete, facts)
-            reporter = MultiReporter(reporter, LineReporter(folder.log))
-            checkpoint = find_state(resolved.config, folder, facts, reporter.message)
-            outputs = open_outputs(resolved, folder, checkpoint, reporter, stack)
-            shutdown.watch(folder.stop_path, walltime, partial(outputs.saver.expected_seconds, backend.parameters))
-            if walltime is not None:
-                reporter.message(f"{walltime}; this session saves and stops before that")
-        except IngotError as error:
-            backend.broadcast(json.dumps({"exit_code": error.exit_code}))
-            raise
-    outcome = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint is not None else None})))
-    if "exit_code" in outcome:
-        raise PeerLost(outcome["exit_code"])
-    if outcome["checkpoint"] is not None and checkpoint is None:
-        checkpoint = load_checkpoint(Path(outcome["checkpoint"]))
-    return outputs, checkpoint, reporter
 
 
 def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -> tuple[Dataset, Rows]:

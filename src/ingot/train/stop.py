@@ -234,12 +234,6 @@ def reason_name(reason: int) -> str:
     return {WALLTIME: "walltime", STOP_FILE: "stop_file"}.get(reason) or f"signal:{signal.Signals(reason).name}"
 
 
-def is_near_end(elapsed: float, shutdown: Shutdown, budget: BudgetSection, durations: Collection[float]) -> bool:
-    """Return True if the step after the pending one could exceed the budget or the wall-clock limit."""
-    in_budget = fits(elapsed, 2 * longest_but_one(durations), budget.seconds)
-    return not (in_budget and shutdown.has_time(2 * max(durations, default=0.0)))
-
-
 def sync_clock_and_stop(
     group: Group, clock: Clock, shutdown: Shutdown, budget: BudgetSection, durations: Collection[float]
 ) -> tuple[float, int, bool]:

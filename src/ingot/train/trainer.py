@@ -29,7 +29,7 @@ from ingot.train.evaluation import RunEvaluation
 from ingot.train.outputs import RunOutputs
 from ingot.train.resume import Progress
 from ingot.train.step_plan import following, plan_step, shapes, starts_with
-from ingot.train.stop import Clock, Shutdown, is_near_end, longest_but_one, sync_clock_and_stop
+from ingot.train.stop import Clock, Shutdown, fits, longest_but_one, sync_clock_and_stop
 
 ALWAYS_LOGGED_STEPS = 10  # log each of the first steps, where most failures show
 RATE_WINDOW = 50  # recent steps over which tokens per second are averaged
@@ -141,7 +141,8 @@ class Trainer:
             while True:
                 began = self.clock.elapsed
                 # 1. Synchronise with the other ranks on the time and on stop requests.
-                if self.backend.ranks.first and is_near_end(began, shutdown, c.budget, durations):
+                in_budget = fits(began, 2 * longest_but_one(durations), c.budget.seconds)
+                if self.backend.ranks.first and not (in_budget and shutdown.has_time(2 * max(durations, default=0.0))):
                     self._finish_pending_step()  # the device may be a step behind, which matters near the end
                 elapsed, reason, budget_spent = sync_clock_and_stop(self.backend, self.clock, shutdown, c.budget, durations)
                 if reason:
@@ -283,7 +284,7 @@ class Trainer:
         c, step, before = self.config, self.progress.step, self._points
         self._points = self._points_by(elapsed)
         due = self._evaluation_is_due() or (self._points > before and not self._at_end())
-        if due and self.evaluation.bounds.has_time(self.progress.evaluation_seconds, elapsed):
+        if due and self.evaluation.has_time(elapsed):
             self._finish_pending_step()
             if self.evaluation.evaluate(c.evaluation.rows):
                 self.save()

@@ -116,14 +116,14 @@ def test_what_fails_while_it_is_written_is_the_error_of_its_line(call, reference
     from ingot.errors import RunError
     from ingot.inference.model import LoadedModel
 
-    plain = LoadedModel.write_texts
+    plain = LoadedModel.generate_batch
 
     def fails(model, prompts, options, seeds):
         if "bad" in prompts:
             raise RunError("this one cannot be")
         return plain(model, prompts, options, seeds)
 
-    monkeypatch.setattr(LoadedModel, "write_texts", fails)
+    monkeypatch.setattr(LoadedModel, "generate_batch", fails)
     file = written(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "bad"}, {"prompt": "b"})
     code, out, err = call("batch-generate", "--input", file, "--output-dir", reference, *GREEDY)
     first, bad, last = map(json.loads, out.splitlines())

@@ -95,18 +95,13 @@ def _attend_cuda(
     q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None, cudnn: bool
 ) -> tuple[Tensor, Tensor]:
     if cudnn and window is None and starts is None and k.size(2) == q.size(2):
-        return _attend_cudnn(q, k, v)
+        heads = (x.transpose(1, 2) for x in (q, k, v))
+        y, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(*heads, None, True, 0.0, True, False)
+        return y.transpose(1, 2).contiguous(), lse.squeeze(-1)
     lse, y = empty_lse(q, starts), q.new_empty(q.shape)
     inputs = (_packed(x, starts) for x in (q, k, v))
     library()._flash_attn_fwd(*inputs, **_options(q.size(1), window, starts), out=_packed(y, starts), lse=lse, return_lse=True)
     return y, lse
-
-
-def _attend_cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute attention with cuDNN; the output has the layout of the queries, the log-sum-exp is (B, H, T, 1)."""
-    heads = (x.transpose(1, 2) for x in (q, k, v))
-    y, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(*heads, None, True, 0.0, True, False)
-    return y.transpose(1, 2).contiguous(), lse.squeeze(-1)
 
 
 _attend.register_fake(lambda q, k, v, window, starts, cudnn: (q.new_empty(q.shape), empty_lse(q, starts)))
