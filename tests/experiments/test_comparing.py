@@ -47,7 +47,7 @@ def test_each_run_is_read_once_in_however_many_pairs_of_arms_it_stands(tmp_path,
         for width in range(3)
     ]
     (tmp_path / "2" / "seed-1" / "result.json").unlink()
-    said = [test.said for test in seeds.tested(arms)]
+    said = [words for _, _, words in seeds.tested(arms)]
     assert "p = 1 " in said[0] and all("is not complete" in words for words in said[1:]) and len(said) == 3
     assert len(set(paths)) == 7 and paths.count(tmp_path / "0" / "seed-1") == 1  # of the arm that cannot be read, the first run
 

@@ -27,8 +27,7 @@ def nothing(*_):
 
 
 def losses(folder):
-    records = Run.open(folder).records()
-    return [(record["step"], record["loss"]) for record in records if record["kind"] == "train"]
+    return Run.open(folder).series.read().curves().loss
 
 
 @pytest.fixture

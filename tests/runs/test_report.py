@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 
+from ingot.console.progress import LiveReporter
 from ingot.runs.reporter import BeginReport, EvaluationReport, LineReporter, MultiReporter, Reporter, StepReport, step_line
 
 BEGIN = BeginReport("r", "cpu", "fp32", 2, 1234, 5000, 64, 4, "default", 0)
@@ -41,6 +42,13 @@ def test_plain_lines_tell_every_event_once():
         "note",
         "stopped at step 10 (walltime)",
     ]
+
+
+def test_a_terminal_gets_a_short_first_line_without_kernels_and_micro_batch(capsys):
+    LiveReporter().begin(replace(BEGIN, max_steps=40))
+    err = capsys.readouterr().err
+    assert "r  1,234 parameters on cpu  5,000 train tokens  40 steps left\n" in err
+    assert "attention" not in err and "micro_batch" not in err
 
 
 def test_every_event_reaches_every_reporter():

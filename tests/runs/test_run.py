@@ -98,7 +98,7 @@ def test_a_run_shows_its_settings_samples_checkpoints_and_result(folder: RunFold
     assert told is not None and (told["session"], told["status"], told["total_steps"]) == (2, "completed", 7)
     assert told["checkpoint_path"] == "checkpoints/step-00000007" and told["artifact_path"] == "elsewhere.ptz"
     assert told["export"] == {"ranks": 1} and told["val_bpb"] is None and datetime.fromisoformat(told["ended_at"])
-    folder.remove_result()
+    folder.remove(folder.result_path)
     assert run.result() is None
 
 

@@ -188,16 +188,15 @@ def test_the_real_trackio_keeps_the_numbers_on_this_machine_and_joins_no_two_run
 
 
 def test_what_takes_no_more_values_is_told_once_and_left_out(tmp_path: Path) -> None:
-    class Broken:
-        def log(self, step: int, values: Any) -> None:
-            raise builtins.ConnectionError("the network\nis gone")
+    def log(step: int, values: Any) -> None:
+        raise builtins.ConnectionError("the network\nis gone")
 
-        def close(self, failed: bool) -> None:
-            raise AssertionError("it was left out")
+    def close(failed: bool) -> None:
+        raise AssertionError("it was left out")
 
     said: list[str] = []
     with opened(tmp_path, said, tensorboard=True) as tracking:
-        tracking.add("a broken one", Broken())
+        tracking.trackers["a broken one"] = (log, close)
         tracking.step(step_report(1), log=True)
         tracking.step(step_report(2), log=True)
     assert said == ["a broken one takes no more values: the network is gone; training goes on"]
@@ -206,16 +205,12 @@ def test_what_takes_no_more_values_is_told_once_and_left_out(tmp_path: Path) -> 
 
 
 def test_an_end_that_goes_wrong_there_is_told_and_does_not_end_the_run(tmp_path: Path) -> None:
-    class Stuck:
-        def log(self, step: int, values: Any) -> None:
-            pass
-
-        def close(self, failed: bool) -> None:
-            raise OSError(28, "No space left on device")
+    def close(failed: bool) -> None:
+        raise OSError(28, "No space left on device")
 
     said: list[str] = []
     with opened(tmp_path, said) as tracking:
-        tracking.add("a full one", Stuck())
+        tracking.trackers["a full one"] = (lambda step, values: None, close)
     assert said == ["a full one did not end well: [Errno 28] No space left on device"]
 
 

@@ -28,9 +28,9 @@ def test_a_run_that_cannot_be_read_is_told_and_the_others_are_read(folder, tmp_p
     new, old = watcher.runs.values()
     assert new.message()["status"] == "unreadable" and new.message()["error"] == "the run cannot be read: ValueError: odd bytes"
     assert new.loaded and old.loaded and old.message()["lines"] == 21
-    assert new.update(lambda: True) == []  # nothing is told twice
+    assert new.update() == []  # nothing is told twice
     monkeypatch.setattr(Series, "read_block", read)
-    assert new.update(lambda: True)
+    assert new.update()
     assert (new.message()["status"], new.message()["lines"]) == ("completed", 21)
 
 
@@ -65,7 +65,7 @@ def test_a_page_with_too_many_messages_waiting_is_ended_once(folder, tmp_path, m
     async def page():
         watcher = module.Watcher([folder])
         watcher._scan()
-        _, queue = watcher.open_page()
+        queue = watcher.open_page().queue
         watcher._greet()
         watcher._send([{}])
         await asyncio.sleep(0)

@@ -35,9 +35,7 @@ RecipeName = Annotated[
 ]
 OutputFile = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file instead of printing.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
-StopExitCode = Annotated[
-    int, Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code of a run that was stopped before its end.")
-]
+StopExitCode = Annotated[int, Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code if a run was stopped.")]
 ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], Option("--score", help="The score to compare.")]
 _model_path = typer.Argument(metavar="PATH", help="A run folder, a checkpoint or an artifact.")
 ModelPath = Annotated[Path, _model_path]
@@ -107,11 +105,6 @@ def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
         if word.startswith("--") and meant is not None:
             raise ConfigError(f"unknown option {option}; did you mean --{meant}?")
     return split_overrides(args, [name for option in ctx.command.params for name in option.opts])
-
-
-def first_word(ctx: typer.Context) -> str | None:
-    """Return the first extra argument unless it is an option."""
-    return ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
 
 
 class TwoSides(TyperCommand):

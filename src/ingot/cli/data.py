@@ -37,13 +37,7 @@ TokenFormat = Literal["ingot", "nanogpt", "gpt-simple", "shards"]
 @commands.command("convert")
 def convert_command(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or file of tokens, ours or another program's.")],
-    to: Annotated[
-        TokenFormat,
-        Option(
-            help="ingot: the format that training reads. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: .bin and .idx "
-            "files in buckets. shards: files with a header, for golf, modded-nanogpt and llm.c."
-        ),
-    ],
+    to: Annotated[TokenFormat, Option(help="ingot: what training reads. shards: for golf, modded-nanogpt and llm.c.")],
     output: Annotated[Path, Option(metavar="DIR", help="The folder to write.")],
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="The source's tokenizer, where it names none.")] = None,
     from_format: Annotated[TokenFormat | None, Option("--from", help="The source's format, where it cannot be detected.")] = None,
@@ -61,17 +55,9 @@ def convert_command(
 
     opened = open_tokens(source, from_format)
     print(f"{source}: {opened.format}: {opened.about}", file=sys.stderr)
+    layout = FileLayout(name, shard_tokens, max_length, overlap)
     with progress_bar("converting", in_bytes=True) as progress:
-        summary = convert(
-            opened,
-            output,
-            to,
-            tokenizer=tokenizer,
-            mark=mark,
-            layout=FileLayout(name, shard_tokens, max_length, overlap),
-            overwrite=force,
-            progress=progress,
-        )
+        summary = convert(opened, output, to, tokenizer=tokenizer, mark=mark, layout=layout, overwrite=force, progress=progress)
     if as_json:
         print_json(summary)
         return
@@ -85,16 +71,10 @@ def convert_command(
 @commands.command("download")
 def download_command(
     variant: Annotated[str, Option(metavar="NAME", help="byte260, or sp and a vocabulary size, if published.")] = "sp1024",
-    train_shards: Annotated[
-        int | None, Option(metavar="N", help="Download the first N train shards. Default: at most 80.")
-    ] = None,
-    output: Annotated[Path, Option(metavar="DIR", help="The folder for datasets/, tokenizers/ and manifest.json.")] = Path(
-        "data"
-    ),
+    train_shards: Annotated[int | None, Option(metavar="N", help="The first N train shards. Default: at most 80.")] = None,
+    output: Annotated[Path, Option(metavar="DIR", help="Folder for datasets/, tokenizers/ and manifest.json.")] = Path("data"),
     repo: Annotated[str, Option(metavar="ID", envvar=REPO_VARIABLE, help="A dataset repository on the Hugging Face hub.")] = REPO,
-    prefix: Annotated[
-        str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="The repository's folder with manifest.json.")
-    ] = PREFIX,
+    prefix: Annotated[str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="Its folder with manifest.json.")] = PREFIX,
     revision: Annotated[str | None, Option(metavar="REV", help="A branch, tag or commit of the repository.")] = None,
     with_docs: Annotated[bool, Option("--with-docs", help="Also download the text of the shards.")] = False,
     skip_manifest: Annotated[bool, Option("--skip-manifest", help="Use the manifest.json already in the folder.")] = False,
@@ -123,20 +103,13 @@ def inspect_command(
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer of bare shards.")] = None,
     top: Annotated[int, Option(metavar="N", min=0, help="How many of the most frequent ids to list.")] = 10,
     documents: Annotated[int, Option(metavar="N", help="How many documents to show the beginning of.")] = 5,
-    plot: Annotated[Path | None, Option(metavar="FILE", help="Draw document lengths as .png or .svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show counts, frequent ids, document lengths and beginnings of a folder of tokens."""
-    from ingot.data.verify.contents import PLOT, inspect
-    from ingot.data.verify.contents import plot as draw
-    from ingot.runtime.files import check_picture
+    from ingot.data.verify.contents import inspect
 
-    if plot:
-        check_picture(plot, PLOT)
     with progress_bar("reading", in_bytes=True) as progress:
         inspection = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents, progress=progress)
-    if plot:
-        draw(inspection, plot)
     if as_json:
         print_json(inspection)
         return
@@ -149,21 +122,21 @@ def inspect_command(
         ratio = split_counts.bytes_per_token
         rows += [("bytes per token", f"{ratio:.4f}")] if ratio is not None else []
         vocabulary = split_counts.vocabulary
-        rows.append(("vocabulary", f"{vocabulary.size:,} ids, {vocabulary.used:,} used, {vocabulary.never_used:,} never"))
+        rows.append(("vocabulary", "{size:,} ids, {used:,} used, {never_used:,} never".format(**vocabulary)))
         print_columns(rows)
         print("most frequent ids")
-        for use in vocabulary.most_frequent:
-            text = "(special)" if use.text is None else f"'{shown(use.text, kept='')}'"
-            print(f"{use.id:>8}  {text:<16}{use.count:>16,}{use.share:>8.2%}")
+        for use in vocabulary["most_frequent"]:
+            text = "(special)" if use["text"] is None else f"'{shown(use['text'], kept='')}'"
+            print(f"{use['id']:>8}  {text:<16}{use['count']:>16,}{use['share']:>8.2%}")
         if lengths := split_counts.lengths:
             middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
             print(f"tokens in a document: {lengths.shortest:,} to {lengths.longest:,}, {middle}")
-            most = max(bin.documents for bin in lengths.histogram)
+            most = max(bin["documents"] for bin in lengths.histogram)
             for bin in lengths.histogram:
-                bar = "#" * -(-BAR_CHARACTERS * bin.documents // most)
-                print(f"{bin.low:>12,} to {bin.high:<12,}{bin.documents:>12,} {bar}".rstrip())
+                bar = "#" * -(-BAR_CHARACTERS * bin["documents"] // most)
+                print(f"{bin['low']:>12,} to {bin['high']:<12,}{bin['documents']:>12,} {bar}".rstrip())
         for beginning in split_counts.beginnings:
-            print(f"document {beginning.document:,}, {beginning.tokens:,} tokens: {shown(beginning.text, kept='')}")
+            print(f"document {beginning['document']:,}, {beginning['tokens']:,} tokens: {shown(beginning['text'], kept='')}")
 
 
 @commands.command("verify")
@@ -173,14 +146,7 @@ def verify_command(
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer, which bare shards do not name.")] = None,
     ngram_words: Annotated[int, Option(metavar="N", help="Length of the word n-grams looked up in train.")] = 13,
     overlap_share: Annotated[float, Option(metavar="PART", help="Report documents with more of their n-grams in train.")] = 0.5,
-    byte_gap: Annotated[
-        float | None,
-        Option(
-            metavar="PART",
-            help="How much the bytes of the tokens and of the text may differ. Default: 0.005, or 0.05 where preparing with this "
-            "tokenizer counted the same.",
-        ),
-    ] = None,
+    byte_gap: Annotated[float | None, Option(metavar="PART", help="How much the bytes of tokens and text may differ.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read every byte of a folder of tokens and list all problems. Exit code 3: there are some."""
@@ -224,13 +190,12 @@ def verify_command(
 
 def print_splits(splits: Mapping[str, Any]) -> bool:
     """Print each split's counts; return True if byte counts of pieces, which differ from those of the text, were printed."""
-    with_pieces = any(getattr(split, "piece_bytes", None) not in (None, split.bytes) for split in splits.values())
+    with_pieces = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
     titles = {"documents": "documents", "tokens": "tokens", "bytes": "bytes", "bytes_per_token": "bytes/token"}
     titles |= {"piece_bytes": "piece bytes"} if with_pieces else {}
-    names = [name for name in titles if any(hasattr(split, name) for split in splits.values())]
-    rows = [["split", *(titles[name] for name in names)]]
+    rows = [["split", *titles.values()]]
     for split_name, split in splits.items():
-        values = [(getattr(split, name), ".4f" if name == "bytes_per_token" else ",") for name in names]
+        values = [(getattr(split, name), ".4f" if name == "bytes_per_token" else ",") for name in titles]
         rows.append([split_name, *("-" if value is None else format(value, form) for value, form in values)])
     width = max(6, *(len(row[0]) + 1 for row in rows))
     for split_name, *cells in rows:
@@ -249,8 +214,7 @@ Inputs = Annotated[
     typer.Argument(
         metavar="PATH",
         show_default=False,
-        help="Files (.txt, .md, .jsonl, .json, .csv, .tsv, also compressed as .gz, .xz or .zst; .parquet), folders of them, or "
-        "hf:ORG/NAME.",
+        help="Files (.txt, .md, .jsonl, .json, .csv, .tsv, each also .gz, .xz or .zst; .parquet), folders, or hf:ORG/NAME.",
     ),
 ]
 MoreInputs = Annotated[list[Path] | None, Option("--input", metavar="PATH", help="The same as PATH; may be repeated.")]
@@ -267,14 +231,7 @@ def prepare_command(
     output: Annotated[Path | None, Option(metavar="DIR", help="The folder to write. Default: data/NAME.")] = None,
     val_inputs: Annotated[list[Path] | None, Option("--val-input", metavar="PATH", help="Validation text; repeatable.")] = None,
     val_documents: Annotated[int | None, Option(metavar="N", help="Use the first N documents for validation.")] = None,
-    val_fraction: Annotated[
-        float | None,
-        Option(
-            metavar="PART",
-            help="Use this part for validation (default 0.1): the end of each document if there are up to 20, else evenly "
-            "spread whole documents.",
-        ),
-    ] = None,
+    val_fraction: Annotated[float | None, Option(metavar="PART", help="Use this part for validation. Default: 0.1.")] = None,
     buckets: Annotated[bool, Option("--buckets", help="PATH has train/NAME/ and val/NAME/; each NAME becomes a bucket.")] = False,
     bos: Annotated[str | None, Option(metavar="TOKEN", help="Token that starts a document, if tokenizer.json has none.")] = None,
     text_field: TextField = "text",
@@ -283,24 +240,27 @@ def prepare_command(
     shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file.")] = SHARD_TOKENS,
     workers: Annotated[int | None, Option(metavar="N", help="Processes that tokenize. Default: one per CPU.")] = None,
     engine: Annotated[Literal["local", "ray"], Option(help="local: processes on this machine. ray: a Ray cluster.")] = "local",
-    ray_address: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Ray cluster; auto: this machine's. Default: start one.")
-    ] = None,
+    ray_address: Annotated[str | None, Option(metavar="ADDRESS", help="Ray cluster, or auto. Default: start one.")] = None,
     force: Annotated[bool, Option("--force", help="Replace the output if it is a dataset.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tokenize text into a folder that training reads. After an interruption the same command resumes."""
     from ingot.data.prepare.pipeline import prepare
-    from ingot.data.text.text_files import find_buckets, is_text
+    from ingot.data.text.text_files import find_buckets, kind_of
 
     inputs = _inputs(more, files)
-    folders = find_buckets(inputs[0], is_text) if buckets else None
+    if output is None:
+        if len(inputs) > 1 or str(inputs[0]).startswith("hf:"):
+            raise ConfigError("say where the tokens go with --output DIR")
+        name = inputs[0].resolve().name
+        output = Path("data") / (name.partition(".")[0] or name)
+    folders = find_buckets(inputs[0], kind_of) if buckets else None
     if folders is not None and (len(inputs) > 1 or not folders):
         raise DataError(f"--buckets needs one PATH with text files in train/NAME/ and val/NAME/; {inputs[0]} has none")
     with progress_bar("preparing", in_bytes=True) as progress:
         summary = prepare(
             inputs,
-            output or _named_after(inputs),
+            output,
             tokenizer,
             bos=bos,
             val_fraction=val_fraction,
@@ -349,9 +309,7 @@ def train_tokenizer_command(
     *,
     files: Inputs = None,
     more: MoreInputs = None,
-    kind: Annotated[
-        Literal["sentencepiece", "bpe"], Option(help="sentencepiece: BPE as in golf. bpe: byte-level BPE as in GPT-2.")
-    ],
+    kind: Annotated[Literal["sentencepiece", "bpe"], Option(help="sentencepiece: as in golf. bpe: byte-level, as in GPT-2.")],
     vocab_size: Annotated[int, Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.")],
     output: Annotated[Path, Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
     documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.")] = None,
@@ -395,11 +353,3 @@ def _inputs(options: list[Path] | None, arguments: list[Path] | None) -> list[Pa
     if not inputs:
         raise ConfigError("no input is given; name a file or folder, for example: ingot data prepare book.txt")
     return inputs
-
-
-def _named_after(inputs: list[Path]) -> Path:
-    """Return the default output folder, named after a single input."""
-    if len(inputs) > 1 or str(inputs[0]).startswith("hf:"):
-        raise ConfigError("say where the tokens go with --output DIR")
-    name = inputs[0].resolve().name
-    return Path("data") / (name.partition(".")[0] or name)

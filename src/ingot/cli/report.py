@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +16,6 @@ from ingot.console.charts import describe_stalls, figure, run_panels
 from ingot.console.output import check_target, print_json, visible
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runs.view import Run, run_names
-
-if TYPE_CHECKING:
-    from ingot.runs.series import Series
 
 MAX_STALLS = 5
 MAX_SAMPLE_CHARACTERS = 4000
@@ -40,18 +36,6 @@ pre { background: #f6f6f6; padding: 1rem; white-space: pre-wrap; } img { max-wid
 """
 
 
-@dataclass(frozen=True)
-class ReportedRun:
-    """A run as shown on the page."""
-
-    name: str
-    run: Run
-    status: dict[str, Any]
-    result: dict[str, Any]
-    settings: dict[str, Any]
-    series: Series
-
-
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, also of runs that are still running.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
@@ -60,34 +44,35 @@ def report(
 ) -> None:
     """Write an HTML page about runs. It has differing settings, curves, speed, stalls, samples, artifacts and seed statistics."""
     from ingot.runtime.files import check_picture, write_atomically, writing_output
-    from ingot.train.resume import decisive_settings
 
     if output.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--output {output} is not a name for a page; give one that ends in .html")
     check_target(output, False, force)
     check_picture(output.with_suffix(".png"), "ingot report")
-    reported = []
-    for name, path in zip(run_names(runs), runs, strict=True):
-        run = Run.open(path)
+    opened = {name: Run.open(path) for name, path in zip(run_names(runs), runs, strict=True)}
+    for run in opened.values():
         if not run.series.read().curves().loss:
-            raise CheckpointError(f"{path} has no step to report yet; leave it out or wait for its first")
-        reported.append(ReportedRun(name, run, run.record(), run.result() or {}, decisive_settings(run.config), run.series))
-    page = _page(reported)
+            raise CheckpointError(f"{run.path} has no step to report yet; leave it out or wait for its first")
+    page = _page(opened)
     with writing_output(output):
         write_atomically(output.resolve(), page)
     if as_json:
-        print_json({"report": str(output), "bytes": len(page.encode()), "runs": [run.name for run in reported]})
+        print_json({"report": str(output), "bytes": len(page.encode()), "runs": list(opened)})
     else:
         print(output)
 
 
-def _page(runs: Sequence[ReportedRun]) -> str:
+def _page(runs: Mapping[str, Run]) -> str:
     from ingot.experiments.compare import SeedRun, over_seeds, settings_table, tested
     from ingot.runs.series import STALL_FACTOR
     from ingot.runtime.files import to_json
     from ingot.runtime.machine import made_by
+    from ingot.train.resume import decisive_settings
 
-    parts = [HEAD.replace("TITLE", escape(f"Runs: {', '.join(run.name for run in runs)}"[:200]))]
+    statuses = {name: run.record() for name, run in runs.items()}
+    results: dict[str, dict[str, Any]] = {name: run.result() or {} for name, run in runs.items()}
+    settings = {name: decisive_settings(run.config) for name, run in runs.items()}
+    parts = [HEAD.replace("TITLE", escape(f"Runs: {', '.join(runs)}"[:200]))]
 
     def section(title: str, note: str = "") -> None:
         parts.append(f"<h2>{escape(title)}</h2>\n" + (f"<p>{escape(note)}</p>\n" if note else ""))
@@ -98,62 +83,75 @@ def _page(runs: Sequence[ReportedRun]) -> str:
         parts.append(f"<table>\n{''.join(f'<tr>{line}</tr>{chr(10)}' for line in lines)}</table>\n")
 
     section("Results", f"Written by {made_by()}.")
-    table(("run", "status", "steps", "tokens", "tokens/s", "loss", "val_bpb", "val_bpb, sliding"), list(map(_results, runs)))
-    settings = settings_table([run.settings for run in runs])
+    rows = []
+    for name, status in statuses.items():
+        result = results[name]
+        score, stride = _number(status.get("val_bpb"), ".4f"), _number(result.get("val_stride"), ",")
+        if (step := result.get("val_step")) not in (None, result.get("total_steps")):
+            score += f" at step {_number(step, ',')}"
+        speed = _number(result.get("tokens_per_second") or status.get("tokens_per_second"), ",.0f")
+        numbers = [
+            _number(status.get("step"), ","),
+            _number(status.get("tokens"), ","),
+            speed,
+            _number(status.get("loss"), ".4f"),
+        ]
+        rows.append([name, status["status"], *numbers, *(("", f"{score} (stride {stride})") if stride else (score, ""))])
+    table(("run", "status", "steps", "tokens", "tokens/s", "loss", "val_bpb", "val_bpb, sliding"), rows)
+    differing = settings_table(list(settings.values()))
     if len(runs) > 1:
-        section("Settings that differ", "" if settings else "None that change what is trained.")
+        section("Settings that differ", "" if differing else "None that change what is trained.")
     else:
         section("Settings that are not the defaults")
-    table(("setting", *(run.name for run in runs)), settings)
+    table(("setting", *runs), differing)
 
     section("Curves")
-    curves, png = {run.name: run.series.curves() for run in runs}, io.BytesIO()
+    curves, png = {name: run.series.curves() for name, run in runs.items()}, io.BytesIO()
     figure(run_panels(curves, "steps", speed=True)).savefig(png, format="png", dpi=110)
     words = "training loss, bits per byte and tokens per second of the runs"
     parts.append(f'<img alt="{words}" src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}">\n')
 
-    scored = [(run, run.series.scored) for run in runs if run.series.scored]
-    if scored:
+    rows = []
+    for name, run in runs.items():
+        for last in [evaluation for evaluation in run.series.evaluations if evaluation["tasks"]][-1:]:
+            for task, values in last["tasks"].items():
+                metrics = [_number(values.get(metric), ".4f") for metric in ("acc", "acc_stderr", "acc_norm")]
+                rows.append([name, _number(last.get("step"), ","), task, *metrics, _number(values.get("items"), ",")])
+    if rows:
         section("Tasks", "Accuracies of the last evaluation; acc_norm is by log-probability per character.")
-        rows = []
-        for run, last in scored:
-            for name, task in last["tasks"].items():
-                metrics = [_number(task.get(metric), ".4f") for metric in ("acc", "acc_stderr", "acc_norm")]
-                rows.append([run.name, _number(last.get("step"), ","), name, *metrics, _number(task.get("items"), ",")])
         table(("run", "step", "task", "acc", "standard error", "acc_norm", "items"), rows)
 
-    if arms := over_seeds([SeedRun(run.name, run.run.path, run.settings, run.status.get("val_bpb")) for run in runs]):
+    if arms := over_seeds([SeedRun(name, run.path, settings[name], statuses[name]["val_bpb"]) for name, run in runs.items()]):
         section("Over seeds", "Runs that differ in nothing but their seeds.")
         rows = [[arm.name, str(arm.n), _number(arm.mean, ".5f"), _number(arm.std, ".5f")] for arm in arms]
         table(("runs", "n", "val_bpb", "std"), rows)
-        for test in tested(arms):
-            table(("A", "B", "B against A"), [[test.a.runs[0].name, test.b.runs[0].name, test.said]])
+        for a, b, said in tested(arms):
+            table(("A", "B", "B against A"), [[a.runs[0].name, b.runs[0].name, said]])
 
     section("Seconds per step", f"A stall is a stretch of steps that took more than {STALL_FACTOR:g} times the median.")
     rows = []
-    for run in runs:
+    for name, run in runs.items():
         timing = run.series.timing()
-        times = [_number(timing.percentiles.get(name), ".4f") for name in ("p50", "p95", "p99")]
-        rows.append([run.name, *times, describe_stalls(timing, MAX_STALLS)])
+        times = [_number(timing.percentiles.get(share), ".4f") for share in ("p50", "p95", "p99")]
+        rows.append([name, *times, describe_stalls(timing, MAX_STALLS)])
     table(("run", "median", "p95", "p99", "stalls"), rows)
 
-    artifacts = [(run.name, run.result) for run in runs if _number(run.result.get("artifact_bytes"), ",")]
-    if artifacts:
+    rows = []
+    for name, result in results.items():
+        if size := _number(result.get("artifact_bytes"), ","):
+            rows.append([name, str(result.get("artifact_path") or ""), size, _number(result.get("artifact_bpb"), ".4f")])
+    if rows:
         section("Artifacts")
-        rows = []
-        for name, result in artifacts:
-            size, score = _number(result["artifact_bytes"], ","), _number(result.get("artifact_bpb"), ".4f")
-            rows.append([name, str(result.get("artifact_path") or ""), size, score])
         table(("run", "file", "bytes", "bits per byte of the file"), rows)
 
     section("Samples", "The last sample of each run.")
-    for run in runs:
-        for step in sorted(run.run.samples())[-1:]:
+    for name, run in runs.items():
+        for step in sorted(run.samples())[-1:]:
             try:
-                text = run.run.sample(step, MAX_SAMPLE_CHARACTERS)
+                text = run.sample(step, MAX_SAMPLE_CHARACTERS)
             except CheckpointError as error:  # the rest of the page is still useful
                 text = str(error)
-            parts.append(f"<h3>{escape(run.name)}, step {step:,}</h3>\n<pre>{escape(visible(text.strip()))}</pre>\n")
+            parts.append(f"<h3>{escape(name)}, step {step:,}</h3>\n<pre>{escape(visible(text.strip()))}</pre>\n")
     data = to_json({name: vars(curve) for name, curve in curves.items()}).replace("<", "\\u003c")
     parts.append(f'<script type="application/json" id="ingot-report">{data}</script>\n</body></html>\n')
     return "".join(parts)
@@ -164,18 +162,3 @@ def _number(value: object, form: str) -> str:
     from ingot.runs.metrics import is_number
 
     return format(value, form) if is_number(value) else ""
-
-
-def _results(run: ReportedRun) -> list[str]:
-    score, stride = _number(run.status.get("val_bpb"), ".4f"), _number(run.result.get("val_stride"), ",")
-    if (step := run.result.get("val_step")) not in (None, run.result.get("total_steps")):
-        score += f" at step {_number(step, ',')}"
-    return [
-        run.name,
-        run.status["status"],
-        _number(run.status.get("step"), ","),
-        _number(run.status.get("tokens"), ","),
-        _number(run.result.get("tokens_per_second") or run.status.get("tokens_per_second"), ",.0f"),
-        _number(run.status.get("loss"), ".4f"),
-        *(("", f"{score} (stride {stride})") if stride else (score, "")),
-    ]

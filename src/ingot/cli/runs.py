@@ -38,10 +38,8 @@ WATCH_SECONDS = 1.0
 MAX_CPU_SHARE = 0.02  # of one core: watching a run must not slow it down
 MAX_WAIT_SECONDS = 30.0
 MAX_WATCHED_STALLS = 3
-RunsOrFolders = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="[RUN]...", help="Run folders, or folders of runs. Default: runs/.", show_default=False),
-]
+_runs = typer.Argument(metavar="[RUN]...", help="Run folders, or folders of runs. Default: runs/.", show_default=False)
+RunsOrFolders = Annotated[list[Path] | None, _runs]
 
 
 def status(
@@ -259,9 +257,7 @@ def plot(
 
 def compare(
     ctx: typer.Context,
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of one arm, two dashes, and those of another.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of one arm, and of another.")],
     score: ScoreOption = "val_bpb",
     as_json: AsJson = False,
 ) -> None:

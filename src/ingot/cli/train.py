@@ -20,7 +20,6 @@ from ingot.cli.arguments import (
     RecipeName,
     ScoreOption,
     StopExitCode,
-    first_word,
     given_settings,
     resolve_config,
 )
@@ -55,7 +54,7 @@ def train(
     ranks = ranks_from_environment()
     launching = nproc_per_node is not None and "RANK" not in os.environ
     world_size = (nproc_per_node or 1) * nnodes if launching else ranks.world_size
-    word = first_word(ctx)
+    word = ctx.args[0] if ctx.args and not ctx.args[0].startswith("-") else None
     settings = given_settings(ctx, skip=int(word is not None))
     if word is not None and resume is not None:
         raise ConfigError(f"--resume {resume} and {word} both name a run; keep one")
@@ -166,15 +165,10 @@ def sweep(
     ctx: typer.Context,
     config: ConfigFile = None,
     recipe: RecipeName = None,
-    vary: Annotated[
-        list[str] | None,
-        Option("--vary", metavar="SETTING=VALUE,VALUE", help="A setting and its values; several give all combinations."),
-    ] = None,
+    vary: Annotated[list[str] | None, Option(metavar="SETTING=VALUE,VALUE", help="Values of a setting; repeatable.")] = None,
     arms: Annotated[Path | None, Option("--arms", metavar="FILE", help="YAML file with each arm's settings.")] = None,
     seeds: Annotated[str, Option("--seeds", metavar="N,N", help="Train every arm with each of these seeds.")] = "1,2,3",
-    output: Annotated[
-        Path, Option("--output", "-o", metavar="DIR", help="Where DIR/ARM/seed-N are. A sweep there is resumed.")
-    ] = Path("runs/sweep"),
+    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder of the runs ARM/seed-N.")] = Path("runs/sweep"),
     score: ScoreOption = "val_bpb",
     stop_exit_code: StopExitCode = 0,
     as_json: AsJson = False,

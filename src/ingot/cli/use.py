@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from ingot.inference.model import LoadedModel
 
 Which = Annotated[str, Option("--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder to open.")]
-TokenizerName = Annotated[
-    str | None, Option("--tokenizer", metavar="NAME", help="The tokenizer of a model that was saved without one.")
-]
+TokenizerName = Annotated[str | None, Option("--tokenizer", metavar="NAME", help="The tokenizer of a model without one.")]
 Dtype = Annotated[str | None, Option("--dtype", metavar="NAME", help="The dtype of the weights: fp32, bf16 or fp16.")]
 
 
@@ -157,7 +155,7 @@ def generate(
     prompt: Annotated[str | None, Option(metavar="TEXT", help="The prompt; - reads stdin. Default: a new document.")] = None,
     prompt_file: Annotated[Path | None, Option(metavar="FILE", help="Read the prompt from this text file.")] = None,
     prompts_file: Annotated[
-        Path | None, Option("--input", "--prompts-file", metavar="FILE", help="Read prompts from JSON lines.")
+        Path | None, Option("--input", "--prompts-file", metavar="FILE", help="Prompts as JSON lines.")
     ] = None,
     output: Annotated[Path | None, Option(metavar="FILE", help="Write the completions to this file as JSON lines.")] = None,
     tokens: Annotated[
@@ -170,9 +168,7 @@ def generate(
     repetition_penalty: Annotated[float, Option(metavar="X", help="Above 1: generated tokens become less likely.")] = 1.0,
     samples: Annotated[int, Option(metavar="N", help="Number of completions; each uses the next seed.", min=1, max=10**6)] = 1,
     seed: Annotated[int, Option(metavar="N", help="Random seed; the same seed gives the same text.", min=0, max=2**62)] = 1337,
-    stop_at_end: Annotated[
-        bool | None, Option("--stop-at-end/--no-stop-at-end", help="Stop at the document's end. Default: with --input.")
-    ] = None,
+    stop_at_end: Annotated[bool | None, Option(help="Stop at the document's end. Default: only with --input.")] = None,
     return_full_text: Annotated[bool, Option("--return-full-text", help="JSON lines: begin with the prompt.")] = False,
     stream: Annotated[bool, Option("--stream", help="Flush every piece of text; JSON lines: print each.")] = False,
     cache: Annotated[bool, Option("--cache/--no-cache", help="Keep keys and values instead of recomputing them.")] = True,

@@ -135,8 +135,7 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     part, text_bytes = by_rows(rows, rows_of).strip(), None
     sliding = by_rows(None, None, result.get("val_stride")).strip()
     if not part:
-        evaluations = [record for record in run.records() if record.get("kind") == "evaluation"]
-        text_bytes = evaluations[-1].get("bytes") if evaluations else None
+        text_bytes = evaluations[-1].get("bytes") if (evaluations := run.series.read().evaluations) else None
     data = result.get("data_fingerprint") or settings.get("data.path")  # None: written by an older version
     return Scored(path, float(value), seeds, str(data), text_bytes, part, sliding, settings)
 
@@ -221,15 +220,6 @@ class SeedGroup:
         return ", ".join(run.name for run in self.runs)
 
 
-@dataclass(frozen=True)
-class GroupTest:
-    """Two groups, and the test between their scores or the reason why there is none."""
-
-    a: SeedGroup
-    b: SeedGroup
-    said: str
-
-
 def arm_key(settings: Mapping[str, Any]) -> str:
     """Return a key that is the same for all runs that differ only in their seeds."""
     return repr(sorted((name, value) for name, value in settings.items() if name not in SEEDS))
@@ -264,13 +254,13 @@ def over_seeds(runs: Sequence[SeedRun]) -> list[SeedGroup]:
     return arms
 
 
-def tested(groups: Sequence[SeedGroup]) -> list[GroupTest]:
-    """Test all pairs of groups against each other; each run is read once."""
+def tested(groups: Sequence[SeedGroup]) -> list[tuple[SeedGroup, SeedGroup, str]]:
+    """Return all pairs of groups, with the test between their scores or why there is none; each run is read once."""
     read, tests = cache(read_scored), []
     for a, b in combinations(groups, 2):
         try:
             said = verdict(compare([run.path for run in a.runs], [run.path for run in b.runs], read=read))
         except IngotError as error:
             said = str(error)
-        tests.append(GroupTest(a, b, said))
+        tests.append((a, b, said))
     return tests

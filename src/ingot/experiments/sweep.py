@@ -14,7 +14,7 @@ import statistics
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -193,14 +193,11 @@ def _read_arms(file: Path) -> list[Arm]:
             )
         if not isinstance(settings, dict | None):
             raise ConfigError(f"--arms {file}: the arm {name} needs settings below it, such as `data.sampling: redraw`")
-        refuse_fixed(_names(settings or {}), f"--arms {file}: {name}")
+        for key, value in (settings or {}).items():
+            keys = [f"{key}.{part}" for part in value] if isinstance(value, Mapping) and "." not in key else [key]
+            refuse_fixed(keys, f"--arms {file}: {name}")
         arms.append(Arm(name, dict(settings or {})))
     return arms
-
-
-def _names(tree: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in tree.items():
-        yield from [f"{key}.{name}" for name in value] if isinstance(value, Mapping) and "." not in key else [key]
 
 
 def refuse_fixed(names: Iterable[str], where: str) -> None:

@@ -110,20 +110,24 @@ class RunFolder:
         self.stop_path = path / STOP
         self.session = 1  # number of this session, counted in environment.json
 
-    def check_ownership(self, also: Sequence[str] = ()) -> None:
-        """Raise an error if our files, or those in `also`, would overwrite files that no run wrote."""
+    def check_ownership(self, also: Sequence[str] = (), to_delete: Sequence[str] = ()) -> None:
+        """Raise an error if our files, or those in `also`, would overwrite files that no run wrote; `to_delete` are patterns."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
-            if self._holds_a_run():
+            # A run of any version wrote here: there is a file that only runs write, or traces of a lock.
+            claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
+            marked = {"started_at", "packages", "argv"} <= (read_dict(self.environment_path) or {}).keys()
+            saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
+            if claimed or marked or saved or read_state(self.path) is not None:
                 return
             foreign = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
             # A first save that was killed leaves only a partial checkpoint.
-            partial = f"step-*{PARTIAL}"
+            ours = (f"step-*{PARTIAL}", *to_delete)
             foreign += [
                 folder.name
                 for folder in self._folders
-                if folder.exists() and not (folder.is_dir() and all(entry.match(partial) for entry in folder.iterdir()))
+                if folder.exists() and not (folder.is_dir() and all(any(map(entry.match, ours)) for entry in folder.iterdir()))
             ]
         if foreign:
             raise CheckpointError(
@@ -132,17 +136,12 @@ class RunFolder:
                 advice="choose another {0}",
             )
 
-    def _holds_a_run(self) -> bool:
-        """Return True if a run of any version wrote here: a file that only runs write, or traces of a lock."""
-        claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
-        record = read_dict(self.environment_path) or {}
-        saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
-        return claimed or saved or {"started_at", "packages", "argv"} <= record.keys() or read_state(self.path) is not None
-
-    def claim(self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = ()) -> RunLock:
+    def claim(
+        self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = (), to_delete: Sequence[str] = ()
+    ) -> RunLock:
         """Create the folder if necessary, lock it for this process and remove temporary files of a killed one.
 
-        Raises an error for a folder with files that no run wrote, or with those in `also`.
+        Raises an error for a folder with files that no run wrote, or with those in `also`, except what matches `to_delete`.
         """
         messages: list[str] = []
 
@@ -150,7 +149,7 @@ class RunFolder:
             messages.append(line)
             notify(line)
 
-        self.check_ownership(also)
+        self.check_ownership(also, to_delete)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         lock = RunLock(self.path, report).acquire()
@@ -225,21 +224,16 @@ class RunFolder:
         """Append a record to metrics.jsonl, adding the time and the session number."""
         self.metrics.append_record({"kind": kind, "time": utc_now(), "session": self.session, **report})
 
-    def remove_result(self) -> None:
-        """Remove the result of an earlier session, so that a session that crashes does not look complete."""
-        with writing(self.result_path):
-            self.result_path.unlink(missing_ok=True)
+    def remove(self, path: Path) -> None:
+        """Remove the result of an earlier session, or a stop file that was handled or left behind."""
+        with writing(path):
+            path.unlink(missing_ok=True)
 
     def ask_to_stop(self) -> None:
         """Write the stop file, which records who requested the stop."""
         host, pid, _ = this_process()
         with writing(self.stop_path):
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
-
-    def remove_stop(self) -> None:
-        """Remove a stop file that was handled, or that an earlier session left."""
-        with writing(self.stop_path):
-            self.stop_path.unlink(missing_ok=True)
 
     def write_result(self, result: TrainingResult, export: Mapping[str, Any]) -> None:
         """Write result.json: the result, with paths relative to the run folder, and facts from the export."""
@@ -271,11 +265,12 @@ class RunFolder:
     def clear(self, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
         """Delete the files that Ingot wrote, for `train --force`, and report it; all other files are kept.
 
-        `also` are patterns of files that a compatibility command writes, `keep` are files not to delete. The caller holds the
+        `also` are patterns of what a compatibility command writes, `keep` are files not to delete. The caller holds the
         lock. The lock file and empty folders are kept, so that a process killed here can start again.
         """
         kept = {path.resolve() for path in keep}
-        doomed = {path for pattern in (*WRITTEN, *also) for path in self.path.glob(pattern) if path.is_file()}
+        doomed = {path for pattern in WRITTEN for path in self.path.glob(pattern) if path.is_file()}
+        doomed |= {path for pattern in also for path in self.path.glob(pattern)}
         doomed |= {
             path
             for path in self.checkpoints.glob("step-*")

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ingot.runtime.files import FULL, open_to_append, to_json, write_atomically, writing
 
@@ -95,7 +95,7 @@ class Metrics(LineFile):
         return len(lines) - len(kept)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Return True for a finite number that a float can hold; damaged files may hold anything."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

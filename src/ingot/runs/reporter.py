@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,6 @@ from ingot.runs.folder import Kind
 def task_metrics(task: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a task without their standard errors."""
     return {name: value for name, value in task.items() if name != "items" and not name.endswith("_stderr")}
-
-
-def tasks_line(step: int, tasks: Mapping[str, Mapping[str, Any]]) -> str:
-    """Format the task scores of an evaluation as one line."""
-    formats = {"perplexity": ".4g"}
-    scores = (
-        " ".join([name, *(f"{metric} {value:{formats.get(metric, '.4f')}}" for metric, value in task_metrics(task).items())])
-        for name, task in tasks.items()
-    )
-    return f"tasks {step}  {'  '.join(scores)}"
 
 
 PROGRESS_SECONDS = 30.0  # interval between progress lines in plain logs
@@ -143,7 +134,14 @@ class LineReporter(Reporter):
         self._write, self._last_progress = write, time.monotonic()
 
     def begin(self, report: BeginReport) -> None:
-        self._write(begin_line(report))
+        facts = {**asdict(report), "resumed_at": f"step {report.resumed_at}" if report.resumed_at else None}
+        facts["elapsed_seconds"] = round(report.elapsed_seconds, 1) or None
+        texts = [
+            f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
+            for name, value in facts.items()
+            if value is not None
+        ]
+        self._write("  ".join(texts))
 
     def primed(self, step: int, steps: int) -> None:
         if step == steps:
@@ -164,13 +162,20 @@ class LineReporter(Reporter):
     def evaluation(self, report: EvaluationReport) -> None:
         self._write(evaluation_line(report))
         if report.tasks:
-            self._write(tasks_line(report.step, report.tasks))
+            scores = []
+            for name, task in report.tasks.items():
+                metrics = (
+                    f"{metric} {value:{'.4g' if metric == 'perplexity' else '.4f'}}"
+                    for metric, value in task_metrics(task).items()
+                )
+                scores.append(" ".join([name, *metrics]))
+            self._write(f"tasks {report.step}  {'  '.join(scores)}")
 
     def phase(self, number: int, tokens: int) -> None:
         self._write(f"phase {number} begins after {tokens:,} tokens")
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
-        self._write(saved_line(path, kind))
+        self._write(f"saved {path}" if kind == "regular" else f"saved {path} ({kind})")
 
     def message(self, text: str) -> None:
         self._write(text)
@@ -185,28 +190,12 @@ class MultiReporter(Reporter):
 
     def __init__(self, *reporters: Reporter):
         for name in EVENTS:
-            setattr(self, name, _to_all([getattr(reporter, name) for reporter in reporters]))
+            setattr(self, name, partial(self._tell, [getattr(reporter, name) for reporter in reporters]))
 
-
-def _to_all(listeners: list[Callable[..., None]]) -> Callable[..., None]:
-    def call(*args: Any, **kwargs: Any) -> None:
+    @staticmethod
+    def _tell(listeners: list[Callable[..., None]], *args: Any, **kwargs: Any) -> None:
         for listener in listeners:
             listener(*args, **kwargs)
-
-    return call
-
-
-def begin_line(report: BeginReport) -> str:
-    """Format the start of a session as one line."""
-    facts: dict[str, Any] = {**asdict(report), "resumed_at": f"step {report.resumed_at}" if report.resumed_at else None}
-    facts["elapsed_seconds"] = round(report.elapsed_seconds, 1) or None
-    texts = {name: f"{value:,}" if isinstance(value, int) else value for name, value in facts.items() if value is not None}
-    return "  ".join(f"{name} {value}" for name, value in texts.items())
-
-
-def saved_line(path: Path, kind: Kind) -> str:
-    """Format a saved checkpoint as one line."""
-    return f"saved {path}" if kind == "regular" else f"saved {path} ({kind})"
 
 
 def step_line(report: StepReport) -> str:

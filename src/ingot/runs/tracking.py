@@ -15,9 +15,8 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from ingot.config.schema import TrackingSection
 from ingot.errors import ConfigError
@@ -31,14 +30,7 @@ ChooseValues = Callable[[Report], Mapping[str, float] | None]  # None: what `num
 PACKAGES = {"wandb": "Weights & Biases", "trackio": "trackio"}
 
 
-class Tracker(Protocol):
-    """A destination for metrics."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send the values of a step; steps never decrease."""
-
-    def close(self, failed: bool) -> None:
-        """End the session."""
+Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], None]]  # log(step, values) and close(failed)
 
 
 class Tracking(Reporter):
@@ -46,12 +38,8 @@ class Tracking(Reporter):
 
     def __init__(self, choose_values: ChooseValues, warn: Callable[[str], None]) -> None:
         self._choose_values, self._warn = choose_values, warn
-        self._trackers: dict[str, Tracker] = {}
+        self.trackers: dict[str, Tracker] = {}
         self.wandb_id: str | None = None
-
-    def add(self, name: str, tracker: Tracker) -> None:
-        """Add a tracker."""
-        self._trackers[name] = tracker
 
     def step(self, report: StepReport, log: bool) -> None:
         if log:
@@ -60,20 +48,21 @@ class Tracking(Reporter):
     def evaluation(self, report: Report) -> None:
         chosen = self._choose_values(report)
         values = numbers_of(report) if chosen is None else chosen
-        for name, tracker in list(self._trackers.items()) if values else []:
+        for name, (log, _) in list(self.trackers.items()) if values else []:
             try:
-                tracker.log(report.step, values)
+                log(report.step, values)
             except Exception as error:  # trackers raise exceptions of any class
-                del self._trackers[name]
+                del self.trackers[name]
                 self._warn(f"{name} takes no more values: {_reason(error)}; training goes on")
 
     def __enter__(self) -> Tracking:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        for name, tracker in self._trackers.items():
+        for name, (_, close) in self.trackers.items():
             try:
-                tracker.close(failed=error is not None)
+                with redirect_stdout(io.StringIO()):
+                    close(error is not None)
             except Exception as problem:
                 self._warn(f"{name} did not end well: {_reason(problem)}")
 
@@ -94,15 +83,14 @@ def open_tracking(
         wandb = check_installed(f"tracking.wandb_project={settings.wandb_project}")
         tracking.wandb_id = wandb_id or read_id(folder / WANDB_ID) or secrets.token_hex(4)
         write_id(folder / WANDB_ID, tracking.wandb_id)
-        arguments: dict[str, Any] = {"project": settings.wandb_project, "name": settings.wandb_run_name or name}
-        arguments |= {
-            "config": dict(config),
-            "dir": os.environ.get("WANDB_DIR") or str(folder),
-            "id": tracking.wandb_id,
+        arguments: dict[str, Any] = {
+            "project": settings.wandb_project,
+            "name": settings.wandb_run_name or name,
             "resume": "allow",
         }
+        arguments |= {"config": dict(config), "dir": os.environ.get("WANDB_DIR") or str(folder), "id": tracking.wandb_id}
         run = wandb.init(**arguments, mode=settings.wandb_mode)
-        return Dashboard(run, lambda failed: run.finish(exit_code=int(failed)))
+        return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: run.finish(exit_code=int(failed)))
 
     def start_trackio() -> Tracker:
         """Start a run in trackio's local store; a resumed run continues under the same name."""
@@ -114,17 +102,21 @@ def open_tracking(
         arguments |= {"resume": "never" if before is None else "allow", "embed": False}
         with redirect_stdout(io.StringIO()):  # it prints advertisements
             run = trackio.init(**arguments, auto_log_gpu=False, auto_log_cpu=False)
-        return Dashboard(run, lambda failed: trackio.finish())
+        return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: trackio.finish())
+
+    def start_tensorboard() -> Tracker:
+        file = EventFile(folder / EVENTS, step)
+        return file.log, file.close
 
     wanted: dict[str, tuple[object, Callable[[], Tracker], str]] = {
         "Weights & Biases": (settings.wandb_project, start_wandb, "log in with `wandb login` or set WANDB_MODE=offline; "),
         "trackio": (settings.trackio_project, start_trackio, ""),
-        "TensorBoard": (settings.tensorboard, partial(EventFile, folder / EVENTS, step), ""),
+        "TensorBoard": (settings.tensorboard, start_tensorboard, ""),
     }
     for tracker, (is_wanted, start, advice) in wanted.items():
         try:
             if is_wanted:
-                tracking.add(tracker, start())
+                tracking.trackers[tracker] = start()
         except ConfigError as error:
             warn(f"{error}; training goes on without it")
         except Exception as error:  # the exception classes have changed with the packages' versions
@@ -171,22 +163,6 @@ def check_installed(setting: str, package: str = "wandb") -> Any:
     except ImportError:
         install = f"install it with: pip install 'ingot-lm[{package}]'"
         raise ConfigError(f"{setting} needs {PACKAGES[package]}", advice=install) from None
-
-
-class Dashboard:
-    """A run at Weights & Biases, or in trackio, which has the same interface."""
-
-    def __init__(self, run: Any, finish: Callable[[bool], None]) -> None:
-        self._run, self._finish = run, finish
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send the values of a step."""
-        self._run.log(dict(values), step=step)
-
-    def close(self, failed: bool) -> None:
-        """End the run there."""
-        with redirect_stdout(io.StringIO()):
-            self._finish(failed)
 
 
 def _reason(error: Exception) -> str:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ingot.errors import CheckpointError, RunError, Unreadable, shown
+from ingot.errors import CheckpointError, RunError, shown
 from ingot.runs.folder import RunFolder, holds_lock, saved_steps
 from ingot.runs.state import CLOCK_SKEW_SECONDS, RESULT, STATE, State, Status, read_state, this_process
 from ingot.runtime.files import open_to_read, read_dict
@@ -127,13 +127,8 @@ class Run:
         """Return all records of metrics.jsonl; lines that are damaged or still being written are skipped."""
         from ingot.runs.series import parse_lines
 
-        try:
-            with open_to_read(self._folder.metrics.path) as file:
-                content = file.read()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise Unreadable(self._folder.metrics.path, error.strerror) from None
+        path = self._folder.metrics.path
+        content = path.read_bytes() if path.exists() else b""
         return parse_lines(content[: content.rfind(b"\n") + 1])[0]
 
     def samples(self) -> dict[int, Path]:
@@ -191,22 +186,16 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _runs_below(folder: Path, levels: int) -> Iterator[Path]:
-    for child in _folders(folder) if levels else ():
-        yield from [child] if _is_run(child) else _runs_below(child, levels - 1)
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 (asked of many folders every two seconds)
+    except OSError:  # a file, or another user's folder
+        return
+    for child in [folder / name for name in names if not name.startswith(".")]:
+        if _is_run(child):
+            yield child
+        elif levels > 1:
+            yield from _runs_below(child, levels - 1)
 
 
 def _is_run(folder: Path) -> bool:
     return os.path.exists(folder / STATE)  # noqa: PTH110 (asked of every run every two seconds, and Path's takes twice as long)
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            return [folder / entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
-    except OSError:
-        return []
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return True for a folder or a symlink to one; DirEntry.is_dir raises on a symlink loop."""
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # noqa: PTH112 (never raises)

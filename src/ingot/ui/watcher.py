@@ -1,7 +1,7 @@
 """The thread that reads all runs and sends changes to every open page.
 
-It reads while a page is open, and once at startup. Runs in training take precedence over old ones being read for the first time,
-so a new line reaches the page within a second, however large the backlog is.
+It reads while a page is open, and once at startup: a block of lines of each run in turn, so that a new line reaches the page
+within seconds, however much of old runs is still to be read.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ingot.errors import IngotError, one_line, shown
 from ingot.runs.metrics import is_number
-from ingot.runs.series import AXES, STEP_SECONDS
+from ingot.runs.series import AXES, STEP_SECONDS, Bins
 from ingot.runs.view import Run, find_runs, run_names
 from ingot.runtime.files import to_json
 
@@ -38,12 +39,18 @@ SENT = {
 FROM_RESULT = ("artifact_bytes", "artifact_bpb", "final_loss", "val_loss", "tokens_per_second")
 POLL_SECONDS = 0.5  # interval between reads of growing files
 SCAN_SECONDS = 2.0  # interval between searches for new runs and checks whether processes are alive
-BACKLOG_SECONDS = 0.3  # time spent on the backlog before new lines are read again
 MAX_QUEUED = 2000  # queued messages per page; a slower page is disconnected and has to reconnect
 
 Message = dict[str, Any]
-Stamp = tuple[int, int, int] | None
-Queue = asyncio.Queue[bytes | None]
+
+
+@dataclass(eq=False)
+class Page:
+    """An open page: the queue of its event stream, where None ends the stream."""
+
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[bytes | None]
+    greeted: bool = False  # True once it was sent the current state
 
 
 class WatchedRun:
@@ -53,31 +60,28 @@ class WatchedRun:
         self.real_path = os.path.realpath(path)
         self.id = hashlib.sha256(os.fsencode(self.real_path)).hexdigest()[:12]  # a path may not be valid UTF-8
         self.path, self.name = path, name
-        self.run, self.facts = Run(path), Message()
+        self.facts = Message()
         self._reset()
 
     def _reset(self) -> None:
         self.run = Run(self.path)
         self.series = self.run.series
         self.settings: dict[str, Any] | None = None  # settings that affect the result; None if unknown
-        self.loaded = False  # True once everything present at startup has been read
-        self._stamps: dict[str, Stamp] = {}
+        self.loaded = False  # True if all lines have been read
+        self._stamps: dict[str, tuple[int, int, int] | None] = {}  # inode, size and time of files; None: not there
         self._counts: tuple[int, int, int, bool] | None = None
-        self._result: Message = {}
-        self._samples: list[int] = []
+        self._sent: dict[str, tuple[Bins, int, int]] = {}  # bins, their lines and their stride when they were last sent
 
     @property
     def is_running(self) -> bool:
         """Return True if the process was alive at the last check."""
         return self.facts.get("status") == "running"
 
-    def update(self, has_time: Callable[[], bool]) -> list[Message]:
-        """Read new data while there is time and return messages about it; an unreadable run is reported in a message."""
+    def update(self) -> list[Message]:
+        """Read some new data and return messages about it; an unreadable run is reported in a message."""
         try:
-            while self.read() and has_time():
-                pass
+            self.read()
             messages = self.bin_messages()
-            self.series.mark_sent()
             return [*messages, self.message()] if self.look() else messages
         except Exception as error:
             before, why = self.facts, one_line(f"the run cannot be read: {type(error).__name__}: {error}")
@@ -90,20 +94,18 @@ class WatchedRun:
     def read(self) -> bool:
         """Read one block of new lines; return True if there may be more."""
         more = False
-        if self._has_changed("metrics.jsonl") and self._stamps["metrics.jsonl"] is not None:
+        if self._has_changed("metrics.jsonl") or not self.loaded:
             with suppress(OSError):
                 more = self.series.read_block()
-            if more:
-                self._stamps.pop("metrics.jsonl")
-        self.loaded = self.loaded or not more
+        self.loaded = not more
         return more
 
     def look(self) -> bool:
         """Update the facts if a file has changed or the process may have ended; return True if the facts have changed."""
         config = self.loaded and self._has_changed("config.yaml")  # slow, so only after all runs are listed
-        state, result, samples = (self._has_changed(name) for name in ("state.json", "result.json", "samples"))
+        changed = [name for name in ("state.json", "result.json", "samples") if self._has_changed(name)]
         counts = (self.series.generation, self.series.lines, self.series.damaged, self.loaded)
-        if not (config or state or result or samples or counts != self._counts or self.is_running):
+        if not (config or changed or counts != self._counts or self.is_running):
             return False
         from ingot.experiments.compare import arm_key
         from ingot.train.resume import decisive_settings
@@ -113,19 +115,14 @@ class WatchedRun:
             self.settings = None
             with suppress(IngotError, TypeError):  # settings written by another version
                 self.settings = decisive_settings(self.run.config)
-        if result:
-            values = self.run.result() or {}
-            self._result = {name: values[name] if is_number(values.get(name)) else None for name in FROM_RESULT}
-        if samples:
-            self._samples = sorted(self.run.samples())
-        timing, settings = self.series.timing(), self.settings
+        timing, settings, result = self.series.timing(), self.settings, self.run.result() or {}
         # Runs with the same arm differ only in their seeds.
         arm = hashlib.sha256(arm_key(settings).encode()).hexdigest()[:12] if settings is not None else None
         self.facts = {
             **{name: value for name, value in self.run.record().items() if name not in ("last_heard_seconds", "run")},
             "path": shown(str(self.path), kept=""),
-            "result": self._result,
-            "samples": self._samples,
+            "result": {name: result[name] for name in FROM_RESULT if is_number(result.get(name))},
+            "samples": sorted(self.run.samples()),
             "lines": self.series.lines,
             "damaged": self.series.damaged,
             "percentiles": timing.percentiles,
@@ -142,15 +139,18 @@ class WatchedRun:
         return {"type": "run", "id": self.id, "name": self.name, **self.facts}
 
     def bin_messages(self, everything: bool = False) -> list[Message]:
-        """Return messages with the bins that changed since `series.mark_sent`, or with all bins."""
+        """Return messages with the bins that changed since the last call, or with all bins."""
         messages = []
         for kind, columns in SENT.items():
-            bins, first = self.series.bins[kind], 0 if everything else self.series.first_changed[kind]
-            if first >= bins.used and not (first == 0 and self.series.generation):
+            bins, before = self.series.bins[kind], self._sent.get(kind)
+            self._sent[kind] = now = (bins, bins.lines, bins.stride)
+            if not everything and (now == before or (before is None and not bins.lines)):
                 continue
-            parts = {"mean": bins.mean, "low": bins.low, "high": bins.high}
+            goes_on = before is not None and before[::2] == now[::2] and not everything
+            first = before[1] // bins.stride if before is not None and goes_on else 0
+            parts = bins.binned(first)
             packed = {
-                name if part == "mean" else f"{name}_{part}": _pack(parts[part][bins.names.index(name), first : bins.used])
+                name if part == "mean" else f"{name}_{part}": _pack(parts[part][bins.names.index(name)])
                 for name, part in columns
                 if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # all three are equal for a single line
             }
@@ -159,7 +159,11 @@ class WatchedRun:
 
     def _has_changed(self, name: str) -> bool:
         """Return True if one of the run's files or folders has changed since the last call."""
-        stamp = _stamp(self.path / name)
+        try:
+            status = os.stat(self.path / name)  # noqa: PTH116 (twice as fast as Path.stat, and called for every run twice a second)
+            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+        except OSError:
+            stamp = None
         if name in self._stamps and self._stamps[name] == stamp:
             return False
         self._stamps[name] = stamp
@@ -173,19 +177,17 @@ class Watcher:
         self.runs: dict[str, WatchedRun] = {}  # newest first
         self._folders = list(folders)
         self.first, self._total = 0, 0  # index of the first run on the page, and number of runs
-        self._pages: dict[int, tuple[asyncio.AbstractEventLoop, Queue]] = {}
-        self._new_pages: list[tuple[asyncio.AbstractEventLoop, Queue]] = []  # pages that have not been sent anything yet
+        self._pages: list[Page] = []
         self._lock = threading.Lock()  # guards the pages and `_ended`
         self._ended = False
         self._wake, self._closed = threading.Event(), False
         self._scanned = -SCAN_SECONDS
-        self._progress: Message = {}
         self._thread = threading.Thread(target=self._work, name="ingot-ui", daemon=True)
 
     @property
     def has_pages(self) -> bool:
         """Return True if a page is open."""
-        return bool(self._pages or self._new_pages)
+        return bool(self._pages)
 
     def start(self) -> None:
         """Start the thread."""
@@ -207,27 +209,23 @@ class Watcher:
         """End the event streams of all open pages, and of those opened later."""
         with self._lock:
             self._ended = True
-            self._pages |= {id(page[1]): page for page in self._new_pages}
-            self._new_pages = []
-            for number in list(self._pages):
-                self._put(number, None)
+            for page in list(self._pages):
+                self._put(page, None)
 
-    def open_page(self) -> tuple[int, Queue]:
-        """Return a queue that receives the current state and then every change, and a number to close it with."""
-        queue: Queue = asyncio.Queue()
+    def open_page(self) -> Page:
+        """Return a page whose queue receives the current state and then every change."""
+        page = Page(asyncio.get_running_loop(), asyncio.Queue())
         with self._lock:
+            self._pages.append(page)
             if self._ended:
-                queue.put_nowait(None)
-            else:
-                self._new_pages.append((asyncio.get_running_loop(), queue))
+                self._put(page, None)
         self._wake.set()
-        return id(queue), queue
+        return page
 
-    def close_page(self, number: int) -> None:
-        """Drop a page's queue."""
+    def close_page(self, page: Page) -> None:
+        """Send nothing more to a page."""
         with self._lock:
-            self._pages.pop(number, None)
-            self._new_pages = [page for page in self._new_pages if id(page[1]) != number]
+            self._pages = [other for other in self._pages if other is not page]
 
     def _work(self) -> None:
         while not self._closed:
@@ -237,34 +235,30 @@ class Watcher:
                 self._wake.clear()
 
     def look(self) -> None:
-        """Do one round: find new runs, read new lines, and read part of the backlog."""
+        """Do one round: find new runs, and read up to a block of new lines of each run."""
         self._greet()
         if scan := time.monotonic() - self._scanned >= SCAN_SECONDS:
             self._scan()
-        runs = list(self.runs.values())
-        for run in [run for run in runs if run.loaded and (scan or run.is_running)]:  # others are checked only in a scan
-            self._send(run.update(lambda: not self._closed))
-        until = time.monotonic() + BACKLOG_SECONDS
-        for run in runs:
-            if not run.loaded and time.monotonic() < until and not self._closed:
-                self._send(run.update(lambda: time.monotonic() < until and not self._closed))
-        self._send_progress()
+        for run in [run for run in self.runs.values() if scan or run.is_running or not run.loaded]:
+            if self._closed:
+                return
+            self._send(run.update())
 
     def _greet(self) -> None:
         """Send the current state to newly opened pages."""
         with self._lock:
-            pages, self._new_pages = self._new_pages, []
+            pages = [page for page in self._pages if not page.greeted]
         if not pages:
             return
         runs = list(self.runs.values())
         batches = [[self._list_message(), *(run.message() for run in runs if run.facts)]]
         batches += [run.bin_messages(everything=True) for run in runs if run.series.lines]
-        events = [_event(messages) for messages in [*batches, [self._progress] if self._progress else []] if messages]
+        events = [_event(messages) for messages in batches if messages]
         with self._lock:
-            for loop, queue in pages:
-                self._pages[id(queue)] = (loop, queue)
-                for event in events if not self._ended else (None,):
-                    self._put(id(queue), event)
+            for page in pages:
+                page.greeted = True
+                for event in events:
+                    self._put(page, event)
 
     def _scan(self) -> None:
         self._scanned = time.monotonic()
@@ -287,34 +281,23 @@ class Watcher:
     def _list_message(self) -> Message:
         return {"type": "runs", "ids": list(self.runs), "first": self.first, "total": self._total, "page": PAGE_RUNS}
 
-    def _send_progress(self) -> None:
-        waiting = [run for run in self.runs.values() if not run.loaded]
-        if not waiting and not self._progress.get("left", 1):
-            return
-        sizes = {run.id: stamp[1] for run in self.runs.values() if (stamp := _stamp(run.series.path)) is not None}
-        total, unread = sum(sizes.values()), sum(max(0, sizes.get(run.id, 0) - run.series.offset) for run in waiting)
-        counts = {"read": total - unread, "bytes": total, "left": len(waiting), "runs": len(self.runs)}
-        self._progress = {"type": "progress", **counts}
-        self._send([self._progress])
-
     def _send(self, messages: Sequence[Message]) -> None:
         if not messages or not self._pages:
             return
         event = _event(messages)
         with self._lock:
-            for number in list(self._pages):
-                self._put(number, event)
+            for page in [page for page in self._pages if page.greeted]:
+                self._put(page, event)
 
-    def _put(self, number: int, event: bytes | None) -> None:
-        if (page := self._pages.get(number)) is None:  # the page's stream has ended
+    def _put(self, page: Page, event: bytes | None) -> None:
+        if page not in self._pages:  # its stream has ended
             return
-        loop, queue = page
-        if queue.qsize() > MAX_QUEUED:
+        if page.queue.qsize() > MAX_QUEUED:
             event = None
         if event is None:
-            self._pages.pop(number)
+            self._pages.remove(page)
         with suppress(RuntimeError):  # the server has shut down
-            loop.call_soon_threadsafe(queue.put_nowait, event)
+            page.loop.call_soon_threadsafe(page.queue.put_nowait, event)
 
 
 def _modified(path: Path) -> float:
@@ -322,14 +305,6 @@ def _modified(path: Path) -> float:
         with suppress(OSError):
             return (path / name).stat().st_mtime
     return 0.0
-
-
-def _stamp(path: Path) -> Stamp:
-    try:
-        status = os.stat(path)  # noqa: PTH116 (twice as fast as Path.stat, and called for every run twice a second)
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _pack(values: Any) -> str:

@@ -111,16 +111,30 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
         return {"first": watcher.first}
 
     @app.get("/api/settings")
-    async def settings(runs: str) -> dict[str, Any]:
-        return await asyncio.to_thread(_settings, [_run(watcher, run) for run in runs.split(",")])
+    def settings(runs: str) -> dict[str, Any]:
+        """Return the settings that differ between runs; for a single run, those that differ from the defaults."""
+        from ingot.experiments.compare import settings_table
+
+        readable = [run for run in _runs(watcher, runs) if run.settings is not None]
+        rows = settings_table([run.settings or {} for run in readable]) if readable else []
+        return {"runs": [run.id for run in readable], "rows": rows}
 
     @app.get("/api/statistics")
-    async def statistics(runs: str) -> dict[str, Any]:
-        return await asyncio.to_thread(_statistics, [_run(watcher, run) for run in runs.split(",")])
+    def statistics(runs: str) -> dict[str, Any]:
+        """Return statistics over groups of runs that differ only in their seeds, and tests between the groups."""
+        from ingot.experiments.compare import SeedRun, over_seeds, tested
+
+        readable = [(run, run.settings) for run in _runs(watcher, runs) if run.settings is not None]
+        arms = over_seeds([SeedRun(run.name, run.path, settings, run.facts.get("val_bpb")) for run, settings in readable])
+        tests = [{"a": a.name, "b": b.name, "said": said} for a, b, said in tested(arms)]
+        return {"arms": [{"runs": arm.name, "n": arm.n, "mean": arm.mean, "std": arm.std} for arm in arms], "tests": tests}
 
     @app.get("/api/runs/{run}/samples/{step}")
-    async def sample(run: str, step: int) -> dict[str, Any]:
-        return {"step": step, "text": await asyncio.to_thread(_sample, _run(watcher, run), step)}
+    def sample(run: str, step: int) -> dict[str, Any]:
+        try:
+            return {"step": step, "text": _run(watcher, run).run.sample(step)}
+        except CheckpointError as error:
+            raise Refused(str(error), status=404) from None
 
     @app.post("/api/runs/{run}/stop")
     async def stop(request: Request, run: str) -> dict[str, Any]:
@@ -162,43 +176,21 @@ def _run(watcher: Watcher, run_id: str) -> WatchedRun:
     return run
 
 
+def _runs(watcher: Watcher, ids: str) -> list[WatchedRun]:
+    return [_run(watcher, run) for run in ids.split(",")]
+
+
 async def _events(watcher: Watcher) -> AsyncIterator[bytes]:
     """Yield the current state of all runs and then every change, until the browser or the server closes the stream."""
-    number, queue = watcher.open_page()
+    page = watcher.open_page()
     try:
         while True:
             try:
-                event = await asyncio.wait_for(queue.get(), KEEPALIVE_SECONDS)
+                event = await asyncio.wait_for(page.queue.get(), KEEPALIVE_SECONDS)
             except TimeoutError:
                 event = b": still here\n\n"
             if event is None:
                 return
             yield event
     finally:
-        watcher.close_page(number)
-
-
-def _settings(runs: list[WatchedRun]) -> dict[str, Any]:
-    """Return the settings that differ between runs; for a single run, those that differ from the defaults."""
-    from ingot.experiments.compare import settings_table
-
-    readable = [run for run in runs if run.settings is not None]
-    rows = settings_table([run.settings or {} for run in readable]) if readable else []
-    return {"runs": [run.id for run in readable], "rows": rows}
-
-
-def _statistics(runs: list[WatchedRun]) -> dict[str, Any]:
-    """Return statistics over groups of runs that differ only in their seeds, and tests between the groups."""
-    from ingot.experiments.compare import SeedRun, over_seeds, tested
-
-    arms = over_seeds([SeedRun(r.name, r.path, r.settings, r.facts.get("val_bpb")) for r in runs if r.settings is not None])
-    tests = [{"a": test.a.name, "b": test.b.name, "said": test.said} for test in tested(arms)]
-    return {"arms": [{"runs": arm.name, "n": arm.n, "mean": arm.mean, "std": arm.std} for arm in arms], "tests": tests}
-
-
-def _sample(run: WatchedRun, step: int) -> str:
-    """Return a run's sample at a step."""
-    try:
-        return run.run.sample(step)
-    except CheckpointError as error:
-        raise Refused(str(error), status=404) from None
+        watcher.close_page(page)

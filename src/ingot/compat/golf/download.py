@@ -24,7 +24,7 @@ from ingot.console.progress import work_line
 from ingot.data.formats.shard_folder import MANIFEST, Record, entries_of, parse_manifest
 from ingot.data.hub import FileInfo, Hub
 from ingot.data.store.dataset import MANIFEST as PREPARED
-from ingot.data.store.shards import token_count
+from ingot.data.store.shards import open_shard
 from ingot.data.store.staging import alone_in, writing
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir, reading, replace_file, temporary_beside, write_atomically
@@ -187,8 +187,8 @@ def download(
         "tokenizer": [str(output / name) for name in plan.tokenizer],
         "train_shards": len(plan.train),
         "val_shards": len(plan.val),
-        "train_tokens": sum(token_count(output / name) for name in plan.train),
-        "val_tokens": sum(token_count(output / name) for name in plan.val),
+        "train_tokens": sum(len(open_shard(output / name)) for name in plan.train),
+        "val_tokens": sum(len(open_shard(output / name)) for name in plan.val),
         "files": len(names),
         "fetched_files": len(sizes),
         "fetched_bytes": sum(sizes),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.store.dataset import MANIFEST, Dataset, Split, SplitCounts, recorded_counts, split_counts
+from ingot.data.store.dataset import MANIFEST, Dataset, Split, SplitCounts
 from ingot.data.store.shards import TOKEN_BYTES, DataProblem
 from ingot.data.text.text_files import adding_up
 from ingot.data.tokenizers import Tokenizer
@@ -40,14 +40,14 @@ OTHER = "give the tokenizer that made the tokens, or prepare the text again"
 
 @dataclass(frozen=True)
 class TrainComparison:
-    """The comparison of the validation split with the train split of a folder."""
+    """The comparison of the validation split with the train split of a folder; `runs` are word n-grams of validation."""
 
     against: str
     documents: int
     copied: int
     similar: int
     runs: int
-    runs_found: int
+    runs_found: int  # those that occur in train
     share: float
 
 
@@ -113,8 +113,8 @@ def audit(
     for name, split in dataset.splits.items():
         sides[name], splits[name] = _audit_split(dataset, split, byte_gap, advance)
         for bucket in split.record.buckets:
-            size = bucket.bytes if split.is_prepared else None
-            splits[f"{name}/{bucket.name}"] = split_counts(bucket.documents, bucket.tokens, size, bucket.piece_bytes)
+            recorded = SplitCounts.recorded(bucket)
+            splits[f"{name}/{bucket.name}"] = recorded if split.is_prepared else replace(recorded, bytes=None)
     comparisons, val = [], sides.get("val")
     for other in trains:
         if other is not dataset:
@@ -122,12 +122,9 @@ def audit(
             dataset.problems.extend(other.problems)
         train = sides["train"]
         if val and train and len(val.starts) > 1 and len(train.starts) > 1:
-            overlap = find_overlap(val, train, ngram_words, overlap_share, advance)
-            dataset.problems.extend(_overlap_problem(match, val, train, ngram_words) for match in overlap.matches)
-            similar = sum(match.kind == "runs" for match in overlap.matches)
-            copied, share = len(overlap.matches) - similar, overlap.runs_found / max(1, overlap.runs)
-            compared = (str(train.split.folder), overlap.documents, copied, similar, overlap.runs, overlap.runs_found, share)
-            comparisons.append(TrainComparison(*compared))
+            comparison, matches = find_overlap(val, train, ngram_words, overlap_share, advance)
+            comparisons.append(comparison)
+            dataset.problems.extend(_overlap_problem(match, val, train, ngram_words) for match in matches)
     return AuditReport(
         folder=path,
         tokenizer=dataset.known_tokenizer.kind if dataset.known_tokenizer else None,
@@ -173,9 +170,9 @@ def _audit_split(
         problems.append(DataProblem("document-index", str(split.folder / record.document_index), str(error)))
     if split.is_prepared and not (split.complete and split.tokens == record.tokens):
         index = None
-    recorded = recorded_counts(record) if split.is_prepared else None
+    recorded = SplitCounts.recorded(record) if split.is_prepared else None
     if tokenizer is None:
-        return None, recorded or split_counts(None, split.tokens, None, None)
+        return None, recorded or SplitCounts(None, split.tokens, None, None)
     counts, starts = count_documents(split, tokenizer, index, advance)
     side = ComparedSplit(split, starts, tokenizer)
     fits = _check_range(side, counts, problems)
@@ -183,8 +180,8 @@ def _audit_split(
     if marked and split.complete and split.is_prepared and (index is not None or tokenizer.bos is not None):
         _check_bytes(side, counts, byte_gap, problems)
     if not (fits and _check_round_trip(side, problems) and marked):
-        return None, recorded or split_counts(None, split.tokens, None, None)
-    return side, recorded or split_counts(len(starts) - 1, split.tokens, None, counts.piece_bytes)
+        return None, recorded or SplitCounts(None, split.tokens, None, None)
+    return side, recorded or SplitCounts(len(starts) - 1, split.tokens, None, counts.piece_bytes)
 
 
 def _check_range(side: ComparedSplit, counts: TokenCounts, problems: list[DataProblem]) -> bool:
@@ -272,23 +269,13 @@ class Match:
     share: float
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """The result of a comparison; `runs` counts the word n-grams of validation, `runs_found` those that occur in train."""
-
-    documents: int
-    runs: int
-    runs_found: int
-    matches: list[Match]
-
-
 def find_overlap(
     val: ComparedSplit,
     train: ComparedSplit,
     run_words: int,
     least_share: float,
     on_tokens: OnTokens = lambda tokens: None,
-) -> Overlap:
+) -> tuple[TrainComparison, list[Match]]:
     """Compare validation with train. A document with more than `least_share` of its word n-grams in train is a match."""
     documents: dict[bytes, list[int]] = {}
     runs: list[Hashes] = [np.empty(0, np.uint64)]
@@ -321,7 +308,11 @@ def find_overlap(
             matches.append(Match(document, copies[document], "tokens" if equal else "words", share))
         elif share > least_share:
             matches.append(Match(document, int(numbers[counts.argmax()]), "runs", share))
-    return Overlap(len(val.starts) - 1, total, total_found, matches)
+    similar = sum(match.kind == "runs" for match in matches)
+    counts_of_documents = (len(val.starts) - 1, len(matches) - similar, similar)
+    return TrainComparison(
+        str(train.split.folder), *counts_of_documents, total, total_found, total_found / max(1, total)
+    ), matches
 
 
 def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) -> Iterator[tuple[bytes, Hashes]]:

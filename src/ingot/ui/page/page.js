@@ -70,18 +70,13 @@ function openTab(name) {
 function drawHeader() {
   const runs = [...store.runs.values()];
   const running = runs.filter((run) => run.status === "running").length;
+  const reading = runs.filter((run) => run.loaded === false).length;
   const unreadable = runs.filter((run) => run.status === "unreadable").length;
-  document.getElementById("summary").textContent = `${runs.length} ${runs.length === 1 ? "run" : "runs"}${running ? `, ${running} running` : ""}${unreadable ? `, ${unreadable} unreadable` : ""}`;
+  document.getElementById("summary").textContent = `${runs.length} ${runs.length === 1 ? "run" : "runs"}${running ? `, ${running} running` : ""}${unreadable ? `, ${unreadable} unreadable` : ""}${reading ? `, ${reading} being read` : ""}`;
   const live = document.getElementById("live");
   live.textContent = store.connected ? "live" : "not connected";
   live.classList.toggle("on", store.connected);
   document.title = running ? `(${running}) ingot` : "ingot";
-  const { progress } = store;
-  const bar = document.getElementById("progress");
-  bar.hidden = !progress?.left;
-  if (bar.hidden) return;
-  bar.style.setProperty("--used", progress.bytes ? progress.read / progress.bytes : 1);
-  bar.lastElementChild.textContent = `reading runs for the first time: ${(progress.read / 1e6).toFixed(0)} of ${(progress.bytes / 1e6).toFixed(0)} MB, ${progress.left} of ${progress.runs} left`;
 }
 
 function setUpTheme() {

@@ -7,7 +7,6 @@ const MOST_BINS = 768;
 
 export const store = {
   runs: new Map(), // by id, newest first: what is said of a run, with its columns
-  progress: null,
   page: { first: 0, total: 0, size: 0 }, // which of the runs the server has told
   connected: false,
   shown: new Set(), // ids of the runs that are drawn
@@ -76,9 +75,6 @@ const take = {
     // Of bins of one line there is no lowest and highest.
     for (const name of Object.keys(bins.columns)) if (!(name in columns)) delete bins.columns[name];
     bins.used = used;
-  },
-  progress(message) {
-    store.progress = message;
   },
 };
 
