@@ -202,15 +202,12 @@ def _export_layout(
             if is_normalised(facts["tokenizer"]):
                 warn("llama.cpp does not normalise text for this tokenizer: repeated spaces and rare characters get other ids")
         else:
-            from ingot.artifact.huggingface import read_model, write_model
+            from ingot.artifact.huggingface import write_model
             from ingot.artifact.quantise import quantise
             from ingot.inference.model import scoring_of
 
             records, _ = quantise(source.tensors.values(), "none", dtype)
             size = write_model(target, records, settings, facts["tokenizer"], scoring_of(source.config.model_dump()))
-            stored = {record.name: record.data for record in read_model(target)[0]}
-            if any(stored[record.name] != record.data for record in records):
-                raise CheckpointError(f"{target} does not read back as it was written; the disk may be damaged")
         if gguf_file is not None:
             size = (target / "model.gguf").replace(gguf_file).stat().st_size
             shutil.rmtree(target)
