@@ -65,26 +65,37 @@ def export(
     given = {"quantiser": quantiser, "codec": codec, "dtype": dtype, "tokenizer": tokenizer}
     section = source.config.artifact.model_copy(update={name: value for name, value in given.items() if value is not None})
     facts = source.facts if section.tokenizer else {**source.facts, "tokenizer": None}
-    if layout == "ingot":
-        if score and data is None and not facts["data_fingerprint"]:
-            raise ConfigError(f"{path} does not name the text it was trained on; give --data DIR or --no-score")
-        if score and device not in ("auto", "cpu"):  # detecting other devices imports their framework
-            from ingot.backends.open import find_device
-
-            find_device(device)
-        record = _export_file(source, facts, section, limit or source.config.budget.artifact_bytes, output, force, device)
-        if score and (data is not None or _has_validation_text(source)):
-            try:
-                record |= _scores(source, Path(record["artifact"]), data, device)
-            except IngotError:
-                _report(record, as_json)  # the file exists even if it could not be scored
-                raise
-    else:
+    if layout != "ingot":
         if quantiser or codec or data:
             raise ConfigError(f"--format {layout} is neither compressed nor scored; leave --quantiser, --codec and --data out")
         if dtype and layout in ("nanogpt", "gpt-simple"):
             raise ConfigError(f"--format {layout} keeps the dtype of the weights; leave --dtype out")
-        record = _export_layout(source, facts, layout, section.dtype, output, force) | {"limit": limit}
+        target, size = _export_layout(source, facts, layout, section.dtype, output, force)
+        _report({"artifact": str(target), "checkpoint": str(source.path), "bytes": size, "limit": limit}, as_json)
+        return
+    if score and data is None and not source.names_data:
+        raise ConfigError(f"{path} does not name the text it was trained on; give --data DIR or --no-score")
+    if score and device not in ("auto", "cpu"):  # detecting other devices imports their framework
+        from ingot.backends.open import find_device
+
+        find_device(device)
+    record = _export_file(source, facts, section, limit or source.config.budget.artifact_bytes, output, force, device)
+    if score and (data is not None or _has_validation_text(source)):
+        from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
+
+        try:
+            with progress_bar(SCORING, unit="rows") as progress:
+                scored = score_in_fresh_process(Path(record["artifact"]), data, device, progress=progress)
+            before = source.facts["val_bpb"] if data is None else None
+            if before is None:
+                from ingot.api import load
+
+                with progress_bar("scoring the model it is made from", unit="rows") as progress:
+                    before = load(source.path, device=device, data=data).evaluate(data, progress=progress).bits_per_byte
+        except IngotError:
+            _report(record, as_json)  # the file exists even if it could not be scored
+            raise
+        record |= {"val_loss": scored["val_loss"], "val_bpb": scored["val_bpb"], "checkpoint_val_bpb": before}
     _report(record, as_json)
 
 
@@ -100,32 +111,28 @@ def _export_file(
     from ingot.artifact.codecs import check_codec
     from ingot.artifact.container import artifact_name, write_artifact
     from ingot.artifact.quantise import BY_MODEL
+    from ingot.inference.model import model_file, settings_on
 
     check_codec(section.codec)
     target = _target(source, output, artifact_name(section.codec), force)
     if source.config.model.family == "file":  # a custom model's Python file must be stored beside its artifact
-        from ingot.inference.model import model_file
-
         file = model_file(source)
         copy = target.parent / file.name
-        in_run_folder = target.parent.name == "artifact" and file.parent == target.resolve().parent.parent
-        if not in_run_folder and copy.exists() and copy.read_bytes() != file.read_bytes():
-            raise ConfigError(f"{copy} is not the model's file, which belongs beside its artifact; choose another --output")
-        if not in_run_folder:
+        if target.parent.name != "artifact" or file.parent != target.resolve().parent.parent:  # not in the run folder
+            if copy.exists() and copy.read_bytes() != file.read_bytes():
+                raise ConfigError(f"{copy} is not the model's file, which belongs beside its artifact; choose another --output")
             write_atomically(copy, file.read_bytes())
+    tensors = list(source.tensors.values())
     codes: dict[str, list[TensorRecord]] = {}
     if section.quantiser in BY_MODEL:  # calibrated on the run's text
         from ingot.data.loading.data_path import open_dataset
-        from ingot.inference.model import settings_on
         from ingot.train.fit_artifact import find_codes
 
         config = settings_on(source, device).model_copy(update={"artifact": section})
         dataset = open_dataset(config.data.path, config.data.tokenizer, config.data.trust_tokens)
-        codes = find_codes(config, list(source.tensors.values()), facts, dataset, limit, partial(typer.echo, err=True))
+        codes = find_codes(config, tensors, facts, dataset, limit, partial(typer.echo, err=True))
     with progress_bar("compressing", in_bytes=True) as progress, writing_output(target):
-        report = write_artifact(
-            target, list(source.tensors.values()), facts, section.quantiser, section.codec, section.dtype, progress, codes
-        )
+        report = write_artifact(target, tensors, facts, section.quantiser, section.codec, section.dtype, progress, codes)
     sizes = {name: getattr(report, name) for name in ("bytes", "payload_bytes", "parameters")}
     how = {"quantiser": section.quantiser, "codec": section.codec, "limit": limit}
     record = {"artifact": str(target), "checkpoint": str(source.path), **sizes, **how}
@@ -167,8 +174,8 @@ def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict
 
 def _export_layout(
     source: Weights, facts: Mapping[str, Any], layout: str, dtype: str, output: Path | None, force: bool
-) -> dict[str, Any]:
-    """Write a model in another program's format."""
+) -> tuple[Path, int]:
+    """Write a model in another program's format; return where, and its size in bytes."""
     gguf_file = output if layout == "gguf" and output is not None and output.suffix == ".gguf" else None
     if gguf_file is not None:  # exported to a temporary folder with a Modelfile, from which only the .gguf is moved
         check_target(gguf_file, False, force)
@@ -195,20 +202,17 @@ def _export_layout(
             if is_normalised(facts["tokenizer"]):
                 warn("llama.cpp does not normalise text for this tokenizer: repeated spaces and rare characters get other ids")
         else:
-            from ingot.artifact.huggingface import read_model, write_model
+            from ingot.artifact.huggingface import write_model
             from ingot.artifact.quantise import quantise
             from ingot.inference.model import scoring_of
 
             records, _ = quantise(source.tensors.values(), "none", dtype)
             size = write_model(target, records, settings, facts["tokenizer"], scoring_of(source.config.model_dump()))
-            stored = {record.name: record.data for record in read_model(target)[0]}
-            if any(stored[record.name] != record.data for record in records):
-                raise CheckpointError(f"{target} does not read back as it was written; the disk may be damaged")
         if gguf_file is not None:
             size = (target / "model.gguf").replace(gguf_file).stat().st_size
             shutil.rmtree(target)
             target = gguf_file
-    return {"artifact": str(target), "checkpoint": str(source.path), "bytes": size}
+    return target, size
 
 
 def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:
@@ -227,21 +231,6 @@ def _target(source: Weights, output: Path | None, name: str, force: bool) -> Pat
         raise ConfigError(f"{source.path} is not in a run folder; say where the result goes with --output")
     check_target(output, name in ("huggingface", "gguf", "gpt-simple"), force)
     return output
-
-
-def _scores(source: Weights, artifact: Path, data: str | None, device: str) -> dict[str, Any]:
-    """Score the artifact in a fresh process, and the checkpoint it was made from."""
-    from ingot.artifact.fresh_process import SCORING, score_in_fresh_process
-
-    with progress_bar(SCORING, unit="rows") as progress:
-        score = score_in_fresh_process(artifact, data, device, progress=progress)
-    before = source.facts["val_bpb"] if data is None else None
-    if before is None:
-        from ingot.api import load
-
-        with progress_bar("scoring the model it is made from", unit="rows") as progress:
-            before = load(source.path, device=device, data=data).evaluate(data, progress=progress).bits_per_byte
-    return {"val_loss": score["val_loss"], "val_bpb": score["val_bpb"], "checkpoint_val_bpb": before}
 
 
 def _report(record: dict[str, Any], as_json: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 from typer import Option
 
 from ingot.cli.arguments import AsJson
+from ingot.console.entry import warn
 from ingot.console.output import print_columns, print_json
 
 golf_commands = typer.Typer(
@@ -42,17 +42,16 @@ def golf_pack(
     """Write a records folder from finished runs of several seeds. It has README.md, submission.json, logs, code and artifacts."""
     from ingot.compat.golf.pack import pack
 
-    title = name or re.sub(r"\.txt$", "", runs[0].resolve().name)
+    title = name or runs[0].resolve().name.removesuffix(".txt")
     folder = output or Path("records") / f"{datetime.now(UTC):%Y-%m-%d}_{re.sub(r'[^A-Za-z0-9]+', '_', title).strip('_')}"
-    about = {"name": title, "author": author, "github_id": github_id, "blurb": blurb}
-    submission = pack(runs, folder, **about, reference=reference, force=force)
+    submission = pack(runs, folder, name=title, author=author, github_id=github_id, blurb=blurb, reference=reference, force=force)
     if not author:
-        print("the submission names no author; give --author and --github-id", file=sys.stderr)
+        warn("the submission names no author; give --author and --github-id")
     if as_json:
         print_json({"output": str(folder), **submission})
         return
     results = submission["seed_results"].items()
-    rows = [(str(seed), f"{result['val_bpb']:.8f}", f"{result['bytes_total']:,}") for seed, result in results]
+    rows = [(seed, f"{result['val_bpb']:.8f}", f"{result['bytes_total']:,}") for seed, result in results]
     print_columns([("seed", "val_bpb", "bytes"), *rows])
     spread = "" if submission["std"] is None else f" +- {submission['std']:.5f}, p {submission['p']:.2g} against {reference:g}"
     print(f"{folder}: val_bpb {submission['val_bpb']:.5f}{spread}")

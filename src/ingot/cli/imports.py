@@ -39,24 +39,22 @@ def import_weights(
 
     target = output / artifact_name("none") if output.is_dir() else output
     check_target(target, False, force)
-    records, settings, model_tokenizer, scoring = _read(name, tokenizer)
-    weights = foreign_weights(Path(name), records, settings, model_tokenizer, tokenizer, scoring)
+    records, model, model_tokenizer, scoring = _read(name, tokenizer)
+    weights = foreign_weights(Path(name), records, model, model_tokenizer, tokenizer, scoring)
     with writing_output(target):
         report = write_artifact(target, weights.tensors.values(), {**weights.facts, "imported_from": name}, "none", "none")
+    facts: dict[str, Any] = {
+        "artifact": str(target),
+        "bytes": report.bytes,
+        "parameters": report.parameters,
+        "tokenizer": model_tokenizer.kind,
+    }
     if as_json:
-        facts = {"artifact": str(target), "bytes": report.bytes, "parameters": report.parameters}
-        print_json({**facts, "tokenizer": model_tokenizer.kind, "model": settings})
+        print_json({**facts, "model": model})
         return
-    shape = ", ".join(f"{key} {settings[key]}" for key in ("layers", "heads", "width", "context", "vocab_size"))
-    print_columns(
-        [
-            ("artifact", str(target)),
-            ("bytes", f"{report.bytes:,}"),
-            ("parameters", f"{report.parameters:,}"),
-            ("model", f"{settings['family']}: {shape}"),
-            ("tokenizer", model_tokenizer.kind),
-        ]
-    )
+    shape = ", ".join(f"{key} {model[key]}" for key in ("layers", "heads", "width", "context", "vocab_size"))
+    rows = [(key, f"{value:,}" if isinstance(value, int) else value) for key, value in facts.items()]
+    print_columns([*rows, ("model", f"{model['family']}: {shape}")])
 
 
 def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:

@@ -48,11 +48,19 @@ def main(arguments: Sequence[str] = ()) -> int:
                 f"{CODE} takes no arguments; set variables before the command: {names}, and every setting of ingot, as in "
                 f"INGOT_TRAINING__MAX_STEPS=100 python {CODE}"
             )
-        settings = settings_in(os.environ)
-        if path := os.environ.get(SCORED):
-            score_artifact(Path(path), load_config(python=settings, environment={}).config)
+        settings, artifact, run_id = settings_in(os.environ), os.environ.get(SCORED), os.environ.get("RUN_ID")
+        if run_id and not artifact:
+            settings["training.output_dir"] = str(run_folder(Path("logs"), run_id, ranks_from_environment().first))
+        resolved = load_config(python=settings, environment={})
+
+        def score(path: Path, *_: object) -> dict[str, float]:
+            """Score in this process: the new process that `ingot train` uses would need Ingot to be installed."""
+            return {"val_bpb": score_artifact(path, resolved.config)}
+
+        if artifact:
+            score(Path(artifact))
         else:
-            _train(settings)
+            run(resolved, LineReporter(say), partial(export_artifact, score=score), began=process_start())
     return outcome.code
 
 
@@ -75,19 +83,6 @@ def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
     if not user_path(folder := settings.get("data.path", "")).exists():
         raise DataError(f"there is no folder {folder}; set {{0}}", Setting("data.path"))
     return settings
-
-
-def _train(settings: dict[str, Any]) -> None:
-    ranks = ranks_from_environment()
-    if run_id := os.environ.get("RUN_ID"):
-        settings["training.output_dir"] = str(run_folder(Path("logs"), run_id, ranks.first))
-    resolved = load_config(python=settings, environment={})
-
-    def score(path: Path, *_: object) -> dict[str, float]:
-        """Score the artifact in this process: the new process that `ingot train` uses would need Ingot to be installed."""
-        return {"val_bpb": score_artifact(path, resolved.config)}
-
-    run(resolved, LineReporter(say), partial(export_artifact, score=score), began=process_start())
 
 
 def score_artifact(path: Path, here: Config) -> float:

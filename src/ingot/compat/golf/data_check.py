@@ -12,7 +12,7 @@ import numpy as np
 from ingot.compat.golf.log import RunLog
 from ingot.data.formats.shard_folder import listed_dataset, manifest_of, shard_files, tokenizer_of
 from ingot.data.loading.data_path import open_dataset
-from ingot.data.store.dataset import MANIFEST, Dataset, Split
+from ingot.data.store.dataset import MANIFEST
 from ingot.errors import ConfigError, DataError
 
 COUNT_TOKENS = 1 << 22  # tokens counted per block
@@ -30,7 +30,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
                 raise DataError(f"{path} also holds {others[0]}, which is none of {pattern(values, split)}; move it elsewhere")
     if not tokenizer.is_file():
         raise DataError(f"there is no tokenizer {tokenizer}; run `ingot data download` or set TOKENIZER_PATH")
-    listed = check_tokenizer_pair(path, tokenizer)
+    listed = listed_counts(path, tokenizer)
     dataset = open_dataset(str(path), str(tokenizer), values["TRUST_TOKENS"])
     if (vocab_size := dataset.tokenizer.vocab_size) != values["VOCAB_SIZE"]:
         raise ConfigError(f"VOCAB_SIZE={values['VOCAB_SIZE']} does not match the tokenizer's vocab_size={vocab_size}")
@@ -42,18 +42,24 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
         return {}
     shards = len(dataset.split("train").paths)
     name = Path(os.path.abspath(path)).name  # noqa: PTH100 (keeps the name of a symbolic link)
-    for line in lines(values, name, shards, listed, usable):
+    for line in lines(values, name, shards, listed.get("files_train"), usable):
         run_log.line(line)
-    documents, size = _counts(dataset, val, usable)
+    documents, size = 0, 0  # bytes are those of the scored targets
+    for begin in range(0, val.tokens, COUNT_TOKENS):
+        ids = val.read(begin, min(begin + COUNT_TOKENS + 1, val.tokens)).astype(np.int32)
+        documents += int(np.count_nonzero(ids[:COUNT_TOKENS] == dataset.tokenizer.bos))
+        targets = ids[1 : max(0, usable - begin) + 1]
+        size += int(dataset.tokenizer.target_bytes(ids[: len(targets)], targets).sum())
     validation = (
         f"validation: {val.tokens} tokens in {documents} documents; scored: {usable} tokens, {size} bytes, "
         f"{size / usable:.6f} bytes per token"
     )
     run_log.note(validation)
-    stats = (listed_dataset(path) or {}).get("stats")
-    for key, what, count in (("tokens_val", "tokens", val.tokens), ("docs_val", "documents", documents)):
-        expected = stats.get(key) if isinstance(stats, dict) else None
-        if isinstance(expected, int) and expected != count:
+    for what, count, expected in (
+        ("tokens", val.tokens, listed.get("tokens_val")),
+        ("documents", documents, listed.get("docs_val")),
+    ):
+        if expected not in (None, count):
             raise DataError(
                 f"the validation split in {path} has {count} {what} and its manifest lists {expected}; it is cut short or "
                 "of another data set: download it again"
@@ -61,11 +67,11 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
     return {"dataset": name, "train_shards": shards, "scored_tokens": usable, "validation": validation}
 
 
-def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> int | None:
-    """Raise an error if the dataset's manifest lists another tokenizer; return the number of train shards it lists."""
+def listed_counts(dataset: Path, tokenizer: Path) -> dict[str, int]:
+    """Return the counts in the dataset's manifest; raise an error if it lists another tokenizer or fewer train shards."""
     listing, entry = manifest_of(dataset), listed_dataset(dataset)
     if listing is None or entry is None:
-        return None
+        return {}
     where, manifest = listing
     expected = PurePosixPath(tokenizer_of(manifest, entry)[1]).name
     if expected and tokenizer.name != expected:
@@ -73,29 +79,17 @@ def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> int | None:
             f"DATA_PATH={dataset} was made with the tokenizer {expected} by {where}, not with TOKENIZER_PATH={tokenizer}"
         )
     stats = entry.get("stats")
-    listed = stats.get("files_train") if isinstance(stats, dict) else None
+    counts = {key: count for key, count in stats.items() if isinstance(count, int)} if isinstance(stats, dict) else {}
     here = len(list(dataset.glob("fineweb_train_*.bin")))
-    if not isinstance(listed, int):
-        return None
-    if here > listed:
+    if here > counts.get("files_train", here):
         raise DataError(
-            f"DATA_PATH={dataset} has {here:,} train shards and {where} lists {listed:,}; remove those of another data set"
+            f"DATA_PATH={dataset} has {here:,} train shards and {where} lists {counts['files_train']:,}; remove those of another "
+            "data set"
         )
-    return listed
+    return counts
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:
     """Return the glob for a split's files as the original writes it; `ingot data prepare` uses shorter names."""
     name = "" if any(Path(values["DATA_PATH"]).glob(f"{split}_*.bin")) else "fineweb_"
     return os.path.join(values["DATA_PATH"], f"{name}{split}_*.bin")  # noqa: PTH118 (the log shows what the user wrote)
-
-
-def _counts(dataset: Dataset, val: Split, usable: int) -> tuple[int, int]:
-    """Return the number of validation documents, and of bytes in the scored targets."""
-    bos, documents, size = dataset.tokenizer.bos, 0, 0
-    for begin in range(0, val.tokens, COUNT_TOKENS):
-        ids = val.read(begin, min(begin + COUNT_TOKENS + 1, val.tokens)).astype(np.int32)
-        documents += int(np.count_nonzero(ids[:COUNT_TOKENS] == bos))
-        targets = ids[1 : max(0, usable - begin) + 1]
-        size += int(dataset.tokenizer.target_bytes(ids[: len(targets)], targets).sum())
-    return documents, size

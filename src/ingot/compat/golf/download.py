@@ -21,7 +21,7 @@ from ingot.compat.golf import DOCS, DOCS_SOURCE, PREFIX, PREFIX_VARIABLE, REPO, 
 from ingot.console.entry import explained, warn
 from ingot.console.output import Parser, print_json
 from ingot.console.progress import work_line
-from ingot.data.formats.shard_folder import MANIFEST, Record, parse_manifest
+from ingot.data.formats.shard_folder import MANIFEST, Record, entries_of, parse_manifest
 from ingot.data.hub import FileInfo, Hub
 from ingot.data.store.dataset import MANIFEST as PREPARED
 from ingot.data.store.shards import open_shard
@@ -79,13 +79,11 @@ def plan_files(manifest: Record, variant: str, train_shards: int | None, repo: s
 
 
 def _entry(manifest: Record, kind: str, name: str, repo: str) -> Record:
-    listed = manifest.get(kind)
-    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    for entry in entries:
-        if entry.get("name") == name:
-            return entry
-    names = ", ".join(str(entry.get("name")) for entry in entries[:8]) or "none"
-    raise DataError(f"no {kind.removesuffix('s')} {name} in the manifest of {repo}; it lists {names}")
+    entries = {str(entry.get("name")): entry for entry in entries_of(manifest, kind)}
+    if name not in entries:
+        names = ", ".join(list(entries)[:8]) or "none"
+        raise DataError(f"no {kind.removesuffix('s')} {name} in the manifest of {repo}; it lists {names}")
+    return entries[name]
 
 
 def download(
@@ -117,8 +115,6 @@ def download(
         commit = listing.commit
         infos = {name.removeprefix(start): info for name, info in listing.files.items() if name.startswith(start)}
     if skip_manifest or hub.offline:
-        if not manifest.exists():
-            raise DataError(f"there is no {manifest}; without --skip-manifest and HF_HUB_OFFLINE it is downloaded")
         with reading(manifest):
             content = manifest.read_bytes()
         notify(f"using {manifest} as it is")

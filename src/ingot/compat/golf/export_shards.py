@@ -12,7 +12,6 @@ others, while the exported text is not stripped.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -234,12 +233,6 @@ VAL_DOCUMENTS = 50_000
 BATCH = 1024  # documents encoded per batch
 REPORT_DOCUMENTS = 100_000
 THREADS = "MATCHED_FINEWEB_TOKENIZER_THREADS"
-VARIABLES = f"""variables:
-  {REPO_VARIABLE}, {PREFIX_VARIABLE}
-                        the repository and the folder in it, unless options give them
-  {THREADS}
-                        processes that encode (one per processor)
-"""
 Progress = Callable[[str, int, int], None]  # description, amount done, total
 
 
@@ -275,8 +268,10 @@ class Export:
                 raise ConfigError(
                     f"validation needs {held_out:,} documents and {here} has {count:,}; give fewer with --num-val-docs"
                 )
-            built = [build(spec, self._read_docs(f"reading for {spec.title}")) for spec in self.specs]
-            for spec, (tokenizer, _) in zip(self.specs, built, strict=True):
+            built = []
+            for spec in self.specs:
+                tokenizer, files = build(spec, self._read_docs(f"reading for {spec.title}"))
+                built.append((spec, tokenizer, files))
                 if tokenizer.vocab_size != spec.size:
                     self.warnings.append(
                         f"tokenizer {spec.title} has {tokenizer.vocab_size:,} ids instead of {spec.size:,}: these documents "
@@ -286,7 +281,7 @@ class Export:
             given = [spec.given for spec in self.specs]
             self._write("tokenizer_config.export.json", _json({"tokenizers": given}))
             entries = []
-            for spec, (tokenizer, files) in zip(self.specs, built, strict=True):
+            for spec, tokenizer, files in built:
                 manifest, is_new = self._dataset(spec, tokenizer, docs, held_out)
                 kept += [] if is_new else [spec.dataset]
                 for name, content in files.items():
@@ -479,19 +474,30 @@ def _entries(spec: Spec, tokenizer: Tokenizer, manifest: prepared.Manifest) -> t
 
 def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data")) -> int:
     """Run the challenge's script download_hf_docs_and_tokenize.py and return its exit code."""
-    name = "download_hf_docs_and_tokenize.py"
+    name, specs_file = "download_hf_docs_and_tokenize.py", folder / "tokenizer_specs.json"
+    repo, prefix = os.environ.get(REPO_VARIABLE, REPO), os.environ.get(PREFIX_VARIABLE, PREFIX)
+    about = "Download the challenge's documents and export them as shards of one or more tokenizers."
+    parser = Parser(name, description=about, epilog=f"The variable {THREADS} sets the number of encoding processes.")
+    add = parser.add_argument
+    add("--repo-id", default=repo, metavar="ID", help=f"dataset repository on the Hugging Face hub ({repo})")
+    add("--remote-root", default=prefix, metavar="DIR", help=f"folder in it that has docs_selected.jsonl ({prefix})")
+    add("--output-root", type=Path, required=True, metavar="DIR", help="folder to fill: datasets/, tokenizers/, manifest.json")
+    add("--tokenizer-config", type=Path, default=specs_file, metavar="FILE", help=f"JSON file of tokenizers ({specs_file})")
+    add("--num-val-docs", type=int, metavar="N", help="the first N documents are validation (what the documents say, or 50000)")
+    add("--chunk-tokens", type=int, default=SHARD_TOKENS, metavar="N", help=f"tokens per shard ({SHARD_TOKENS})")
+    add("--tokenizer-train-docs", type=int, metavar="N", help="learn vocabularies from the first N documents (all)")
+    add("--skip-byte", action="store_true", help="leave byte tokenizers out")
+    about = "use this .model for the SentencePiece vocabulary of this size instead of training one; may be repeated"
+    add("--reuse-sp-model", action="append", default=[], metavar="VOCAB=MODEL", help=about)
+    add("--json", action="store_true", help="print the result as JSON")
     with explained(name, interrupted="interrupted; the same command continues") as outcome:
-        args = _parser(name, folder).parse_args(list(argv))
+        args = parser.parse_args(list(argv))
         try:
             workers = max(1, int(threads)) if (threads := os.environ.get(THREADS, "").strip()) else None
         except ValueError:
             raise ConfigError(f"{THREADS}={threads!r} is not a whole number") from None
-        specs = load_specs(
-            args.tokenizer_config,
-            skip_byte=args.skip_byte,
-            train_documents=args.tokenizer_train_docs,
-            reuse=args.reuse_sp_model,
-        )
+        how = {"skip_byte": args.skip_byte, "train_documents": args.tokenizer_train_docs, "reuse": args.reuse_sp_model}
+        specs = load_specs(args.tokenizer_config, **how)
         with work_line("asking the hub", "bytes") as (notify, show):
             export = Export(args.output_root, specs, Hub(args.repo_id), args.remote_root, args.num_val_docs, args.chunk_tokens)
             export.workers, export.notify, export.progress = workers, notify, show or export.progress
@@ -507,22 +513,3 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
                 print(f"  {title}: {documents:,} documents, {tokens:,} tokens, {files:,} {'shard' if files == 1 else 'shards'}")
         print(f"{result['folder']}/manifest.json lists them, {result['seconds']:.1f} s")
     return outcome.code
-
-
-def _parser(name: str, folder: Path) -> Parser:
-    about = "Download the challenge's documents and export them as shards of one or more tokenizers."
-    parser = Parser(name, description=about, epilog=VARIABLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, repo, prefix = parser.add_argument, os.environ.get(REPO_VARIABLE, REPO), os.environ.get(PREFIX_VARIABLE, PREFIX)
-    add("--repo-id", default=repo, metavar="ID", help=f"dataset repository on the Hugging Face hub ({repo})")
-    add("--remote-root", default=prefix, metavar="DIR", help=f"folder in it that has docs_selected.jsonl ({prefix})")
-    add("--output-root", type=Path, required=True, metavar="DIR", help="folder to fill: datasets/, tokenizers/, manifest.json")
-    specs = folder / "tokenizer_specs.json"
-    add("--tokenizer-config", type=Path, default=specs, metavar="FILE", help=f"JSON file that lists tokenizers ({specs})")
-    add("--num-val-docs", type=int, metavar="N", help="the first N documents are validation (what the documents say, or 50000)")
-    add("--chunk-tokens", type=int, default=SHARD_TOKENS, metavar="N", help=f"tokens per shard ({SHARD_TOKENS})")
-    add("--tokenizer-train-docs", type=int, metavar="N", help="learn vocabularies from the first N documents (all)")
-    add("--skip-byte", action="store_true", help="leave byte tokenizers out")
-    about = "use this .model for the SentencePiece vocabulary of this size instead of training one; may be repeated"
-    add("--reuse-sp-model", action="append", default=[], metavar="VOCAB=MODEL", help=about)
-    add("--json", action="store_true", help="print the result as JSON")
-    return parser

@@ -76,7 +76,7 @@ def listed_dataset(dataset: Path) -> Record | None:
     """Return the manifest's entry for a folder of shards; None if it has none."""
     name = Path(os.path.abspath(dataset)).name  # noqa: PTH100
     manifest = manifest_of(dataset)
-    return next((entry for entry in _entries(manifest[1], "datasets") if entry.get("name") == name), None) if manifest else None
+    return next((entry for entry in entries_of(manifest[1], "datasets") if entry.get("name") == name), None) if manifest else None
 
 
 def paired_tokenizer(dataset: Path) -> str | None:
@@ -91,11 +91,12 @@ def paired_tokenizer(dataset: Path) -> str | None:
 
 def tokenizer_of(manifest: Record, entry: Record) -> tuple[str, str]:
     """Return the kind and the file of a dataset's tokenizer, from its manifest entry."""
-    tokenizers = _entries(manifest, "tokenizers")
+    tokenizers = entries_of(manifest, "tokenizers")
     paired = next((tokenizer for tokenizer in tokenizers if tokenizer.get("name") == entry.get("tokenizer_name")), {})
     return str(paired.get("kind")), str(paired.get("model_path") or paired.get("path") or "")
 
 
-def _entries(manifest: Record, kind: str) -> list[Record]:
+def entries_of(manifest: Record, kind: str) -> list[Record]:
+    """Return the manifest's list of datasets or tokenizers, without what is no object."""
     entries = manifest.get(kind)
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
-from ingot.compat.golf.data_check import check_tokenizer_pair
+from ingot.compat.golf.data_check import listed_counts
 from ingot.compat.golf.download import dataset_name, download, plan_files
 from ingot.data.hub import FileInfo, Hub
 from ingot.data.store.shards import HEADER_INTS, MAGIC, VERSION
@@ -543,19 +543,19 @@ def test_the_commands_load_no_client_before_they_run():
 
 def test_a_tokenizer_that_is_not_the_data_sets_is_refused_by_the_manifest(folder):
     folder()
-    assert check_tokenizer_pair(folder / SETS, folder / MODEL) == 4  # of which 2 are there
+    assert listed_counts(folder / SETS, folder / MODEL)["files_train"] == 4  # of which 2 are there
     with pytest.raises(
         DataError, match=r"was made with the tokenizer t.model by \S+manifest.json, not with TOKENIZER_PATH=other.model"
     ):
-        check_tokenizer_pair(folder / SETS, Path("other.model"))
+        listed_counts(folder / SETS, Path("other.model"))
     (folder / TRAIN.format(7)).write_bytes(shard(1))
     for index in (2, 3):
         (folder / TRAIN.format(index)).write_bytes(shard(1))
     with pytest.raises(DataError, match=r"has 5 train shards and .* lists 4"):
-        check_tokenizer_pair(folder / SETS, folder / MODEL)
+        listed_counts(folder / SETS, folder / MODEL)
 
 
 def test_a_data_set_without_a_manifest_or_not_in_it_has_any_tokenizer(folder, tmp_path):
-    assert check_tokenizer_pair(tmp_path / "datasets/mine", Path("any.model")) is None
+    assert listed_counts(tmp_path / "datasets/mine", Path("any.model")) == {}
     folder()
-    assert check_tokenizer_pair(folder / "datasets/mine", Path("any.model")) is None
+    assert listed_counts(folder / "datasets/mine", Path("any.model")) == {}
