@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ingot.compat.golf.log import RunLog
-from ingot.data.formats.shard_folder import listed_dataset, manifest_of, shard_files, tokenizer_of
+from ingot.data.formats.shard_folder import read_listing, shard_files
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import MANIFEST, Dataset, Split
 from ingot.errors import ConfigError, DataError
@@ -50,9 +50,9 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
         f"{size / usable:.6f} bytes per token"
     )
     run_log.note(validation)
-    stats = (listed_dataset(path) or {}).get("stats")
+    listing = read_listing(path)
     for key, what, count in (("tokens_val", "tokens", val.tokens), ("docs_val", "documents", documents)):
-        expected = stats.get(key) if isinstance(stats, dict) else None
+        expected = listing.stats.get(key) if listing is not None else None
         if isinstance(expected, int) and expected != count:
             raise DataError(
                 f"the validation split in {path} has {count} {what} and its manifest lists {expected}; it is cut short or "
@@ -63,17 +63,14 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
 
 def check_tokenizer_pair(dataset: Path, tokenizer: Path) -> int | None:
     """Raise an error if the dataset's manifest lists another tokenizer; return the number of train shards it lists."""
-    listing, entry = manifest_of(dataset), listed_dataset(dataset)
-    if listing is None or entry is None:
+    if (listing := read_listing(dataset)) is None:
         return None
-    where, manifest = listing
-    expected = PurePosixPath(tokenizer_of(manifest, entry)[1]).name
+    where, expected = listing.where, PurePosixPath(listing.file).name
     if expected and tokenizer.name != expected:
         raise DataError(
             f"DATA_PATH={dataset} was made with the tokenizer {expected} by {where}, not with TOKENIZER_PATH={tokenizer}"
         )
-    stats = entry.get("stats")
-    listed = stats.get("files_train") if isinstance(stats, dict) else None
+    listed = listing.stats.get("files_train")
     here = len(list(dataset.glob("fineweb_train_*.bin")))
     if not isinstance(listed, int):
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.data.store.dataset import Dataset, Split, foreign_record
-from ingot.data.store.shards import HEADER_BYTES, open_plain, read_file
+from ingot.data.store.shards import open_plain, read_file
 from ingot.data.tokenizers import CharTokenizer, NumberTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError, Setting
 
@@ -39,17 +39,6 @@ def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
         tokenizer = char_tokenizer(meta)
         about += f" with {META}" + (f" ({tokenizer.vocab_size} characters)" if tokenizer else "")
     return Dataset(path, "nanogpt", splits, about, tokenizer=tokenizer)
-
-
-def check_headerless(dataset: Dataset) -> None:
-    """Raise an error for files that begin like a damaged shard header."""
-    for split in dataset.splits.values():
-        for path in split.paths:
-            head, size = read_file(path, HEADER_BYTES)
-            if size > HEADER_BYTES and not any(head[12:]):
-                raise DataError(
-                    f"{path} begins with what looks like a damaged header; if it has none, say so with --from nanogpt"
-                )
 
 
 MAX_META_BYTES = 1 << 24  # a vocabulary of 65,536 characters takes 1 MB

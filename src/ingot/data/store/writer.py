@@ -219,12 +219,12 @@ class SplitWriter:
 
     def _open_shard(self, tokens: int = 0) -> ShardWriter:
         path = self._folder / shard_name(self.name, len(self._shards))
-        return ShardWriter(path, self._files, self._shard_tokens, tokens, wide=self._tokenizer.dtype.itemsize > TOKEN_BYTES)
+        return ShardWriter(path, self._files, tokens, wide=self._tokenizer.dtype.itemsize > TOKEN_BYTES)
 
     def _finish_shard(self, shard: ShardWriter) -> None:
-        sha256 = shard.close()
+        shard.close()
         counts = {"tokens": shard.tokens, "documents": self._shard_documents, "bytes": self._shard_bytes}
-        self._shards.append(ShardRecord(file=shard.path.name, sha256=sha256, **counts))
+        self._shards.append(ShardRecord(file=shard.path.name, sha256=file_sha256(shard.path), **counts))
         self._shard, self._shard_documents, self._shard_bytes = None, 0, 0
 
 
