@@ -5,7 +5,6 @@ The files have no document index: GPT-2 data has <|endoftext|> after each docume
 
 from __future__ import annotations
 
-import io
 import pickle
 import pickletools
 from pathlib import Path
@@ -50,11 +49,6 @@ SAFE = {
 }  # fmt: skip
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
 def read_meta(path: Path) -> dict[str, Any]:
     """Read the dictionary of a meta.pkl without executing code from it."""
     contents, size = read_file(path, MAX_META_BYTES)
@@ -65,7 +59,7 @@ def read_meta(path: Path) -> dict[str, Any]:
             # Unpickling allocates the memo up to its largest index, so a huge index would exhaust memory.
             if code.name not in SAFE or (code.name.endswith("PUT") and int(argument or 0) > len(contents)):
                 raise pickle.UnpicklingError(f"{code.name} is not a part of a vocabulary")
-        meta = _PlainUnpickler(io.BytesIO(contents)).load()
+        meta = pickle.loads(contents)
     except Exception as error:  # damaged pickles raise almost any exception
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(f"{path} is refused: {reason}; it is damaged or not nanoGPT's: remove it and give --tokenizer") from None

@@ -122,7 +122,9 @@ def check_output(output: Path, overwrite: bool) -> None:
         if not output.is_dir():
             raise ConfigError(f"output {output} is a file; give a folder that does not exist yet")
         found = {path: path.relative_to(output).as_posix() for path in output.rglob("*")}
-        foreign = next((name for path, name in found.items() if not _is_ours(path, name)), None)
+        # A symlink to a folder is no token data, because it may point anywhere.
+        ours = {path: (FOLDERS if path.is_dir() else FILES).fullmatch(name) for path, name in found.items()}
+        foreign = next((name for path, name in found.items() if not ours[path] or (path.is_dir() and path.is_symlink())), None)
         proven = any(EVIDENCE.fullmatch(name) or (path.suffix == ".bin" and has_header(path)) for path, name in found.items())
     if foreign or (found and not proven):
         holds = foreign or f"{min(found.values())}, which nothing shows to be tokens"
@@ -131,13 +133,6 @@ def check_output(output: Path, overwrite: bool) -> None:
         )
     if found and not overwrite:
         raise ConfigError(f"output {output} exists; replace it with --force or give another folder")
-
-
-def _is_ours(path: Path, name: str) -> bool:
-    """Return True if a file or folder is part of token data; a symlink to a folder is not, because it may point anywhere."""
-    if path.is_dir():
-        return FOLDERS.fullmatch(name) is not None and not path.is_symlink()
-    return FILES.fullmatch(name) is not None
 
 
 def _abandon(stage: StagedFolder, error: BaseException | None) -> bool:
