@@ -120,10 +120,6 @@ def convert(
         log.warning("%s has no buckets, so %s are one now", to, ", ".join(buckets))
     if to in ("nanogpt", "gpt-simple") and "val" not in counts:
         log.warning("%s has no validation data, which %s needs", source.folder, to)
-    if opened and not opened.lossless and to == "ingot":
-        log.warning(
-            "bytes are those that the tokens stand for; the text itself, of which %s may lose some, is not there", opened.kind
-        )
     kind = opened.kind if opened else None
     return Conversion(source.folder, source.format, output, to, kind, counts, time.monotonic() - started)
 

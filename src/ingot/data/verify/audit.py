@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -23,7 +23,7 @@ from ingot.data.store.shards import TOKEN_BYTES, DataProblem
 from ingot.data.text.text_files import adding_up
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.by_name import HEAD, round_trips
-from ingot.data.verify.contents import CHUNK_TOKENS, OnTokens, Progress, Starts, TokenCounts, count_documents, open_for_audit
+from ingot.data.verify.contents import CHUNK_TOKENS, OnTokens, Starts, TokenCounts, count_documents, open_for_audit
 from ingot.errors import ConfigError
 from ingot.runtime.files import file_sha256
 
@@ -35,6 +35,7 @@ FOLDS = (
     "the tokenizer made them and changes this text so much; bits per byte by the text stay right: for those by pieces take a "
     "tokenizer that changes nothing (--kind bpe), or raise --byte-gap"
 )
+Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 OTHER = "give the tokenizer that made the tokens, or prepare the text again"
 
 
