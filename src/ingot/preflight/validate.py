@@ -322,10 +322,7 @@ def report_record(report: Report, strict: bool, name: Rename = str, advise: Rena
         "exit_code": report.findings.exit_code(strict),
         "findings": [finding.record(name, advise) for finding in report.findings],
         "model": {
-            "family": config.model.family,
-            "layers": config.model.layers,
-            "width": config.model.width,
-            "heads": config.model.heads,
+            **{name: getattr(config.model, name) for name in ("family", "layers", "width", "heads")},
             "vocab_size": report.vocab_size,
             "parameters": size.total if size is not None else None,
             "embedding": size.embedding if size is not None else None,

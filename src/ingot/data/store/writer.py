@@ -134,9 +134,7 @@ class SplitWriter:
         number = begin = 0
         while number < len(ends):
             room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
-            whole = int(
-                np.searchsorted(ends, begin + room, side="right")
-            )  # index of the first document that does not end in this shard
+            whole = int(np.searchsorted(ends, begin + room, side="right"))  # the first document that does not end in this shard
             if whole > number:
                 self._append(documents.ids[begin : ends[whole - 1]], whole - number, int(documents.bytes[number:whole].sum()))
             else:
