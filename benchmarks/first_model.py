@@ -27,12 +27,12 @@ from ingot.backends.open import find_device, open_backend
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.loading.data_path import open_dataset
-from ingot.data.loading.reader import RowReader
 from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
 from ingot.eval.evaluator import Evaluator
 from ingot.runtime.ranks import Ranks
+from ingot.train.reader import RowReader
 from ingot.train.step_plan import Position, following, plan_step, shapes
 
 TINY_SHAKESPEARE = Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt"  # where the tests look too

@@ -72,7 +72,7 @@ def write_shards(folder: Path, tokens: int, count: int) -> None:
         for number in range(files):
             path = folder / f"fineweb_{split}_{number:06}.bin"
             with ExitStack() as opened:
-                writer = ShardWriter(path, opened, tokens)
+                writer = ShardWriter(path, opened)
                 writer.append(draw.integers(0, 256, tokens, np.uint16))
                 writer.close()
             with path.open("rb") as file:

@@ -194,7 +194,7 @@ def make_golf_data(folder: Path) -> None:
     (folder / "data").mkdir()
     for split, count in (("train", 8_000_000), ("val", 300_000)):
         with ExitStack() as files:
-            writer = ShardWriter(folder / "data" / f"fineweb_{split}_000000.bin", files, count)
+            writer = ShardWriter(folder / "data" / f"fineweb_{split}_000000.bin", files)
             writer.append(draw.integers(0, 1024, count, np.uint16))
             writer.close()
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ingot.backends.base import GroupRates, StepPlan
 from ingot.config.loading import load_config
 from ingot.config.schema import Config
-from ingot.data.loading.reader import RankBatch
 from ingot.optim.schedules import learning_rate_scale
+from ingot.train.reader import RankBatch
 from ingot.train.step_plan import Position, following, plan_step, shapes, starts_with
 
 STAGES = [

@@ -15,13 +15,13 @@ from tiny_runs import Train, killed_after, records, state_of
 from ingot.backends.torch.backend import TorchBackend
 from ingot.config.loading import load_config
 from ingot.data.loading.data_path import open_dataset
-from ingot.data.loading.reader import read_rank_batch
 from ingot.data.loading.rows import make_rows
 from ingot.errors import CheckpointError, ConfigError
 from ingot.runs.checkpoints import load_checkpoint
 from ingot.runs.folder import saved_steps
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.runtime.ranks import Ranks
+from ingot.train.reader import read_rank_batch
 from ingot.train.start import open_data
 from ingot.train.step_plan import Position, plan_step, starts_with
 

@@ -108,8 +108,7 @@ def inspect_command(
     """Show counts, frequent ids, document lengths and beginnings of a folder of tokens."""
     from ingot.data.verify.contents import inspect
 
-    with progress_bar("reading", in_bytes=True) as progress:
-        inspection = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents, progress=progress)
+    inspection = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents)
     if as_json:
         print_json(inspection)
         return

@@ -85,14 +85,13 @@ class Choice:
     reasons: tuple[str, str, str]
 
 
-def wanted_weights(operations: float) -> float:
-    """Return the best number of weights for a budget of operations."""
-    return math.sqrt(operations / (OPERATIONS * TOKENS_PER_WEIGHT))
+def _wanted_weights(operations: float) -> float:
+    return math.sqrt(operations / (OPERATIONS * TOKENS_PER_WEIGHT))  # the best number for a budget of operations
 
 
 def choose_tokenizer(operations: float, text_bytes: int) -> str:
     """Return the tokenizer for a budget of operations and a size of text."""
-    ids = PROBED_IDS * (wanted_weights(operations) / FOR_WEIGHTS) ** 0.25
+    ids = PROBED_IDS * (_wanted_weights(operations) / FOR_WEIGHTS) ** 0.25
     most = 1 << int(math.log2(max(1, text_bytes // BYTES_PER_ID)))
     return "byte" if most < 512 else f"{BPE}{min(_power(ids), most)}"
 
@@ -101,7 +100,7 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
     """Return settings for a machine, a budget and a text that are compatible with `own`, the user's settings."""
     own = own or {}
     operations = facts.rate * facts.seconds
-    wanted, enough = wanted_weights(operations), facts.tokens * MOST_PASSES / READ_PER_WEIGHT
+    wanted, enough = _wanted_weights(operations), facts.tokens * MOST_PASSES / READ_PER_WEIGHT
     width = own.get("model.width") or _width(min(wanted, enough), facts, own.get("model.heads", 1))
     layers = own.get("model.layers") or max(2, round(width / 48))
     weights = _weights(width, facts.vocab_size, layers)
@@ -159,9 +158,8 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
     output_dir = before.config.training.output_dir
     if not fresh and output_dir is not None and RunFolder(folder := user_path(output_dir)).config_path.is_file():
         kept = {".".join(path): value for path, value in leaf_values(Run.open(folder).config)}
-        return sources.load(
-            {name: kept[name] for name in CHOSEN if name in kept} | groups
-        )  # keep the choices made when the run began
+        # Keep the choices made when the run began.
+        return sources.load({name: kept[name] for name in CHOSEN if name in kept} | groups)
     choice = choose(_facts(before.config), own)
     resolved = sources.load(choice.settings | groups)
     for line in choice.reasons:

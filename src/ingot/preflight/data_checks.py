@@ -76,9 +76,18 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
         findings.add("data.tokenizer_unknown", "error", message, TOKENIZER)
     elif len(findings) == before:
         try:
-            _open(config, facts)
+            dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, config.suggested_tokenizer)
         except IngotError as error:
             problem = Finding(_code(folder, error), "error", error)
+        else:
+            facts.dataset, facts.tokenizer, facts.format = dataset, dataset.tokenizer, facts.format or "tokens"
+            if not facts.has_buckets:  # otherwise they were counted one by one
+                for name, split in dataset.splits.items():
+                    record = split.record
+                    counts = {bucket.name: (bucket.tokens, bucket.documents) for bucket in record.buckets}
+                    counts = counts or {"all": (record.tokens, record.documents)}
+                    facts.splits[name] = {bucket: BucketFacts(len(record.shards), *some) for bucket, some in counts.items()}
+                facts.has_buckets = any(split.record.buckets for split in dataset.splits.values())
     if facts.tokenizer is None and data.tokenizer is not None and not is_learned(data.tokenizer):
         try:
             facts.tokenizer = open_tokenizer(data.tokenizer)
@@ -89,20 +98,6 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
     if problem is not None:
         findings.append(problem)
     return facts
-
-
-def _open(config: Config, facts: RunData) -> None:
-    data = config.data
-    dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, config.suggested_tokenizer)
-    facts.dataset, facts.tokenizer, facts.format = dataset, dataset.tokenizer, facts.format or "tokens"
-    if facts.has_buckets:
-        return  # the buckets were already checked one by one
-    for name, split in dataset.splits.items():
-        record = split.record
-        counts = {bucket.name: (bucket.tokens, bucket.documents) for bucket in record.buckets}
-        counts = counts or {"all": (record.tokens, record.documents)}
-        facts.splits[name] = {bucket: BucketFacts(len(record.shards), *some) for bucket, some in counts.items()}
-        facts.has_buckets = facts.has_buckets or bool(record.buckets)
 
 
 def _code(folder: Path | None, error: IngotError) -> str:

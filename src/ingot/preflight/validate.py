@@ -17,7 +17,6 @@ from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_
 from ingot.backends.open import find_device, open_backend, open_group
 from ingot.config.memory import Size, model_size, row_bytes, state_bytes, step_bytes
 from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, Config
-from ingot.data.loading.reader import read_rank_batch
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers.by_name import BPE, bpe_size
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, IngotError, Rename, Setting, Unreadable
@@ -31,6 +30,7 @@ from ingot.runtime.files import user_path
 from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.evaluation import open_tasks
+from ingot.train.reader import read_rank_batch
 from ingot.train.resume import (
     changes,
     check_initial_weights,
@@ -321,10 +321,7 @@ def report_record(report: Report, strict: bool, name: Rename = str, advise: Rena
         "exit_code": report.findings.exit_code(strict),
         "findings": [finding.record(name, advise) for finding in report.findings],
         "model": {
-            "family": config.model.family,
-            "layers": config.model.layers,
-            "width": config.model.width,
-            "heads": config.model.heads,
+            **{name: getattr(config.model, name) for name in ("family", "layers", "width", "heads")},
             "vocab_size": report.vocab_size,
             "parameters": size.total if size is not None else None,
             "embedding": size.embedding if size is not None else None,

@@ -13,10 +13,10 @@ from itertools import accumulate
 
 from ingot.backends.base import GroupRates, StepPlan
 from ingot.config.schema import Config, StageSection
-from ingot.data.loading.reader import RankBatch
 from ingot.errors import ConfigError, Setting
 from ingot.optim.assign import ParameterGroup, groups_of
 from ingot.optim.schedules import average_decay, fraction_spent, learning_rate_scale, muon_decay_scale, muon_momentum
+from ingot.train.reader import RankBatch
 
 ONE_STAGE = (StageSection(share=1.0),)
 ROUNDING = 1e-9  # tolerance for floating-point error: 3 * 0.1 > 0.3

@@ -17,7 +17,6 @@ from typing import Any
 from ingot.backends.base import Backend, Pending, StepPlan, StepResult
 from ingot.config.schema import Config
 from ingot.data.loading.order import DataExhausted
-from ingot.data.loading.reader import RankBatch, RowReader, read_rank_batch
 from ingot.data.loading.rows import Rows
 from ingot.data.store.dataset import Dataset
 from ingot.errors import Interrupted, PeerLost, RunError, Setting
@@ -27,6 +26,7 @@ from ingot.runs.reporter import Reporter, StepReport
 from ingot.runs.state import Status
 from ingot.train.evaluation import RunEvaluation
 from ingot.train.outputs import RunOutputs
+from ingot.train.reader import RankBatch, RowReader, read_rank_batch
 from ingot.train.resume import Progress
 from ingot.train.step_plan import following, plan_step, shapes, starts_with
 from ingot.train.stop import Clock, Shutdown, fits, longest_but_one, sync_clock_and_stop
@@ -127,7 +127,7 @@ class Trainer:
         self.save("final" if status == "completed" else "shutdown", wait=True)
         return status
 
-    def _loop(self, reader: RowReader[StepPlan], shutdown: Shutdown) -> Status:
+    def _loop(self, reader: RowReader, shutdown: Shutdown) -> Status:
         c, p = self.config, self.progress
         durations = deque([p.step_seconds] if p.step_seconds else [], maxlen=STEP_TIME_WINDOW)
         try:
@@ -180,7 +180,7 @@ class Trainer:
         steps = self.config.training.max_steps
         return steps is not None and self.progress.step >= steps
 
-    def _step(self, reader: RowReader[StepPlan], elapsed: float) -> None:
+    def _step(self, reader: RowReader, elapsed: float) -> None:
         p, at = self.progress, self.progress.position(elapsed)
         plan = plan_step(self.config, at)
         rank_batch = reader.next(plan)

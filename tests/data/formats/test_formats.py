@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_files import write_shard
 
-from ingot.data.formats.convert import FileLayout, PairWriter, PlainWriter, StreamWriter, with_marks
+from ingot.data.formats.convert import FileLayout, PairWriter, StreamWriter, with_marks
 from ingot.data.formats.gpt_simple_folder import Pair, index_bytes, read_index, token_width
 from ingot.data.formats.nanogpt_folder import META, char_tokenizer, meta_bytes, read_meta
 from ingot.data.formats.opener import detect, open_tokens
 from ingot.data.store.documents import Marks, cut
-from ingot.data.store.shards import HEADER_BYTES, ShardWriter, TokenStream, open_plain, open_shard
+from ingot.data.store.shards import PlainWriter, ShardWriter, TokenStream, open_plain, open_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer
 from ingot.errors import ConfigError, DataError
 
@@ -146,12 +146,6 @@ def test_what_cannot_be_told_is_refused_and_says_what_to_do(tmp_path):
     refused("unknown format 'llm'; known are ingot, nanogpt, gpt-simple, shards", open_tokens, tmp_path, "llm", error=ConfigError)
 
 
-def test_a_damaged_shard_is_not_taken_for_data_without_a_header(tmp_path):
-    folder_of(tmp_path, **{"train.bin": shard_bytes([1] * 99, magic=1)})
-    refused("begins with what looks like a damaged header; if it has none, say so with --from nanogpt", open_tokens, tmp_path)
-    assert open_tokens(tmp_path, "nanogpt").tokens == {"train": HEADER_BYTES // 2 + 99}
-
-
 # nanoGPT
 
 
@@ -272,7 +266,7 @@ def test_a_meta_that_is_no_list_of_sorted_characters_gives_no_tokenizer(tmp_path
 def test_shards_give_back_what_was_written_wherever_files_end(tmp_path_factory, bodies, limit):
     folder = tmp_path_factory.mktemp("shards")
     with ExitStack() as files:
-        writer = StreamWriter(limit, lambda n: ShardWriter(folder / f"fineweb_train_{n:06d}.bin", files, limit))
+        writer = StreamWriter(limit, lambda n: ShardWriter(folder / f"fineweb_train_{n:06d}.bin", files))
         for body in bodies:
             writer.add_document(with_marks([ids(*body)], Marks(bos=MARK)))
         writer.close()

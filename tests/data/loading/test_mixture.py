@@ -11,10 +11,10 @@ from bucket_files import documents_of, write_buckets
 from ingot.config.schema import DataSection
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.order import DataExhausted
-from ingot.data.loading.reader import RowReader, read_rank_batch
 from ingot.data.loading.rows import MixedRows, make_rows
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED
+from ingot.train.reader import RowReader, read_rank_batch
 
 SEQ_LEN, ROWS = 16, 6
 BUCKETS = {"web": documents_of("w", 90), "books": documents_of("b", 40), "code": documents_of("c", 60)}

@@ -12,10 +12,10 @@ from numbered import Numbered, Reading
 
 from ingot.data.loading.order import Shuffle
 from ingot.data.loading.packing import PackedRows
-from ingot.data.loading.reader import RowReader, read_rank_batch
 from ingot.data.loading.rows import WindowRows
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED
+from ingot.train.reader import RowReader, read_rank_batch
 
 LONG = 12
 

@@ -14,12 +14,12 @@ from ingot.data.formats.nanogpt_folder import META, meta_bytes
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.order import DataExhausted
 from ingot.data.loading.packing import PackedRows, RedrawnRows
-from ingot.data.loading.reader import read_rank_batch
 from ingot.data.loading.rows import LimitedRows, make_rows
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer
 from ingot.errors import DataError
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED
+from ingot.train.reader import read_rank_batch
 
 LONG = 12
 STARTS = (0, 3, 40, 41, 100, 130, 131, 132, 133, 190, 230)

@@ -10,13 +10,13 @@ from shard_files import write_shard
 
 from ingot.config.schema import DataSection
 from ingot.data.loading.order import Random, Sequential, Shuffle
-from ingot.data.loading.reader import RowReader
 from ingot.data.loading.rows import WindowRows, document_numbers, make_rows
 from ingot.data.store.dataset import ShardRecord, Split, SplitRecord
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix, permuted
+from ingot.train.reader import RowReader
 
 KEYS = st.integers(0, 2**64 - 1)
 

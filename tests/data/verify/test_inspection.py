@@ -131,13 +131,6 @@ def test_a_damaged_folder_is_refused_with_the_way_to_all_findings(folder, file):
         inspect(folder)
 
 
-def test_progress_is_told_to_its_end(folder):
-    told = []
-    found = inspect(folder, progress=lambda done, total: told.append((done, total)))
-    tokens = sum(split.tokens for split in found.splits.values())
-    assert told[-1] == (2 * tokens, 2 * tokens)
-
-
 def test_the_command_prints_numbers_a_histogram_and_beginnings(command, folder):
     result = command(folder, "--split", "train", "--top", "1", "--documents", "1")
     assert result.exit_code == 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ingot.compat.golf.log import RunLog
-from ingot.data.formats.shard_folder import listed_dataset, manifest_of, shard_files, tokenizer_of
+from ingot.data.formats.shard_folder import read_listing, shard_files
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import MANIFEST
 from ingot.errors import ConfigError, DataError
@@ -69,17 +69,14 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
 
 def listed_counts(dataset: Path, tokenizer: Path) -> dict[str, int]:
     """Return the counts in the dataset's manifest; raise an error if it lists another tokenizer or fewer train shards."""
-    listing, entry = manifest_of(dataset), listed_dataset(dataset)
-    if listing is None or entry is None:
+    if (listing := read_listing(dataset)) is None:
         return {}
-    where, manifest = listing
-    expected = PurePosixPath(tokenizer_of(manifest, entry)[1]).name
+    where, expected = listing.where, PurePosixPath(listing.file).name
     if expected and tokenizer.name != expected:
         raise DataError(
             f"DATA_PATH={dataset} was made with the tokenizer {expected} by {where}, not with TOKENIZER_PATH={tokenizer}"
         )
-    stats = entry.get("stats")
-    counts = {key: count for key, count in stats.items() if isinstance(count, int)} if isinstance(stats, dict) else {}
+    counts = {key: count for key, count in listing.stats.items() if isinstance(count, int)}
     here = len(list(dataset.glob("fineweb_train_*.bin")))
     if here > counts.get("files_train", here):
         raise DataError(

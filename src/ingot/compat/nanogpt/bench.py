@@ -41,8 +41,8 @@ def bench(arguments: Arguments) -> None:
 
     from ingot.backends.open import open_backend
     from ingot.compat.nanogpt.checkpoint import count_parameters, meta_model
-    from ingot.data.loading.reader import read_rank_batch
     from ingot.runtime.ranks import ranks_from_environment
+    from ingot.train.reader import read_rank_batch
     from ingot.train.start import open_data
     from ingot.train.step_plan import following, shapes
 

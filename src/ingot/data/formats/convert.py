@@ -8,14 +8,12 @@ document keeps its tokens and nothing is re-tokenized.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -25,11 +23,11 @@ from ingot.data.formats.nanogpt_folder import FILES, META, check_meta_size, meta
 from ingot.data.formats.opener import OPENERS, tokenizer_mismatch
 from ingot.data.store.dataset import Dataset, SplitCounts, SplitRecord
 from ingot.data.store.documents import Document, Marks, marks_of
-from ingot.data.store.shards import CHUNK_TOKENS, MAX_TOKENS, TOKEN_BYTES, ShardWriter
+from ingot.data.store.shards import CHUNK_TOKENS, MAX_TOKENS, TOKEN_BYTES, PlainWriter, ShardWriter
 from ingot.data.store.staging import check_output, staged
 from ingot.data.store.writer import SplitWriter, write_manifest
 from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer, open_tokenizer
-from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, IdArray, id_type
+from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, id_type
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
 
@@ -106,7 +104,7 @@ def convert(
                     before, done = done, done + sum(map(len, document))
                     if progress and done // PROGRESS_TOKENS > before // PROGRESS_TOKENS:
                         progress(2 * done, 2 * total)
-            if isinstance(record := writer.close(), SplitRecord):
+            if (record := writer.close()) is not None:
                 records[split] = record
             counts[split] = SplitCounts(writer.documents, writer.tokens, text_bytes if opened else None, None)
         if progress:
@@ -122,10 +120,6 @@ def convert(
         log.warning("%s has no buckets, so %s are one now", to, ", ".join(buckets))
     if to in ("nanogpt", "gpt-simple") and "val" not in counts:
         log.warning("%s has no validation data, which %s needs", source.folder, to)
-    if opened and not opened.lossless and to == "ingot":
-        log.warning(
-            "bytes are those that the tokens stand for; the text itself, of which %s may lose some, is not there", opened.kind
-        )
     kind = opened.kind if opened else None
     return Conversion(source.folder, source.format, output, to, kind, counts, time.monotonic() - started)
 
@@ -185,64 +179,30 @@ def with_marks(document: Document, marks: Marks) -> Document:
     return [np.concatenate(parts)] if len(parts) > 1 and sum(map(len, parts)) <= CHUNK_TOKENS else parts
 
 
-class DocumentWriter(Protocol):
-    """Writes one split of any format and counts its documents and tokens, including separators and repeated tokens."""
-
-    documents: int
-    tokens: int
-
-    def begin_bucket(self, name: str) -> None:
-        """Add all following documents to this bucket, if the format has buckets."""
-
-    def add_document(self, parts: Document) -> None:
-        """Write a document with its separators."""
-
-    def close(self) -> object:
-        """Complete the last file."""
-
-
 def _writer(
     folder: Path, split: str, to: str, tokenizer: Tokenizer | None, layout: FileLayout, wide: bool, files: ExitStack
-) -> DocumentWriter:
+) -> SplitWriter | StreamWriter | PairWriter:
     name, limit = layout.name or NAMES.get(to, ""), layout.shard_tokens
     if to == "nanogpt":
         return StreamWriter(1 << 62, lambda number: PlainWriter(folder / FILES[split], files))
     if to == "shards":
-        return StreamWriter(limit, lambda n: ShardWriter(folder / f"{name}_{split}_{n:06d}.bin", files, limit, wide=wide))
+        return StreamWriter(limit, lambda n: ShardWriter(folder / f"{name}_{split}_{n:06d}.bin", files, wide=wide))
     if to == "gpt-simple":
         return PairWriter(folder / split / name, files, layout, token_width(tokenizer.vocab_size if tokenizer else wide << 16))
     assert tokenizer
     return SplitWriter(folder, split, tokenizer, limit, files)
 
 
-class PlainWriter:
-    """Writes tokens to a file without a header."""
-
-    def __init__(self, path: Path, files: ExitStack, dtype: str = "<u2") -> None:
-        self.path, self.tokens, self._dtype = path, 0, dtype
-        self._file: BinaryIO = files.enter_context(path.open("xb"))
-
-    def append(self, tokens: IdArray) -> None:
-        """Append tokens."""
-        if self._dtype == "<u2" and (largest := int(tokens.max(initial=0))) >= NARROW:
-            raise DataError(f"token {largest:,} does not fit {self.path.name}, whose ids have 16 bits; choose another format")
-        self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
-        self.tokens += len(tokens)
-
-    def close(self) -> None:
-        """Flush the file to disk and close it."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-
 class StreamWriter:
-    """Writes a stream into files of at most `limit` tokens; a document may continue in the next file."""
+    """Writes a stream into files of at most `limit` tokens; a document may continue in the next file.
 
-    def __init__(self, limit: int, open_file: Callable[[int], ShardWriter | PlainWriter]) -> None:
+    All writers count documents and tokens, including separators and repeated tokens.
+    """
+
+    def __init__(self, limit: int, open_file: Callable[[int], PlainWriter]) -> None:
         self.documents = self.tokens = 0
         self._limit, self._open, self._files = limit, open_file, 0
-        self._file: ShardWriter | PlainWriter | None = None
+        self._file: PlainWriter | None = None
 
     def begin_bucket(self, name: str) -> None:
         """Do nothing: these formats have no buckets."""

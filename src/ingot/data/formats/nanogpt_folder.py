@@ -5,14 +5,13 @@ The files have no document index: GPT-2 data has <|endoftext|> after each docume
 
 from __future__ import annotations
 
-import io
 import pickle
 import pickletools
 from pathlib import Path
 from typing import Any
 
 from ingot.data.store.dataset import Dataset, Split, foreign_record
-from ingot.data.store.shards import HEADER_BYTES, open_plain, read_file
+from ingot.data.store.shards import open_plain, read_file
 from ingot.data.tokenizers import CharTokenizer, NumberTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError, Setting
 
@@ -41,17 +40,6 @@ def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
     return Dataset(path, "nanogpt", splits, about, tokenizer=tokenizer)
 
 
-def check_headerless(dataset: Dataset) -> None:
-    """Raise an error for files that begin like a damaged shard header."""
-    for split in dataset.splits.values():
-        for path in split.paths:
-            head, size = read_file(path, HEADER_BYTES)
-            if size > HEADER_BYTES and not any(head[12:]):
-                raise DataError(
-                    f"{path} begins with what looks like a damaged header; if it has none, say so with --from nanogpt"
-                )
-
-
 MAX_META_BYTES = 1 << 24  # a vocabulary of 65,536 characters takes 1 MB
 SAFE = {
     "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1",
@@ -59,11 +47,6 @@ SAFE = {
     "APPEND", "APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT",
     "GET", "BINGET", "LONG_BINGET",
 }  # fmt: skip
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -76,7 +59,7 @@ def read_meta(path: Path) -> dict[str, Any]:
             # Unpickling allocates the memo up to its largest index, so a huge index would exhaust memory.
             if code.name not in SAFE or (code.name.endswith("PUT") and int(argument or 0) > len(contents)):
                 raise pickle.UnpicklingError(f"{code.name} is not a part of a vocabulary")
-        meta = _PlainUnpickler(io.BytesIO(contents)).load()
+        meta = pickle.loads(contents)
     except Exception as error:  # damaged pickles raise almost any exception
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(f"{path} is refused: {reason}; it is damaged or not nanoGPT's: remove it and give --tokenizer") from None

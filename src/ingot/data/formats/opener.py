@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.data.formats.gpt_simple_folder import find_pairs, open_gpt_simple
-from ingot.data.formats.nanogpt_folder import FILES, META, check_headerless, nanogpt_tokenizer, open_nanogpt
+from ingot.data.formats.nanogpt_folder import FILES, META, nanogpt_tokenizer, open_nanogpt
 from ingot.data.formats.shard_folder import open_shards, paired_tokenizer, shard_files
 from ingot.data.store.dataset import MANIFEST, Dataset, NoTokenizer, prepare_command
 from ingot.data.store.shards import has_header
@@ -45,10 +45,13 @@ def open_tokens(path: Path, format: str | None = None, strict: bool = True) -> D
     with reading(path):
         if not path.exists():
             raise DataError(f"no data at {path}: there is no such file or folder; give one with {LOOKED_FOR}")
-        dataset = OPENERS[format or detect(path) or _refuse(path)](path, strict)
-        if format is None and dataset.format == "nanogpt":
-            check_headerless(dataset)
-        return dataset
+        if (format := format or detect(path)) is not None:
+            return OPENERS[format](path, strict)
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        if text := next((file for file in files if kind_of(file)), None):
+            advice = f"prepare it with: {prepare_command(path, 'DIR')}"
+            raise DataError(f"{path} holds text ({text.name}) and no tokens", advice=advice)
+        raise DataError(f"no token data at {path}; looked for {LOOKED_FOR}; for data without a header give --from nanogpt")
 
 
 def detect(path: Path) -> str | None:
@@ -67,14 +70,6 @@ def detect(path: Path) -> str | None:
     if named or any(has_header(file) for file in path.glob("*.bin") if file.is_file()):
         return "shards"
     return "nanogpt" if any((path / name).is_file() for name in FILES.values()) else None
-
-
-def _refuse(path: Path) -> str:
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    if text := next((file for file in files if kind_of(file)), None):
-        advice = f"prepare it with: {prepare_command(path, 'DIR')}"
-        raise DataError(f"{path} holds text ({text.name}) and no tokens", advice=advice)
-    raise DataError(f"no token data at {path}; looked for {LOOKED_FOR}; for data without a header give --from nanogpt")
 
 
 def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False) -> Dataset | None:

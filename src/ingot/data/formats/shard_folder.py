@@ -10,7 +10,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ingot.data import SPLITS
 from ingot.data.store.dataset import Dataset, Split, foreign_record, readable_shards
@@ -65,35 +65,35 @@ def parse_manifest(content: bytes, where: str) -> Record:
     return manifest
 
 
-def manifest_of(dataset: Path) -> tuple[Path, Record] | None:
-    """Return the manifest of a folder of shards and its path; None if there is none."""
+class Listing(NamedTuple):
+    """The entry of a folder of shards in a manifest.json, with the kind and the file of its tokenizer ("" if it has none)."""
+
+    where: Path
+    stats: Record
+    kind: str
+    file: str
+
+
+def read_listing(dataset: Path) -> Listing | None:
+    """Return the manifest's entry for a folder of shards; None if there is no manifest, or no entry in it."""
     folder = Path(os.path.abspath(dataset))  # noqa: PTH100 (a data folder may be a symlink to another disk)
     where = folder.parent.parent / MANIFEST
-    return (where, parse_manifest(where.read_bytes(), str(where))) if where.is_file() else None
-
-
-def listed_dataset(dataset: Path) -> Record | None:
-    """Return the manifest's entry for a folder of shards; None if it has none."""
-    name = Path(os.path.abspath(dataset)).name  # noqa: PTH100
-    manifest = manifest_of(dataset)
-    return next((entry for entry in entries_of(manifest[1], "datasets") if entry.get("name") == name), None) if manifest else None
+    manifest = parse_manifest(where.read_bytes(), str(where)) if where.is_file() else {}
+    entry = next((entry for entry in entries_of(manifest, "datasets") if entry.get("name") == folder.name), None)
+    if entry is None:
+        return None
+    tokenizers = entries_of(manifest, "tokenizers")
+    paired = next((tokenizer for tokenizer in tokenizers if tokenizer.get("name") == entry.get("tokenizer_name")), {})
+    stats, file = entry.get("stats"), paired.get("model_path") or paired.get("path") or ""
+    return Listing(where, stats if isinstance(stats, dict) else {}, str(paired.get("kind")), str(file))
 
 
 def paired_tokenizer(dataset: Path) -> str | None:
     """Return the tokenizer that the manifest records for a shard folder: byte, or an existing file; None if there is none."""
-    manifest, entry = manifest_of(dataset), listed_dataset(dataset)
-    if manifest is None or entry is None:
+    if (listing := read_listing(dataset)) is None:
         return None
-    kind, file = tokenizer_of(manifest[1], entry)
-    path = manifest[0].parent / file.lstrip("/")  # the manifest is untrusted: paths must stay inside its folder
-    return "byte" if "byte" in kind else str(path) if file and ".." not in path.parts and path.is_file() else None
-
-
-def tokenizer_of(manifest: Record, entry: Record) -> tuple[str, str]:
-    """Return the kind and the file of a dataset's tokenizer, from its manifest entry."""
-    tokenizers = entries_of(manifest, "tokenizers")
-    paired = next((tokenizer for tokenizer in tokenizers if tokenizer.get("name") == entry.get("tokenizer_name")), {})
-    return str(paired.get("kind")), str(paired.get("model_path") or paired.get("path") or "")
+    path = listing.where.parent / listing.file.lstrip("/")  # the manifest is untrusted: paths must stay inside its folder
+    return "byte" if "byte" in listing.kind else str(path) if listing.file and ".." not in path.parts and path.is_file() else None
 
 
 def entries_of(manifest: Record, kind: str) -> list[Record]:

@@ -29,7 +29,10 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
         buckets = find_buckets(folder, lambda file: file.name.endswith(SUFFIXES))
         if buckets or (folder.is_file() and folder.name.endswith(FILE_SUFFIXES)):
             return Dataset.open(prepared_lines(folder, buckets, tokenizer))
-    _refuse_missing_published(folder, fitting)
+    published = re.fullmatch(r"fineweb10B_(\w+)", folder.name)  # golf's data, unless its tokenizer file exists locally
+    if published and folder.parent.name == "datasets" and not folder.exists() and not user_path(fitting).exists():
+        command = f"ingot data download --variant {published[1]} --output {shlex.quote(str(folder.parent.parent))}"
+        raise DataError(f"no data at {folder}: there is no such folder; download it and its tokenizer with: {command}")
     dataset = Dataset.open(folder, fitting)
     if tokenizer is not None and not path.startswith(PREFIX):
         _check_same(tokenizer, dataset, path)
@@ -62,14 +65,6 @@ def _sample(path: str) -> tuple[str, str | None]:
     """Split sample:NAME+TOKENIZER into its name and tokenizer, if it has one."""
     name, _, own = path.removeprefix(PREFIX).partition("+")
     return name, own or None
-
-
-def _refuse_missing_published(folder: Path, tokenizer: str) -> None:
-    """Raise an error if a folder of golf's published data was not downloaded, unless its tokenizer file exists locally."""
-    published = re.fullmatch(r"fineweb10B_(\w+)", folder.name)
-    if published and folder.parent.name == "datasets" and not folder.exists() and not user_path(tokenizer).exists():
-        command = f"ingot data download --variant {published[1]} --output {shlex.quote(str(folder.parent.parent))}"
-        raise DataError(f"no data at {folder}: there is no such folder; download it and its tokenizer with: {command}")
 
 
 def _check_same(name: str, dataset: Dataset, path: str) -> None:

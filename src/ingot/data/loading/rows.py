@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -157,8 +156,7 @@ class MixedRows:
         return range(self.places.get(name, 0), self.places.get(name, 0) + rows)
 
 
-def mixed_rows(settings: DataSection, dataset: Dataset, make: Callable[[str, Documents, int], FiniteRows]) -> MixedRows:
-    """Build the rows of a run with a mix or phases; `make` builds the rows of one bucket from its name, documents and seed."""
+def _mixed_rows(settings: DataSection, rows_per_step: int, dataset: Dataset, already_read: Mapping[str, Mask]) -> MixedRows:
     mixes = [phase.mix for phase in settings.phases] or [settings.mix]
     buckets = dataset.buckets("train")
     if unknown := sorted({name for weights in mixes for name in weights} - buckets.keys()):
@@ -169,10 +167,9 @@ def mixed_rows(settings: DataSection, dataset: Dataset, make: Callable[[str, Doc
     sources = {}
     for name, bucket in buckets.items():
         if any(weights.get(name) for weights in mixes):
-            number = int.from_bytes(
-                hashlib.sha256(name.encode()).digest()[:8], "little"
-            )  # so that adding buckets does not change its order
-            sources[name] = make(name, bucket, mix(settings.seed, number))
+            # A number made of the name, so that adding buckets does not change the order in this one.
+            seed = mix(settings.seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
+            sources[name] = _rows(settings, rows_per_step, dataset.tokenizer.bos, bucket, seed, already_read.get(name))
     return MixedRows(sources, tuple(mixes), settings.seed, settings.epochs, settings.exhausted == "halt")
 
 
@@ -309,11 +306,10 @@ def document_numbers(split: Documents, start: int, length: int) -> NDArray[np.in
 def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Rows:
     """Build the rows that a run trains on."""
     already_read = read_already_read(settings.already_read, dataset) if settings.already_read is not None else {}
-    make = partial(_rows, settings, rows_per_step, dataset.tokenizer.bos)
     if settings.mix or settings.phases:
-        return mixed_rows(settings, dataset, lambda name, bucket, seed: make(bucket, seed, already_read.get(name)))
+        return _mixed_rows(settings, rows_per_step, dataset, already_read)
     whole = np.concatenate(list(already_read.values())) if already_read else None
-    rows = make(dataset.split("train"), settings.seed, whole)
+    rows = _rows(settings, rows_per_step, dataset.tokenizer.bos, dataset.split("train"), settings.seed, whole)
     return rows if settings.epochs is None else LimitedRows(rows, settings.epochs)
 
 

@@ -299,7 +299,7 @@ class Dataset:
             raise DataError(f"no data at {folder}: {problem}", advice=f"if you have text, prepare it with: {command}")
         manifest, tokenizer, splits = _read_manifest(folder / MANIFEST, problems), None, {}
         if manifest is not None:
-            tokenizer = _read_tokenizer(folder / MANIFEST, manifest, problems)
+            tokenizer = _read_tokenizer(str(folder / MANIFEST), manifest, problems)
             splits = {name: _open_split(name, folder, record, problems, strict) for name, record in manifest.splits.items()}
         if strict and problems:
             raise problems[0].error()
@@ -478,13 +478,13 @@ def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
     return None
 
 
-def _read_tokenizer(file: Path, manifest: Manifest, problems: list[DataProblem]) -> Tokenizer | None:
+def _read_tokenizer(file: str, manifest: Manifest, problems: list[DataProblem]) -> Tokenizer | None:
     try:
         tokenizer = from_spec(manifest.tokenizer.spec)
     except DataError as error:
-        problems.append(tokenizer_problem(str(file), error))
+        problems.append(tokenizer_problem(file, error))
         return None
     if TokenizerRecord.of(tokenizer).model_copy(update={"spec": {}}) != manifest.tokenizer.model_copy(update={"spec": {}}):
         problem = "is damaged: its tokenizer does not match its fingerprint"
-        problems.append(DataProblem("tokenizer-mismatch", str(file), problem, place="tokenizer"))
+        problems.append(DataProblem("tokenizer-mismatch", file, problem, place="tokenizer"))
     return tokenizer

@@ -7,7 +7,6 @@ would go unnoticed. llm.c has its own header for uint32 tokens.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers.tokenizer_base import IdType
+from ingot.data.tokenizers.tokenizer_base import NARROW, IdType
 from ingot.errors import DataError, one_line
-from ingot.runtime.files import file_sha256, open_to_read, reading
+from ingot.runtime.files import open_to_read, reading
 
 AGAIN = "copy the folder again or prepare the data again"
 TITLES = {
@@ -65,29 +64,23 @@ PART_TOKENS = 1 << 22  # tokens counted at a time: counting a long document at o
 BUFFER_BYTES = 1 << 20
 
 
-class ShardWriter:
-    """Writes one shard; the header is written last, so that an unfinished file never looks like a shard.
+class PlainWriter:
+    """Writes tokens to a file without a header.
 
-    The checksum begins with the header and its token count: `limit` is assumed as the count, and a shard that ends with a
-    different count is hashed again from the file. `written` is the number of tokens that an interrupted process saved in this
-    file; anything after them is truncated. `wide` selects uint32.
+    `written` is the number of tokens that an interrupted process saved in this file; anything after them is truncated.
     """
 
-    def __init__(self, path: Path, files: ExitStack, limit: int = MAX_TOKENS, written: int = 0, wide: bool = False) -> None:
-        self.path, self.tokens = path, written
-        self._version = WIDE_VERSION if wide else VERSION
-        self._dtype = np.dtype(DTYPES[MAGIC, self._version])
+    def __init__(self, path: Path, files: ExitStack, dtype: str = "<u2", written: int = 0, header_bytes: int = 0) -> None:
+        self.path, self.tokens, self._dtype = path, written, np.dtype(dtype)
         self._file = files.enter_context(path.open("r+b" if written else "xb", buffering=BUFFER_BYTES))
-        self._file.truncate(HEADER_BYTES + self._dtype.itemsize * written)
+        self._file.truncate(header_bytes + self._dtype.itemsize * written)
         self._file.seek(0, os.SEEK_END)
-        self._sum = hashlib.sha256(_header(limit, self._version))
-        self._hashed_count = 0 if written else limit  # the token count for which the running checksum is valid
 
     def append(self, tokens: NDArray[Any]) -> None:
         """Append tokens."""
-        data = np.ascontiguousarray(tokens, self._dtype).data
-        self._file.write(data)
-        self._sum.update(data)
+        if tokens.dtype.itemsize > self._dtype.itemsize and (largest := int(tokens.max(initial=0))) >= NARROW:
+            raise DataError(f"token {largest:,} does not fit {self.path.name}, whose ids have 16 bits; choose another format")
+        self._file.write(np.ascontiguousarray(tokens, self._dtype).data)
         self.tokens += len(tokens)
 
     def sync(self) -> None:
@@ -95,19 +88,28 @@ class ShardWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def close(self) -> str:
-        """Write the header, flush the file to disk and return its sha256."""
-        self._file.seek(0)
-        self._file.write(_header(self.tokens, self._version))
+    def close(self) -> None:
+        """Flush the file to disk and close it."""
         self.sync()
         self._file.close()
-        return self._sum.hexdigest() if self.tokens == self._hashed_count else file_sha256(self.path)
 
 
-def _header(tokens: int, version: int) -> bytes:
-    header = np.zeros(HEADER_INTS, "<i4")
-    header[:3] = MAGIC, version, tokens
-    return header.tobytes()
+class ShardWriter(PlainWriter):
+    """Writes one shard; the header is written last, so that an unfinished file never looks like a shard.
+
+    `wide` selects uint32.
+    """
+
+    def __init__(self, path: Path, files: ExitStack, written: int = 0, wide: bool = False) -> None:
+        self._version = WIDE_VERSION if wide else VERSION
+        super().__init__(path, files, DTYPES[MAGIC, self._version], written, HEADER_BYTES)
+
+    def close(self) -> None:
+        header = np.zeros(HEADER_INTS, "<i4")
+        header[:3] = MAGIC, self._version, self.tokens
+        self._file.seek(0)
+        self._file.write(header.tobytes())
+        super().close()
 
 
 def read_header(path: Path) -> tuple[str, int] | DataProblem:

@@ -22,16 +22,12 @@ from typing import Any
 from ingot.data.store.shards import has_header
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.runtime import files
-from ingot.runtime.files import FULL, fsync_dir, reading, remove_if_empty
+from ingot.runtime.files import fsync_dir, reading, remove_if_empty
 from ingot.runtime.locks import FolderLock
 
 log = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
-ADVICE = {
-    FULL: "; free space, or give a folder on another disk",
-    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG): "; give a folder you can write to",
-}
 OLD = "-old"  # suffix of the hidden folder with the previous output
 FILES = re.compile(
     r"dataset\.json|meta\.pkl|(fineweb_)?(train|val)\.(bin|index)|[\w.-]*(train|val)_\d{6}\.bin|(train|val)/[^/]+/\d{5}\.(bin|idx)"
@@ -71,47 +67,41 @@ def staged(
     """
     target = output.resolve()
     folder, old = (target.with_name(f".{target.name}.partial-0{suffix}") for suffix in ("", OLD))
-    stage: StagedFolder | None = None
-    try:
-        with ExitStack() as undo:
-            for parent in reversed([parent for parent in target.parents if not parent.exists()]):
-                parent.mkdir(exist_ok=True)
-                undo.callback(remove_if_empty, parent)
-            if folder.is_symlink():
-                raise ConfigError(f"{folder} is a symbolic link, and nothing is written through links; remove it")
-            folder.mkdir(exist_ok=True)
-            lock = undo.enter_context(FolderLock(folder))
-            if not lock.acquire() or (lock.held is None and any(folder.iterdir())):
-                raise ConfigError(f"another process is writing {output}; wait for it, or remove {folder} if there is none")
-            stage = StagedFolder(folder, work, _last_point(folder, work, is_sound))
-            undo.push(lambda kind, error, trace: _abandon(stage, error))
-            if os.path.lexists(target):
-                shutil.rmtree(old, ignore_errors=True)
-            elif old.exists():
-                old.rename(target)  # the process that replaced it was killed before it renamed the new folder
-                log.warning("%s is back: a run that was to replace it was killed in between", target)
-                check_output(output, overwrite)
-            yield stage
-            (folder / JOURNAL).unlink(missing_ok=True)
-            for written in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-                fsync_dir(written)
-            try:
-                folder.rename(target)  # succeeds if the target does not exist or is an empty folder
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                check_output(output, overwrite)
-                shutil.rmtree(old, ignore_errors=True)
-                target.rename(old)
-                folder.rename(target)
-                shutil.rmtree(old, ignore_errors=True)
-            undo.pop_all()
-            lock.release()
-            fsync_dir(target.parent)
-    except OSError as error:
-        stays = "; what was written stays, and the same command then continues" if stage and stage.can_continue else ""
-        advice = next((words for numbers, words in ADVICE.items() if error.errno in numbers), "")
-        raise DataError(f"cannot write {output}: {error.strerror or error}{advice}{stays}") from error
+    with writing(output), ExitStack() as undo:
+        for parent in reversed([parent for parent in target.parents if not parent.exists()]):
+            parent.mkdir(exist_ok=True)
+            undo.callback(remove_if_empty, parent)
+        if folder.is_symlink():
+            raise ConfigError(f"{folder} is a symbolic link, and nothing is written through links; remove it")
+        folder.mkdir(exist_ok=True)
+        lock = undo.enter_context(FolderLock(folder))
+        if not lock.acquire() or (lock.held is None and any(folder.iterdir())):
+            raise ConfigError(f"another process is writing {output}; wait for it, or remove {folder} if there is none")
+        stage = StagedFolder(folder, work, _last_point(folder, work, is_sound))
+        undo.push(lambda kind, error, trace: _abandon(stage, error))
+        if os.path.lexists(target):
+            shutil.rmtree(old, ignore_errors=True)
+        elif old.exists():
+            old.rename(target)  # the process that replaced it was killed before it renamed the new folder
+            log.warning("%s is back: a run that was to replace it was killed in between", target)
+            check_output(output, overwrite)
+        yield stage
+        (folder / JOURNAL).unlink(missing_ok=True)
+        for written in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+            fsync_dir(written)
+        try:
+            folder.rename(target)  # succeeds if the target does not exist or is an empty folder
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            check_output(output, overwrite)
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+            folder.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+        undo.pop_all()
+        lock.release()
+        fsync_dir(target.parent)
 
 
 def check_output(output: Path, overwrite: bool) -> None:
@@ -122,7 +112,9 @@ def check_output(output: Path, overwrite: bool) -> None:
         if not output.is_dir():
             raise ConfigError(f"output {output} is a file; give a folder that does not exist yet")
         found = {path: path.relative_to(output).as_posix() for path in output.rglob("*")}
-        foreign = next((name for path, name in found.items() if not _is_ours(path, name)), None)
+        # A symlink to a folder is no token data, because it may point anywhere.
+        ours = {path: (FOLDERS if path.is_dir() else FILES).fullmatch(name) for path, name in found.items()}
+        foreign = next((name for path, name in found.items() if not ours[path] or (path.is_dir() and path.is_symlink())), None)
         proven = any(EVIDENCE.fullmatch(name) or (path.suffix == ".bin" and has_header(path)) for path, name in found.items())
     if foreign or (found and not proven):
         holds = foreign or f"{min(found.values())}, which nothing shows to be tokens"
@@ -131,13 +123,6 @@ def check_output(output: Path, overwrite: bool) -> None:
         )
     if found and not overwrite:
         raise ConfigError(f"output {output} exists; replace it with --force or give another folder")
-
-
-def _is_ours(path: Path, name: str) -> bool:
-    """Return True if a file or folder is part of token data; a symlink to a folder is not, because it may point anywhere."""
-    if path.is_dir():
-        return FOLDERS.fullmatch(name) is not None and not path.is_symlink()
-    return FILES.fullmatch(name) is not None
 
 
 def _abandon(stage: StagedFolder, error: BaseException | None) -> bool:

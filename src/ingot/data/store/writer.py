@@ -134,9 +134,7 @@ class SplitWriter:
         number = begin = 0
         while number < len(ends):
             room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
-            whole = int(
-                np.searchsorted(ends, begin + room, side="right")
-            )  # index of the first document that does not end in this shard
+            whole = int(np.searchsorted(ends, begin + room, side="right"))  # the first document that does not end in this shard
             if whole > number:
                 self._append(documents.ids[begin : ends[whole - 1]], whole - number, int(documents.bytes[number:whole].sum()))
             else:
@@ -219,12 +217,12 @@ class SplitWriter:
 
     def _open_shard(self, tokens: int = 0) -> ShardWriter:
         path = self._folder / shard_name(self.name, len(self._shards))
-        return ShardWriter(path, self._files, self._shard_tokens, tokens, wide=self._tokenizer.dtype.itemsize > TOKEN_BYTES)
+        return ShardWriter(path, self._files, tokens, wide=self._tokenizer.dtype.itemsize > TOKEN_BYTES)
 
     def _finish_shard(self, shard: ShardWriter) -> None:
-        sha256 = shard.close()
+        shard.close()
         counts = {"tokens": shard.tokens, "documents": self._shard_documents, "bytes": self._shard_bytes}
-        self._shards.append(ShardRecord(file=shard.path.name, sha256=sha256, **counts))
+        self._shards.append(ShardRecord(file=shard.path.name, sha256=file_sha256(shard.path), **counts))
         self._shard, self._shard_documents, self._shard_bytes = None, 0, 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -23,7 +23,7 @@ from ingot.data.store.shards import TOKEN_BYTES, DataProblem
 from ingot.data.text.text_files import adding_up
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.by_name import HEAD, round_trips
-from ingot.data.verify.contents import CHUNK_TOKENS, OnTokens, Progress, Starts, TokenCounts, count_documents, open_for_audit
+from ingot.data.verify.contents import CHUNK_TOKENS, OnTokens, Starts, TokenCounts, count_documents, open_for_audit
 from ingot.errors import ConfigError
 from ingot.runtime.files import file_sha256
 
@@ -35,6 +35,7 @@ FOLDS = (
     "the tokenizer made them and changes this text so much; bits per byte by the text stay right: for those by pieces take a "
     "tokenizer that changes nothing (--kind bpe), or raise --byte-gap"
 )
+Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 OTHER = "give the tokenizer that made the tokens, or prepare the text again"
 
 
@@ -201,9 +202,8 @@ def _check_range(side: ComparedSplit, counts: TokenCounts, problems: list[DataPr
 def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] | None, problems: list[DataProblem]) -> bool:
     """Check that every document starts with the BOS id, and that it occurs nowhere else."""
     split, bos, marks = side.split, side.tokenizer.bos, counts.marks
-    if (
-        bos is None or not split.tokens or (index is not None and not split.is_prepared)
-    ):  # gpt-simple's windows end with EOS instead
+    is_windows = index is not None and not split.is_prepared  # gpt-simple's windows end with EOS instead
+    if bos is None or not split.tokens or is_windows:
         return True
     starts = side.starts[:-1]  # without an index: every BOS position and the first token, which must be BOS
     unmarked, inside = np.setdiff1d(starts, marks), np.setdiff1d(marks, starts)
@@ -326,9 +326,8 @@ def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) 
             ids = side.split.read(begin, min(begin + READ_TOKENS, stop))
             text = side.tokenizer.decode(ids)
             words = text.lower().translate(_word_borders()).split()
-            parts.append(
-                np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64)
-            )  # str hashes are comparable within one process only
+            # Hashes of str are comparable within one process only.
+            parts.append(np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64))
             texts += [] if words else [text]
             on_tokens(len(ids))
         hashes = np.concatenate([np.empty(0, np.uint64), *parts])

@@ -19,8 +19,7 @@ from ingot.data.formats.opener import open_tokens
 from ingot.data.formats.shard_folder import paired_tokenizer
 from ingot.data.store.dataset import MANIFEST, Bucket, Dataset, Split, SplitCounts, tokenizer_problem
 from ingot.data.store.documents import starts_at_marks
-from ingot.data.store.shards import TOKEN_BYTES, DataProblem
-from ingot.data.text.text_files import adding_up
+from ingot.data.store.shards import DataProblem
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE
 from ingot.errors import ConfigError, DataError
@@ -29,7 +28,6 @@ from ingot.runtime.files import reading
 CHUNK_TOKENS = 1 << 20  # tokens counted at a time
 BEGINNING_TOKENS, BEGINNING_CHARACTERS = 256, 100
 Starts = NDArray[np.int64]  # document offsets, then the end of the last
-Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 OnTokens = Callable[[int], None]  # called with the number of tokens just read
 
 
@@ -84,7 +82,7 @@ class TokenCounts:
 
 
 def count_documents(
-    split: Split | Bucket, tokenizer: Tokenizer, index: NDArray[Any] | None, on_tokens: OnTokens
+    split: Split | Bucket, tokenizer: Tokenizer, index: NDArray[Any] | None, on_tokens: OnTokens = lambda tokens: None
 ) -> tuple[TokenCounts, Starts]:
     """Read a split once; return its counts and document offsets: from the index or, without one, from the separators."""
     starts = None if index is None else np.asarray(index).astype(np.int64)
@@ -155,7 +153,6 @@ def inspect(
     tokenizer: str | None = None,
     top: int = 10,
     beginnings: int = 5,
-    progress: Progress | None = None,
 ) -> Inspection:
     """Inspect one split of a folder, or all; list the `top` most frequent ids and the beginnings of some documents."""
     dataset = open_for_audit(path, tokenizer)
@@ -167,18 +164,17 @@ def inspect(
     parts: list[Split | Bucket] = []
     for name in names:
         parts += [dataset.splits[name], *dataset.buckets(name).values()]
-    advance = adding_up(progress, TOKEN_BYTES * sum(part.tokens for part in parts))
-    inspected = {part.name: _inspect(dataset.tokenizer, part, top, beginnings, advance) for part in parts}
+    inspected = {part.name: _inspect(dataset.tokenizer, part, top, beginnings) for part in parts}
     return Inspection(path, dataset.tokenizer.kind, inspected)
 
 
-def _inspect(tokenizer: Tokenizer, split: Split | Bucket, top: int, beginnings: int, advance: OnTokens) -> SplitInspection:
+def _inspect(tokenizer: Tokenizer, split: Split | Bucket, top: int, beginnings: int) -> SplitInspection:
     try:
         index = split.index() if isinstance(split, Split) else split.document_starts()
     except ValueError as problem:
         message = f"{split.folder}: the document index of {split.name} {problem}; ingot data verify lists everything"
         raise DataError(message) from None
-    counts, starts = count_documents(split, tokenizer, index, lambda tokens: advance(TOKEN_BYTES * tokens))
+    counts, starts = count_documents(split, tokenizer, index)
     if (outside := int(counts.ids[tokenizer.vocab_size :].sum())) > 0:
         raise DataError(
             f"{split.folder}: {outside:,} tokens of {split.name} are outside the {tokenizer.kind} vocabulary of "

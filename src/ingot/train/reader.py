@@ -7,38 +7,16 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from ingot.backends.base import StepPlan
 from ingot.data.loading.order import DataExhausted, Places
 from ingot.data.loading.rows import Rows
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import Batch
 
 MakeBuffer = Callable[[tuple[int, int, int]], Batch]
-
-
-class Reading(Protocol):
-    """The plan of one step: which rows it reads."""
-
-    @property
-    def sample(self) -> int: ...  # first sample of the step; a sample is a row of the source's length
-
-    @property
-    def samples(self) -> int: ...  # number of samples in the step, over all ranks
-
-    @property
-    def seq_len(self) -> int: ...  # samples are cut into rows of this length
-
-    @property
-    def phase(self) -> int: ...  # index of the training phase, which selects the bucket weights
-
-    @property
-    def places(self) -> Places: ...  # rows of each bucket read before this step
-
-
-Plan = TypeVar("Plan", bound=Reading)
 
 
 @dataclass(frozen=True)
@@ -57,12 +35,12 @@ class _Ahead:
     """A prefetched batch, or DataExhausted, with its plan and the number of plan changes before it."""
 
     result: RankBatch | DataExhausted
-    plan: Reading
+    plan: StepPlan
     turn: int
     buffer: Batch
 
 
-class RowReader(Generic[Plan]):
+class RowReader:
     """Prefetches one rank's rows step by step in a thread, into buffers allocated by `host_buffer`.
 
     `following` predicts the plan of the next step from the current plan and its batch. If the training loop requests a different
@@ -78,9 +56,9 @@ class RowReader(Generic[Plan]):
         self,
         source: Rows,
         ranks: Ranks,
-        first: Plan,
-        following: Callable[[Plan, RankBatch], Plan],
-        shapes: Sequence[Reading],  # plans with every shape that may occur, to size the buffers
+        first: StepPlan,
+        following: Callable[[StepPlan, RankBatch], StepPlan],
+        shapes: Sequence[StepPlan],  # plans with every shape that may occur, to size the buffers
         host_buffer: MakeBuffer,
     ):
         self._source, self._ranks, self._following = source, ranks, following
@@ -95,7 +73,7 @@ class RowReader(Generic[Plan]):
         self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
         self._thread.start()
 
-    def next(self, plan: Plan) -> RankBatch:
+    def next(self, plan: StepPlan) -> RankBatch:
         """Return the batch of the next step, whose plan is `plan`."""
         ahead = self._take()
         if _rows_of(ahead.plan) != _rows_of(plan):
@@ -149,11 +127,11 @@ class RowReader(Generic[Plan]):
             self._ready.put(error)
 
 
-def _rows_of(plan: Reading) -> tuple[object, ...]:
+def _rows_of(plan: StepPlan) -> tuple[object, ...]:
     return plan.sample, plan.samples, plan.seq_len, plan.phase, plan.places
 
 
-def read_rank_batch(source: Rows, plan: Reading, ranks: Ranks, buffer: Batch) -> RankBatch:
+def read_rank_batch(source: Rows, plan: StepPlan, ranks: Ranks, buffer: Batch) -> RankBatch:
     """Read a rank's share of a step into the front of a buffer and return it as a RankBatch.
 
     Longer rows of the source are split into consecutive parts of the step's sequence length. A token keeps its document number
