@@ -266,11 +266,13 @@ def prepare_command(
     tokenizer: Annotated[str | None, Option(metavar="NAME", help=TOKENIZER)] = None,
     output: Annotated[Path | None, Option(metavar="DIR", help="The folder to write. Default: data/NAME.")] = None,
     val_inputs: Annotated[list[Path] | None, Option("--val-input", metavar="PATH", help="Validation text; repeatable.")] = None,
-    val_documents: Annotated[int | None, Option(metavar="N", help="Use the first N documents for validation.")] = None,
+    val_documents: Annotated[int | None, Option(metavar="N", help="Use the first N documents for validation.", min=0)] = None,
     val_fraction: Annotated[
         float | None,
         Option(
             metavar="PART",
+            min=0,
+            max=1,
             help="Use this part for validation (default 0.1): the end of each document if there are up to 20, else evenly "
             "spread whole documents.",
         ),
@@ -280,8 +282,8 @@ def prepare_command(
     text_field: TextField = "text",
     encoding: Annotated[str, Option(metavar="NAME", help="The encoding of the files, such as latin-1.")] = "utf-8",
     skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Leave out files in another encoding.")] = False,
-    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file.")] = SHARD_TOKENS,
-    workers: Annotated[int | None, Option(metavar="N", help="Processes that tokenize. Default: one per CPU.")] = None,
+    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file.", min=1, max=2**31 - 1)] = SHARD_TOKENS,
+    workers: Annotated[int | None, Option(metavar="N", help="Processes that tokenize. Default: one per CPU.", min=1)] = None,
     engine: Annotated[Literal["local", "ray"], Option(help="local: processes on this machine. ray: a Ray cluster.")] = "local",
     ray_address: Annotated[
         str | None, Option(metavar="ADDRESS", help="Ray cluster; auto: this machine's. Default: start one.")
@@ -352,9 +354,9 @@ def train_tokenizer_command(
     kind: Annotated[
         Literal["sentencepiece", "bpe"], Option(help="sentencepiece: BPE as in golf. bpe: byte-level BPE as in GPT-2.")
     ],
-    vocab_size: Annotated[int, Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.")],
+    vocab_size: Annotated[int, Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.", min=257, max=1 << 16)],
     output: Annotated[Path, Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
-    documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.")] = None,
+    documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.", min=1, max=10**12)] = None,
     mark_capitals: Annotated[bool, Option("--mark-capitals", help="sentencepiece: learn lower case, and mark capitals.")] = False,
     text_field: TextField = "text",
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,

@@ -8,7 +8,7 @@ before that. `bpe:N` learns at most N ids of byte-level BPE, which is lossless, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,14 @@ def bpe_size(name: str) -> int:
     if not (size.isascii() and size.isdigit() and 257 <= int(size) <= NARROW):
         raise ConfigError(f"{name} does not say how many ids to learn; give {BPE}N, with N from 257 to {NARROW:,}")
     return int(size)
+
+
+def learn_from(name: str | None, texts: Callable[[], Iterable[str]], training_texts: Callable[[], Iterable[bytes]]) -> Tokenizer:
+    """Learn `char` from all texts, or `bpe:N` from the training texts."""
+    if name == CHAR:
+        return CharTokenizer(character for text in texts() for character in set(text))
+    assert name is not None
+    return learn_bpe(name, training_texts())
 
 
 def learn_bpe(name: str, documents: Iterable[bytes]) -> Tokenizer:
