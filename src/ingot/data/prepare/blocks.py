@@ -47,11 +47,16 @@ Block = Lines | list[str]
 def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int], None], encoding: str = UTF8) -> Iterator[Block]:
     """Yield the documents of files as blocks; `advance` receives the number of bytes read."""
     for has_lines, group in groupby(files, lambda path: READERS.get(kind_of(path)) is read_lines):
-        if has_lines:
-            for path in group:
-                yield from _line_blocks(path, text_field, advance, encoding)
-        else:
+        if not has_lines:
             yield from text_blocks(read_documents(group, text_field, advance, encoding))
+            continue
+        for path in group:
+            lines = size = 0
+            with reading(path), open_unpacked(path, advance, encoding) as stream:
+                while data := stream.read(BLOCK_BYTES):
+                    data += b"" if data.endswith(b"\n") else stream.readline()
+                    yield Lines(path, text_field, data, lines, size)
+                    lines, size = lines + data.count(b"\n"), size + len(data)
 
 
 def text_blocks(texts: Iterable[str], characters: int = BLOCK_BYTES, documents: int | None = None) -> Iterator[list[str]]:
@@ -91,20 +96,6 @@ def texts_of(block: Block) -> tuple[list[bytes], int]:
     encoded = list(map(utf8, texts))
     documents = encoded if isinstance(block, EveryText) else [text for text in encoded if text]
     return documents, len(encoded) - len(documents)
-
-
-def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None], encoding: str) -> Iterator[Lines]:
-    lines = size = 0
-    with reading(path), open_unpacked(path, advance, encoding) as stream:
-        while data := stream.read(BLOCK_BYTES):
-            data += b"" if data.endswith(b"\n") else stream.readline()
-            yield Lines(path, text_field, data, lines, size)
-            lines, size = lines + data.count(b"\n"), size + len(data)
-
-
-def size_of(block: Block) -> int:
-    """Return the number of bytes or characters in a block, as an estimate of its memory use."""
-    return sum(map(len, block)) if isinstance(block, list) else len(block.data)
 
 
 @dataclass(frozen=True)

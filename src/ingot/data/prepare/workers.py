@@ -23,7 +23,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, TypeVar
 
-from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block, size_of
+from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block
 from ingot.data.store.writer import Encoded
 from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.errors import ConfigError, IngotError, RunError
@@ -54,8 +54,9 @@ def in_order(
         except IngotError as error:  # raised after the blocks read before it, which may have errors too
             block, problem = None, error
         if block is not None:
-            waiting.append((begin(block), size_of(block)))
-            size += waiting[-1][1]
+            weight = sum(map(len, block)) if isinstance(block, list) else len(block.data)  # bytes or characters
+            waiting.append((begin(block), weight))
+            size += weight
         while waiting and (block is None or len(waiting) >= ahead or size > ahead * BLOCK_BYTES):
             begun, weight = waiting.popleft()
             size -= weight

@@ -136,12 +136,9 @@ def _patterns(config: Mapping[str, Any], split: str) -> tuple[list[re.Pattern[st
     by_split = all(isinstance(entry, dict) for entry in entries)
     paths: list[Any] = [entry.get("path") for entry in entries if entry.get("split") in _words(split)] if by_split else entries
     flat = [path for entry in paths for path in (entry if isinstance(entry, list) else [entry])]
-    return [_glob((folder and f"{folder}/") + str(path).removeprefix("./")) for path in flat], by_split
-
-
-def _glob(pattern: str) -> re.Pattern[str]:
-    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.compile("".join(parts.get(part, re.escape(part)) for part in re.split(r"(\*\*/|\*\*|\*|\?)", pattern)))
+    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = [re.split(r"(\*\*/|\*\*|\*|\?)", (folder and f"{folder}/") + str(path).removeprefix("./")) for path in flat]
+    return [re.compile("".join(wild.get(piece, re.escape(piece)) for piece in path)) for path in pieces], by_split
 
 
 def _of_split(files: Sequence[str], split: str) -> list[str]:

@@ -165,9 +165,15 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
             errors.append(error)
             raise
 
-    train = _train_sentencepiece if kind == "sentencepiece" else _train_bpe
     try:
-        contents = train(keeping_errors(), vocab_size, settings)
+        if kind == "bpe":
+            contents = _train_bpe(keeping_errors(), vocab_size, settings)
+        else:
+            import sentencepiece  # type: ignore[import-untyped]
+
+            model, settings = io.BytesIO(), {"vocab_size": vocab_size, **SETTINGS, **settings}
+            sentencepiece.SentencePieceTrainer.train(sentence_iterator=keeping_errors(), model_writer=model, **settings)
+            contents = without_file_names(model.getvalue())
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
         if errors:
             raise errors[0] from None
@@ -189,14 +195,6 @@ def _portions(text: str) -> Iterator[str]:
         text = text[cut if cut > 0 else PORTION :]
     if text:
         yield text
-
-
-def _train_sentencepiece(sentences: Iterator[str], vocab_size: int, settings: Mapping[str, Any]) -> bytes:
-    import sentencepiece  # type: ignore[import-untyped]
-
-    model, settings = io.BytesIO(), {"vocab_size": vocab_size, **SETTINGS, **settings}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=model, **settings)
-    return without_file_names(model.getvalue())
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
