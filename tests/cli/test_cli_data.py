@@ -120,11 +120,16 @@ def test_several_inputs_are_one_dataset(ingot, text, tmp_path):
 
 def test_a_users_mistake_is_one_of_our_errors(ingot, text, tmp_path):
     assert isinstance(prepare(ingot, tmp_path / "gone.txt", tmp_path / "out").exception, DataError)
-    assert isinstance(prepare(ingot, text, tmp_path / "out", "--val-fraction", "2").exception, ConfigError)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("words", [["--shard-tokens", "many"], ["--unknown", "1"]])
+OUT_OF_RANGE = [
+    ("--shard-tokens", "0"), ("--shard-tokens", str(2**31)), ("--val-fraction", "2"), ("--val-fraction", "-1"),
+    ("--val-fraction", "nan"), ("--val-documents", "-1"), ("--workers", "0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("--shard-tokens", "many"), ("--unknown", "1"), *OUT_OF_RANGE])
 def test_a_malformed_command_exits_with_2(ingot, text, tmp_path, words):
     assert prepare(ingot, text, tmp_path / "out", *words).exit_code == 2
 
@@ -299,7 +304,7 @@ def test_training_refuses_data_whose_fingerprint_is_not_that_of_its_tokenizer(pr
         (
             ["prepare", "--input", "in.txt", "--tokenizer", "byte", "--output", "out", "--val-fraction", "2"],
             2,
-            "--val-fraction 2.0",
+            "Invalid value for '--val-fraction': Input should be",
         ),
         (["verify", "gone"], 3, "no data at gone"),
         (["prepare", "--input", "in.txt", "--tokenizer", "my.model", "--output", "out"], 3, "no tokenizer at my.model"),
@@ -369,3 +374,12 @@ def test_the_command_that_is_printed_fits_the_tokenizer(tmp_path, capsys):
     assert small[0] == f"train on it with: ingot train --recipe demo --data.path {tmp_path}"
     assert large[0] == f"train on it with: ingot train --recipe gpt2 --data.path {tmp_path}"
     assert all("50,257 ids" in found[1] and "--tokenizer byte" in found[1] for found in (small, large))
+
+
+@pytest.mark.parametrize(
+    "words", [("--vocab-size", "256"), ("--vocab-size", "65537"), ("--vocab-size", "300", "--documents", "0")]
+)
+def test_a_vocabulary_that_cannot_be_learned_is_a_malformed_command(ingot, text, tmp_path, words):
+    result = ingot("data", "train-tokenizer", text, "--kind", "bpe", "--output", tmp_path / "out.json", *words)
+    assert result.exit_code == 2
+    assert not (tmp_path / "out.json").exists()

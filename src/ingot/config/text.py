@@ -105,25 +105,14 @@ def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return _format_float(value)
+        if not math.isfinite(value):
+            return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+        # YAML 1.1 reads 1e-08 as text, but 1.0e-08 as a number.
+        return re.sub(r"^(-?\d+)e", r"\1.0e", repr(value))
     if isinstance(value, list):
         return "[" + ", ".join(map(format_value, value)) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{format_value(str(key))}: {format_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str) and not (_UNQUOTED.fullmatch(value) and value.lower() not in _AMBIGUOUS):
-        return '"' + "".join(map(_escaped, value)) + '"'
+        return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in value) + '"'
     return str(value)
-
-
-def _escaped(char: str) -> str:
-    if char in _ESCAPES or char.isprintable():
-        return _ESCAPES.get(char, char)
-    return f"\\U{ord(char):08x}"
-
-
-def _format_float(value: float) -> str:
-    if not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    mantissa, mark, exponent = repr(value).partition("e")
-    # YAML 1.1 reads 1e-08 as text, but 1.0e-08 as a number.
-    return mantissa + (".0" if mark and "." not in mantissa else "") + mark + exponent

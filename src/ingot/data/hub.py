@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -141,25 +141,19 @@ class Hub:
         """Return the folder of the repository in the client's cache."""
         return self.cache / repo_folder_name(repo_id=self.repo, repo_type=self.repo_type)
 
-    def cached(self, path: str, commit: str | None) -> Path | None:
-        """Return a file in the client's cache, or None."""
-        found = try_to_load_from_cache(self.repo, path, cache_dir=self.cache, revision=commit, repo_type=self.repo_type)
-        return Path(found) if isinstance(found, str) else None
-
     def _ask(self, what: str, request: Callable[[], T], from_cache: Callable[[], T] | None = None) -> T:
-        if not (self._answers or self.offline):
-            try:
-                connect(self.endpoint)
-            except ConnectionError as error:
-                with suppress(LocalEntryNotFoundError):
-                    if from_cache is not None:
-                        return from_cache()
-                raise self._explained(error, what) from error
-            self._answers = True
         try:
+            if not (self._answers or self.offline):
+                connect(self.endpoint)
+                self._answers = True
             return request()
         except (NetworkError, OSError, RuntimeError, ValueError) as error:
-            raise self._explained(_cause(error), what) from error
+            with suppress(LocalEntryNotFoundError):
+                if from_cache is not None and not (self._answers or self.offline):
+                    return from_cache()
+            while isinstance(error, LocalEntryNotFoundError | ValueError) and isinstance(error.__cause__, Exception):
+                error = error.__cause__  # the original exception behind the client's "not found in the cache either"
+            raise self._explained(error, what) from error
 
     def _explained(self, error: BaseException, what: str) -> IngotError:
         """Convert an exception of the client into one of ours."""
@@ -211,17 +205,9 @@ def _meter(count: Callable[[int], None]) -> type[Any]:
         def update(self, size: float | None = 1) -> None:
             count(int(size or 0))
 
-        def update_transfer(self, size: float) -> None:
+        def update_transfer(self, *_: object, **settings: object) -> None:
             """Ignore bytes on the wire, which are fewer than the file's because the hub deduplicates equal chunks."""
 
-        def set_transfer_postfix_str(self, *_: object, **settings: object) -> None:
-            """Ignore the transfer speed."""
+        set_transfer_postfix_str = update_transfer
 
     return Meter
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the original exception behind the client's "not found in the cache either"."""
-    while isinstance(error, LocalEntryNotFoundError | ValueError) and error.__cause__ is not None:
-        error = error.__cause__
-    return error

@@ -18,7 +18,7 @@ from stopping import stop_behind, take_small_steps
 from toy_tokenizers import llama_config, sentencepiece_file, shared
 
 import ingot.data.prepare.pipeline as prepare_module
-from ingot.data.prepare.holdout import hold_out_ends, spread_documents
+from ingot.data.prepare.blocks import hold_out_ends, spread_documents
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
 from ingot.data.text.text_files import WHAT
@@ -291,23 +291,6 @@ def test_something_must_be_left_to_train_on(tmp_path, text, settings):
     refused(tmp_path, DataError, "no text is left to train on", text, **settings)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"val_fraction": 1},
-        {"val_fraction": -0.1},
-        {"val_fraction": 0.2, "val_documents": 3},
-        {"val_fraction": float("nan")},
-        {"val_documents": -1},
-        {"shard_tokens": 0},
-        {"shard_tokens": 2**31},
-    ],
-)
-def test_settings_out_of_range_are_refused(tmp_path, text, settings):
-    name = "--" + next(iter(settings)).replace("_", "-")
-    refused(tmp_path, ConfigError, name, text, **settings)
-
-
 def test_two_rules_for_validation_are_refused(tmp_path, text, numbered):
     refused(tmp_path, ConfigError, "--val-input and --val-documents", text, val_inputs=[numbered], val_documents=3)
 
@@ -491,10 +474,6 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(tmp_path, corpus, file
         summary = prepare([corpus], tmp_path / f"out{workers}", tokenizer, shard_tokens=1000, workers=workers)
         assert summary.empty_documents == 24
         assert contents(tmp_path / f"out{workers}") == contents(tmp_path / "out1")
-
-
-def test_a_number_of_workers_below_one_is_refused(tmp_path, text):
-    refused(tmp_path, ConfigError, "--workers 0", text, workers=0)
 
 
 # Killed work goes on

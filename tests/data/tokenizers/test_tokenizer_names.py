@@ -4,11 +4,10 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hub_server import serving
 from toy_tokenizers import byte_level_config, llama_config, sentencepiece_file, toy_hf, toy_sentencepiece
 
 import ingot as package
@@ -165,46 +164,12 @@ REPOSITORIES = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as its client needs to fetch a file."""
-
-    def do_GET(self):
-        repository, _, file = self.path[1:].partition("/resolve/main/")
-        files = REPOSITORIES.get(repository)
-        if files and file in files:
-            self.answer(200, files[file], {"ETag": f'"{len(files[file])}"'})
-        elif files:
-            self.answer(404, b"", {"X-Error-Code": "EntryNotFound"})
-        elif repository == "org/gated":
-            self.answer(403, b"", {"X-Error-Code": "GatedRepo"})
-        elif repository == "org/broken":
-            self.answer(500, b"", {})
-        else:
-            self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
-
-    do_HEAD = do_GET
-
-    def answer(self, code, body, headers):
-        self.send_response(code)
-        for name, value in {**headers, "X-Repo-Commit": "c" * 40, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving() as server:
+        for name, files in REPOSITORIES.items():
+            server.commit(name, files)
+        yield server
 
 
 @pytest.fixture
@@ -212,7 +177,13 @@ def ask(hub, tmp_path):
     """What a process of its own, as the client reads its settings once, says to each name."""
 
     def call(*names, **variables):
-        given = {"HF_HOME": str(tmp_path / "hub"), "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", **variables}
+        given = {
+            "HF_HOME": str(tmp_path / "hub"),
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": "",
+            **variables,
+        }
         environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1]), **given}
         command = [sys.executable, "-c", CLIENT, *names]
         result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
@@ -231,21 +202,25 @@ def test_the_hub_gives_a_tokenizer_and_a_cache_that_works_without_it(ask):
 
 
 def test_what_the_hub_cannot_give_is_one_line_that_says_what_to_do(ask, hub):
-    said = ask("org/gone", "org/none", "org/gated", "org/damaged", "hf:not a name")
-    assert [line.split()[0] for line in said] == ["DataError"] * 5
-    assert f"tokenizer org/gone, which is not a local file or folder: no access to model repository org/gone at {hub}" in said[0]
-    assert "the repository org/none has none of tokenizer.json, tokenizer.model" in said[1]
-    assert "org/gated at" in said[2] and "(HTTP 403); check the name, and for a private or gated one log in" in said[2]
-    assert "org/damaged: this is not a tokenizer.json, or it is damaged" in said[3]
-    assert "cannot fetch the tokenizer hf:not a name" in said[4]
+    said = ask("org/gone", "org/none", "org/damaged", "hf:not a name")
+    assert [line.split()[0] for line in said] == ["DataError"] * 4
+    absent = "tokenizer org/gone, which is not a local file or folder: no access to model repository org/gone at"
+    assert f"{absent} {hub.endpoint}" in said[0]
+    assert "no tokenizer in org/none; it needs tokenizer.json, a .model" in said[1]
+    assert "org/damaged: this is not a tokenizer.json, or it is damaged" in said[2]
+    assert "cannot fetch the tokenizer hf:not a name" in said[3]
+    hub.gated, hub.token = True, "secret"
+    (said,) = ask("org/both")
+    assert "org/both at" in said and "(HTTP 403); check the name, and for a private or gated one log in" in said
 
 
-def test_a_hub_that_does_not_answer_is_one_line_that_says_what_to_do(ask):
+def test_a_hub_that_does_not_answer_is_one_line_that_says_what_to_do(ask, hub):
     refused = ask("org/both", HF_ENDPOINT="http://127.0.0.1:9")
     assert refused[0].startswith("DataError cannot fetch the tokenizer org/both, which is not a local file or folder: gave up on")
     assert "at http://127.0.0.1:9: " in refused[0] and "or give the path of its tokenizer.json" in refused[0]
-    assert "gave up on" in ask("org/broken")[0]
     assert "HF_HUB_OFFLINE is set and" in ask("org/both", HF_HUB_OFFLINE="1")[0]
+    hub.fail("revision/main", status=500, times=99)
+    assert "gave up on" in ask("org/both")[0]
 
 
 def test_a_name_is_looked_for_in_the_cache_where_the_hub_does_not_answer(ask):

@@ -1,25 +1,29 @@
-"""Blocks of text, the unit of work for encoding.
+"""Blocks of text, the unit of work for encoding, and the rules that hold out documents for validation.
 
-Text is split into blocks by size alone, so the result does not depend on the number of workers. Workers parse JSON lines.
+Text is split into blocks by size alone, and rules know only the number of a document, so the result does not depend on the number
+of workers or on interruptions. Workers parse JSON lines.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from ingot.data.prepare.holdout import Rule
 from ingot.data.store.writer import Encoded
 from ingot.data.text.text_files import READERS, UTF8, kind_of, open_unpacked, read_documents, read_lines
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import OUTSIDE, utf8
 from ingot.runtime.files import reading
 
+Piece = tuple[str, str]  # (split, text)
+Rule = Callable[[int], str]  # maps the index of a document to its split
 BLOCK_BYTES = 1 << 20  # target block size; a longer document is a block by itself
 
 
@@ -43,11 +47,16 @@ Block = Lines | list[str]
 def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int], None], encoding: str = UTF8) -> Iterator[Block]:
     """Yield the documents of files as blocks; `advance` receives the number of bytes read."""
     for has_lines, group in groupby(files, lambda path: READERS.get(kind_of(path)) is read_lines):
-        if has_lines:
-            for path in group:
-                yield from _line_blocks(path, text_field, advance, encoding)
-        else:
+        if not has_lines:
             yield from text_blocks(read_documents(group, text_field, advance, encoding))
+            continue
+        for path in group:
+            lines = size = 0
+            with reading(path), open_unpacked(path, advance, encoding) as stream:
+                while data := stream.read(BLOCK_BYTES):
+                    data += b"" if data.endswith(b"\n") else stream.readline()
+                    yield Lines(path, text_field, data, lines, size)
+                    lines, size = lines + data.count(b"\n"), size + len(data)
 
 
 def text_blocks(texts: Iterable[str], characters: int = BLOCK_BYTES, documents: int | None = None) -> Iterator[list[str]]:
@@ -89,18 +98,37 @@ def texts_of(block: Block) -> tuple[list[bytes], int]:
     return documents, len(encoded) - len(documents)
 
 
-def _line_blocks(path: Path, text_field: str, advance: Callable[[int], None], encoding: str) -> Iterator[Lines]:
-    lines = size = 0
-    with reading(path), open_unpacked(path, advance, encoding) as stream:
-        while data := stream.read(BLOCK_BYTES):
-            data += b"" if data.endswith(b"\n") else stream.readline()
-            yield Lines(path, text_field, data, lines, size)
-            lines, size = lines + data.count(b"\n"), size + len(data)
+@dataclass(frozen=True)
+class Into:
+    """A rule that assigns all documents to one split and, optionally, to one of its buckets."""
+
+    split: str
+    bucket: str | None = None
+
+    def __call__(self, number: int) -> str:
+        return self.split
 
 
-def size_of(block: Block) -> int:
-    """Return the number of bytes or characters in a block, as an estimate of its memory use."""
-    return sum(map(len, block)) if isinstance(block, list) else len(block.data)
+def first_documents(count: int) -> Rule:
+    """Return a rule that holds out the first `count` documents."""
+    return lambda number: "val" if number < count else "train"
+
+
+def spread_documents(fraction: float) -> Rule:
+    """Return a rule that holds out document i where ceil(i * fraction) increases: evenly spaced, starting with the first."""
+    part = Fraction(str(fraction))  # exact: 0.1 is every tenth document, however many there are
+    above, below = part.numerator, part.denominator
+    return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
+
+
+def hold_out_ends(texts: Iterable[str], fraction: float) -> Iterator[Piece]:
+    """Hold out the last `fraction` of the characters of every document, rounded as nanoGPT does."""
+    for text in texts:
+        cut = int(len(text) * (1 - fraction))
+        if cut or not text:
+            yield "train", text[:cut]
+        if cut < len(text):
+            yield "val", text[cut:]
 
 
 def training_texts(blocks: Iterable[tuple[Rule, Block]]) -> Iterator[bytes]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.store.dataset import VERSION, Dataset, prepare_command
 from ingot.data.text.text_files import TEXT_FIELD, Buckets, file_bytes, file_identity
-from ingot.data.tokenizers import CharTokenizer, digest, open_unless_learned
-from ingot.data.tokenizers.by_name import CHAR, learn_bpe
+from ingot.data.tokenizers import digest, open_unless_learned
+from ingot.data.tokenizers.by_name import learn_from
 from ingot.errors import DataError, Setting
 from ingot.runtime.locks import FolderLock
 from ingot.runtime.machine import cache_root
@@ -41,13 +41,10 @@ def sample_path(name: str, tokenizer: str) -> Path:
 
     def write() -> None:
         works = [json.loads(line) for line in lzma.decompress(packed).splitlines()]
-        if opened is not None:
-            built = opened
-        elif tokenizer == CHAR:
-            built = CharTokenizer(character for work in works for character in set(work["text"]))
-        else:
-            built = learn_bpe(tokenizer, (work["text"].encode() for work in works if work["split"] == "train"))
-        write_dataset(((work["split"], work["text"]) for work in works), folder, built, source={"sample": name})
+        pieces = [(work["split"], work["text"]) for work in works]
+        training = (text.encode() for split, text in pieces if split == "train")
+        built = opened or learn_from(tokenizer, lambda: (text for _, text in pieces), lambda: training)
+        write_dataset(pieces, folder, built, source={"sample": name})
 
     _prepare_once(folder, write)
     return folder

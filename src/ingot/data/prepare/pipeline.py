@@ -11,7 +11,7 @@ import codecs
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
@@ -21,11 +21,21 @@ from typing import Any
 import numpy as np
 
 from ingot.data import SHARD_TOKENS, SPLITS
-from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks, training_texts
-from ingot.data.prepare.holdout import Into, Piece, Rule, first_documents, hold_out_ends, spread_documents
+from ingot.data.prepare.blocks import (
+    BLOCK_BYTES,
+    Block,
+    Into,
+    Piece,
+    Rule,
+    first_documents,
+    hold_out_ends,
+    read_blocks,
+    spread_documents,
+    text_blocks,
+    training_texts,
+)
 from ingot.data.prepare.workers import Engine, local_engine, workers_for
 from ingot.data.store.dataset import Manifest, SplitCounts
-from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
 from ingot.data.text.hub_datasets import commits
@@ -41,8 +51,8 @@ from ingot.data.text.text_files import (
     is_readable,
     read_documents,
 )
-from ingot.data.tokenizers import CharTokenizer, Tokenizer, open_unless_learned
-from ingot.data.tokenizers.by_name import CHAR, learn_bpe
+from ingot.data.tokenizers import Tokenizer, open_unless_learned
+from ingot.data.tokenizers.by_name import CHAR, learn_from
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.machine import made_by
 
@@ -96,16 +106,14 @@ def prepare(
     `buckets` are the files of each bucket in both splits; `inputs` then only records where they came from.
     """
     started = time.monotonic()
-    _check_options(
-        {
-            "--val-input": val_inputs or None,
-            "--val-documents": val_documents,
-            "--val-fraction": val_fraction,
-            "--buckets": buckets,
-        },
-        shard_tokens,
-        workers,
-    )
+    held_out_by = {
+        "--val-input": val_inputs,
+        "--val-documents": val_documents,
+        "--val-fraction": val_fraction,
+        "--buckets": buckets,
+    }
+    if len(given := [name for name, value in held_out_by.items() if value not in (None, [])]) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} both choose the validation text; give one of them")
     check_output(output, overwrite)
     opened = open_unless_learned(tokenizer or "byte", bos)  # before inputs are downloaded
     try:
@@ -152,14 +160,11 @@ def prepare(
         for group, paths in ((files, inputs), (val_files, val_inputs)):
             if paths is not None and not count_documents(group, text_field, 1, encoding):
                 raise DataError(f"no documents in {', '.join(map(str, paths)) or 'no input'}; give files with text: {WHAT}")
-    if opened is not None:
-        built = opened
-    elif tokenizer == CHAR:
-        texts = read_documents(files + val_files, text_field, advance, encoding)
-        built = CharTokenizer(character for text in texts for character in set(text))
-    else:
-        assert tokenizer is not None
-        built = learn_bpe(tokenizer, training_texts(held_out(lambda size: None)[1]))
+    built = opened or learn_from(
+        tokenizer,
+        lambda: read_documents(files + val_files, text_field, advance, encoding),
+        lambda: training_texts(held_out(lambda size: None)[1]),
+    )
     rule, blocks = held_out(advance)
     source = {"inputs": [str(path) for path in inputs], "validation": rule}
     details = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
@@ -283,18 +288,3 @@ def fill_folder(
 def _piece_blocks(pieces: Iterable[Piece]) -> RuledBlocks:
     for split, group in groupby(pieces, lambda piece: piece[0]):
         yield from ((Into(split), block) for block in text_blocks((text for _, text in group), BLOCK_BYTES))
-
-
-def _check_options(held_out_by: Mapping[str, Any], shard_tokens: int, workers: int | None) -> None:
-    given = [name for name, value in held_out_by.items() if value is not None]
-    if len(given) > 1:
-        raise ConfigError(f"{given[0]} and {given[1]} both choose the validation text; give one of them")
-    val_fraction, val_documents = held_out_by["--val-fraction"], held_out_by["--val-documents"]
-    if val_fraction is not None and not 0 <= val_fraction < 1:
-        raise ConfigError(f"--val-fraction {val_fraction} is out of range; give 0 or more and less than 1")
-    if val_documents is not None and val_documents < 0:
-        raise ConfigError(f"--val-documents {val_documents} is negative; give 0 or more")
-    if not 1 <= shard_tokens <= MAX_TOKENS:
-        raise ConfigError(f"--shard-tokens {shard_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers} is out of range; give 1 or more, or leave it out to use all processors")

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block, size_of
+from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block
 from ingot.data.store.writer import Encoded
 from ingot.data.tokenizers import Tokenizer, from_spec
 from ingot.errors import IngotError, RunError
@@ -41,8 +41,9 @@ def in_order(blocks: Iterable[Block], submit: Callable[[Block], Future[Encoded]]
         except IngotError as error:  # raised after the blocks read before it, which may have errors too
             block, problem = None, error
         if block is not None:
-            waiting.append((submit(block), size_of(block)))
-            size += waiting[-1][1]
+            weight = sum(map(len, block)) if isinstance(block, list) else len(block.data)  # bytes or characters
+            waiting.append((submit(block), weight))
+            size += weight
         while waiting and (block is None or len(waiting) >= ahead or size > ahead * BLOCK_BYTES):
             encoding, weight = waiting.popleft()
             size -= weight

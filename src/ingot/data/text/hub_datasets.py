@@ -51,17 +51,15 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
         revision, files, configs = _listing(hub, name)
         chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
         folder = hub.snapshot([glob.escape(file) for file in chosen], revision)
-        if missing := [
-            file for file in chosen if not (folder / file).is_file()
-        ]:  # the download failed and the client raised nothing
+        if missing := [file for file in chosen if not (folder / file).is_file()]:  # the client does not raise every failure
             raise Unreachable(f"{missing[0]} of {hub.repo} did not arrive from {hub.endpoint}")
     except Unreachable as error:
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # no recorded selection, or a damaged one
             record = read_json(note)
-            paths = [hub.cached(file, record["revision"]) for file in record["files"]]
-            if paths and None not in paths:
+            paths = [hub.folder / "snapshots" / record["revision"] / file for file in record["files"]]
+            if paths and all(path.is_file() for path in paths):
                 log.warning("%s; using the files of %s that were fetched before", error, name)
-                return [path for path in paths if path]
+                return paths
         raise DataError(f"cannot fetch {name}: {error}; try again online, or {instead}") from None
     with suppress(OSError):  # a read-only cache
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -138,12 +136,9 @@ def _patterns(config: Mapping[str, Any], split: str) -> tuple[list[re.Pattern[st
     by_split = all(isinstance(entry, dict) for entry in entries)
     paths: list[Any] = [entry.get("path") for entry in entries if entry.get("split") in _words(split)] if by_split else entries
     flat = [path for entry in paths for path in (entry if isinstance(entry, list) else [entry])]
-    return [_glob((folder and f"{folder}/") + str(path).removeprefix("./")) for path in flat], by_split
-
-
-def _glob(pattern: str) -> re.Pattern[str]:
-    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.compile("".join(parts.get(part, re.escape(part)) for part in re.split(r"(\*\*/|\*\*|\*|\?)", pattern)))
+    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = [re.split(r"(\*\*/|\*\*|\*|\?)", (folder and f"{folder}/") + str(path).removeprefix("./")) for path in flat]
+    return [re.compile("".join(wild.get(piece, re.escape(piece)) for piece in path)) for path in pieces], by_split
 
 
 def _of_split(files: Sequence[str], split: str) -> list[str]:

@@ -8,7 +8,7 @@ before that. `bpe:N` learns at most N ids of byte-level BPE, which is lossless, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,14 @@ def bpe_size(name: str) -> int:
     return int(size)
 
 
+def learn_from(name: str | None, texts: Callable[[], Iterable[str]], training_texts: Callable[[], Iterable[bytes]]) -> Tokenizer:
+    """Learn `char` from all texts, or `bpe:N` from the training texts."""
+    if name == CHAR:
+        return CharTokenizer(character for text in texts() for character in set(text))
+    assert name is not None
+    return learn_bpe(name, training_texts())
+
+
 def learn_bpe(name: str, documents: Iterable[bytes]) -> Tokenizer:
     """Learn `bpe:N` from the first LEARNED_BYTES of the training documents."""
     from ingot.data.tokenizers.learn_vocabulary import learn
@@ -135,7 +143,7 @@ def _first_bytes(documents: Iterable[bytes]) -> Iterator[str]:
 
 
 def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokenizer:
-    path = _file_in(path) if path.is_dir() else path
+    path = _file_in(path, shown or str(path)) if path.is_dir() or shown else path
     is_json = path.suffix == ".json" and path.name not in MERGES
     if bos is not None and not is_json:
         _refuse_bos(bos, str(path))
@@ -154,15 +162,15 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
     raise ConfigError(f"{path} is not a tokenizer file; give {HOW}")
 
 
-def _file_in(folder: Path) -> Path:
+def _file_in(folder: Path, shown: str) -> Path:
     """Return the tokenizer file of a folder: tokenizer.json, a .model or GPT-2's two files, in this order."""
     for pattern in ("tokenizer.json", "*.model", *MERGES):
         paths = sorted(folder.glob(pattern))
         if len(paths) > 1:
-            raise DataError(f"{folder} holds several tokenizers: {', '.join(path.name for path in paths)}; name one of the files")
+            raise DataError(f"{shown} holds several tokenizers: {', '.join(path.name for path in paths)}; name one of the files")
         if paths:
             return paths[0]
-    raise DataError(f"no tokenizer in {folder}; it needs tokenizer.json, a .model, or encoder.json and vocab.bpe")
+    raise DataError(f"no tokenizer in {shown}; it needs tokenizer.json, a .model, or encoder.json and vocab.bpe")
 
 
 def _read(path: Path) -> bytes:
@@ -182,25 +190,14 @@ def _refuse_bos(bos: str | None, name: str) -> None:
 
 
 def _fetch(repository: str, name: str) -> Path:
-    """Return the tokenizer file of a hub repository, from the hub or its cache."""
-    from ingot.data.hub import Hub, Missing, Unreachable
+    """Return the folder of a hub repository's tokenizer files, from the hub or its cache."""
+    from ingot.data.hub import Hub, Unreachable
 
-    hub, unreachable = Hub(repository, "model"), ""
-    for file in HUB_FILES:
-        try:
-            return hub.fetch(file)
-        except Missing:
-            continue
-        except Unreachable as error:
-            hub.offline, unreachable = True, unreachable or str(error)  # another file may still be cached
-        except IngotError as error:
-            raise DataError(f"cannot fetch the tokenizer {name}, which is not a local file or folder: {error}") from None
-    if unreachable:
-        raise DataError(
-            f"cannot fetch the tokenizer {name}, which is not a local file or folder: {unreachable}; go online once, or give the "
-            "path of its tokenizer.json"
-        )
-    raise DataError(f"the repository {name} has none of {', '.join(HUB_FILES)}; give the path of a tokenizer file")
+    try:
+        return Hub(repository, "model").snapshot(HUB_FILES)
+    except IngotError as error:
+        advice = "; go online once, or give the path of its tokenizer.json" if isinstance(error, Unreachable) else ""
+        raise DataError(f"cannot fetch the tokenizer {name}, which is not a local file or folder: {error}{advice}") from None
 
 
 # Round-trip check: the right tokenizer encodes the decoded text to the same tokens; a different tokenizer hardly ever does.

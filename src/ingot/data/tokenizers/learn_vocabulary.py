@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,7 +22,7 @@ from ingot.data.text.text_files import WHAT, adding_up, file_bytes, find_files, 
 from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 from ingot.data.tokenizers.hf_json import from_json
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer, folded, message_parts
-from ingot.data.tokenizers.tokenizer_base import CAPITAL, CAPITALS, MARKS, NARROW, SPACE, Tokenizer
+from ingot.data.tokenizers.tokenizer_base import CAPITAL, CAPITALS, MARKS, SPACE, Tokenizer
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.runtime.files import write_atomically
 
@@ -114,10 +113,6 @@ def train_tokenizer(
     """
     if output.suffix != SUFFIXES[kind]:
         raise ConfigError(f"a {kind} tokenizer is a {SUFFIXES[kind]} file; give --output that suffix, not {output.name}")
-    if not 257 <= vocab_size <= NARROW:
-        raise ConfigError(f"--vocab-size {vocab_size:,} is out of range; give 257 (all bytes and a start token) to {NARROW:,}")
-    if documents is not None and documents < 1:
-        raise ConfigError(f"--documents {documents} is out of range; give 1 or more")
     if mark_capitals and kind != "sentencepiece":
         raise ConfigError(f"{{0}} is for --kind sentencepiece, not {kind}", Setting("--mark-capitals"))
     if output.exists() and not overwrite:
@@ -126,10 +121,9 @@ def train_tokenizer(
         raise DataError(f"cannot write {output}: the folder {output.parent} does not exist; make it first")
     files, _ = find_files(inputs)
     advance = adding_up(progress, sum(map(file_bytes, files)))
-    limit = None if documents is None else min(documents, sys.maxsize)
     rules: AbstractContextManager[dict[str, Any]] = capital_rules() if mark_capitals else nullcontext({})
     with rules as settings:
-        contents = learn(kind, islice(read_documents(files, text_field, advance), limit), vocab_size, settings)
+        contents = learn(kind, islice(read_documents(files, text_field, advance), documents), vocab_size, settings)
     if contents is None:
         raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give files with text: {WHAT}")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
@@ -171,9 +165,15 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
             errors.append(error)
             raise
 
-    train = _train_sentencepiece if kind == "sentencepiece" else _train_bpe
     try:
-        contents = train(keeping_errors(), vocab_size, settings)
+        if kind == "bpe":
+            contents = _train_bpe(keeping_errors(), vocab_size, settings)
+        else:
+            import sentencepiece  # type: ignore[import-untyped]
+
+            model, settings = io.BytesIO(), {"vocab_size": vocab_size, **SETTINGS, **settings}
+            sentencepiece.SentencePieceTrainer.train(sentence_iterator=keeping_errors(), model_writer=model, **settings)
+            contents = without_file_names(model.getvalue())
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
         if errors:
             raise errors[0] from None
@@ -195,14 +195,6 @@ def _portions(text: str) -> Iterator[str]:
         text = text[cut if cut > 0 else PORTION :]
     if text:
         yield text
-
-
-def _train_sentencepiece(sentences: Iterator[str], vocab_size: int, settings: Mapping[str, Any]) -> bytes:
-    import sentencepiece  # type: ignore[import-untyped]
-
-    model, settings = io.BytesIO(), {"vocab_size": vocab_size, **SETTINGS, **settings}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=model, **settings)
-    return without_file_names(model.getvalue())
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
