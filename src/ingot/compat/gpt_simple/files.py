@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,12 @@ import torch
 
 from ingot.artifact.gpt_simple import (
     CONFIG,
-    FINAL,
     MODEL,
     SHUTDOWN,
     STATE,
     TOKENIZER,
     VERSION,
     WEIGHTS,
-    Saved,
     arch_hash,
     config_hash,
     model_keys,
@@ -173,16 +171,6 @@ def _save(path: Path, value: Any) -> None:
             torch.save(value, file)
     except RuntimeError as error:  # torch raises RuntimeError on a full disk
         raise OSError(str(error).splitlines()[0]) from None
-
-
-def not_kept(saved: Sequence[Saved], keep_last: int | None, keep_every: int | None) -> list[Saved]:
-    """Return the checkpoints to delete: all except the newest regular ones, the newest shutdown one, final, and milestones."""
-    if keep_last is None:
-        return []
-    stops = [one for one in saved if one.name.endswith(SHUTDOWN)]
-    regular = [one for one in saved if one.name != FINAL and one not in stops]
-    kept = [*regular[-max(1, keep_last) :], *stops[-1:], *(one for one in saved if one.name == FINAL)]
-    return [one for one in saved if one not in kept and not (one in regular and keep_every and one.step % keep_every == 0)]
 
 
 def export_folder(source: Weights, folder: Path) -> int:

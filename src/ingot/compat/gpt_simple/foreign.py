@@ -18,16 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.gpt_simple import (
-    FINAL,
-    MODEL,
-    SHUTDOWN,
-    WEIGHTS,
-    Saved,
-    read_model,
-    refuse_other_shapes,
-    saved_checkpoints,
-)
+from ingot.artifact.gpt_simple import MODEL, WEIGHTS, Saved, read_model, refuse_other_shapes, saved_checkpoints
 from ingot.backends.torch.state import adamw_memory, load_saved, state_records
 from ingot.compat.gpt_simple.config import GptSimpleConfig
 from ingot.compat.gpt_simple.files import OPTIMIZER, in_their_order, optimizer_groups
@@ -40,7 +31,7 @@ from ingot.errors import CheckpointError
 from ingot.preflight.checks import foreign_checkpoint
 from ingot.runs.checkpoints import save_checkpoint
 from ingot.runs.claim import RunLock
-from ingot.runs.folder import WANDB_ID, Kind, RunFolder
+from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.tracking import write_id
 from ingot.runtime.files import user_path, writing
 from ingot.runtime.ranks import Ranks
@@ -94,8 +85,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
         progress = {**asdict(_progress(saved)), "choices": {}, **facts_of(resolved, dataset)}
         if config.training.resume != "auto":
             progress["resumed_from"] = str(saved.path.resolve())
-        kind: Kind = "final" if saved.name == FINAL else "shutdown" if saved.name.endswith(SHUTDOWN) else "regular"
-        path = save_checkpoint(folder, saved.step, tensors, progress, kind)
+        path = save_checkpoint(folder, saved.step, tensors, progress, saved.kind)
         if isinstance(run_id := saved.state.get("wandb_run_id"), str):
             write_id(out / WANDB_ID, run_id)
     say(f"resuming from gpt-simple's {saved.path} at step {saved.step}")
