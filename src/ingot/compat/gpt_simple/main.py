@@ -21,7 +21,7 @@ from ingot.compat.gpt_simple.config import PRESETS, advice, key_name, template
 from ingot.console.entry import explained, stop_exit_code, warn
 from ingot.console.output import Parser, print_json, split_overrides, write_file
 from ingot.console.progress import duration, progress_bar
-from ingot.errors import CheckpointError, ConfigError, RunError
+from ingot.errors import ConfigError, RunError
 from ingot.runs.folder import STOP
 from ingot.runs.state import read_state
 from ingot.runs.view import Run
@@ -101,8 +101,8 @@ def tokenize(options: Namespace, say: Say) -> None:
     with progress_bar("tokenizing", unit="files") as progress:
         files = tokenize_files(source, output, tokenizer_name(options.tokenizer_path), windows, options.num_workers, progress)
     for file in files:
-        skipped = file.short + file.bad_lines + file.empty
-        say(f"{file.file}: {file.documents:,} documents, {file.windows:,} windows, {file.tokens:,} tokens, {skipped:,} skipped")
+        counts = f"{file.documents:,} documents, {file.windows:,} windows, {file.tokens:,} tokens, {file.skipped:,} skipped"
+        say(f"{file.file}: {counts}")
     if errors := [file.error for file in files if file.error]:
         raise RunError(f"{len(errors)} of {len(files)} files could not be tokenized: {'; '.join(errors)}")
 
@@ -197,10 +197,10 @@ def status(options: Namespace, say: Say) -> None:
         "Started": f"{state['started_at']} ({duration(_age(state['started_at']))} ago)" if state.get("started_at") else "",
         "Shutdown": "requested" if asked else "",
         "Progress": f"{step} / {most} steps ({100 * step / most:.1f}%)" if step is not None and most else f"{step} steps",
-        "Loss": _number(state.get("loss"), ".4f"),
-        "LR": _number(state.get("learning_rate"), ".2e"),
-        "Throughput": _number(state.get("tokens_per_sec"), ",.0f", " tok/s"),
-        "Tokens": f"{_short(tokens)} trained" if isinstance(tokens, int) and tokens else "",
+        "Loss": _number("{:.4f}", state.get("loss")),
+        "LR": _number("{:.2e}", state.get("learning_rate")),
+        "Throughput": _number("{:,.0f} tok/s", state.get("tokens_per_sec")),
+        "Tokens": _number("{:,} trained", tokens),
         "Checkpoint": str(list(steps)[-1]) if steps else "",
         "History": ", ".join(f"{path.name}@{step}" for path, step in list(steps.items())[-HISTORY:]),
         "Error": state.get("error"),
@@ -218,15 +218,8 @@ def _age(when: Any) -> float:
         return 0.0
 
 
-def _number(value: Any, form: str, unit: str = "") -> str:
-    return f"{value:{form}}{unit}" if isinstance(value, int | float) and value else ""
-
-
-def _short(count: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f}{unit}"
-    return str(count)
+def _number(form: str, value: Any) -> str:
+    return form.format(value) if isinstance(value, int | float) and value else ""
 
 
 def stop(options: Namespace, say: Say) -> None:
@@ -234,17 +227,11 @@ def stop(options: Namespace, say: Say) -> None:
     folder = Path(options.output_dir)
     if read_state(folder) is None and (folder / RUN_STATE).exists():
         raise RunError(f"{folder} is trained by the original gpt-simple; stop it by creating {folder / STOP_FLAG}")
-    try:
-        run = Run.open(folder)
-    except CheckpointError:
-        raise RunError(f"there is no run in {folder}; name its folder with --output_dir") from None
-    try:
-        if not options.force:
-            run.stop()
-        elif (now := run.status().status) != "running":
-            raise RunError(f"{folder} is not running: its status is {now}")
-    except RunError as error:
-        warn(str(error))
+    if read_state(folder) is None:
+        raise RunError(f"there is no run in {folder}; name its folder with --output_dir")
+    run = Run(folder)
+    if (now := run.status().status) != "running":
+        warn(f"{folder} is not running: its status is {now}")
         return
     if options.force:
         warn("Sending SIGKILL: what is not in its newest checkpoint is lost")
@@ -252,6 +239,7 @@ def stop(options: Namespace, say: Say) -> None:
         killed = {**(read_dict(folder / RUN_STATE) or {}), "status": "stopped"}
         write_atomically(folder / RUN_STATE, to_json(killed, indent=2) + "\n")
         return
+    run.stop()
     say(f"{folder} was asked to save and stop; waiting for it to end")
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
     while run.status().status == "running":
