@@ -285,7 +285,7 @@ def test_a_run_is_not_continued_with_what_would_make_it_another(train: Train, tm
 def test_a_run_is_not_continued_with_rows_that_are_cut_otherwise(train: Train, tmp_path, sampling, name, before, after):
     given = {"training__max_steps": 2, "data__sampling": sampling}
     train(tmp_path / "run", **given, **{f"data__{name}": before})
-    with pytest.raises(CheckpointError, match=rf"data\.{name} was {before} and is {after}"):
+    with pytest.raises(CheckpointError, match=rf"data\.{name} was {before} and is {after}".lower()):
         train(tmp_path / "run", **given, **{f"data__{name}": after})
 
 

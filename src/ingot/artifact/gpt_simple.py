@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ingot.errors import CheckpointError, Unreadable
 from ingot.runtime.files import read_object
@@ -54,6 +54,10 @@ class Saved:
         return self.path.name
 
     @property
+    def kind(self) -> Literal["regular", "shutdown", "final"]:
+        return "final" if self.name == FINAL else "shutdown" if self.name.endswith(SHUTDOWN) else "regular"
+
+    @property
     def run(self) -> Path | None:
         """Return the folder of its run."""
         return self.path.parent.parent if self.path.parent.name == "checkpoints" else None
@@ -78,7 +82,7 @@ def saved_checkpoints(run: Path) -> list[Saved]:
                 raise
             except CheckpointError:
                 continue
-    return sorted(found, key=lambda saved: (saved.step, saved.name == FINAL, not saved.name.endswith(SHUTDOWN)))
+    return sorted(found, key=lambda saved: (saved.step, ("shutdown", "regular", "final").index(saved.kind)))
 
 
 def read_saved(path: Path) -> Saved:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from string import ascii_lowercase
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ingot.runs.series import Curves, Timing
@@ -22,16 +21,14 @@ COLOURS = ("36", "33", "35", "32", "34", "31")
 MIN_WIDTH = 20  # minimum width of a plot in cells
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A named curve."""
 
     name: str
     points: Points
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """A chart of several lines; each line has at least one point."""
 
     title: str

@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.backends.sampling import GenerationOptions
 from ingot.errors import ConfigError, DataError
-from ingot.inference.prompt_files import expand, read_prompts
+from ingot.inference.prompt_files import read_prompts
 from ingot.runtime.files import is_utf8, readable, write_atomically, writing_output
 
 Say = Callable[[str], None]
@@ -58,12 +58,6 @@ def generate_records(
         for number, (record, text) in enumerate(zip(records, completions, strict=True))
     ]
     write_lines(answers, output, say)
-
-
-def model_path(checkpoint: str | None, output_dir: str | None) -> str | None:
-    """Return the model given by --checkpoint or --output-dir; the parser rejects both together."""
-    path = checkpoint if checkpoint is not None else output_dir
-    return None if path is None else expand(path)
 
 
 def write_lines(records: Iterable[Mapping[str, Any]], output: Path | None, say: Say) -> None:

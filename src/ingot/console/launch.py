@@ -71,12 +71,17 @@ def launch(
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(nproc)]
     events: _Events = queue.SimpleQueue()
     ranks: list[_Rank] = []
+
+    def report_end(rank: _Rank) -> None:
+        rank.wait()
+        events.put(rank)
+
     with _signals_into(events):
         try:
             for of_rank in own:
                 ranks.append(_start(command, {**environment, **of_rank}, hold_back))
             for rank in ranks:
-                threading.Thread(target=_report_end, args=(rank, events), daemon=True).start()
+                threading.Thread(target=report_end, args=(rank,), daemon=True).start()
             # torchrun forwards SIGTERM and dies of SIGUSR1 and SIGUSR2.
             instead = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), signal.SIGTERM) if nnodes > 1 else {}
             return _supervise(ranks, events, grace_seconds, instead)
@@ -126,11 +131,6 @@ def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool)
         raise RunError(f"cannot start a rank with {command[0]}: {error}") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _report_end(rank: _Rank, events: _Events) -> None:
-    rank.wait()
-    events.put(rank)
 
 
 @contextlib.contextmanager

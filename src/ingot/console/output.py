@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from ingot.errors import ConfigError, shown
 from ingot.runtime.files import replace_file, to_json, writing_output
 
+TEXT_DIRECTION = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # characters that reverse it
 json_printed = ContextVar("json_printed", default=False)  # True once this command has printed its result
 
 
@@ -61,19 +62,13 @@ def check_target(target: Path, folder: bool, force: bool) -> None:
 
 def visible(text: str) -> str:
     """Escape control characters, such as \\x1b, so that a text cannot control the terminal."""
-    return "".join(
-        f"\\x{ord(character):02x}" if character not in "\n\t" and _is_control(character) else character for character in text
-    )
+    controls = {c for c in set(text) - set("\n\t") if unicodedata.category(c) == "Cc" or c in TEXT_DIRECTION}
+    return "".join(f"\\x{ord(character):02x}" if character in controls else character for character in text)
 
 
 def for_reader(text: str) -> str:
     """Return a text for stdout: with escaped control characters on a terminal, unchanged elsewhere."""
     return visible(text) if sys.stdout.isatty() else text
-
-
-def _is_control(character: str) -> bool:
-    """Return True for a character that controls the terminal or reverses the text direction."""
-    return unicodedata.category(character) == "Cc" or character in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 class Parser(ArgumentParser):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -170,21 +170,25 @@ def read_kind(path: Path) -> Kind:
     return kind if kind in get_args(Kind) else "regular"
 
 
+def to_keep(saved: Sequence[tuple[int, Kind]], keep_last: int | None, keep_every: int) -> set[tuple[int, Kind]]:
+    """Return which checkpoints to keep, given by step: the newest regular ones, shutdown one and final one, and milestones."""
+    if keep_last is None:
+        return set(saved)
+    newest = {"regular": keep_last, "shutdown": 1, "final": 1}
+    kept = {one for kind, count in newest.items() for one in [one for one in saved if one[1] == kind][-count:]}
+    return kept | {one for one in saved if keep_every and one[0] % keep_every == 0}
+
+
 def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | None) -> None:
-    """Delete old checkpoints, except the newest regular, shutdown and final ones, the best one and milestones.
+    """Delete old checkpoints, except the best one and those of `to_keep`.
 
     Raises OSError if one of them cannot be deleted; the others are deleted.
     """
-    if keep_last is None:
-        return
-    steps = saved_steps(folder)
-    of_kind: dict[Kind, list[int]] = {"regular": [], "shutdown": [], "final": []}
-    for step, path in steps.items():
-        of_kind[read_kind(path)].append(step)
-    kept = {*of_kind["regular"][-keep_last:], *of_kind["shutdown"][-1:], *of_kind["final"][-1:], best}
+    saved = {(step, read_kind(path)): path for step, path in saved_steps(folder).items()}
+    kept = to_keep(list(saved), keep_last, keep_every)
     failure = None
-    for step, path in steps.items():
-        if step not in kept and not (keep_every and step % keep_every == 0):
+    for one, path in saved.items():
+        if one not in kept and one[0] != best:
             doomed = path.with_name(path.name + PARTIAL)  # rename first, so that a kill does not leave half a checkpoint
             try:
                 if doomed.exists():

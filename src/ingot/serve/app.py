@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ingot.backends.sampling import Sampling
-from ingot.errors import ConfigError, IngotError
+from ingot.errors import ConfigError
 from ingot.inference.batching import Chunk, Closed, Completion, Engine
 from ingot.inference.model import LoadedModel
 from ingot.serve.protocol import MAX_SEED, Answer, Refused, read_request
@@ -39,7 +39,6 @@ Indexed = tuple[int, Chunk]  # index of the completion, and its chunk
 def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI:
     """Build the server for a model; with a token, only clients that send it are accepted."""
     engine = Engine(model)
-    began = int(time.time())
     app = FastAPI(title="ingot serve", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.engine, app.state.close = engine, partial(in_thread, engine.close)
 
@@ -57,15 +56,17 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
 
     add_error_handlers(app, "; ask /v1/completions or /v1/models")
 
+    about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "ingot"}
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_about(name, began)]}
+        return {"object": "list", "data": [about]}
 
     @app.get("/v1/models/{asked:path}")
     async def one_model(asked: str) -> dict[str, Any]:
         if asked != name:
             raise Refused(f"there is no model {asked!r:.100}; this server has {name!r}", "model", 404, "model_not_found")
-        return _about(name, began)
+        return about
 
     @app.post("/v1/chat/completions")
     async def chat() -> Response:
@@ -81,8 +82,16 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
 async def complete(request: Request, engine: Engine, name: str) -> Response:
     """Respond to a completion request."""
     model, loop = engine.model, asyncio.get_running_loop()
-    body = await read_body(request)
-    asked, prompts = await in_thread(read_request, body, model.tokenizer, model.context, name)  # does not block other requests
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                raise Refused(f"the request has more than {MAX_BODY_BYTES:,} bytes", status=413)
+    except ClientDisconnect:
+        raise Refused("the client has left before its request was whole", status=CLIENT_CLOSED) from None
+    # In a thread, so that it does not block other requests.
+    asked, prompts = await in_thread(read_request, bytes(body), model.tokenizer, model.context, name)
     rows = [prompt for prompt in prompts for _ in range(asked.n)]
     answer = Answer(model.tokenizer, name, rows, asked.logprobs, asked.echo)
     chunks: asyncio.Queue[Indexed] = asyncio.Queue()
@@ -111,10 +120,6 @@ async def complete(request: Request, engine: Engine, name: str) -> Response:
         usage = len(prompts) if asked.stream_options.include_usage else None
         return StreamingResponse(_events(answer, completions, chunks, usage), media_type="text/event-stream")
     return await _whole(request, answer, completions, chunks, len(prompts))
-
-
-def _about(name: str, began: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": began, "owned_by": "ingot"}
 
 
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
@@ -159,11 +164,6 @@ def add_error_handlers(app: FastAPI, advice: str = "") -> None:
         return refusal(Refused(reason, status=error.status_code))
 
 
-def _failure(error: IngotError) -> Refused:
-    """Return the error for a failed completion; 409 if the model was closed and can be opened again."""
-    return Refused(str(error), status=409 if isinstance(error, Closed) else 500)
-
-
 def check_local(request: Request) -> None:
     """Reject foreign Host headers (DNS rebinding) and cross-site requests."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
@@ -189,25 +189,18 @@ def is_own_name(host: str) -> bool:
         return False
 
 
-async def read_body(request: Request) -> bytes:
-    """Read a request body of at most MAX_BODY_BYTES."""
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY_BYTES:
-                raise Refused(f"the request has more than {MAX_BODY_BYTES:,} bytes", status=413)
-    except ClientDisconnect:
-        raise Refused("the client has left before its request was whole", status=CLIENT_CLOSED) from None
-    return bytes(body)
-
-
 async def _whole(
     request: Request, answer: Answer, completions: list[Completion], chunks: asyncio.Queue[Indexed], prompts: int
 ) -> Response:
     """Return the response once it is complete; generation stops if the client disconnects first."""
     choices: dict[int, dict[str, Any]] = {}
-    leaving = asyncio.create_task(_left(request))
+
+    async def disconnected() -> None:
+        # Not request.is_disconnected, which returns False too early behind middleware.
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.create_task(disconnected())
     try:
         while len(choices) < len(completions):
             getting = asyncio.ensure_future(chunks.get())
@@ -216,8 +209,7 @@ async def _whole(
                 getting.cancel()
                 return Response(status_code=CLIENT_CLOSED)
             index, chunk = getting.result()
-            if chunk.error is not None:
-                raise _failure(chunk.error)
+            _check_failure(chunk)
             choices[index] = answer.choice(index, chunk)
     finally:
         leaving.cancel()
@@ -227,36 +219,31 @@ async def _whole(
     return JSONResponse({**record, "usage": answer.usage(prompts)})
 
 
-async def _left(request: Request) -> None:
-    """Return when the client has disconnected."""
-    # Not request.is_disconnected, which returns False too early behind middleware.
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _events(
     answer: Answer, completions: list[Completion], chunks: asyncio.Queue[Indexed], usage: int | None
-) -> AsyncIterator[bytes]:
+) -> AsyncIterator[str]:
     """Yield the response as server-sent events; the server closes this generator when the client disconnects."""
     left = len(completions)
     try:
         while left:
             index, chunk = await chunks.get()
-            if chunk.error is not None:
-                yield _event(_failure(chunk.error).record())
-                return
+            _check_failure(chunk)
             left -= chunk.finish is not None
-            yield _event(answer.record([answer.choice(index, chunk)]))
+            yield f"data: {json.dumps(answer.record([answer.choice(index, chunk)]))}\n\n"
         if usage is not None:
-            yield _event({**answer.record([]), "usage": answer.usage(usage)})
-        yield b"data: [DONE]\n\n"
+            yield f"data: {json.dumps({**answer.record([]), 'usage': answer.usage(usage)})}\n\n"
+        yield "data: [DONE]\n\n"
+    except Refused as failure:
+        yield f"data: {json.dumps(failure.record())}\n\n"
     finally:
         for completion in completions:
             completion.gone.set()
 
 
-def _event(record: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(record).encode() + b"\n\n"
+def _check_failure(chunk: Chunk) -> None:
+    """Raise the error of a failed completion; 409 if the model was closed and can be opened again."""
+    if chunk.error is not None:
+        raise Refused(str(chunk.error), status=409 if isinstance(chunk.error, Closed) else 500)
 
 
 # Shutdown: uvicorn waits for open requests, which in turn wait for a model or a page, so those are closed first.

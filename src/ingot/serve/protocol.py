@@ -9,6 +9,7 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -124,23 +125,15 @@ def _prompt(given: str | list[int], tokenizer: Tokenizer, context: int | None) -
         if wrong := [token for token in given if not 0 <= token < tokenizer.vocab_size]:
             raise Refused(f"the prompt has token {wrong[0]}, outside the vocabulary of {tokenizer.vocab_size:,} ids", "prompt")
         return Prompt(given or prompt_ids(tokenizer, ""), is_new=not given)
-    check_size(given, tokenizer, context)
+    # A prompt that is certainly too long is rejected before encoding it, which can take quadratic time.
+    size, is_long = len(given), context is not None and len(given) > SHORT_CHARACTERS * context
+    if context is not None and is_long and size > context * (longest := int(tokenizer.token_bytes().max())):
+        why = f"the prompt has {size:,} characters, and the model sees {context:,} tokens of at most {longest} bytes"
+        raise Refused(why, "prompt", code="context_length_exceeded")
     try:
         return Prompt(prompt_ids(tokenizer, given), is_new=not given)
     except (IngotError, UnicodeError) as error:
         raise Refused(f"the prompt cannot be encoded: {error}", "prompt") from None
-
-
-def check_size(text: str, tokenizer: Tokenizer, context: int | None) -> None:
-    """Reject a prompt that is certainly too long before encoding it, which can take quadratic time."""
-    if context is None or len(text) <= SHORT_CHARACTERS * context:
-        return
-    if len(text) > context * (longest := int(tokenizer.token_bytes().max())):
-        raise Refused(
-            f"the prompt has {len(text):,} characters, and the model sees {context:,} tokens of at most {longest} bytes",
-            "prompt",
-            code="context_length_exceeded",
-        )
 
 
 class Answer:
@@ -208,16 +201,10 @@ class Places:
         """Return the next token's offset in characters."""
         begin = self._end
         self._end += len(self._decoder.push([token]))
-        place = max(begin, self._end - self._length(token))
+        with suppress(UnicodeDecodeError):  # of a partial character, the start is where the last token ended
+            begin = max(begin, self._end - len(self._tokenizer.decode_bytes([token]).decode()))
         self._echoed -= 1
         if self._echoed == 0:  # the completion is decoded separately from the prompt
             self._end += len(self._decoder.finish())
             self._decoder = StreamDecoder(self._tokenizer, at_start=self._is_new)
-        return place
-
-    def _length(self, token: int) -> int:
-        """Return a token's number of characters; for a partial character, the maximum."""
-        try:
-            return len(self._tokenizer.decode_bytes([token]).decode())
-        except UnicodeDecodeError:
-            return self._end
+        return begin

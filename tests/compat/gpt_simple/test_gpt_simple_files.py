@@ -13,11 +13,11 @@ import torch
 from ingot.api import load
 from ingot.artifact.gpt_simple import Saved, saved_checkpoints
 from ingot.compat.gpt_simple.config import read_config
-from ingot.compat.gpt_simple.files import not_kept
 from ingot.compat.gpt_simple.main import main
 from ingot.compat.gpt_simple.training import GptSimpleReporter, Log
 from ingot.compat.gpt_simple.translate import translate
 from ingot.inference.model import open_weights
+from ingot.runs.checkpoints import to_keep
 from ingot.runs.reporter import BeginReport
 
 RUN_STATE = (
@@ -108,29 +108,31 @@ def test_final_of_a_run_that_went_on_is_not_taken_for_the_newest_for_ever(our_co
     assert found == {"checkpoint-4": 4, "checkpoint-8": 8, "checkpoint-12-shutdown": 12}
 
 
-def listed(*names: str) -> list[Saved]:
-    return [Saved(Path("checkpoints") / name, int(name.split("-")[1]) if "-" in name else 1000, {}) for name in names]
+def kept_of(names: list[str], keep_last: int | None, keep_every: int) -> list[str]:
+    saved = [Saved(Path("checkpoints") / name, int(name.split("-")[1]) if "-" in name else 1000, {}) for name in names]
+    kept = to_keep([(one.step, one.kind) for one in saved], keep_last, keep_every)
+    return [one.name for one in saved if (one.step, one.kind) in kept]
 
 
 @pytest.mark.parametrize(
     ("keep_last", "keep_every", "kept"),
     [
         (3, 200, ["checkpoint-200", "checkpoint-400", "checkpoint-600", "checkpoint-800", "checkpoint-900", "checkpoint-950"]),
-        (1, None, ["checkpoint-950"]),
-        (2, None, ["checkpoint-900", "checkpoint-950"]),
+        (1, 0, ["checkpoint-950"]),
+        (2, 0, ["checkpoint-900", "checkpoint-950"]),
     ],
 )
 def test_the_newest_the_milestones_final_and_the_newest_of_a_stop_are_kept(
-    keep_last: int, keep_every: int | None, kept: list[str]
+    keep_last: int, keep_every: int, kept: list[str]
 ) -> None:
     regular = [f"checkpoint-{step}" for step in (*range(100, 1000, 100), 950)]
-    saved = listed(*regular, "checkpoint-350-shutdown", "checkpoint-620-shutdown", "final")
-    gone = {one.name for one in not_kept(saved, keep_last, keep_every)}
-    assert {one.name for one in saved} - gone == {*kept, "checkpoint-620-shutdown", "final"}
+    saved = [*regular, "checkpoint-350-shutdown", "checkpoint-620-shutdown", "final"]
+    assert kept_of(saved, keep_last, keep_every) == [*kept, "checkpoint-620-shutdown", "final"]
 
 
 def test_null_keeps_all_with_milestones_too() -> None:
-    assert not_kept(listed("checkpoint-100", "checkpoint-150", "checkpoint-200"), None, 200) == []
+    names = ["checkpoint-100", "checkpoint-150", "checkpoint-200"]
+    assert kept_of(names, None, 200) == names
 
 
 def reporter_of(folder: Path) -> GptSimpleReporter:

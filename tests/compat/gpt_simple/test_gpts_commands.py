@@ -75,8 +75,8 @@ def test_a_damaged_bucket_is_not_said_to_be_missing_from_a_mix_that_nobody_wrote
 def test_a_run_and_its_newest_checkpoint_are_one_model(cli: Cli, our_copy: Path) -> None:
     models = [{"output_dir": "out"}, {"checkpoint": "out/checkpoints/step-00000012"}]
     (our_copy / "in.jsonl").write_text("".join(json.dumps({"prompt": "a", "model": model}) + "\n" for model in models))
-    [model] = json.loads(cli("batch-generate", "--input", "in.jsonl", "--dry-run", "--json").out)["models"]
-    assert model["texts"] == 2 and model["model"].endswith("step-00000012")
+    plan = cli("batch-generate", "--input", "in.jsonl", "--dry-run").err
+    assert "step-00000012 as bf16: 2 texts, named out, out/checkpoints/step-00000012\n" in plan
 
 
 def test_a_curriculum_that_does_not_fit_is_refused_with_3_unless_it_is_allowed(cli: Cli, gpts: Path) -> None:

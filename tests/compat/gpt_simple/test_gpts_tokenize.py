@@ -67,7 +67,7 @@ def test_lines_that_are_left_out_are_counted(tmp_path):
     ]
     (tmp_path / "in" / "a.jsonl").write_text("\n".join(rows))
     [one] = tokenize(tmp_path / "in", tmp_path / "out", "byte", WindowRule(least_characters=5))
-    assert (one.documents, one.bad_lines, one.short, one.empty) == (1, 5, 1, 0)
+    assert (one.documents, one.skipped) == (1, 6)
 
 
 def test_an_overlap_by_chance_is_the_same_each_time_and_about_as_often_as_asked():
@@ -105,8 +105,8 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path):
     with pytest.raises(ConfigError, match="an overlap of 9 does not fit windows of 16 tokens"):
         tokenize(tmp_path / "in", tmp_path / "out", "byte", WindowRule(16, 9))
     with pytest.raises(DataError, match=r"there is no folder .*; give the one with the \.jsonl"):
-        tokenize(tmp_path / "none", tmp_path / "out", "byte")
+        tokenize(tmp_path / "none", tmp_path / "out", "byte", WindowRule())
     lines(tmp_path / "in" / "a.jsonl.gz", "text")
     with pytest.raises(DataError, match="would become the same pair"):
-        tokenize(tmp_path / "in", tmp_path / "out", "byte")
+        tokenize(tmp_path / "in", tmp_path / "out", "byte", WindowRule())
     assert not (tmp_path / "out").exists()

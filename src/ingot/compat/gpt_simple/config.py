@@ -10,7 +10,6 @@ plain YAML would read a string and a boolean.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -44,15 +43,14 @@ def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "
 class KeySection:
     """Base class of the sections; values are converted to their types and validated on creation."""
 
-    def __post_init__(self) -> None:
-        self.check()
-
     def check(self) -> None:
         """Convert every value to its key's type; raise ConfigError for invalid values."""
         section = next(name for name, kind in SECTIONS.items() if kind is type(self))
         for key_field in fields(self):  # type: ignore[arg-type]
             setattr(self, key_field.name, typed(all_keys()[f"{section}.{key_field.name}"], getattr(self, key_field.name)))
         self.check_together()
+
+    __post_init__ = check
 
     def check_together(self) -> None:
         """Raise ConfigError if values contradict each other."""
@@ -62,9 +60,7 @@ class KeySection:
 class ModelConfig(KeySection):
     """The model."""
 
-    vocab_size: int | None = key(
-        None, "Rows of the embedding; always the tokenizer's size plus a pad token, rounded up to a multiple of 128.", low=1
-    )
+    vocab_size: int | None = key(None, "Rows of the embedding: always the tokenizer's size, padded to a multiple of 128.", low=1)
     n_embd: int = key(768, "Width of the residual stream.", low=1)
     n_layer: int = key(12, "Transformer blocks.", low=1)
     n_head: int = key(12, "Attention heads; must divide n_embd.", low=1)
@@ -77,9 +73,7 @@ class ModelConfig(KeySection):
     mlp_bias: bool | None = key(None, "Biases of the MLP. null: use_bias.")
     activation: str = key("swish", "Activation of the MLP; gelu is the tanh form.", "swish", "gelu", "relu")
     mlp_type: str = key("gated", "gated: three matrices, with the activation on the gate. mlp: two.", "gated", "mlp")
-    intermediate_size: int | None = key(
-        None, "Width of the MLP. null: 8/3 of n_embd, rounded up to a multiple of 256, if gated; else 4 times n_embd.", low=1
-    )
+    intermediate_size: int | None = key(None, "MLP width. null: 8/3 of n_embd to a multiple of 256 if gated, else 4.", low=1)
     norm: str = key("rmsnorm", "Normalisation.", "rmsnorm", "layernorm")
     norm_eps: float = key(1e-5, "Epsilon of the norms.", above=0, below=1)
     tie_word_embeddings: bool = key(True, "Use the token embedding as the output head.")
@@ -101,23 +95,13 @@ class ModelConfig(KeySection):
             size = self.n_embd // self.n_head
             raise ConfigError(f"model.n_embd={self.n_embd} over model.n_head={self.n_head} is {size}; a head needs an even size")
         if self.rope_scaling_type is not None and self.rope_scaling_factor < 1:
-            raise ConfigError(
-                f"model.rope_scaling_factor={self.rope_scaling_factor:g} must be 1 or more if rope_scaling_type is set"
-            )
-
-    @property
-    def kv_heads(self) -> int:
-        """Return the number of key and value heads."""
-        return self.n_kv_head or self.n_head
-
-    def intermediate_dim(self) -> int:
-        """Return the hidden size of the MLP."""
-        gated = -(-(8 * self.n_embd // 3) // 256) * 256
-        return self.intermediate_size or (gated if self.mlp_type == "gated" else 4 * self.n_embd)
+            factor = self.rope_scaling_factor
+            raise ConfigError(f"model.rope_scaling_factor={factor:g} must be 1 or more if rope_scaling_type is set")
 
 
 def _number(value: Any) -> Any:
-    return scalar(value) if isinstance(value, str) else value
+    number = scalar(value) if isinstance(value, str) else value
+    return value if number is None else number
 
 
 Tokens = Annotated[PositiveInt, BeforeValidator(_number)]
@@ -159,9 +143,7 @@ class DataConfig(KeySection):
         None, "Phases, each with duration_tokens and a mix of buckets. null: the same weight for every bucket.",
         becomes="data.phases",
     )  # fmt: skip
-    allow_bucket_exhaustion: bool = key(
-        False, "When a bucket is exhausted, continue with the others. false: save and halt.", becomes="data.exhausted"
-    )
+    allow_bucket_exhaustion: bool = key(False, "Continue without an exhausted bucket. false: halt.", becomes="data.exhausted")
     allow_budget_mismatch: bool = key(False, "Allow the phases' tokens to differ from those of max_steps by more than 5%.")
 
     def check_together(self) -> None:
@@ -175,11 +157,10 @@ class DataConfig(KeySection):
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
         unused = self.format != "jsonl" and self.overlap_size == OVERLAP_TOKENS  # the default does not apply to pairs
-        if self.overlap_size > self.max_length // 2 and not unused:
-            raise ConfigError(
-                f"data.overlap_size={self.overlap_size} is more than half of data.max_length={self.max_length}; "
-                f"set it to {self.max_length // 2} or less"
-            )
+        overlap, length = self.overlap_size, self.max_length
+        if overlap > length // 2 and not unused:
+            what = f"data.overlap_size={overlap} is more than half of data.max_length={length}"
+            raise ConfigError(f"{what}; set it to {length // 2} or less")
 
 
 @dataclass
@@ -193,9 +174,7 @@ class OptimizerConfig(KeySection):
     eps: float = key(1e-8, "Epsilon of AdamW.", low=0, sets="optimizer.epsilon")
     max_grad_norm: float = key(1.0, "Gradient norm to clip to.", above=0, sets="optimizer.clip_norm")
     warmup_steps: int = key(100, "Steps of linear warmup; fewer than training.max_steps.", low=0, sets="optimizer.warmup_steps")
-    decay_steps: int | None = key(
-        None, "Steps of cosine decay after the warmup. null: the rest of the run.", low=0, becomes="optimizer.decay_steps"
-    )
+    decay_steps: int | None = key(None, "Cosine steps after the warmup. null: the rest.", low=0, becomes="optimizer.decay_steps")
     min_lr_ratio: float = key(0.1, "Final learning rate, as a fraction of the peak.", low=0, high=1, sets="optimizer.floor")
 
 
@@ -221,25 +200,20 @@ class TrainingConfig(KeySection):
         becomes="training.resume",
     )  # fmt: skip
     keep_last_k: int | None = key(3, "Newest checkpoints to keep. null: all.", low=1, sets="training.keep_last")
-    keep_milestone_every: int | None = key(
-        None, "Also keep checkpoints at multiples of this step.", low=1, becomes="training.keep_every"
-    )
+    keep_milestone_every: int | None = key(None, "Also keep multiples of this step.", low=1, becomes="training.keep_every")
     max_runtime_seconds: int | None = key(
         None, "Time limit of this session. null: SLURM_JOB_END_TIME or GPT_SIMPLE_MAX_RUNTIME, if set.",
         low=1, sets="training.max_runtime_seconds",
     )  # fmt: skip
     walltime_reserve_seconds: int = key(
-        300, "Seconds before the time limit at which the run saves and stops.",
-        low=0, sets="training.walltime_reserve_seconds",
-    )  # fmt: skip
+        300, "Seconds before the time limit at which the run saves and stops.", low=0, sets="training.walltime_reserve_seconds"
+    )
     mixed_precision: str | None = key(
         None, "null: bf16 on GPUs that have it, fp16 on older ones, no on a CPU.", "bf16", "fp16", "no",
         becomes="training.precision",
     )  # fmt: skip
     wandb_project: str | None = key(None, "Weights & Biases project. null: no tracking.", becomes="tracking.wandb_project")
-    wandb_run_name: str | None = key(
-        None, "Weights & Biases run name. null: gpt_simple_ and the time.", becomes="tracking.wandb_run_name"
-    )
+    wandb_run_name: str | None = key(None, "Run name there. null: gpt_simple_ and the time.", becomes="tracking.wandb_run_name")
 
     def check_together(self) -> None:
         if not self.resume:
@@ -263,21 +237,16 @@ class GptSimpleConfig:
     settings: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._check_together()
+        self.check()
 
     def check(self) -> None:
-        """Validate the whole config again, because sections may have been modified since their creation."""
+        """Validate the whole config, again before use because sections may have been modified since their creation."""
         for name in SECTIONS:
             getattr(self, name).check()
-        self._check_together()
-
-    def _check_together(self) -> None:
         warmup, steps = self.optimizer.warmup_steps, self.training.max_steps
         if warmup >= steps:
-            raise ConfigError(
-                f"optimizer.warmup_steps={warmup} must be less than training.max_steps={steps}; lower it, to {steps // 10} for "
-                "example, or raise the steps"
-            )
+            what = f"optimizer.warmup_steps={warmup} must be less than training.max_steps={steps}"
+            raise ConfigError(f"{what}; lower it, to {steps // 10} for example, or raise the steps")
 
     @classmethod
     def from_file(cls, path: str | Path) -> GptSimpleConfig:
@@ -294,11 +263,8 @@ class GptSimpleConfig:
 
 
 SECTIONS: dict[str, type[KeySection]] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "optimizer": OptimizerConfig,
-    "training": TrainingConfig,
-}
+    "model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig, "training": TrainingConfig,
+}  # fmt: skip
 
 
 @cache
@@ -325,20 +291,18 @@ def keys_of_settings() -> dict[str, str]:
 
 def typed(option: Option, value: Any) -> Any:
     """Convert a value from YAML, JSON, Python or a command line to its key's type; raise ConfigError if it is invalid."""
-    converted = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if converted is None or (isinstance(converted, Plain) and converted.lower() in NULLS):
-        converted = "" if option.kind == "str" and not option.null else None
-    elif option.kind == "str" and not isinstance(converted, list | Mapping):
+    if value is None or (isinstance(value, Plain) and value.lower() in NULLS):
+        value = "" if option.kind == "str" and not option.null else None
+    elif option.kind == "str" and not isinstance(value, list | Mapping):
         # YAML parses an unquoted `no` as false.
-        converted = "no" if "no" in option.choices and BOOLEANS.get(str(converted).lower()) is False else str(converted)
-    elif option.kind == "bool" and isinstance(converted, str):
-        converted = BOOLEANS.get(converted.lower(), converted)
+        value = "no" if "no" in option.choices and BOOLEANS.get(str(value).lower()) is False else str(value)
+    elif option.kind == "bool" and isinstance(value, str):
+        value = BOOLEANS.get(value.lower(), value)
     elif option.kind == "list":
-        return converted  # check_together() checks the phases
-    elif isinstance(converted, str):
-        number = scalar(converted)
-        converted = converted if number is None else number
-    return option.check(converted)
+        return value  # check_together() checks the phases
+    elif isinstance(value, str):
+        value = _number(value)
+    return option.check(value)
 
 
 # Reading config files and command lines
@@ -384,19 +348,14 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 def read_tree(path: str | Path) -> dict[str, Any]:
     """Parse a config file into a dict of sections: JSON if the suffix is .json, else YAML."""
     file = Path(path)
-    with readable(file, ConfigError):
-        try:
-            with open_to_read(file) as opened:
-                text = opened.read().decode("utf-8-sig")
-        except FileNotFoundError:
-            raise ConfigError(f"there is no config file {file}; write one with `gpt-simple init -o {file}`") from None
-    if file.suffix == ".json":
-        try:
-            tree = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{file} is not valid JSON: {error}") from None
-    else:
-        tree = parse_yaml(text, str(file), aliases=True)
+    if not file.exists():
+        raise ConfigError(f"there is no config file {file}; write one with `gpt-simple init -o {file}`")
+    with readable(file, ConfigError), open_to_read(file) as opened:
+        text = opened.read().decode("utf-8-sig")
+    try:
+        tree = json.loads(text) if file.suffix == ".json" else parse_yaml(text, str(file), aliases=True)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(tree, dict | None):
         raise ConfigError(f"{file} is not a config: it needs sections such as `training:` with keys below them")
     return tree or {}
@@ -479,16 +438,15 @@ def template(preset: str | None = None) -> str:
     """Return a config file with every key, with a preset's model size."""
     values: dict[str, Any] = {f"model.{name}": value for name, value in PRESETS[preset or "small"].items()}
     values["data.path"] = "./data/tokenized"
-    lines = [HEADING]
-    for section, kind in SECTIONS.items():
-        lines += [f"# {kind.__doc__}", f"{section}:"]
-        for path, option in all_keys().items():
-            if not path.startswith(f"{section}."):
-                continue
-            about = f"{option.help} ({option.allowed})"
-            lines.append(fill(about, TEMPLATE_WIDTH, initial_indent="  # ", subsequent_indent="  # ", break_on_hyphens=False))
-            value = values.get(path, option.default)
-            unset = "# " if value is None or path == "training.compile" else ""  # compile's default depends on the machine
-            lines.append(f"  {unset}{path.partition('.')[2]}: {format_value(value)}")
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+    lines, last = [HEADING.rstrip()], ""
+    for path, option in all_keys().items():
+        section, _, name = path.partition(".")
+        if section != last:
+            lines += ["", f"# {SECTIONS[section].__doc__}", f"{section}:"]
+            last = section
+        about = f"{option.help} ({option.allowed})"
+        lines.append(fill(about, TEMPLATE_WIDTH, initial_indent="  # ", subsequent_indent="  # ", break_on_hyphens=False))
+        value = values.get(path, option.default)
+        unset = "# " if value is None or path == "training.compile" else ""  # compile's default depends on the machine
+        lines.append(f"  {unset}{name}: {format_value(value)}")
+    return "\n".join(lines) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,12 @@ import torch
 
 from ingot.artifact.gpt_simple import (
     CONFIG,
-    FINAL,
     MODEL,
     SHUTDOWN,
     STATE,
     TOKENIZER,
     VERSION,
     WEIGHTS,
-    Saved,
     arch_hash,
     config_hash,
     model_keys,
@@ -56,14 +54,16 @@ def write_checkpoint(
         raise ConfigError(f"gpt-simple has no models of the family {section['family']}; export it with --format ingot")
     weights = {name: shared_tensor(checkpoint.weights[name]) for name in in_their_order(checkpoint.weights)}
     model = {**keys["model"], "vocab_size": weights["wte.weight"].shape[0]}
-    optimizer, scheduler = _optimizer_and_scheduler(checkpoint, keys["optimizer"], keys["training"])
     spec = checkpoint.progress.get("tokenizer") if tokenizer else None
     with replace_folder(target, keep_others=tokenizer) as partial:
         (partial / MODEL).mkdir()
-        _save(partial / MODEL / WEIGHTS, weights)
         write_atomically(partial / MODEL / CONFIG, to_json(model, indent=2) + "\n")
-        _save(partial / OPTIMIZER, optimizer)
-        _save(partial / SCHEDULER, scheduler)
+        for name, value in {f"{MODEL}/{WEIGHTS}": weights, **_optimizer_and_scheduler(checkpoint, keys)}.items():
+            try:
+                with replace_file(partial / name) as file:
+                    torch.save(value, file)
+            except RuntimeError as error:  # torch raises RuntimeError on a full disk
+                raise OSError(str(error).splitlines()[0]) from None
         if spec is not None:
             write_tokenizer(partial / TOKENIZER, spec, model["n_positions"])
         if tokenizer:
@@ -92,7 +92,7 @@ def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> fl
     """Return the original's learning rate after `step` steps; its cosine rises again past its end."""
     peak, warmup, floor = optimizer["learning_rate"], optimizer["warmup_steps"], optimizer["min_lr_ratio"]
     if step < warmup:
-        return float(peak * step / max(1, warmup))
+        return float(peak * step / warmup)
     decay = optimizer["decay_steps"] if optimizer["decay_steps"] is not None else max_steps - warmup
     done = (step - warmup) / max(1, decay)
     return float(peak * max(0.0, floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))))
@@ -100,13 +100,11 @@ def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> fl
 
 def in_their_order(names: Mapping[str, Any]) -> list[str]:
     """Sort parameter names as in the original: within a block, both norms come first."""
-    order = {"ln_1": 0, "ln_2": 1, "attn": 2, "mlp": 3}
+    order = ["wte", "h", "ln_f", "lm_head"]
 
-    def position(name: str) -> tuple[int, int, int]:
-        parts = name.split(".")
-        if parts[0] != "h":
-            return ({"wte": 0, "ln_f": 2}.get(parts[0], 3), 0, 0)
-        return (1, int(parts[1]), order[parts[2]])
+    def position(name: str) -> tuple[int, ...]:
+        top, *parts = name.split(".")
+        return order.index(top), *((int(parts[0]), ["ln_1", "ln_2", "attn", "mlp"].index(parts[1])) if top == "h" else ())
 
     return sorted(names, key=position)  # stable sort: keeps the order within a module
 
@@ -116,27 +114,24 @@ def optimizer_groups(weights: Mapping[str, TensorRecord], order: list[str]) -> t
     return [n for n in order if len(weights[n].shape) >= 2], [n for n in order if len(weights[n].shape) < 2]
 
 
-def _optimizer_and_scheduler(
-    checkpoint: Checkpoint, o: Mapping[str, Any], training: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    weights, step = checkpoint.weights, checkpoint.step
-    groups = optimizer_groups(weights, in_their_order(weights))
-    betas = (o["beta1"], o["beta2"])
-    memory = checkpoint.tensors.get("optimizer", {})
-    peak, rate = o["learning_rate"], learning_rate(o, training["max_steps"], step)
-    state = adamw_state(*groups, memory, o["weight_decay"], lr=peak, betas=betas, eps=o["eps"])
+def _optimizer_and_scheduler(checkpoint: Checkpoint, keys: Keys) -> dict[str, dict[str, Any]]:
+    """Return the contents of the two files, by name."""
+    weights, step, o = checkpoint.weights, checkpoint.step, keys["optimizer"]
+    groups, memory = optimizer_groups(weights, in_their_order(weights)), checkpoint.tensors.get("optimizer", {})
+    peak, rate = o["learning_rate"], learning_rate(o, keys["training"]["max_steps"], step)
+    state = adamw_state(*groups, memory, o["weight_decay"], lr=peak, betas=(o["beta1"], o["beta2"]), eps=o["eps"])
     for group in state["param_groups"]:
         group |= {"lr": rate, "initial_lr": peak}
     scheduler = {"base_lrs": [peak, peak], "last_epoch": step, "_step_count": step + 1, "_is_initial": False}
     scheduler |= {"_get_lr_called_within_step": False, "_last_lr": [rate, rate], "lr_lambdas": [{}, {}]}
-    return state, scheduler
+    return {OPTIMIZER: state, SCHEDULER: scheduler}
 
 
 def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of trainer_state.json; an unknown loss is omitted, because JSON has no infinity."""
     known, step = checkpoint.progress, checkpoint.step
     loss = {} if known.get("loss") is None else {"loss": known["loss"]}
-    rate = learning_rate(keys["optimizer"], keys["training"]["max_steps"], step)
+    rate, seconds = learning_rate(keys["optimizer"], keys["training"]["max_steps"], step), known["elapsed_seconds"]
     return {
         "schema_version": VERSION,
         "step": step,
@@ -145,11 +140,7 @@ def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, An
         "config_hash": config_hash(keys),
         "model_arch_hash": arch_hash(keys["model"]),
         "curriculum": phase_of(keys["data"].get("curriculum"), known["tokens"]),
-        "timing": {
-            "wallclock_seconds_elapsed": known["elapsed_seconds"],
-            "last_save_duration_seconds": 0.0,
-            "saved_at": utc_now(),
-        },
+        "timing": {"wallclock_seconds_elapsed": seconds, "last_save_duration_seconds": 0.0, "saved_at": utc_now()},
         "metrics": {**loss, "learning_rate": rate, "grad_norm": 0.0, "tokens_per_sec": 0.0},
         "lineage": {"resumed_from": facts.get("resumed_from"), "is_shutdown_checkpoint": name.endswith(SHUTDOWN)},
     }
@@ -166,25 +157,6 @@ def phase_of(curriculum: Any, tokens: int) -> dict[str, Any]:
     return {"phase_idx": number, "phase_tokens_consumed": tokens - before, "current_mix": dict(curriculum[number]["mix"])}
 
 
-def _save(path: Path, value: Any) -> None:
-    """Write a file with torch.save and sync it to disk; disk errors are raised as OSError."""
-    try:
-        with replace_file(path) as file:
-            torch.save(value, file)
-    except RuntimeError as error:  # torch raises RuntimeError on a full disk
-        raise OSError(str(error).splitlines()[0]) from None
-
-
-def not_kept(saved: Sequence[Saved], keep_last: int | None, keep_every: int | None) -> list[Saved]:
-    """Return the checkpoints to delete: all except the newest regular ones, the newest shutdown one, final, and milestones."""
-    if keep_last is None:
-        return []
-    stops = [one for one in saved if one.name.endswith(SHUTDOWN)]
-    regular = [one for one in saved if one.name != FINAL and one not in stops]
-    kept = [*regular[-max(1, keep_last) :], *stops[-1:], *(one for one in saved if one.name == FINAL)]
-    return [one for one in saved if one not in kept and not (one in regular and keep_every and one.step % keep_every == 0)]
-
-
 def export_folder(source: Weights, folder: Path) -> int:
     """Write a llama model as a gpt-simple checkpoint with its tokenizer (`ingot export`); return its size in bytes."""
     return write_checkpoint(folder, as_checkpoint(source), keys_of(source.config), tokenizer=True)
@@ -198,11 +170,9 @@ def keys_of(config: Config) -> dict[str, dict[str, Any]]:
         value = getattr(getattr(config, our_section), setting, None)
         if value not in (None, "auto"):
             keys[section][name] = value
-    t, o, rows = config.training, config.optimizer, config.rows_per_step
+    t, o, rows, steps = config.training, config.optimizer, config.rows_per_step, config.training.max_steps or 1
     micro_batch = rows if t.micro_batch == "auto" else min(t.micro_batch, rows)
-    steps = t.max_steps or 1
-    model = config.model.model_dump()
-    model["context"] = model["context"] or config.data.seq_len
+    model = config.model.model_dump() | {"context": config.model.context or config.data.seq_len}
     keys["model"] = model_keys(model, config.data.document_mask) | {"vocab_size": None}
     keys["data"] |= {"packing": config.data.sampling != "document", "tokenizer": config.data.tokenizer or "gpt2"}
     keys["optimizer"]["decay_steps"] = max(1, (o.decay_steps or steps) - o.warmup_steps)

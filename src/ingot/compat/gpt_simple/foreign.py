@@ -18,20 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.gpt_simple import (
-    FINAL,
-    MODEL,
-    SHUTDOWN,
-    WEIGHTS,
-    Saved,
-    read_model,
-    refuse_other_shapes,
-    saved_checkpoints,
-)
+from ingot.artifact.gpt_simple import MODEL, WEIGHTS, Saved, read_model, refuse_other_shapes, saved_checkpoints
 from ingot.backends.torch.state import adamw_memory, load_saved, state_records
 from ingot.compat.gpt_simple.config import GptSimpleConfig
 from ingot.compat.gpt_simple.files import OPTIMIZER, in_their_order, optimizer_groups
-from ingot.compat.gpt_simple.translate import already_read_path, resume_setting, tokens_per_step, translate
+from ingot.compat.gpt_simple.translate import ALREADY_READ, resume_setting, tokens_per_step, translate
 from ingot.config.schema import Config
 from ingot.data.formats.gpt_simple_folder import read_index
 from ingot.data.loading.data_path import open_dataset
@@ -40,7 +31,7 @@ from ingot.errors import CheckpointError
 from ingot.preflight.validate import foreign_checkpoint
 from ingot.runs.checkpoints import save_checkpoint
 from ingot.runs.claim import RunLock
-from ingot.runs.folder import WANDB_ID, Kind, RunFolder
+from ingot.runs.folder import WANDB_ID, RunFolder
 from ingot.runs.tracking import write_id
 from ingot.runtime.files import user_path, writing
 from ingot.runtime.ranks import Ranks
@@ -48,7 +39,6 @@ from ingot.runtime.tensors import TensorRecord
 from ingot.train.resume import Progress, facts_of
 
 Say = Callable[[str], None]
-CURSORS = "dataloader_state"
 CURSOR_VERSION = 2
 ALL_ROWS = -1  # row count of a file that was read to its end
 DATA_SEED = 42  # the original's fixed data seed, independent of training.seed
@@ -75,12 +65,10 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     world_size = max(1, len(list((saved.path / "rng").glob("rank_*.pkl"))))  # each rank saved its random state in a file
     resolved = translate(config, world_size).config
     refuse_other_shapes(saved.path, settings, resolved.model.model_dump())
-    out = Path(resolved.training.output_dir or ".")
+    out = Path(config.training.output_dir)
     missing = [] if (saved.path / "rng").is_dir() else ["the random numbers"]
-    if problem is not None:
-        missing.append(f"AdamW's memory ({problem})")
-    if config.training.mixed_precision == "fp16":
-        missing.append("the scale of the gradients")
+    missing += [f"AdamW's memory ({problem})"] if problem is not None else []
+    missing += ["the scale of the gradients"] if config.training.mixed_precision == "fp16" else []
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with RunLock(out), writing(out):
@@ -94,8 +82,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
         progress = {**asdict(_progress(saved)), "choices": {}, **facts_of(resolved, dataset)}
         if config.training.resume != "auto":
             progress["resumed_from"] = str(saved.path.resolve())
-        kind: Kind = "final" if saved.name == FINAL else "shutdown" if saved.name.endswith(SHUTDOWN) else "regular"
-        path = save_checkpoint(folder, saved.step, tensors, progress, kind)
+        path = save_checkpoint(folder, saved.step, tensors, progress, saved.kind)
         if isinstance(run_id := saved.state.get("wandb_run_id"), str):
             write_id(out / WANDB_ID, run_id)
     say(f"resuming from gpt-simple's {saved.path} at step {saved.step}")
@@ -121,7 +108,7 @@ def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> 
     if not cursors:
         return "it was stopped before its first batch"
     masks = documents_read(user_path(config.data.path), cursors, config.data.max_length, config.data.packing)
-    path = already_read_path(config)
+    path = Path(config.training.output_dir) / ALREADY_READ
     if path.exists():
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
         listed = read_already_read(str(path), dataset)
@@ -135,19 +122,15 @@ def _progress(saved: Saved) -> Progress:
     """Return the progress to resume from; rows count from 0 among the remaining documents."""
     state, phase = saved.state, saved.state.get("curriculum") or {}
     try:
-        tokens = int(state.get("tokens_trained", 0))
-        phases_begun = int(phase.get("phase_idx", 0)) + 1 if phase.get("current_mix") else 0
+        progress = Progress(saved.step, tokens=int(state.get("tokens_trained", 0)))
+        progress.phases_begun = int(phase.get("phase_idx", 0)) + 1 if phase.get("current_mix") else 0
         seconds = float((state.get("timing") or {}).get("wallclock_seconds_elapsed", 0.0))
         loss = float((state.get("metrics") or {}).get("loss", math.inf))
     except (TypeError, ValueError, AttributeError, OverflowError):
         raise CheckpointError(f"{saved.path / 'trainer_state.json'} is damaged: some of its values are not numbers") from None
-    return Progress(
-        step=saved.step,
-        tokens=tokens,
-        elapsed_seconds=seconds if math.isfinite(seconds) else 0.0,
-        loss=loss if math.isfinite(loss) else None,
-        phases_begun=phases_begun,
-    )
+    progress.elapsed_seconds = seconds if math.isfinite(seconds) else 0.0
+    progress.loss = loss if math.isfinite(loss) else None
+    return progress
 
 
 def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str, TensorRecord], dict[str, Any], str | None]:
@@ -170,6 +153,10 @@ class _Record:
     """Unpickled instance of one of gpt-simple's classes, with its values as attributes."""
 
 
+def _fields(record: Any) -> dict[str, Any]:
+    return record if isinstance(record, dict) else vars(record)
+
+
 CLASSES = {f"gpt_simple.data.{name}": _Record for name in ("WorkerDataState", "PerBucketCursor")}
 
 
@@ -178,7 +165,7 @@ def read_cursors(path: Path) -> dict[str, dict[int, int]] | None:
 
     The counts of all ranks are combined, as in the original.
     """
-    files = sorted((path / CURSORS).glob("rank_*.pkl")) or [file for file in [path / f"{CURSORS}.pt"] if file.is_file()]
+    files = sorted((path / "dataloader_state").glob("rank_*.pkl"))
     rows_read: dict[str, dict[int, int]] = {}
     has_workers = False
     for file in files:
@@ -188,16 +175,12 @@ def read_cursors(path: Path) -> dict[str, dict[int, int]] | None:
                 continue
             for worker in state["worker_states"].values():
                 has_workers = True
-                for bucket, cursor in _field(worker, "bucket_cursors").items():
-                    progress = {int(number): int(rows) for number, rows in _field(cursor, "file_progress").items()}
+                for bucket, cursor in _fields(worker)["bucket_cursors"].items():
+                    progress = {int(number): int(rows) for number, rows in _fields(cursor)["file_progress"].items()}
                     count_rows(rows_read, {str(bucket): progress})
             continue
         raise CheckpointError(f"{file} is damaged: it does not hold the position in the data")
     return rows_read if has_workers else None
-
-
-def _field(record: Any, name: str) -> Any:
-    return record[name] if isinstance(record, dict) else vars(record)[name]
 
 
 def count_rows(total: dict[str, dict[int, int]], more: Mapping[str, Mapping[int, int]]) -> None:

@@ -21,7 +21,7 @@ from ingot.compat.gpt_simple.config import PRESETS, advice, key_name, template
 from ingot.console.entry import explained, stop_exit_code, warn
 from ingot.console.output import Parser, print_json, split_overrides, write_file
 from ingot.console.progress import duration, progress_bar
-from ingot.errors import CheckpointError, ConfigError, RunError
+from ingot.errors import ConfigError, RunError
 from ingot.runs.folder import STOP
 from ingot.runs.state import read_state
 from ingot.runs.view import Run
@@ -30,6 +30,7 @@ from ingot.runtime.processes import is_alive
 from ingot.runtime.signals import listening_early
 
 PROGRAM = "gpt-simple"
+WITH_KEYS = ("train", "validate")  # commands that accept any key of the config
 STOP_TIMEOUT_SECONDS = 600.0  # how long `stop` waits for the run to save and end
 POLL_SECONDS = 0.5
 HISTORY = 5  # number of recent checkpoints that `status` lists
@@ -62,18 +63,16 @@ def _call(words: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    if options.command in ("train", "validate"):  # these commands accept any key
+    if options.command in WITH_KEYS:
         from ingot.compat.gpt_simple import training
 
-        flags = Parser(add_help=False)
-        COMMANDS[options.command][1](flags)
-        overrides = split_overrides(rest, [name for name in flags._option_string_actions if name.startswith("--")])
+        overrides = split_overrides(rest, [f"--{name.replace('_', separator)}" for name in vars(options) for separator in "_-"])
         if options.command == "validate":
             return training.validate(options, overrides)
         return training.train(options, overrides, words)
     if rest:
         raise ConfigError(f"unexpected {rest[0]!r} on the command line; see {PROGRAM} {options.command} --help")
-    COMMANDS[options.command][2](options, (lambda line: None) if options.quiet else warn)  # log lines go to stderr
+    COMMANDS[options.command][1](options, (lambda line: None) if options.quiet else warn)  # log lines go to stderr
     return 0
 
 
@@ -102,8 +101,8 @@ def tokenize(options: Namespace, say: Say) -> None:
     with progress_bar("tokenizing", unit="files") as progress:
         files = tokenize_files(source, output, tokenizer_name(options.tokenizer_path), windows, options.num_workers, progress)
     for file in files:
-        skipped = file.short + file.bad_lines + file.empty
-        say(f"{file.file}: {file.documents:,} documents, {file.windows:,} windows, {file.tokens:,} tokens, {skipped:,} skipped")
+        counts = f"{file.documents:,} documents, {file.windows:,} windows, {file.tokens:,} tokens, {file.skipped:,} skipped"
+        say(f"{file.file}: {counts}")
     if errors := [file.error for file in files if file.error]:
         raise RunError(f"{len(errors)} of {len(files)} files could not be tokenized: {'; '.join(errors)}")
 
@@ -111,35 +110,32 @@ def tokenize(options: Namespace, say: Say) -> None:
 def generate(options: Namespace, say: Say) -> None:
     """Complete one prompt or a file of prompts: one JSON line per completion, and nothing else on stdout."""
     from ingot.api import load
-    from ingot.console.completions import generate_records, model_path, prompts_of
+    from ingot.console.completions import generate_records, prompts_of
+    from ingot.inference.prompt_files import expand
 
     generation = _generation_options(options)
     if problems := generation.problems():
         raise ConfigError("; ".join(problems))
     prompts = prompts_of(options.prompt, options.prompts_file)
-    path = Path(str(model_path(options.checkpoint, options.output_dir)))
-    model = load(path, device=options.device, tokenizer=options.tokenizer, dtype=options.dtype)
+    model = load(expand(options.model), device=options.device, tokenizer=options.tokenizer, dtype=options.dtype)
     generate_records(model, prompts, generation, options.output, options.stream, say)
 
 
 def batch_generate(options: Namespace, say: Say) -> None:
     """Complete a file of requests, each of which may name its own model; all requests are checked before a model is loaded."""
     from ingot.api import load
-    from ingot.console.completions import model_path, print_line, write_lines
+    from ingot.console.completions import write_lines
     from ingot.inference.model import locate_weights
     from ingot.inference.prompt_files import Problems, answer_all, plan_loads, read_requests
 
-    file, default_model = options.input, model_path(options.checkpoint, options.output_dir)
+    file = options.input
     try:
-        requests = read_requests(file, default_model, options.dtype, options.tokenizer, _generation_options(options))
+        requests = read_requests(file, options.model, options.dtype, options.tokenizer, _generation_options(options))
         loads = plan_loads(requests, lambda path: locate_weights(Path(path)))
     except Problems as error:
         for problem in error.problems:
             warn(problem)
         raise ConfigError(f"{file}: {len(error.problems)} problems, listed above; nothing was opened") from None
-    if options.json and options.dry_run:
-        plan = [{"model": str(p.path), "dtype": p.dtype, "named": p.references, "texts": len(p.requests)} for p in loads]
-        print_line({"requests": len(requests), "models": plan})
     for planned in loads:
         named = "" if planned.references == [str(planned.path)] else f", named {', '.join(planned.references)}"
         warn(f"{planned.path} as {planned.dtype}: {len(planned.requests)} texts{named}")
@@ -201,10 +197,10 @@ def status(options: Namespace, say: Say) -> None:
         "Started": f"{state['started_at']} ({duration(_age(state['started_at']))} ago)" if state.get("started_at") else "",
         "Shutdown": "requested" if asked else "",
         "Progress": f"{step} / {most} steps ({100 * step / most:.1f}%)" if step is not None and most else f"{step} steps",
-        "Loss": _number(state.get("loss"), ".4f"),
-        "LR": _number(state.get("learning_rate"), ".2e"),
-        "Throughput": _number(state.get("tokens_per_sec"), ",.0f", " tok/s"),
-        "Tokens": f"{_short(tokens)} trained" if isinstance(tokens, int) and tokens else "",
+        "Loss": _number("{:.4f}", state.get("loss")),
+        "LR": _number("{:.2e}", state.get("learning_rate")),
+        "Throughput": _number("{:,.0f} tok/s", state.get("tokens_per_sec")),
+        "Tokens": _number("{:,} trained", tokens),
         "Checkpoint": str(list(steps)[-1]) if steps else "",
         "History": ", ".join(f"{path.name}@{step}" for path, step in list(steps.items())[-HISTORY:]),
         "Error": state.get("error"),
@@ -222,15 +218,8 @@ def _age(when: Any) -> float:
         return 0.0
 
 
-def _number(value: Any, form: str, unit: str = "") -> str:
-    return f"{value:{form}}{unit}" if isinstance(value, int | float) and value else ""
-
-
-def _short(count: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f}{unit}"
-    return str(count)
+def _number(form: str, value: Any) -> str:
+    return form.format(value) if isinstance(value, int | float) and value else ""
 
 
 def stop(options: Namespace, say: Say) -> None:
@@ -238,17 +227,11 @@ def stop(options: Namespace, say: Say) -> None:
     folder = Path(options.output_dir)
     if read_state(folder) is None and (folder / RUN_STATE).exists():
         raise RunError(f"{folder} is trained by the original gpt-simple; stop it by creating {folder / STOP_FLAG}")
-    try:
-        run = Run.open(folder)
-    except CheckpointError:
-        raise RunError(f"there is no run in {folder}; name its folder with --output_dir") from None
-    try:
-        if not options.force:
-            run.stop()
-        elif (now := run.status().status) != "running":
-            raise RunError(f"{folder} is not running: its status is {now}")
-    except RunError as error:
-        warn(str(error))
+    if read_state(folder) is None:
+        raise RunError(f"there is no run in {folder}; name its folder with --output_dir")
+    run = Run(folder)
+    if (now := run.status().status) != "running":
+        warn(f"{folder} is not running: its status is {now}")
         return
     if options.force:
         warn("Sending SIGKILL: what is not in its newest checkpoint is lost")
@@ -256,6 +239,7 @@ def stop(options: Namespace, say: Say) -> None:
         killed = {**(read_dict(folder / RUN_STATE) or {}), "status": "stopped"}
         write_atomically(folder / RUN_STATE, to_json(killed, indent=2) + "\n")
         return
+    run.stop()
     say(f"{folder} was asked to save and stop; waiting for it to end")
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
     while run.status().status == "running":
@@ -273,10 +257,77 @@ def make_parser() -> Parser:
     parser.add_argument("-v", "--verbose", action="store_true", help="also print what the run is waiting for")
     parser.add_argument("-q", "--quiet", action="store_true", help="print warnings and errors only")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
-    for name, (about, fill, _) in COMMANDS.items():
-        epilog = "Any key of the config may be given as --section.key VALUE." if name in ("train", "validate") else None
-        fill(commands.add_parser(name, help=about, description=f"{about}.", epilog=epilog, formatter_class=wide))
+    flags: dict[str, Callable[..., Any]] = {}  # add_argument of each command
+    for name, (about, _) in COMMANDS.items():
+        epilog = "Any key of the config may be given as --section.key VALUE." if name in WITH_KEYS else None
+        command = commands.add_parser(name, help=about, description=f"{about}.", epilog=epilog, formatter_class=wide)
+        flags[name] = command.add_argument
+        if name in WITH_KEYS:
+            command.add_argument("--config", required=True, metavar="FILE", help="YAML file, or JSON by its suffix")
+            command.add_argument("--allow-bucket-exhaustion", action="store_true", help="set data.allow_bucket_exhaustion")
+            command.add_argument("--allow-budget-mismatch", action="store_true", help="set data.allow_budget_mismatch")
+        elif name in ("status", "stop"):
+            command.add_argument("--output_dir", default="./outputs", metavar="DIR", help="run folder (./outputs)")
+        elif name in ("generate", "batch-generate"):
+            _sampling_flags(command, one_model=name == "generate")
+
+    add = flags["train"]
+    add("--force", action="store_true", help="delete the run in output_dir and start a new one")
+    add("--skip-runtime-probe", action="store_true", help="accepted, and has no effect: there is no trial step")
+    add("--nproc_per_node", type=_whole(1), default=1, metavar="N", help="ranks on this machine (1)")
+    add("--nnodes", type=_whole(1), default=1, metavar="N", help="machines that train together (1)")
+    add("--node_rank", type=int, default=0, metavar="K", help="rank of this machine, from 0")
+    add("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
+    add("--master_port", type=int, metavar="PORT", help="port on machine 0 (29500; on one machine, a free one)")
+    add("--stop-exit-code", type=_whole(0, 255), default=0, metavar="N", help="exit code of a run that was stopped (0)")
+
+    add = flags["validate"]
+    add("--world-size", type=int, default=1, metavar="N", help="ranks that will train together (1)")
+    add("--strict", action="store_true", help="exit with 1 for warnings too")
+    add("--json", action="store_true", help="print JSON")
+
+    flags["status"]("--json", action="store_true", help="print JSON")
+    flags["stop"]("--force", action="store_true", help="kill the run; nothing is saved")
+    flags["init"]("-o", "--output", metavar="FILE", help="write to a file instead of printing")
+    flags["init"]("--preset", choices=tuple(PRESETS), help="size of the model: 124M, 360M or 1.3B")
+    flags["generate"]("--stream", action="store_true", help="also print a line for each token as it is generated")
+    flags["batch-generate"]("--input", type=Path, required=True, metavar="FILE", help="requests, one per line of JSON")
+    flags["batch-generate"]("--dry-run", action="store_true", help="check everything, print the plan, and open no model")
+
+    add = flags["tokenize"]
+    add("--input_dir", required=True, metavar="DIR", help="folder of .jsonl or .jsonl.gz files")
+    add("--output_dir", required=True, metavar="DIR", help="where the pairs go, such as data/train/web")
+    add("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
+    add("--max_length", type=int, default=3072, metavar="N", help="tokens per window, with its end-of-document token (3072)")
+    add("--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share, at most half of one (256)")
+    add("--probabilistic_overlap", action="store_true", help="overlap the windows of only some documents")
+    add("--overlap_probability", type=float, default=0.7, metavar="P", help="probability that a document's windows overlap (0.7)")
+    add("--min_text_length", type=int, default=200, metavar="N", help="skip texts with fewer characters (200)")
+    add("--num_workers", type=int, default=1, metavar="N", help="files processed in parallel (1)")
     return parser
+
+
+def _sampling_flags(parser: ArgumentParser, one_model: bool) -> None:
+    models = parser.add_mutually_exclusive_group(required=one_model)
+    models.add_argument("--checkpoint", dest="model", metavar="DIR", help="a checkpoint")
+    models.add_argument("--output-dir", dest="model", metavar="RUN", help="the newest checkpoint of a run")
+    if one_model:
+        prompts = parser.add_mutually_exclusive_group(required=True)
+        prompts.add_argument("--prompt", metavar="TEXT", help="prompt to complete")
+        prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="JSON lines, each an object with a prompt")
+    add = parser.add_argument
+    add("--output", type=Path, metavar="FILE", help="write the JSON lines to a file instead of printing them")
+    add("--tokenizer", metavar="DIR", help="folder of the tokenizer (the one beside the checkpoint)")
+    add("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (cuda if there is one, else cpu)")
+    add("--dtype", default="bf16", choices=sorted(DTYPES), help="dtype of the weights (bf16)")
+    add("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to generate (100)")
+    add("--temperature", type=float, default=0.8, metavar="X", help="sampling temperature; 0 is the same as --greedy (0.8)")
+    add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens; 0: from all (50)")
+    add("--top-p", type=float, default=0.95, metavar="P", help="nucleus sampling: total probability of the candidates (0.95)")
+    add("--greedy", action="store_true", help="always take the most likely token")
+    add("--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: generated tokens become less likely (1.0)")
+    add("--seed", type=int, metavar="N", help="the same seed gives the same completions")
+    add("--return-full-text", action="store_true", help="put the prompt in front of its completion")
 
 
 def _whole(least: int, most: float = float("inf")) -> Callable[[str], int]:
@@ -291,101 +342,13 @@ def _whole(least: int, most: float = float("inf")) -> Callable[[str], int]:
     return read
 
 
-def _config_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or JSON by its suffix")
-    parser.add_argument("--allow-bucket-exhaustion", action="store_true", help="set data.allow_bucket_exhaustion")
-    parser.add_argument("--allow-budget-mismatch", action="store_true", help="set data.allow_budget_mismatch")
-
-
-def _train_flags(parser: ArgumentParser) -> None:
-    _config_flags(parser)
-    add = parser.add_argument
-    add("--force", action="store_true", help="delete the run in output_dir and start a new one")
-    add("--skip-runtime-probe", action="store_true", help="accepted, and has no effect: there is no trial step")
-    add("--nproc_per_node", type=_whole(1), default=1, metavar="N", help="ranks on this machine (1)")
-    add("--nnodes", type=_whole(1), default=1, metavar="N", help="machines that train together (1)")
-    add("--node_rank", type=int, default=0, metavar="K", help="rank of this machine, from 0")
-    add("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
-    add("--master_port", type=int, metavar="PORT", help="port on machine 0 (29500; on one machine, a free one)")
-    add("--stop-exit-code", type=_whole(0, 255), default=0, metavar="N", help="exit code of a run that was stopped (0)")
-
-
-def _validate_flags(parser: ArgumentParser) -> None:
-    _config_flags(parser)
-    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="ranks that will train together (1)")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _status_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--output_dir", default="./outputs", metavar="DIR", help="run folder (./outputs)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _stop_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--output_dir", default="./outputs", metavar="DIR", help="run folder (./outputs)")
-    parser.add_argument("--force", action="store_true", help="kill the run; nothing is saved")
-
-
-def _init_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="FILE", help="write to a file instead of printing")
-    parser.add_argument("--preset", choices=tuple(PRESETS), help="size of the model: 124M, 360M or 1.3B")
-
-
-def _generate_flags(parser: ArgumentParser) -> None:
-    prompts = parser.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", metavar="TEXT", help="prompt to complete")
-    prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="JSON lines, each an object with a prompt")
-    _sampling_flags(parser, ("fp32", "fp16", "bf16"), model_required=True)
-    parser.add_argument("--stream", action="store_true", help="also print a line for each token as it is generated")
-
-
-def _batch_generate_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--input", type=Path, required=True, metavar="FILE", help="requests, one per line of JSON")
-    _sampling_flags(parser, tuple(sorted(DTYPES)), model_required=False)
-    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, and open no model")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-
-
-def _sampling_flags(parser: ArgumentParser, dtypes: Sequence[str], model_required: bool) -> None:
-    models = parser.add_mutually_exclusive_group(required=model_required)
-    models.add_argument("--checkpoint", metavar="DIR", help="a checkpoint")
-    models.add_argument("--output-dir", metavar="RUN", help="the newest checkpoint of a run")
-    add = parser.add_argument
-    add("--output", type=Path, metavar="FILE", help="write the JSON lines to a file instead of printing them")
-    add("--tokenizer", metavar="DIR", help="folder of the tokenizer (the one beside the checkpoint)")
-    add("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (cuda if there is one, else cpu)")
-    add("--dtype", default="bf16", choices=dtypes, help="dtype of the weights (bf16)")
-    add("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to generate (100)")
-    add("--temperature", type=float, default=0.8, metavar="X", help="sampling temperature; 0 is the same as --greedy (0.8)")
-    add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens; 0: from all (50)")
-    add("--top-p", type=float, default=0.95, metavar="P", help="nucleus sampling: total probability of the candidates (0.95)")
-    add("--greedy", action="store_true", help="always take the most likely token")
-    add("--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: generated tokens become less likely (1.0)")
-    add("--seed", type=int, metavar="N", help="the same seed gives the same completions")
-    add("--return-full-text", action="store_true", help="put the prompt in front of its completion")
-
-
-def _tokenize_flags(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--input_dir", required=True, metavar="DIR", help="folder of .jsonl or .jsonl.gz files")
-    add("--output_dir", required=True, metavar="DIR", help="where the pairs go, such as data/train/web")
-    add("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
-    add("--max_length", type=int, default=3072, metavar="N", help="tokens per window, with its end-of-document token (3072)")
-    add("--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share, at most half of one (256)")
-    add("--probabilistic_overlap", action="store_true", help="overlap the windows of only some documents")
-    add("--overlap_probability", type=float, default=0.7, metavar="P", help="probability that a document's windows overlap (0.7)")
-    add("--min_text_length", type=int, default=200, metavar="N", help="skip texts with fewer characters (200)")
-    add("--num_workers", type=int, default=1, metavar="N", help="files processed in parallel (1)")
-
-
-COMMANDS: dict[str, tuple[str, Callable[[ArgumentParser], None], Any]] = {
-    "train": ("Train a model, or resume the run in output_dir", _train_flags, None),
-    "tokenize": ("Turn JSON lines into token files", _tokenize_flags, tokenize),
-    "validate": ("Check a run before it starts", _validate_flags, None),
-    "generate": ("Complete prompts with a model", _generate_flags, generate),
-    "batch-generate": ("Answer a file of requests with one or more models", _batch_generate_flags, batch_generate),
-    "init": ("Write a config file with every key explained", _init_flags, init),
-    "status": ("Show the state of a run", _status_flags, status),
-    "stop": ("Ask a run to save and stop", _stop_flags, stop),
+COMMANDS: dict[str, tuple[str, Any]] = {
+    "train": ("Train a model, or resume the run in output_dir", None),
+    "tokenize": ("Turn JSON lines into token files", tokenize),
+    "validate": ("Check a run before it starts", None),
+    "generate": ("Complete prompts with a model", generate),
+    "batch-generate": ("Answer a file of requests with one or more models", batch_generate),
+    "init": ("Write a config file with every key explained", init),
+    "status": ("Show the state of a run", status),
+    "stop": ("Ask a run to save and stop", stop),
 }

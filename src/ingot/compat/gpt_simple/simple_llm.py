@@ -120,22 +120,14 @@ class SimpleLLM(Llama):
         Rows that have ended with `eos_token_id` are padded with `pad_token_id`, if it is given.
         """
         ids = input_ids if input_ids.dim() == 2 else input_ids[None]  # (B, T)
-        options = GenerationOptions(
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            greedy=not do_sample,
-            repetition_penalty=repetition_penalty,
-            seed=int(torch.randint(2**31, ())),
-        )
+        seed = int(torch.randint(2**31, ()))
+        options = GenerationOptions(max_new_tokens, temperature, top_k, top_p, not do_sample, repetition_penalty, seed)
         completion: list[Tensor] = []
         ended = torch.zeros(ids.size(0), dtype=torch.bool, device=ids.device)
         for tokens in islice(generate_tokens(self, ids, options.sampling(ids.size(0))), max_new_tokens):
             completion.append((tokens if pad_token_id is None else tokens.masked_fill(ended, pad_token_id))[:, None])
-            if eos_token_id is None:
-                continue
-            ended |= tokens == eos_token_id
+            if eos_token_id is not None:
+                ended |= tokens == eos_token_id
             if bool(ended.all()):
                 break
         return torch.cat([ids, *completion], dim=1)
@@ -167,7 +159,7 @@ class SimpleLLMTokenizer:
         """
         single = isinstance(text, str)
         texts = [text] if isinstance(text, str) else text
-        rows = [[int(i) for i in self.tokenizer.encode(part)] for part in texts]
+        rows = [self.tokenizer.encode(part).tolist() for part in texts]
         if truncation and max_length is not None:
             rows = [row[:max_length] for row in rows]
         if padding:
@@ -184,13 +176,12 @@ class SimpleLLMTokenizer:
     ) -> str | list[str]:
         """Decode one or several rows of tokens; special tokens are skipped or shown by name."""
         ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
-        if ids and isinstance(ids[0], list):
-            return [self._text(row, skip_special_tokens) for row in ids]
-        return self._text(ids or [], skip_special_tokens)
+        several = ids and isinstance(ids[0], list)
+        return [self._text(row, skip_special_tokens) for row in ids] if several else self._text(ids or [], skip_special_tokens)
 
     def tokenize(self, text: str) -> list[str]:
         """Split a text into tokens and return them as strings."""
-        return self.convert_ids_to_tokens([int(i) for i in self.tokenizer.encode(text)])
+        return self.convert_ids_to_tokens(self.tokenizer.encode(text).tolist())
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """Return the string of each token."""
@@ -198,15 +189,12 @@ class SimpleLLMTokenizer:
 
     def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int]:
         """Return the id of each token; raise ConfigError for a string that is not a token."""
-        ids = []
+        ids, names = list[int](), self._names()
         for token in tokens:
-            if token in self._names():
-                ids.append(self._names()[token])
-                continue
-            encoded = self.tokenizer.encode(token)
+            encoded = [names[token]] if token in names else self.tokenizer.encode(token).tolist()
             if len(encoded) != 1:
                 raise ConfigError(f"{token!r} is not a token of this tokenizer: it is encoded as {len(encoded)} tokens")
-            ids.append(int(encoded[0]))
+            ids += encoded
         return ids
 
     def _names(self) -> dict[str, int]:
@@ -249,10 +237,8 @@ def train(
 
     `skip_runtime_probe` exists for compatibility and has no effect: runs start without a trial step.
     """
-    if config is None:
-        config = GptSimpleConfig()
-    elif not isinstance(config, GptSimpleConfig):
-        config = GptSimpleConfig.from_file(config)
+    if not isinstance(config, GptSimpleConfig):
+        config = GptSimpleConfig() if config is None else GptSimpleConfig.from_file(config)
     arguments = {"model": model, "data": data, "optimizer": optimizer, "training": training}
     sections: dict[str, Any] = {name: section for name, section in arguments.items() if section is not None}
     return run_training(replace(config, **sections), Log())[1]
@@ -271,7 +257,7 @@ def load_for_inference(
             raise ConfigError(f"dtype={dtype} must be {', '.join(DTYPES)} or a torch.dtype")
         dtype = TORCH_DTYPES[DTYPES[dtype.lower()]]
     weights, config = _open(path)
-    tokenizer = _tokenizer(weights, tokenizer_path)
+    tokenizer = SimpleLLMTokenizer("", find_tokenizer(weights, str(tokenizer_path) if tokenizer_path is not None else None))
     place = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
     model = SimpleLLM(config)
     load_model(model, weights.tensors, str(weights.path))
@@ -284,7 +270,7 @@ def validate_checkpoint(
     """Check that a checkpoint can be loaded, with `load_tokenizer` also its tokenizer; raise CheckpointError otherwise."""
     weights, config = _open(path)
     if load_tokenizer:
-        _tokenizer(weights, tokenizer_path)
+        find_tokenizer(weights, str(tokenizer_path) if tokenizer_path is not None else None)
     beside = [weights.path / "tokenizer", weights.path.parent.parent / "tokenizer", weights.path]
     folder = Path(tokenizer_path) if tokenizer_path is not None else next(place for place in beside if place.is_dir())
     return CheckpointInfo(weights.path, folder, config)
@@ -311,17 +297,8 @@ def generate(
     device, texts = next(model.parameters()).device, []
     for prompt in [prompts] if isinstance(prompts, str) else prompts:
         ids = torch.as_tensor(tokenizer.encode(prompt) or [tokenizer.bos_token_id or 0], device=device)[None]
-        out = model.generate(
-            ids,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            do_sample=do_sample,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            repetition_penalty=repetition_penalty,
-        )[0].tolist()
+        sampling = (max_new_tokens, temperature, top_k, top_p, do_sample)
+        out = model.generate(ids, *sampling, tokenizer.pad_token_id, tokenizer.eos_token_id, repetition_penalty)[0].tolist()
         text = tokenizer.decode(out if return_full_text else out[ids.size(1) :], skip_special_tokens=False)
         texts.append(str(text))
     return texts
@@ -331,13 +308,8 @@ def _open(path: str | Path) -> tuple[Weights, ModelConfig]:
     weights = open_weights(user_path(path))
     section: dict[str, Any] = weights.config.model.model_dump()
     if section["family"] != "llama":
-        raise CheckpointError(
-            f"{weights.path} holds a model of the {section['family']} family; SimpleLLM loads the llama family only"
-        )
+        what = f"{weights.path} holds a model of the {section['family']} family"
+        raise CheckpointError(f"{what}; SimpleLLM loads the llama family only")
     rows = weights.tensors["wte.weight"].shape[0]
     section |= {"vocab_size": rows, "context": section["context"] or weights.config.data.seq_len}
     return weights, ModelConfig(**model_keys(section, weights.config.data.document_mask))
-
-
-def _tokenizer(weights: Weights, path: str | Path | None) -> SimpleLLMTokenizer:
-    return SimpleLLMTokenizer("", find_tokenizer(weights, str(path) if path is not None else None))

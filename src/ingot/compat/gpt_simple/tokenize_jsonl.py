@@ -53,22 +53,14 @@ class FileCounts:
     documents: int = 0
     windows: int = 0
     tokens: int = 0
-    bad_lines: int = 0  # lines that are not JSON objects with a text
-    short: int = 0  # texts below the minimum number of characters
-    empty: int = 0  # texts that encode to no tokens
+    skipped: int = 0  # lines that are not JSON objects with a text, and texts that are too short or encode to no tokens
     error: str = ""
 
 
 def tokenize(
-    source: Path,
-    output: Path,
-    tokenizer: str,
-    rule: WindowRule | None = None,
-    workers: int = 1,
-    progress: Progress = lambda done, total: None,
+    source: Path, output: Path, tokenizer: str, rule: WindowRule, workers: int = 1, progress: Progress = lambda done, total: None
 ) -> list[FileCounts]:
     """Tokenize every .jsonl and .jsonl.gz in a folder; a file that fails has `error` set and does not stop the others."""
-    rule = rule or WindowRule()
     check_windows(rule.max_length, rule.overlap)
     if not 0 <= rule.probability <= 1 or rule.least_characters < 0 or workers < 1:
         raise ConfigError("the probability of an overlap is from 0 to 1, the least length 0 or more, and there is a worker")
@@ -105,7 +97,7 @@ def _tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, rule: WindowRul
             for document in np.split(encoded.ids, np.cumsum(encoded.tokens)[:-1]):
                 line = lines.popleft()
                 if len(document) == skip:
-                    counts.empty += 1
+                    counts.skipped += 1
                     continue
                 ids = np.concatenate([document[skip:].astype(DTYPES[width]), end_mark])
                 for begin, end, again in cut_windows(len(ids), rule.max_length, rule.overlap_of(path.name, line)):
@@ -129,12 +121,8 @@ def _texts(path: Path, rule: WindowRule, counts: FileCounts, lines: deque[int]) 
             except (ValueError, RecursionError):
                 record = None
             text = record.get("text") if isinstance(record, dict) else None
-            if not isinstance(text, str) or not is_utf8(text):
-                counts.bad_lines += 1
-            elif len(text) < rule.least_characters:
-                counts.short += 1
-            elif not text:
-                counts.empty += 1
-            else:
+            if isinstance(text, str) and is_utf8(text) and len(text) >= max(1, rule.least_characters):
                 lines.append(number)
                 yield text
+            else:
+                counts.skipped += 1

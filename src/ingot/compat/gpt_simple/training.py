@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shutil
 import threading
 import time
@@ -59,11 +58,7 @@ THEIR_FILES = (
     TOKENIZER, RUN_STATE, STOP_FLAG, ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*", "checkpoints/final",
 )  # fmt: skip
 RULE = "=" * 60
-KINDS = {"regular": "Checkpoint", "shutdown": "Shutdown checkpoint", "final": "Final checkpoint"}
-REASONS = {"stop_file": "flag_file"}  # our stop reason -> gpt-simple's
-STATUSES = {"failed": "error"}  # our status -> gpt-simple's
 MAX_EXPONENT = 20.0  # perplexity is computed as exp(min(loss, 20))
-LEFTOVER = re.compile(rf"\.({FINAL}|checkpoint-\d+.*)\.[0-9a-f]{{8}}\.(tmp|old)")  # temporary folders of a killed write
 FRESH_SECONDS = 300.0  # an older state file is stale: the original writes it every logging_steps, and host clocks differ
 POLL_SECONDS = 0.5  # interval between checks for the flag file, which may be slow on a network disk
 
@@ -80,7 +75,7 @@ class GptSimpleResult:
 
 @dataclass(frozen=True)
 class Log:
-    """Log lines on stderr: -q prints only warnings, -v also prints what the run is waiting for."""
+    """Which lines go to stderr besides warnings: -q prints none, -v also prints what the run is waiting for."""
 
     verbose: bool = False
     quiet: bool = False
@@ -89,10 +84,6 @@ class Log:
         """Print a progress line."""
         if not self.quiet:
             warn(line)
-
-    def warn(self, line: str) -> None:
-        """Print a warning."""
-        warn(line)
 
 
 def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]) -> int:
@@ -105,16 +96,10 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
         refuse_live_original(Path(config.training.output_dir))
         world_size = options.nproc_per_node * options.nnodes
         resolved = translate(config, world_size, None if options.force else kept_tokens(config)).config
-        open_data(resolved, world_size, _check(config, resolved, world_size, log, options.force))
-        return launch(
-            options.nproc_per_node,
-            words,
-            nnodes=options.nnodes,
-            node_rank=options.node_rank,
-            master_addr=options.master_addr,
-            master_port=options.master_port or (PORT if options.nnodes > 1 else None),
-            module=MODULE,
-        )
+        open_data(resolved, world_size, _check(config, resolved, world_size, options.force))
+        port = options.master_port or (PORT if options.nnodes > 1 else None)
+        nodes = {"nnodes": options.nnodes, "node_rank": options.node_rank, "master_addr": options.master_addr}
+        return launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE)
     status, result = run_training(config, log, options.force)
     if not ranks_from_environment().first:
         return 0  # on any other code the launcher would kill the first rank before it is done
@@ -167,7 +152,7 @@ def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tupl
         what = f"{folder} holds {CONFIG}, which neither gpt-simple nor Ingot wrote"
         raise CheckpointError(what, Setting("training.output_dir"), advice="choose another {0}")
     if not force:
-        adopt_on_all_ranks(config, ranks, log.info, log.warn)
+        adopt_on_all_ranks(config, ranks, log.info, warn)
     kept = None if force else kept_tokens(config)
     tokenizer = named_tokenizer(config)
     resolved = translate(config, ranks.world_size, kept, tokenizer)
@@ -175,7 +160,7 @@ def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tupl
     warnings(config, messages.append)
     report_kept_batch(config, ranks.world_size, kept, messages.append)
     # A launched rank skips the checks: its launcher has already run them.
-    dataset = None if STARTED_AT in os.environ else _check(config, resolved.config, ranks.world_size, log, force)
+    dataset = None if STARTED_AT in os.environ else _check(config, resolved.config, ranks.world_size, force)
     reporter = GptSimpleReporter(config, resolved.config, log, tokenizer, messages)
     try:
         result = run(resolved, reporter, began=process_start(), force=force, files=THEIR_FILES, dataset=dataset)
@@ -186,25 +171,17 @@ def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tupl
         raise reporter.failure
     final_loss = reporter.interval_loss if reporter.interval_loss is not None else result.final_loss
     path = reporter.checkpoint or (newest_name(folder, step_of(result.checkpoint_path)) if result.checkpoint_path else "")
-    return result.status, GptSimpleResult(
-        final_loss if final_loss is not None else math.inf, str(path), result.total_tokens, result.total_steps
-    )
+    loss = math.inf if final_loss is None else final_loss
+    return result.status, GptSimpleResult(loss, str(path), result.total_tokens, result.total_steps)
 
 
-def _check(config: GptSimpleConfig, resolved: Config, world_size: int, log: Log, force: bool) -> Dataset | None:
+def _check(config: GptSimpleConfig, resolved: Config, world_size: int, force: bool) -> Dataset | None:
     """Raise an error for a run that cannot succeed; return the dataset if the checks had to open it."""
     from ingot.preflight.validate import check_before_training
 
-    return check_before_training(
-        resolved,
-        world_size,
-        log.warn,
-        workers=config.data.num_workers,
-        allow_mismatch=config.data.allow_budget_mismatch,
-        fresh=force,
-        name=key_name,
-        advise=advice,
-    )
+    workers, mismatch = config.data.num_workers, config.data.allow_budget_mismatch
+    keys: dict[str, Any] = {"workers": workers, "allow_mismatch": mismatch, "name": key_name, "advise": advice}
+    return check_before_training(resolved, world_size, warn, fresh=force, **keys)
 
 
 def refuse_live_original(folder: Path) -> None:
@@ -265,50 +242,35 @@ class GptSimpleReporter(Reporter):
         self._resumed_from: str | None = None
 
     def begin(self, report: BeginReport) -> None:
+        from ingot.compat.gpt_simple.files import write_tokenizer
+        from ingot.runs.checkpoints import read_kind
+
         step, max_steps = report.resumed_at, self._config.training.max_steps
         self._seconds = report.elapsed_seconds
         saved = [one for one in saved_checkpoints(self._folder) if one.step <= step]
         newest = str(saved[-1].path) if saved else None
         self._resumed_from = newest if saved and saved[-1].step == step else None
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._state = {
-            "status": "running",
-            "pid": os.getpid(),
-            "started_at": now,
-            "updated_at": now,
-            "global_step": step,
-            "max_steps": max_steps,
-            "learning_rate": 0.0,
-            "tokens_trained": saved[-1].state.get("tokens_trained", 0) if saved else 0,
-            "tokens_per_sec": 0.0,
-            "error": None,
-            "latest_checkpoint": newest,
-            "config_path": str(self._folder / CONFIG),
-        }
+        tokens = saved[-1].state.get("tokens_trained", 0) if saved else 0
+        self._state = {"status": "running", "pid": os.getpid(), "started_at": now, "updated_at": now, "global_step": step}
+        self._state |= {"max_steps": max_steps, "learning_rate": 0.0, "tokens_trained": tokens, "tokens_per_sec": 0.0}
+        self._state |= {"error": None, "latest_checkpoint": newest, "config_path": str(self._folder / CONFIG)}
         with writing(self._folder):
-            for leftover in self._folder.glob("checkpoints/.*"):
-                if LEFTOVER.fullmatch(leftover.name):
-                    shutil.rmtree(leftover, ignore_errors=True)
             write_atomically(self._folder / CONFIG, json.dumps(self._keys, indent=2) + "\n")
-            self._write_tokenizer()
+            folder, tokenizer = self._folder / TOKENIZER, self._tokenizer
+            written = folder.is_dir() and any(folder.iterdir())  # as in the original, once per run
+            if tokenizer and not written and not write_tokenizer(folder, tokenizer.spec(), self._config.data.max_length):
+                warn(f"gpt-simple has no {tokenizer.kind} tokenizer: only ingot can generate from {self._folder}")
         self._update()
         ours = saved_steps(self._folder / "checkpoints").get(step)
         if ours is not None and (not saved or saved[-1].step < step):  # killed before gpt-simple's folder was written
-            from ingot.runs.checkpoints import read_kind
-
             self.saved(ours, read_kind(ours))
         with suppress(OSError):
             if (self._folder / STOP_FLAG).stat().st_mtime < process_start():
                 (self._folder / STOP_FLAG).unlink()  # left over from an earlier session
         self._pass_on_flag()
         for line in self._messages:
-            self._log.warn(line)
-        for line in self._summary(report):
-            self._log.info(line)
-        if step >= max_steps:
-            self._log.info(f"Training already complete: step {step} of training.max_steps={max_steps}; raise it to continue")
-
-    def _summary(self, report: BeginReport) -> list[str]:
+            warn(line)
         t, o = self._config.training, self._config.optimizer
         rows = self._resolved.training.tokens_per_step // self._config.data.max_length
         lines = [
@@ -324,10 +286,14 @@ class GptSimpleReporter(Reporter):
             f"Max steps:            {t.max_steps}",
             f"LR: {o.learning_rate}  (warmup={o.warmup_steps}, decay={cosine_steps(self._config)})",
         ]
-        if step := report.resumed_at:
+        if step:
             named = t.resume if t.resume not in ("auto", "scratch") else newest_name(self._folder, step)
             lines.append(f"Resuming from step {step}  (checkpoint: {named})")
-        return [*lines, RULE]
+        lines.append(RULE)
+        if step >= max_steps:
+            lines.append(f"Training already complete: step {step} of training.max_steps={max_steps}; raise it to continue")
+        for line in lines:
+            self._log.info(line)
 
     def step(self, report: StepReport, log: bool) -> None:
         self._pass_on_flag()
@@ -371,38 +337,38 @@ class GptSimpleReporter(Reporter):
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         """Write our checkpoint as the folders that the original would have written; delete those that it would not have kept."""
-        from ingot.compat.gpt_simple.files import not_kept, write_checkpoint
-        from ingot.runs.checkpoints import load_checkpoint
+        from ingot.compat.gpt_simple.files import write_checkpoint
+        from ingot.runs.checkpoints import load_checkpoint, to_keep
 
         began, step, folder, training = time.monotonic(), step_of(path), path.parent, self._config.training
-        names: dict[str, Kind] = {}  # the original has no best checkpoint, and the last step may also be a regular one
-        if kind != "shutdown" and step % training.save_steps == 0:
-            names[f"checkpoint-{step}"] = "regular"
-        if kind != "regular":
-            names[FINAL if kind == "final" else f"checkpoint-{step}{SHUTDOWN}"] = kind
-        self.checkpoint = folder / list(names)[-1] if names else path
-        new = [name for name in names if name == FINAL or not (folder / name).exists()]
+        names = {"shutdown": [f"checkpoint-{step}{SHUTDOWN}"], "final": [FINAL], "regular": []}[kind]
+        if kind != "shutdown" and step % training.save_steps == 0:  # not the best one; the last step may be a regular one too
+            names.insert(0, f"checkpoint-{step}")
+        self.checkpoint = folder / names[-1] if names else path
+        new = [folder / name for name in names if name == FINAL or not (folder / name).exists()]
         try:
-            checkpoint = load_checkpoint(path) if new else None
-            for name in new:
-                assert checkpoint is not None
+            if new:
+                checkpoint = load_checkpoint(path)
                 facts = {"wandb_run_id": read_id(self._folder / WANDB_ID), "resumed_from": self._resumed_from}
-                write_checkpoint(folder / name, checkpoint, self._keys, facts)
-            for old in saved_checkpoints(self._folder):
-                if old.name == FINAL and old.step < step:  # the original would always take it for the newest checkpoint
-                    shutil.rmtree(regular := old.path.with_name(f"checkpoint-{old.step}"), ignore_errors=True)
-                    old.path.rename(regular)
-            for old in not_kept(saved_checkpoints(self._folder), training.keep_last_k, training.keep_milestone_every):
-                shutil.rmtree(old.path, ignore_errors=True)
+                for target in new:
+                    write_checkpoint(target, checkpoint, self._keys, facts)
+            for earlier in saved_checkpoints(self._folder):
+                if earlier.name == FINAL and earlier.step < step:  # the original would always take it for the newest checkpoint
+                    shutil.rmtree(regular := earlier.path.with_name(f"checkpoint-{earlier.step}"), ignore_errors=True)
+                    earlier.path.rename(regular)
+            saved = {(one.step, one.kind): one.path for one in saved_checkpoints(self._folder)}
+            for old in saved.keys() - to_keep(list(saved), training.keep_last_k, training.keep_milestone_every or 0):
+                shutil.rmtree(saved[old], ignore_errors=True)
             self.failure = None
         except (IngotError, OSError) as error:  # runs in a thread: the error is raised when training ends
             why = getattr(error, "strerror", None) or error
             self.failure = CheckpointError(f"cannot write {path.name} as gpt-simple's: {why}")
-            self._log.warn(f"{self.failure}; training continues, and {path} is complete")
+            warn(f"{self.failure}; training continues, and {path} is complete")
             return
-        for name in new:
-            self._log.info(f"{KINDS[names[name]]} saved to {folder / name} (step {step}, {time.monotonic() - began:.1f}s)")
-            self._update(latest_checkpoint=str(folder / name))
+        for target in new:
+            what = "Checkpoint" if target.name == f"checkpoint-{step}" else f"{kind.capitalize()} checkpoint"
+            self._log.info(f"{what} saved to {target} (step {step}, {time.monotonic() - began:.1f}s)")
+            self._update(latest_checkpoint=str(target))
 
     def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
         if isinstance(report, EvaluationReport):
@@ -414,22 +380,21 @@ class GptSimpleReporter(Reporter):
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         if not done and self._log.verbose:
-            self._log.warn(what)
+            warn(what)
 
     def message(self, text: str) -> None:
-        self._log.warn(text.replace(GO_ON_WITHOUT_BUCKET, "add --allow-bucket-exhaustion"))
+        warn(text.replace(GO_ON_WITHOUT_BUCKET, "add --allow-bucket-exhaustion"))
 
     def end(self, result: Any) -> None:
         with suppress(OSError):
             (self._folder / STOP_FLAG).unlink(missing_ok=True)
         loss = {} if result.final_loss is None else {"loss": self._state.get("loss", result.final_loss)}
-        status = STATUSES.get(result.status, result.status)
-        self._update(status=status, global_step=result.total_steps, tokens_trained=result.total_tokens, **loss)
+        self._update(status=result.status, global_step=result.total_steps, tokens_trained=result.total_tokens, **loss)
         if result.status == "completed":
             for line in (RULE, "TRAINING COMPLETE!", RULE):
                 self._log.info(line)
             return
-        reason = REASONS.get(result.stop_reason, result.stop_reason)
+        reason = "flag_file" if result.stop_reason == "stop_file" else result.stop_reason
         where = self.checkpoint or result.checkpoint_path or self._folder
         ended = "Halted" if result.status == "halted" else "Stopped"
         self._log.info(f"{ended} at step {result.total_steps} ({reason}). Resume with: --training.resume {where}")
@@ -447,15 +412,6 @@ class GptSimpleReporter(Reporter):
                 with suppress(CheckpointError):  # write failed: retried at the next check
                     RunFolder(self._folder).ask_to_stop()
 
-    def _write_tokenizer(self) -> None:
-        from ingot.compat.gpt_simple.files import write_tokenizer
-
-        folder = self._folder / TOKENIZER
-        if self._tokenizer is None or (folder.is_dir() and any(folder.iterdir())):
-            return  # as in the original, written once per run
-        if not write_tokenizer(folder, self._tokenizer.spec(), self._config.data.max_length):
-            self._log.warn(f"gpt-simple has no {self._tokenizer.kind} tokenizer: only ingot can generate from {self._folder}")
-
     def _update(self, **values: Any) -> None:
         """Update .run_state.json; training continues if it cannot be written."""
         with self._lock:  # called from the training loop and the saving thread
@@ -464,4 +420,4 @@ class GptSimpleReporter(Reporter):
             try:
                 write_atomically(path, text, durable=self._state["status"] != "running")
             except OSError as error:
-                self._log.warn(f"cannot write {path}: {error.strerror or error}; training continues")
+                warn(f"cannot write {path}: {error.strerror or error}; training continues")

@@ -43,7 +43,11 @@ def translate(
     settings = {ours: keys[path.partition(".")[0]][path.partition(".")[2]] for path, ours in copied(all_keys()).items()}
     settings |= _computed(config, tokenizer or named_tokenizer(config))
     settings["training.tokens_per_step"] = kept_tokens or tokens_per_step(config, world_size)
-    settings["data.already_read"] = _already_read(config) if kept_tokens is not None else None
+    if kept_tokens is not None:  # the list of what the original has read, in this run or the one it resumes
+        named = resume_path(config)
+        runs = [Path(config.training.output_dir), *([named, named.parent.parent] if named is not None else [])]
+        lists = (run / ALREADY_READ for run in runs)
+        settings["data.already_read"] = next((str(path) for path in lists if path.exists()), None)
     if decided := sorted(settings.keys() & config.settings.keys()):
         raise ConfigError(f"{decided[0]} follows from gpt-simple's keys and cannot be set as well")
     return load_config(overrides=config.settings, python=settings, environment={})
@@ -74,10 +78,10 @@ def report_kept_batch(config: GptSimpleConfig, world_size: int, kept: int | None
         return
     rows, length = kept // config.data.max_length, config.data.max_length
     times = -(-rows // (t.per_device_batch_size * world_size))
+    ranks, passes = f"rank{'s' if world_size > 1 else ''}", f"pass{'es' if times > 1 else ''}"
     report(
-        f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} "
-        f"rank{'s' if world_size > 1 else ''}, with {times} forward pass{'es' if times > 1 else ''} each, where "
-        f"gradient_accumulation_steps={t.gradient_accumulation_steps} would give {now:,}; another batch needs another output_dir"
+        f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} {ranks}, with "
+        f"{times} forward {passes} each; the keys would give {now:,}, but another batch needs another output_dir"
     )
 
 
@@ -95,19 +99,6 @@ def resume_path(config: GptSimpleConfig) -> Path | None:
 def resume_setting(config: GptSimpleConfig) -> str:
     """Return our training.resume; a checkpoint of the original is converted to ours in output_dir before training."""
     return str(resume_path(config) or RESUMES.get(config.training.resume, config.training.resume))
-
-
-def _already_read(config: GptSimpleConfig) -> str | None:
-    """Return the path of the list of documents that the original has read, in this run or the one it resumes."""
-    named = resume_path(config)
-    runs = [named, named.parent.parent] if named is not None else []
-    paths = [already_read_path(config), *(run / ALREADY_READ for run in runs)]
-    return next((str(path) for path in paths if path.exists()), None)
-
-
-def already_read_path(config: GptSimpleConfig) -> Path:
-    """Return the path, in the run folder, of the list of documents that the original has read."""
-    return Path(config.training.output_dir) / ALREADY_READ
 
 
 def buckets(config: GptSimpleConfig) -> list[str]:
@@ -156,13 +147,11 @@ def warnings(config: GptSimpleConfig, report: Callable[[str], None]) -> None:
     if config.data.max_length > config.model.n_positions:
         length = config.data.max_length
         report(f"data.max_length={length} is more than model.n_positions={config.model.n_positions}, which is taken as {length}")
-    end = config.optimizer.warmup_steps + cosine_steps(config)
+    end, last = config.optimizer.warmup_steps + cosine_steps(config), f"training.max_steps={steps}"
     if end < steps:
-        report(f"the learning rate is at its floor after step {end}, for the last {steps - end} of training.max_steps={steps}")
+        report(f"the learning rate is at its floor after step {end}, for the last {steps - end} of {last}")
     elif end > steps:
-        report(
-            f"the learning rate decays until step {end}, {end - steps} after training.max_steps={steps}, and ends above its floor"
-        )
+        report(f"the learning rate decays until step {end}, {end - steps} after {last}, and ends above its floor")
 
 
 def _computed(config: GptSimpleConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -192,8 +181,8 @@ def _computed(config: GptSimpleConfig, tokenizer: Tokenizer | None) -> dict[str,
         "optimizer.name": "adamw",
         "optimizer.schedule": "cosine",
         "optimizer.decay_steps": o.warmup_steps + max(1, cosine_steps(config)),
-        "training.gradient_checkpointing": t.gradient_checkpointing
-        and "auto",  # auto: checkpointing more layers than memory requires would be slower
+        # auto: checkpointing more layers than memory requires would be slower
+        "training.gradient_checkpointing": t.gradient_checkpointing and "auto",
         "training.compile": t.compile if "training.compile" in config.given or not t.compile else "auto",
         "training.precision": PRECISIONS.get(t.mixed_precision, t.mixed_precision),
         "training.priming_steps": 0,
