@@ -1,4 +1,4 @@
-"""What tests of several rooms share: real second processes, and patience."""
+"""Fixtures that tests of several packages share: real second processes, and patience."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Timings of a busy machine are not failures. With new examples in each run a change could fail for what was weak before it:
 # `make test-long` looks for that.
-hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("same", deadline=None, max_examples=40, derandomize=True, database=None)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("same")
 

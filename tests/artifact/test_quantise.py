@@ -56,7 +56,7 @@ def torch_golf_whole(values):
     ],
 )
 def test_golf_rows_have_the_codes_that_golf_gives_them(row, codes, scale, decoded):
-    found, scales = room._golf_rows(np.array([row], np.float32))
+    found, scales = room._golf(np.array([row], np.float32))
     assert found.tolist() == [codes]
     assert scales[0] == pytest.approx(scale, rel=1e-5)
     if decoded is not None:
@@ -89,7 +89,7 @@ def test_golf_codes_are_those_of_torch(shape, kind):
         "one spike": torch.where(torch.arange(shape[1]) == shape[1] // 2, 1e3, normal),
     }[kind]
     codes, scale = torch_golf(matrix)
-    found, scales = room._golf_rows(matrix.numpy())
+    found, scales = room._golf(matrix.numpy())
     assert np.array_equal(found, codes.numpy())
     assert np.array_equal(scales.astype(np.float16), scale.numpy())
 
@@ -98,7 +98,7 @@ def test_golf_codes_are_those_of_torch(shape, kind):
 @given(arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=st.floats(-1e3, 1e3, width=32)))
 def test_golf_codes_are_those_of_torch_for_any_matrix(matrix):
     codes, scale = torch_golf(torch.from_numpy(matrix))
-    found, scales = room._golf_rows(matrix)
+    found, scales = room._golf(matrix)
     assert np.array_equal(found, codes.numpy())
     assert np.array_equal(scales.astype(np.float16), scale.numpy())
 

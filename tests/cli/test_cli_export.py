@@ -380,7 +380,7 @@ def test_an_imported_model_of_gpt2_s_ids_has_gpt2_s_tokenizer(call, tmp_path):
     shapes |= {"h.0.mlp.c_proj.weight": (4 * width, width), "h.0.mlp.c_proj.bias": (width,)}
     (tmp_path / "hf").mkdir()
     save_file({name: torch.randn(shape) for name, shape in shapes.items()}, tmp_path / "hf" / "model.safetensors")
-    config = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": width, "n_ctx": 16, "vocab_size": rows}
+    config = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": width, "n_positions": 16, "vocab_size": rows}
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
     assert call("import", tmp_path / "hf", "--output", tmp_path / "a").exit_code == 0
     facts = read_artifact(tmp_path / "a").facts

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ingot.data.tokenizers import HFTokenizer, SentencePieceTokenizer
+from ingot.data.tokenizers import HFTokenizer, SentencePieceTokenizer, Tokenizer
 from ingot.data.tokenizers.hf_json import from_json
-from ingot.data.tokenizers.tokenizer_base import byte_alphabet
+from ingot.data.tokenizers.tokenizer_base import IdArray, byte_alphabet, utf8
 
 SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -43,6 +44,12 @@ def shared(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"the real data is not at {path}")
     return path
+
+
+def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> list[IdArray]:
+    """The ids of each text from one call of `encode_batch`."""
+    ids, counts = tokenizer.encode_batch([utf8(text) for text in texts])
+    return np.split(ids, np.cumsum(counts)[:-1]) if texts else []
 
 
 def sentencepiece_file(

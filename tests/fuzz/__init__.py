@@ -30,6 +30,6 @@ file of the user's changed.
 import sys
 from pathlib import Path
 
-# The toys of other rooms' tests.
+# Small models and folders from other packages' tests.
 _ROOMS = ("data", "compat/golf", "compat/nanogpt", "compat/gpt_simple", "train")
 sys.path.extend(str(Path(__file__).resolve().parents[1] / room) for room in _ROOMS)

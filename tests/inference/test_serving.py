@@ -190,7 +190,7 @@ def test_texts_that_are_not_done_when_the_engine_is_closed_fail_and_so_do_later_
 
 def test_models_of_a_file_of_requests_are_open_one_at_a_time(tmp_path):
     class Model:
-        def write_texts(self, prompts, options, seeds):
+        def generate_batch(self, prompts, options, seeds):
             return [f"{prompt}!" for prompt in prompts]
 
     opened = weakref.WeakSet()

@@ -12,10 +12,9 @@ from ingot.backends.torch.build import build_model
 from ingot.backends.torch.state import model_records
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError
-from ingot.preflight.checks import check_resume
 from ingot.preflight.data_checks import RunData
 from ingot.preflight.findings import Finding, Findings
-from ingot.preflight.validate import check_before_training, report_lines, report_record, validate
+from ingot.preflight.validate import check_before_training, check_resume, report_lines, report_record, validate
 from ingot.runs.checkpoints import save_checkpoint
 from ingot.train.resume import facts_of
 
@@ -246,9 +245,9 @@ def test_a_model_larger_than_the_memory(config):
 
 def test_a_model_whose_state_fits_and_whose_rows_may_not_is_warned_about(config, monkeypatch):
     needed = validate(config()).memory
-    monkeypatch.setattr("ingot.preflight.checks.host_bytes", lambda: needed - 1)
+    monkeypatch.setattr("ingot.preflight.validate.host_bytes", lambda: needed - 1)
     assert codes(config()) == {"model.memory": "warning"}
-    monkeypatch.setattr("ingot.preflight.checks.host_bytes", lambda: needed)
+    monkeypatch.setattr("ingot.preflight.validate.host_bytes", lambda: needed)
     assert codes(config()) == {}
 
 
@@ -267,7 +266,7 @@ def saved(config, tmp_path):
 
 def test_a_run_that_goes_on_has_no_findings(config, saved):
     report = validate(config())
-    assert report.findings == [] and (report.resume.path, report.resume.step, report.resume.tokens) == (saved, 5, 320)
+    assert report.findings == [] and report.resume == {"path": str(saved), "step": 5, "tokens": 320}
 
 
 def test_a_resume_with_another_model(config, saved):

@@ -402,13 +402,6 @@ def test_where_a_run_stood_is_checked_before_it_goes_on(tmp_path, name):
             read_progress(Checkpoint(tmp_path, 4, {**sound, name: value}, {}))
 
 
-@pytest.mark.parametrize(("phases", "begun"), [([], 0), ([[0, 0], [12, 300]], 2)])
-def test_a_checkpoint_of_a_version_that_kept_where_phases_began_says_how_many_have(tmp_path, phases, begun):
-    assert read_progress(Checkpoint(tmp_path, 4, {"step": 4, "phases": phases}, {})).phases_begun == begun
-    with pytest.raises(CheckpointError, match="it does not say where its run stood"):
-        read_progress(Checkpoint(tmp_path, 4, {"step": 4, "phases": 1}, {}))
-
-
 @pytest.mark.parametrize("progress", [{}, {"config": 1}, {"config": {}}, {"config": {"model": []}}, {"config": None}])
 def test_a_checkpoint_that_does_not_say_what_run_it_is_of_is_not_continued(tmp_path, progress):
     with pytest.raises(CheckpointError, match="it does not say which run it belongs to"):

@@ -41,7 +41,16 @@ def compress(codec: str, parts: Sequence[bytes | memoryview], progress: Progress
     """Return the compressed concatenation of all parts."""
     total, done = sum(map(len, parts)), 0
     if codec == "rans":
-        return _encode_rans(parts, total, progress)
+        reported = 0
+
+        def report(count: int) -> None:
+            nonlocal done, reported
+            done += count
+            if done - reported >= CHUNK_BYTES or done == total:
+                reported = done
+                progress(done, total)
+
+        return rans.encode(parts, report)
     stream: Any = (
         zlib.compressobj(9) if codec == "zlib" else lzma.LZMACompressor(lzma.FORMAT_XZ, lzma.CHECK_CRC32, filters=LZMA_FILTERS)
     )
@@ -53,19 +62,6 @@ def compress(codec: str, parts: Sequence[bytes | memoryview], progress: Progress
             done += len(chunk)
             progress(done, total)
     return b"".join([*pieces, stream.flush()])
-
-
-def _encode_rans(parts: Sequence[bytes | memoryview], total: int, progress: Progress) -> bytes:
-    done = reported = 0
-
-    def report(count: int) -> None:
-        nonlocal done, reported
-        done += count
-        if done - reported >= CHUNK_BYTES or done == total:
-            reported = done
-            progress(done, total)
-
-    return rans.encode(parts, report)
 
 
 def decompress(codec: str, data: memoryview, size: int) -> bytes:

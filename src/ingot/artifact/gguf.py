@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.hf_tokenizer import NORMAL, SPECIALS, THEIRS, SentencePieceFile, gpt2_files
-from ingot.artifact.huggingface import llama_inner_width, refuse_unportable
+from ingot.artifact.huggingface import refuse_unportable
 from ingot.artifact.quantise import quantise
 from ingot.data.store.documents import ends_of
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer, HFTokenizer, from_spec
@@ -26,6 +25,7 @@ from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 from ingot.data.tokenizers.sentencepiece import BPE, CONTROL, UNKNOWN, SentencePieceTokenizer
 from ingot.data.tokenizers.tokenizer_base import byte_alphabet
 from ingot.errors import CheckpointError, ConfigError
+from ingot.model.settings import mlp_width
 from ingot.runtime.files import replace_folder, write_atomically
 from ingot.runtime.tensors import TensorRecord, to_array
 
@@ -82,7 +82,10 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> Vocabulary:
     """Build the vocabulary of a tokenizer spec for `rows` embedding rows; raise ConfigError if llama.cpp cannot express it."""
     tokenizer = from_spec(spec)
     if isinstance(tokenizer, GPT2Tokenizer):
-        found = _gpt2(tokenizer)
+        words, merges = gpt2_files(tokenizer)
+        tokens = list(json.loads(words))
+        kinds = [CONTROL if token == END_OF_TEXT else NORMAL for token in tokens]
+        found = Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), merges.decode().splitlines()[1:])
     elif isinstance(tokenizer, ByteTokenizer):
         found = _bytes(tokenizer)
     elif isinstance(tokenizer, SentencePieceTokenizer):
@@ -101,17 +104,8 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> Vocabulary:
 def is_normalised(spec: Mapping[str, Any]) -> bool:
     """Return True if a tokenizer normalises text before splitting it, which llama.cpp would not do."""
     tokenizer = from_spec(spec)
-    if not isinstance(tokenizer, SentencePieceTokenizer):
-        return False
-    file = SentencePieceFile(tokenizer.contents)
-    return bool(file.rules) or file.folds_spaces
-
-
-def _gpt2(tokenizer: GPT2Tokenizer) -> Vocabulary:
-    vocabulary, merges = gpt2_files(tokenizer)
-    tokens = list(json.loads(vocabulary))
-    kinds = [CONTROL if token == END_OF_TEXT else NORMAL for token in tokens]
-    return Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), merges.decode().splitlines()[1:])
+    file = SentencePieceFile(tokenizer.contents) if isinstance(tokenizer, SentencePieceTokenizer) else None
+    return file is not None and (bool(file.rules) or file.folds_spaces)
 
 
 def _bytes(tokenizer: ByteTokenizer) -> Vocabulary:
@@ -132,18 +126,12 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Vocabulary:
             "GGUF does not support this SentencePiece model, only BPE with byte fallback",
             advice="--format huggingface takes it",
         )
-    texts, kinds = [piece.text for piece in file.pieces], [piece.kind for piece in file.pieces]
-    scores = [piece.score for piece in file.pieces]
-    return Vocabulary(
-        "llama",
-        texts,
-        kinds,
-        tokenizer.bos,
-        ends_of(tokenizer),
-        scores=scores,
-        unknown=kinds.index(UNKNOWN),
-        adds_space=file.adds_prefix,
+    found = Vocabulary(
+        "llama", [piece.text for piece in file.pieces], [piece.kind for piece in file.pieces], tokenizer.bos, ends_of(tokenizer)
     )
+    found.scores, found.adds_space = [piece.score for piece in file.pieces], file.adds_prefix
+    found.unknown = found.kinds.index(UNKNOWN)
+    return found
 
 
 def _huggingface(tokenizer: HFTokenizer) -> Vocabulary:
@@ -179,15 +167,6 @@ LLAMA = {
 ENDS = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"}
 
 
-def require_gguf() -> Any:
-    """Import and return the package `gguf`; the error says what to install."""
-    try:
-        import gguf
-    except ImportError:
-        raise ConfigError("--format gguf needs the package gguf", advice="pip install 'ingot-lm[gguf]'") from None
-    return gguf
-
-
 def write_gguf(
     folder: Path,
     records: Iterable[TensorRecord],
@@ -200,7 +179,10 @@ def write_gguf(
     if dtype not in DTYPES:
         raise ConfigError(f"GGUF export does not support the dtype {dtype!r}; choose {', '.join(DTYPES)}")
     refuse_unportable(settings, "gguf")
-    gguf = require_gguf()
+    try:
+        import gguf
+    except ImportError:
+        raise ConfigError("--format gguf needs the package gguf", advice="pip install 'ingot-lm[gguf]'") from None
     if tokenizer is None:
         raise ConfigError("a GGUF file contains a tokenizer, but this model has none; leave --no-tokenizer out")
     tensors = _tensors(records, settings)
@@ -210,41 +192,26 @@ def write_gguf(
         _describe(gguf, writer, settings, tensors, dtype, name)
         vocabulary.write(writer)
         for key, array in tensors.items():
-            kind = gguf.GGMLQuantizationType[DTYPES[_format(key, array, dtype)]]
-            writer.add_tensor(key, gguf.quants.quantize(_checked(key, array, kind.name), kind), raw_dtype=kind)
+            exact = array.ndim < 2 or key.startswith("position_embd")  # gains, biases and positions
+            # q8_0 cannot split every row into blocks.
+            stored = "fp32" if exact else "fp16" if dtype == "q8_0" and array.shape[-1] % GROUP else dtype
+            if stored == "fp16" and np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
+                raise CheckpointError(f"{key} contains values out of fp16's range; choose the dtype bf16, q8_0 or fp32")
+            kind = gguf.GGMLQuantizationType[DTYPES[stored]]
+            writer.add_tensor(key, gguf.quants.quantize(np.ascontiguousarray(array, np.float32), kind), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        with _whole_arrays():
+        try:
             writer.write_tensors_to_file()
+        except OSError as refused:
+            if refused.errno is None:  # numpy's error about a short write does not give the reason
+                raise OSError(errno.EIO, "it was written only in part; is the disk full?") from refused
+            raise
         writer.close()
         context = tensors["position_embd.weight"].shape[0] if "position_embd.weight" in tensors else settings["context"]
         modelfile = f"FROM ./{FILE}\nTEMPLATE {{{{ .Prompt }}}}\nPARAMETER num_ctx {context}\n"
         write_atomically(partial / MODELFILE, modelfile)
         return (partial / FILE).stat().st_size + len(modelfile)
-
-
-@contextmanager
-def _whole_arrays() -> Iterator[None]:
-    """Turn numpy's error about a short write into one that gives the reason."""
-    try:
-        yield
-    except OSError as refused:
-        if refused.errno is not None:
-            raise
-        raise OSError(errno.EIO, "it was written only in part; is the disk full?") from refused
-
-
-def _format(name: str, array: NDArray[Any], dtype: str) -> str:
-    """Return a tensor's storage type: exact for gains, biases and positions, fp16 for rows q8_0 cannot split into blocks."""
-    if array.ndim < 2 or name.startswith("position_embd"):
-        return "fp32"
-    return "fp16" if dtype == "q8_0" and array.shape[-1] % GROUP else dtype
-
-
-def _checked(name: str, array: NDArray[Any], kind: str) -> NDArray[np.float32]:
-    if kind == "F16" and np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
-        raise CheckpointError(f"{name} contains values out of fp16's range; choose the dtype bf16, q8_0 or fp32")
-    return np.ascontiguousarray(array, np.float32)
 
 
 def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
@@ -261,19 +228,14 @@ def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> di
         _, layer, inner = part.split(".", 2)
         if inner in ("attn.q_proj", "attn.k_proj"):
             heads = settings["heads"] if inner == "attn.q_proj" else settings["kv_heads"] or settings["heads"]
-            array = _neighbours(array, heads)
+            halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+            array = halves.swapaxes(1, 2).reshape(array.shape)  # the pair (i, i + D / 2) of each head becomes (2i, 2i + 1)
         found[f"blk.{layer}.{names[inner]}.{kind}"] = array
     if settings["family"] == "gpt2":
         for name, array in list(found.items()):
             if name.endswith(".weight") and not name.startswith(("token_embd", "position_embd")):
                 found.setdefault(name.replace(".weight", ".bias"), np.zeros(array.shape[0], np.float32))
     return found
-
-
-def _neighbours(array: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Reorder the rows of (H * D, ...) so that the pair (i, i + D / 2) of each head becomes (2i, 2i + 1)."""
-    halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
-    return halves.swapaxes(1, 2).reshape(array.shape)
 
 
 def _describe(
@@ -289,7 +251,7 @@ def _describe(
     writer.add_context_length(settings["context"] if llama else tensors["position_embd.weight"].shape[0])
     writer.add_embedding_length(settings["width"])
     writer.add_block_count(settings["layers"])
-    writer.add_feed_forward_length(llama_inner_width(settings) if llama else 4 * settings["width"])
+    writer.add_feed_forward_length(mlp_width(settings["width"], settings["inner_width"]) if llama else 4 * settings["width"])
     writer.add_head_count(settings["heads"])
     if not llama:
         writer.add_layer_norm_eps(1e-5)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import CheckpointError, Unreadable
-from ingot.runtime.files import read_json
+from ingot.runtime.files import read_object
 
 STATE, MODEL, WEIGHTS, CONFIG, TOKENIZER = "trainer_state.json", "model", "pytorch_model.bin", "config.json", "tokenizer"
 FINAL, SHUTDOWN = "final", "-shutdown"
@@ -83,7 +83,7 @@ def saved_checkpoints(run: Path) -> list[Saved]:
 
 def read_saved(path: Path) -> Saved:
     """Read a checkpoint's trainer_state.json."""
-    state = _read_json(path / STATE)
+    state = read_object(path / STATE)
     step, version = state.get("step"), state.get("schema_version", VERSION)
     if version != VERSION:
         raise CheckpointError(f"{path / STATE} has version {version!r:.40} and version {VERSION} is read; upgrade ingot")
@@ -94,9 +94,9 @@ def read_saved(path: Path) -> Saved:
 
 def read_model(path: Path) -> dict[str, Any]:
     """Read the section `model` of a checkpoint; if its run used rows longer than n_positions, their length is the context."""
-    settings = model_settings(_read_json(path / MODEL / CONFIG), str(path / MODEL / CONFIG))
+    settings = model_settings(read_object(path / MODEL / CONFIG), str(path / MODEL / CONFIG))
     try:
-        told = _read_json(path.parent.parent / CONFIG)["data"]["max_length"]
+        told = read_object(path.parent.parent / CONFIG)["data"]["max_length"]
     except (CheckpointError, KeyError, TypeError):
         return settings
     return {**settings, "context": max(settings["context"], told) if type(told) is int else settings["context"]}
@@ -150,17 +150,3 @@ def config_hash(keys: Mapping[str, Any]) -> str:
 def arch_hash(model: Mapping[str, Any]) -> str:
     """Return the hash of the keys that determine weight shapes, as in trainer_state.json, with vocab_size as configured."""
     return config_hash({key: model.get(key) for key in ARCH_KEYS})
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except (ValueError, IsADirectoryError):
-        raise CheckpointError(f"{path} is damaged: it is not JSON") from None
-    except OSError as error:
-        raise Unreadable(path, error.strerror) from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
-    return found

@@ -80,14 +80,21 @@ class SentencePieceFile:
 def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
     """Build a tokenizer.json that encodes text as in training; return None if the tokenizers library cannot express it."""
     from tokenizers import Tokenizer as Built
+    from tokenizers import decoders, models, pre_tokenizers
 
     built: Any = None
     if isinstance(tokenizer, HFTokenizer):
         built = _marked(Built.from_str(tokenizer.contents.decode()), tokenizer, [])
     elif isinstance(tokenizer, ByteTokenizer):
-        built = _bytes(tokenizer)
+        letters = {byte: letter for letter, byte in byte_alphabet().items()}
+        words = [*SPECIALS, *(letters[byte] for byte in range(256))]
+        built = Built(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
+        built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        built.decoder = decoders.ByteLevel()
+        built = _marked(built, tokenizer, SPECIALS)
     elif isinstance(tokenizer, CharTokenizer):
-        built = _characters(tokenizer)
+        built = Built(models.BPE(vocab={character: i for i, character in enumerate(tokenizer.characters)}, merges=[]))
+        built.decoder = decoders.Fuse()
     elif isinstance(tokenizer, SentencePieceTokenizer):
         built = _sentencepiece(tokenizer)
     return None if built is None else str(built.to_str(pretty=True)).encode()
@@ -105,30 +112,9 @@ def marks_texts(tokenizer: Tokenizer) -> bool:
     return not isinstance(tokenizer, GPT2Tokenizer)
 
 
-def _bytes(tokenizer: ByteTokenizer) -> Any:
-    from tokenizers import Tokenizer as Built
-    from tokenizers import decoders, models, pre_tokenizers
-
-    letters = {byte: letter for letter, byte in byte_alphabet().items()}
-    words = [*SPECIALS, *(letters[byte] for byte in range(256))]
-    built = Built(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
-    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    built.decoder = decoders.ByteLevel()
-    return _marked(built, tokenizer, SPECIALS)
-
-
-def _characters(tokenizer: CharTokenizer) -> Any:
-    from tokenizers import Tokenizer as Built
-    from tokenizers import decoders, models
-
-    built = Built(models.BPE(vocab={character: i for i, character in enumerate(tokenizer.characters)}, merges=[]))
-    built.decoder = decoders.Fuse()
-    return built
-
-
 def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
+    from tokenizers import Regex, decoders, models, normalizers
     from tokenizers import Tokenizer as Built
-    from tokenizers import decoders, models
 
     file = SentencePieceFile(tokenizer.contents)
     if tokenizer.marks_capitals:  # the tokenizers library cannot restore capital letters
@@ -144,22 +130,16 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
     else:
         return None
     built = Built(model)
-    built.normalizer = _normaliser(file)
+    rules: list[Any] = [normalizers.Precompiled(file.rules)] if file.rules else []
+    if file.folds_spaces:
+        rules += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if file.adds_prefix:
+        rules.append(normalizers.Prepend(SPACE))
+    built.normalizer = normalizers.Sequence([*rules, normalizers.Replace(" ", SPACE)])
     parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     built.decoder = decoders.Sequence([*parts, *([decoders.Strip(" ", 1, 0)] if file.adds_prefix else [])])
     marks = [piece.text for piece in file.pieces if piece.kind in (CONTROL, UNKNOWN)]
     return _marked(built, tokenizer, marks)
-
-
-def _normaliser(file: SentencePieceFile) -> Any:
-    from tokenizers import Regex, normalizers
-
-    parts: list[Any] = [normalizers.Precompiled(file.rules)] if file.rules else []
-    if file.folds_spaces:
-        parts += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
-    if file.adds_prefix:
-        parts.append(normalizers.Prepend(SPACE))
-    return normalizers.Sequence([*parts, normalizers.Replace(" ", SPACE)])
 
 
 def _marked(built: Any, tokenizer: Tokenizer, marks: Any) -> Any:
@@ -219,7 +199,10 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
     if name is not None:
         tokenizer = open_tokenizer(name)
     elif (folder / OURS).is_file():
-        tokenizer = _ours(folder / OURS)
+        try:
+            tokenizer = from_spec(read_json(folder / OURS))
+        except (ValueError, AttributeError, OSError):
+            raise DataError(f"{folder / OURS} is damaged: it is not a tokenizer") from None
     elif (folder / THEIRS).is_file() or (folder / VOCABULARY).is_file():
         tokenizer = _gpt2_in(folder) or open_tokenizer(str(folder))
     else:
@@ -235,13 +218,6 @@ def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
         raise DataError(f"{path} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
     log.warning(f"{path} has no tokenizer and as many ids as GPT-2: its tokenizer is assumed; --tokenizer names another")
     return GPT2Tokenizer()
-
-
-def _ours(path: Path) -> Tokenizer:
-    try:
-        return from_spec(read_json(path))
-    except (ValueError, AttributeError, OSError):
-        raise DataError(f"{path} is damaged: it is not a tokenizer") from None
 
 
 def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:

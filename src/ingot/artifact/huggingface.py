@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,7 +21,7 @@ from ingot.config.schema import FAMILIES
 from ingot.data.store.documents import ends_of
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Setting
 from ingot.model.settings import ModelSettings, mlp_width
-from ingot.runtime.files import read_json, readable, replace_folder, write_atomically
+from ingot.runtime.files import read_object, readable, replace_folder, write_atomically
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
 # GPT-2 and Llama in Hugging Face's layout: the keys of config.json, and the names and shapes of tensors.
@@ -37,6 +36,12 @@ BLOCK = {
     "mlp.gate_proj": "mlp.c_gate", "mlp.up_proj": "mlp.c_up", "mlp.down_proj": "mlp.c_down",
 }  # fmt: skip
 ENDS = {"embed_tokens.weight": "wte.weight", "norm.weight": "ln_f.weight", "lm_head.weight": "lm_head.weight"}
+# Sizes in our section `model`, and their keys in config.json.
+GPT2_SIZES = {"layers": "n_layer", "heads": "n_head", "width": "n_embd", "vocab_size": "vocab_size", "context": "n_positions"}
+LLAMA_SIZES = {
+    "layers": "num_hidden_layers", "heads": "num_attention_heads", "width": "hidden_size", "vocab_size": "vocab_size",
+    "context": "max_position_embeddings", "inner_width": "intermediate_size",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,28 +65,10 @@ class Layout:
         return name if name == "lm_head.weight" or self.family == "gpt2" else self.prefix + name
 
 
-def layout_of(config: Mapping[str, Any], path: Path, families: tuple[str, ...]) -> Layout:
-    """Return the layout for the model type in a config.json, if it is one of these families."""
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in families:
-        names, word = " and ".join(map(repr, families)), "family" if len(families) == 1 else "families"
-        raise ConfigError(
-            f"{path}: model_type is {kind!r:.60}, and only {names} can be read into the {' and '.join(families)} {word}"
-        )
-    layout = LAYOUTS[kind]
-    for name, allowed in layout.fixed.items():
-        if config.get(name, allowed[0]) not in allowed:
-            raise ConfigError(
-                f"{path}: {name} is {config.get(name)!r:.60}, and only {allowed[0]!r} can be read into the {kind} family"
-            )
-    return layout
-
-
-def _count(config: Mapping[str, Any], path: Path, *names: str) -> int:
-    """Return a count from a config.json, under the first of these names that is present."""
-    value = next((config[name] for name in names if config.get(name) is not None), None)
+def _count(config: Mapping[str, Any], path: Path, name: str) -> int:
+    value = config.get(name)
     if type(value) is not int or not 0 < value < 1 << 31:
-        raise CheckpointError(f"{path}: {names[0]} is {value!r:.60}, and must be a number above 0")
+        raise CheckpointError(f"{path}: {name} is {value!r:.60}, and must be a number above 0")
     return value
 
 
@@ -102,9 +89,7 @@ def _word(config: Mapping[str, Any], path: Path, name: str, default: str, known:
 def _gpt2_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     gelu = _word(config, path, "activation_function", "gelu_new", GELU)
     settings: dict[str, Any] = {"family": "gpt2", "bias": True, "gelu": gelu, "dropout": 0.0}
-    settings |= {"layers": _count(config, path, "n_layer"), "heads": _count(config, path, "n_head")}
-    settings |= {"width": _count(config, path, "n_embd"), "context": _count(config, path, "n_positions", "n_ctx")}
-    settings["vocab_size"] = _count(config, path, "vocab_size")
+    settings |= {ours: _count(config, path, theirs) for ours, theirs in GPT2_SIZES.items()}
     if config.get("n_inner") not in (None, 4 * settings["width"]):
         raise ConfigError(f"{path}: n_inner is {config['n_inner']!r:.60}, and only {4 * settings['width']} can be read")
     return settings
@@ -114,12 +99,8 @@ def _gpt2_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "vocab_size": settings["vocab_size"],
-        "n_positions": settings["context"],
+        **{theirs: settings[ours] for ours, theirs in GPT2_SIZES.items()},
         "n_ctx": settings["context"],
-        "n_embd": settings["width"],
-        "n_layer": settings["layers"],
-        "n_head": settings["heads"],
         "n_inner": None,
         "activation_function": "gelu_new" if settings["gelu"] == "tanh" else "gelu",
         "layer_norm_epsilon": 1e-5,
@@ -142,64 +123,47 @@ def _gpt2_shapes(settings: Mapping[str, Any]) -> Shapes:
 
 
 def _llama_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    heads, width = _count(config, path, "num_attention_heads"), _count(config, path, "hidden_size")
-    kv_heads = heads if config.get("num_key_value_heads") is None else _count(config, path, "num_key_value_heads")
-    if config.get("head_dim") not in (None, width // heads):
-        raise ConfigError(f"{path}: head_dim is {config['head_dim']!r:.60}, and only {width // heads} can be read")
-    scaling, base = _rotary(config, path)
+    sizes = {ours: _count(config, path, theirs) for ours, theirs in LLAMA_SIZES.items()}
+    head_size = sizes["width"] // sizes["heads"]
+    if config.get("head_dim") not in (None, head_size):
+        raise ConfigError(f"{path}: head_dim is {config['head_dim']!r:.60}, and only {head_size} can be read")
+    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}  # transformers 5 stores the base in it too
+    if not isinstance(rotary, dict):
+        raise CheckpointError(f"{path}: rope_scaling is {rotary!r:.60}, and must be a mapping")
+    kind = rotary.get("rope_type", rotary.get("type", "default"))
+    if kind not in ("default", "linear") or rotary.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(f"{path}: rotary positions are scaled by {kind!r:.60}; only default and linear can be read")
     return {
         "family": "llama",
-        "layers": _count(config, path, "num_hidden_layers"),
-        "heads": heads,
-        "width": width,
-        "context": _count(config, path, "max_position_embeddings"),
-        "vocab_size": _count(config, path, "vocab_size"),
+        **sizes,
         "dropout": 0.0,
-        "kv_heads": kv_heads,
-        "rope_base": base,
+        "kv_heads": sizes["heads"] if config.get("num_key_value_heads") is None else _count(config, path, "num_key_value_heads"),
+        "rope_base": _real(rotary if "rope_theta" in rotary else config, path, "rope_theta", 10000.0),
         "bias": False,
         "qkv_bias": bool(config.get("attention_bias")),
         "attention_out_bias": bool(config.get("attention_bias")),
         "mlp_bias": bool(config.get("mlp_bias")),
         "activation": _word(config, path, "hidden_act", "silu", ACTIVATIONS),
         "mlp": "gated",
-        "inner_width": _count(config, path, "intermediate_size"),
         "norm": "rmsnorm",
         "norm_epsilon": _real(config, path, "rms_norm_eps", 1e-6),
         "tied": bool(config.get("tie_word_embeddings", False)),
-        "rope_scaling": None if scaling is None else "linear",
-        "rope_factor": scaling or 1.0,
+        "rope_scaling": "linear" if kind == "linear" else None,
+        "rope_factor": _real(rotary, path, "factor", 1.0) if kind == "linear" else 1.0,
     }
-
-
-def _rotary(config: Mapping[str, Any], path: Path) -> tuple[float | None, float]:
-    """Return the linear scaling factor, if any, and the base; transformers 5 stores both in one mapping, 4 separately."""
-    told = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(told, dict):
-        raise CheckpointError(f"{path}: rope_scaling is {told!r:.60}, and must be a mapping")
-    kind = told.get("rope_type", told.get("type", "default"))
-    if kind not in ("default", "linear") or told.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"{path}: rotary positions are scaled by {kind!r:.60}; only default and linear can be read")
-    factor = _real(told, path, "factor", 1.0) if kind == "linear" else None
-    return factor, _real(told if "rope_theta" in told else config, path, "rope_theta", 10000.0)
 
 
 def _llama_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     linear = settings["rope_scaling"] == "linear"
     stretched = settings["rope_factor"] if settings["rope_scaling"] == "ntk" else 1.0
     attention, mlp = _biases(settings)
-    activation = {"gelu": "gelu_pytorch_tanh"}.get(settings["activation"], settings["activation"])
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": settings["vocab_size"],
-        "max_position_embeddings": settings["context"],
-        "hidden_size": settings["width"],
-        "intermediate_size": llama_inner_width(settings),
-        "num_hidden_layers": settings["layers"],
-        "num_attention_heads": settings["heads"],
+        **{theirs: settings[ours] for ours, theirs in LLAMA_SIZES.items()},
+        "intermediate_size": mlp_width(settings["width"], settings["inner_width"]),
         "num_key_value_heads": settings["kv_heads"] or settings["heads"],
-        "hidden_act": activation,
+        "hidden_act": {"gelu": "gelu_pytorch_tanh"}.get(settings["activation"], settings["activation"]),
         "rms_norm_eps": settings["norm_epsilon"],
         "rope_theta": settings["rope_base"] * stretched,
         "rope_scaling": {"rope_type": "linear", "type": "linear", "factor": settings["rope_factor"]} if linear else None,
@@ -217,13 +181,8 @@ def _biases(settings: Mapping[str, Any]) -> tuple[bool, bool]:
     return qkv or out, mlp
 
 
-def llama_inner_width(settings: Mapping[str, Any]) -> int:
-    """Return the hidden width of the gated MLP, as set or by the default rule."""
-    return mlp_width(settings["width"], settings["inner_width"])
-
-
 def _llama_shapes(settings: Mapping[str, Any]) -> Shapes:
-    C, F = settings["width"], llama_inner_width(settings)
+    C, F = settings["width"], mlp_width(settings["width"], settings["inner_width"])
     K = (settings["kv_heads"] or settings["heads"]) * (C // settings["heads"])
     attention, mlp = _biases(settings)
     outputs = {"q_proj": (C, C), "k_proj": (K, C), "v_proj": (K, C), "o_proj": (C, C)}
@@ -344,31 +303,35 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     if not folder.is_dir():
         what = f"{folder} is a file" if folder.exists() else f"{folder} does not exist"
         raise CheckpointError(f"{what}; give {WHOLE}")
-    config = _json(folder / CONFIG)
-    layout = layout_of(config, folder / CONFIG, families)
-    settings = layout.settings(config, folder / CONFIG)
-    found = {name.removeprefix(layout.prefix): record for name, record in _weights(folder).items()}
-    _tie_head(folder, found, layout, settings)
-    if settings["layers"] > len(found):
-        raise CheckpointError(
-            f"{folder / CONFIG} says {settings['layers']:,} layers, but the files contain fewer tensors than that"
+    path = folder / CONFIG
+    config = read_object(path)
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in families:
+        names, word = " and ".join(map(repr, families)), "family" if len(families) == 1 else "families"
+        raise ConfigError(
+            f"{path}: model_type is {kind!r:.60}, and only {names} can be read into the {' and '.join(families)} {word}"
         )
+    layout = LAYOUTS[kind]
+    for name, allowed in layout.fixed.items():
+        if config.get(name, allowed[0]) not in allowed:
+            raise ConfigError(
+                f"{path}: {name} is {config.get(name)!r:.60}, and only {allowed[0]!r} can be read into the {kind} family"
+            )
+    settings = layout.settings(config, path)
+    found = {name.removeprefix(layout.prefix): record for name, record in _weights(folder).items()}
+    embedding = found.get(layout.embedding)
+    if settings.get("tied", True) and HEAD in found and embedding is not None:  # some files store the tied head too
+        head = found.pop(HEAD)
+        if (head.dtype, head.data) != (embedding.dtype, embedding.data):
+            whose = f"that of the {kind} family is its embedding" if kind == "gpt2" else f"{CONFIG} says it is tied"
+            raise CheckpointError(f"{folder} has a separate output head, but {whose}; it cannot be read")
+    if settings["layers"] > len(found):
+        raise CheckpointError(f"{path} says {settings['layers']:,} layers, but the files contain fewer tensors than that")
     shapes = layout.shapes(settings)
     records = [_read(folder, found, layout, name, shape) for name, shape in shapes.items()]
     if unknown := sorted(name for name in found.keys() - shapes.keys() if not layout.buffers.fullmatch(name)):
         raise CheckpointError(f"{folder} has a tensor {unknown[0]!r:.100} that {layout.shown} does not have; it is another model")
     return records, settings
-
-
-def _tie_head(folder: Path, found: dict[str, TensorRecord], layout: Layout, settings: Mapping[str, Any]) -> None:
-    """Drop an output head equal to the embedding, which some files store; refuse another one if the family ties them."""
-    embedding = found.get(layout.embedding)
-    if not settings.get("tied", True) or HEAD not in found or embedding is None:
-        return
-    head = found.pop(HEAD)
-    if (head.dtype, head.data) != (embedding.dtype, embedding.data):
-        whose = f"that of the {layout.family} family is its embedding" if layout.family == "gpt2" else f"{CONFIG} says it is tied"
-        raise CheckpointError(f"{folder} has a separate output head, but {whose}; it cannot be read")
 
 
 def _read(folder: Path, found: Mapping[str, TensorRecord], layout: Layout, name: str, shape: tuple[int, ...]) -> TensorRecord:
@@ -384,7 +347,7 @@ def _read(folder: Path, found: Mapping[str, TensorRecord], layout: Layout, name:
 
 def read_scoring(folder: Path) -> dict[str, Any]:
     """Return how the model was scored, if we wrote the folder; empty for other models."""
-    found = _json(folder / CONFIG).get(SCORING)
+    found = read_object(folder / CONFIG).get(SCORING)
     return found if isinstance(found, dict) else {}
 
 
@@ -447,22 +410,11 @@ def _stored(found: Mapping[str, TensorRecord], layout: Layout, shapes: Shapes, d
     return stored
 
 
-def _json(path: Path) -> dict[str, Any]:
-    found = None
-    with readable(path, CheckpointError), suppress(ValueError):
-        if not path.exists():
-            raise CheckpointError(f"{path} does not exist")
-        found = read_json(path)
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
-    return found
-
-
 def _weights(folder: Path) -> dict[str, TensorRecord]:
     """Read all tensors of a folder, from one file or from the shards in its index."""
     files = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
-        told = _json(folder / INDEX).get("weight_map")
+        told = read_object(folder / INDEX).get("weight_map")
         names = set(told.values()) if isinstance(told, dict) and all(isinstance(n, str) for n in told.values()) else set()
         if not names or any(Path(name).name != name for name in names):
             raise CheckpointError(f"{folder / INDEX} is damaged: it does not name the files of the weights")

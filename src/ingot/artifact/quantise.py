@@ -122,7 +122,7 @@ def _quantised(record: TensorRecord, quantiser: str, keep: Sequence[str]) -> lis
     w = w.astype(np.float32)
     if np.isinf(w).any():
         raise CheckpointError(f"{record.name} holds numbers that are not finite; {quantiser} has no codes for them")
-    codes, scale = _int8(w) if not golf else _golf_rows(w) if w.ndim == 2 else _golf_whole(w)
+    codes, scale = _golf(w) if golf else _int8(w)
     scale_format = _scale_format(scale) if scale.ndim else "F32"
     return [to_record(record.name, codes, "I8"), to_record(record.name + SCALE, scale, scale_format)]
 
@@ -159,8 +159,15 @@ def _int8(w: Float32) -> tuple[NDArray[np.int8], Float32]:
     return codes.reshape(w.shape), scale
 
 
-def _golf_rows(w: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Quantise a matrix by golf's rule: clip at a quantile of the row, scale at least 1/127, codes from the unrounded scale."""
+def _golf(w: Float32) -> tuple[NDArray[np.int8], Float32]:
+    """Quantise by golf's rule: clip at a quantile of the row, scale at least 1/127, codes from the unrounded scale.
+
+    A tensor that is not a matrix has a single scale.
+    """
+    if w.ndim != 2:
+        whole = _quantile(np.abs(w.reshape(1, -1)))[0]
+        divisor = np.float32(float(whole) / 127) if whole > 0 else np.float32(1)
+        return np.rint(np.clip(w, -whole, whole) / divisor).astype(np.int8), np.asarray(divisor)
     codes, scale = np.empty(w.shape, np.int8), np.empty(len(w), np.float32)
     for part in _blocks(w):
         clip = _quantile(np.abs(w[part]))[:, None]  # (R, 1)
@@ -168,13 +175,6 @@ def _golf_rows(w: Float32) -> tuple[NDArray[np.int8], Float32]:
         codes[part] = np.rint(np.clip(w[part], -clip, clip) / step)
         scale[part] = step[:, 0]
     return codes, scale
-
-
-def _golf_whole(w: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Quantise a tensor that is not a matrix by golf's rule, with a single scale."""
-    clip = _quantile(np.abs(w.reshape(1, -1)))[0]
-    scale = np.float32(float(clip) / 127) if clip > 0 else np.float32(1)
-    return np.rint(np.clip(w, -clip, clip) / scale).astype(np.int8), np.asarray(scale)
 
 
 def _quantile(a: Float32) -> Float32:

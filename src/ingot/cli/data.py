@@ -103,20 +103,13 @@ def inspect_command(
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer of bare shards.")] = None,
     top: Annotated[int, Option(metavar="N", min=0, help="How many of the most frequent ids to list.")] = 10,
     documents: Annotated[int, Option(metavar="N", help="How many documents to show the beginning of.")] = 5,
-    plot: Annotated[Path | None, Option(metavar="FILE", help="Draw document lengths as .png or .svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show counts, frequent ids, document lengths and beginnings of a folder of tokens."""
-    from ingot.data.verify.contents import PLOT, inspect
-    from ingot.data.verify.contents import plot as draw
-    from ingot.runtime.files import check_picture
+    from ingot.data.verify.contents import inspect
 
-    if plot:
-        check_picture(plot, PLOT)
     with progress_bar("reading", in_bytes=True) as progress:
         inspection = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents, progress=progress)
-    if plot:
-        draw(inspection, plot)
     if as_json:
         print_json(inspection)
         return
@@ -129,21 +122,21 @@ def inspect_command(
         ratio = split_counts.bytes_per_token
         rows += [("bytes per token", f"{ratio:.4f}")] if ratio is not None else []
         vocabulary = split_counts.vocabulary
-        rows.append(("vocabulary", f"{vocabulary.size:,} ids, {vocabulary.used:,} used, {vocabulary.never_used:,} never"))
+        rows.append(("vocabulary", "{size:,} ids, {used:,} used, {never_used:,} never".format(**vocabulary)))
         print_columns(rows)
         print("most frequent ids")
-        for use in vocabulary.most_frequent:
-            text = "(special)" if use.text is None else f"'{shown(use.text, kept='')}'"
-            print(f"{use.id:>8}  {text:<16}{use.count:>16,}{use.share:>8.2%}")
+        for use in vocabulary["most_frequent"]:
+            text = "(special)" if use["text"] is None else f"'{shown(use['text'], kept='')}'"
+            print(f"{use['id']:>8}  {text:<16}{use['count']:>16,}{use['share']:>8.2%}")
         if lengths := split_counts.lengths:
             middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
             print(f"tokens in a document: {lengths.shortest:,} to {lengths.longest:,}, {middle}")
-            most = max(bin.documents for bin in lengths.histogram)
+            most = max(bin["documents"] for bin in lengths.histogram)
             for bin in lengths.histogram:
-                bar = "#" * -(-BAR_CHARACTERS * bin.documents // most)
-                print(f"{bin.low:>12,} to {bin.high:<12,}{bin.documents:>12,} {bar}".rstrip())
+                bar = "#" * -(-BAR_CHARACTERS * bin["documents"] // most)
+                print(f"{bin['low']:>12,} to {bin['high']:<12,}{bin['documents']:>12,} {bar}".rstrip())
         for beginning in split_counts.beginnings:
-            print(f"document {beginning.document:,}, {beginning.tokens:,} tokens: {shown(beginning.text, kept='')}")
+            print(f"document {beginning['document']:,}, {beginning['tokens']:,} tokens: {shown(beginning['text'], kept='')}")
 
 
 @commands.command("verify")
@@ -254,7 +247,7 @@ def prepare_command(
 ) -> None:
     """Tokenize text into a folder that training reads. After an interruption the same command resumes."""
     from ingot.data.prepare.pipeline import prepare
-    from ingot.data.text.text_files import find_buckets, is_text
+    from ingot.data.text.text_files import find_buckets, kind_of
 
     inputs = _inputs(more, files)
     if output is None:
@@ -262,7 +255,7 @@ def prepare_command(
             raise ConfigError("say where the tokens go with --output DIR")
         name = inputs[0].resolve().name
         output = Path("data") / (name.partition(".")[0] or name)
-    folders = find_buckets(inputs[0], is_text) if buckets else None
+    folders = find_buckets(inputs[0], kind_of) if buckets else None
     if folders is not None and (len(inputs) > 1 or not folders):
         raise DataError(f"--buckets needs one PATH with text files in train/NAME/ and val/NAME/; {inputs[0]} has none")
     with progress_bar("preparing", in_bytes=True) as progress:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, repeat
 from typing import Literal
 
 import numpy as np
@@ -146,14 +147,6 @@ class Evaluator:
         if self.document_mask:
             line[2] = document_numbers(self.split, start, self.seq_len)
 
-    def _padded(self, rows: NDArray[np.int64], at_least: int) -> Iterator[tuple[str, Batch]]:
-        """Yield the batches of the rows, padded to `at_least` batches with empty ones, whose targets are all -1."""
-        yield from self.named_batches(rows)
-        empty = np.zeros((1, 3 if self.document_mask else 2, self.seq_len), np.int32)
-        empty[:, 1] = IGNORED
-        for _ in range(self.calls(rows), at_least):
-            yield "", empty
-
     def score(
         self,
         rows: NDArray[np.int64],
@@ -169,7 +162,10 @@ class Evaluator:
         sums: dict[str, list[float]] = {name: [0.0, 0, 0, 0] for name in self.names}
         done = 0
         progress(0, len(rows))
-        for number, (name, batch) in enumerate(self._padded(rows, at_least)):
+        empty = np.zeros((1, 3 if self.document_mask else 2, self.seq_len), np.int32)
+        empty[:, 1] = IGNORED
+        padding = repeat(("", empty), max(0, at_least - self.calls(rows)))
+        for number, (name, batch) in enumerate(chain(self.named_batches(rows), padding)):
             if stop(number):
                 break
             nats, counted = evaluate(batch), batch[:, 1] != IGNORED
@@ -202,9 +198,21 @@ class Evaluator:
 
 def evaluator_of(config: Config, dataset: Dataset, split: str) -> Evaluator:
     """Build the evaluator of a split as a config describes it: bucket by bucket if it has buckets."""
+    data, whole = config.data, Evaluator.of(config, dataset.split(split), dataset.tokenizer)
     if not dataset.buckets(split):
-        return Evaluator.of(config, dataset.split(split), dataset.tokenizer)
-    return bucket_evaluator(config, dataset, split)
+        return whole
+    parts: dict[str, Evaluator] = {}
+    for name, bucket in dataset.buckets(split).items():
+        if bucket.tokens <= 1:
+            continue  # a single token has no target
+        fields = {**vars(whole), "split": bucket}
+        if data.sampling in ("pack", "document") and split == "val":  # the training split is scored in windows
+            bos = whole.tokenizer.bos if bucket.eos is None else None
+            packed = PackedRows(bucket, data.seq_len, 0, bos, data.document_mask, data.overlap, data.sampling == "document")
+            parts[name] = PackedEvaluator(**fields, packed=packed)
+        else:
+            parts[name] = WindowEvaluator(**fields)
+    return BucketEvaluator(**vars(whole), parts=parts)
 
 
 # Splits with buckets: each bucket is scored by itself and as a part of the whole, by rows made as training makes them.
@@ -295,21 +303,3 @@ class BucketEvaluator(Evaluator):
             stop = first + named[1].count(None)
             yield named, rows[(rows >= first) & (rows < stop)] - first
             first = stop
-
-
-def bucket_evaluator(config: Config, dataset: Dataset, split: str) -> BucketEvaluator:
-    """Build the evaluator of a split with buckets; the training split is scored in windows, whatever its sampling."""
-    whole = Evaluator.of(config, dataset.split(split), dataset.tokenizer)
-    packed = config.data.sampling in ("pack", "document") and split == "val"
-    parts = {
-        name: _packed(config, bucket, whole) if packed else WindowEvaluator(**{**vars(whole), "split": bucket})
-        for name, bucket in dataset.buckets(split).items()
-        if bucket.tokens > 1  # a single token has no target
-    }
-    return BucketEvaluator(**vars(whole), parts=parts)
-
-
-def _packed(config: Config, bucket: Documents, whole: Evaluator) -> Evaluator:
-    data, bos = config.data, whole.tokenizer.bos if bucket.eos is None else None
-    packed = PackedRows(bucket, data.seq_len, 0, bos, data.document_mask, data.overlap, data.sampling == "document")
-    return PackedEvaluator(**{**vars(whole), "split": bucket}, packed=packed)

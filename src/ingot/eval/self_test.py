@@ -52,21 +52,17 @@ def self_test(
 ) -> list[Check]:
     """Run all checks; `head_rows` are the rows of the model's head, which may be more than `vocab_size`."""
     draw = np.random.default_rng(0)
-    lines = _lines(evaluator)
+    rows = evaluator.rows()  # a few rows spread over the split, each as a batch of one
+    chosen = rows[np.unique(np.linspace(0, len(rows) - 1, ROWS).astype(np.int64))]
+    lines = [batch[i : i + 1] for batch in evaluator.batches(chosen) for i in range(len(batch))]
+    lines = [line for line in lines if (line[0, 1] != IGNORED).any()]
+    parts = getattr(evaluator, "parts", {"": evaluator})
     return [
-        *_scored_once(evaluator),
+        *(_tiled(name, part) for name, part in parts.items() if type(part) is Evaluator),  # packed rows are not covered
         _check_causal(lines, score, vocab_size, draw),
         _check_loss(lines, score, probabilities, precision),
         _check_sum(lines, probabilities, vocab_size, head_rows),
     ]
-
-
-def _lines(evaluator: Evaluator) -> list[Batch]:
-    """Return a few rows spread over the split, each as a batch of one."""
-    rows = evaluator.rows()
-    chosen = rows[np.unique(np.linspace(0, len(rows) - 1, ROWS).astype(np.int64))]
-    lines = [batch[i : i + 1] for batch in evaluator.batches(chosen) for i in range(len(batch))]
-    return [line for line in lines if (line[0, 1] != IGNORED).any()]
 
 
 @dataclass(frozen=True)
@@ -79,13 +75,8 @@ class _Numbered:
         return np.arange(start, stop)
 
 
-def _scored_once(evaluator: Evaluator) -> list[Check]:
-    """Check each part of a split whose rows are windows; packed rows are not covered."""
-    parts = getattr(evaluator, "parts", {"": evaluator})
-    return [_tiled(name, part) for name, part in parts.items() if type(part) is Evaluator]
-
-
 def _tiled(bucket: str, evaluator: Evaluator) -> Check:
+    """Check that the windows of a split score each of its tokens once."""
     tokens = evaluator.split.tokens
     numbered = replace(evaluator, split=_Numbered(tokens), document_mask=False)  # type: ignore[arg-type]
     times, wrong = np.zeros(tokens, np.int64), 0

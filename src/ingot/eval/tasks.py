@@ -124,18 +124,6 @@ def _winogrande(line: Mapping[str, Any]) -> Item:
     return _item([(context, rest.strip()) for context in contexts], gold)
 
 
-def _blimp(line: Mapping[str, Any]) -> Item:
-    return _item([("", line["sentence_good"]), ("", line["sentence_bad"])])
-
-
-def _arc(part: str) -> Task:
-    """Return the task of one of the two parts of ARC."""
-    published = f"ARC-{part}-Test.jsonl"
-    return Task(
-        (f"arc_{part.lower()}.jsonl", published, f"ARC-{part}/{published}"), f"hf:allenai/ai2_arc/ARC-{part}:test", _question
-    )
-
-
 TASKS = {
     "hellaswag": Task(
         ("hellaswag_val.jsonl", "hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl"), "hf:Rowan/hellaswag:validation", _hellaswag
@@ -146,8 +134,14 @@ TASKS = {
         _lambada,
         ("acc", "perplexity"),
     ),
-    "arc_easy": _arc("Easy"),
-    "arc_challenge": _arc("Challenge"),
+    "arc_easy": Task(
+        ("arc_easy.jsonl", "ARC-Easy-Test.jsonl", "ARC-Easy/ARC-Easy-Test.jsonl"), "hf:allenai/ai2_arc/ARC-Easy:test", _question
+    ),
+    "arc_challenge": Task(
+        ("arc_challenge.jsonl", "ARC-Challenge-Test.jsonl", "ARC-Challenge/ARC-Challenge-Test.jsonl"),
+        "hf:allenai/ai2_arc/ARC-Challenge:test",
+        _question,
+    ),
     "piqa": Task(("piqa.jsonl", "piqa/valid.jsonl"), "hf:baber/piqa:validation", _piqa),
     "winogrande": Task(
         ("winogrande.jsonl", "winogrande/dev.jsonl", "dev.jsonl"),
@@ -155,7 +149,12 @@ TASKS = {
         _winogrande,
         ("acc",),
     ),
-    "blimp": Task(("blimp.tar.xz", "blimp/data/*.jsonl", "blimp/*.jsonl"), "hf:nyu-mll/blimp/*:train", _blimp, ("acc",)),
+    "blimp": Task(
+        ("blimp.tar.xz", "blimp/data/*.jsonl", "blimp/*.jsonl"),
+        "hf:nyu-mll/blimp/*:train",
+        lambda line: _item([("", line["sentence_good"]), ("", line["sentence_bad"])]),
+        ("acc",),
+    ),
 }
 
 
@@ -179,14 +178,15 @@ def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[
             parts = _archive(paths[0]) if paths[0].suffix == ".xz" else {path.stem: _content(path) for path in paths}
             labels_file = paths[0].with_name(f"{paths[0].stem}-labels.lst")  # PIQA keeps labels in a separate file
             labels = "\n".join(_lines(labels_file, _content(labels_file))).split() if labels_file.is_file() else None
-            return {part: _items(task, paths[0], part, text, limit, labels) for part, text in parts.items()}
+            lines = {part: islice(_lines(paths[0], text), limit) for part, text in parts.items()}
+            return {part: _read_items(task, paths[0], part, records, labels) for part, records in lines.items()}
     raise DataError(f"the task {name} needs one of the files {', '.join(task.files)} in {folder}")
 
 
 def _from_hub(name: str, task: Task, limit: int | None) -> dict[str, list[Item]]:
     """Read a task's dataset on the hub, by configuration if these are parts of the task."""
     from ingot.data.text.hub_datasets import EVERY, fetch, folder_of
-    from ingot.data.text.records import check_pyarrow, parquet_rows
+    from ingot.data.text.text_files import check_pyarrow, parquet_rows
 
     check_pyarrow(f"the task {name} from the hub")
     parts: dict[str, list[Path]] = {}
@@ -195,7 +195,7 @@ def _from_hub(name: str, task: Task, limit: int | None) -> dict[str, list[Item]]
     items = {}
     for part, paths in parts.items():
         records = (record for path in paths for rows in parquet_rows(path) for record in rows)
-        items[part] = _read_items(lambda _, record: task.read(record), task.hub, part, islice(records, limit))
+        items[part] = _read_items(task, task.hub, part, islice(records, limit))
     return items
 
 
@@ -214,23 +214,15 @@ def _archive(path: Path) -> dict[str, bytes]:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
-def _items(task: Task, path: Path, part: str, text: bytes, limit: int | None, labels: list[str] | None) -> list[Item]:
-    """Read the items of a JSON lines file, with labels from another file if given."""
-
-    def read(number: int, line: str) -> Item:
-        record = json.loads(line)
-        if labels is not None:
-            record["label"] = labels[number]
-        return task.read(record)
-
-    return _read_items(read, path, part, islice(_lines(path, text), limit))
-
-
-def _read_items(read: Callable[[int, Any], Item], where: Path | str, part: str, lines: Iterable[Any]) -> list[Item]:
+def _read_items(
+    task: Task, where: Path | str, part: str, records: Iterable[Any], labels: Sequence[str] | None = None
+) -> list[Item]:
+    """Read the items of records, or of lines of JSON, with labels from another file if given."""
     items: list[Item] = []
-    for number, line in enumerate(lines):
+    for number, line in enumerate(records):
         try:
-            items.append(read(number, line))
+            record = json.loads(line) if isinstance(line, str) else line
+            items.append(task.read(record if labels is None else {**record, "label": labels[number]}))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise DataError(f"{where}: line {number + 1} of {part} is not an item of the task: {reason}") from None
@@ -258,16 +250,13 @@ def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tu
         values["acc"].append(float(np.argmax(lls) == item.gold))
         if "acc_norm" in values:
             values["acc_norm"].append(float(np.argmax(lls / np.array(item.lengths, float)) == item.gold))
-    return TaskScore(len(items), {name: _mean(name, numbers) for name, numbers in values.items()})
-
-
-def _mean(name: str, numbers: Sequence[float]) -> tuple[float, float | None]:
-    """Return a mean and its standard error; for perplexity, propagated from the error of the mean log-probability."""
-    mean = sum(numbers) / len(numbers)
-    error = None
-    if len(numbers) > 1:
-        error = math.sqrt(sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)) / math.sqrt(len(numbers))
-    if name != "perplexity":
-        return mean, error
-    perplexity = math.exp(min(-mean, 700.0))
-    return perplexity, None if error is None else perplexity * error
+    score, count = TaskScore(len(items), {}), len(items)
+    for name, numbers in values.items():
+        mean, error = sum(numbers) / count, None
+        if count > 1:
+            error = math.sqrt(sum((number - mean) ** 2 for number in numbers) / (count - 1)) / math.sqrt(count)
+        if name == "perplexity":  # its error follows from that of the mean log-probability
+            mean = math.exp(min(-mean, 700.0))
+            error = None if error is None else mean * error
+        score.metrics[name] = mean, error
+    return score

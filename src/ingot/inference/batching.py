@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ingot.backends.sampling import RowScores, Sampling
-from ingot.data.tokenizers.stream_decoder import StreamDecoder
+from ingot.data.tokenizers.tokenizer_base import StreamDecoder
 from ingot.errors import IngotError, RunError
 from ingot.inference.model import AT_ONCE, BATCH_TOKENS, LoadedModel
 from ingot.inference.scoring import score_batches, score_rows
@@ -99,39 +99,31 @@ class Engine:
     def _work(self) -> None:
         try:
             while not self._closed:
-                self._gather()
+                self._gather(wait=not self._batches and not self._waiting)
                 if self._waiting and len(self._batches) < MAX_BATCHES:
                     self._begin()
                 self._batches = [batch for batch in self._batches if next(batch, self) is None]
-        finally:
-            self._end()
+        finally:  # fail all unfinished completions: each client waits for a last chunk
+            with self._lock:
+                self._ended = True
+            for batch in self._batches:
+                batch.close()
+            self._gather(wait=False)
+            _fail(self._waiting, Closed())
+            self._batches, self._waiting = [], []
 
-    def _end(self) -> None:
-        """Fail all unfinished completions: each client waits for a last chunk."""
-        with self._lock:
-            self._ended = True
-        for batch in self._batches:
-            batch.close()
+    def _gather(self, wait: bool) -> None:
+        """Take the requests that have arrived; `wait`: block until there is one, and give others time to join it."""
         with suppress(queue.Empty):
             while True:
-                self._take(self._arrived.get_nowait())
-        _fail(self._waiting, Closed())
-        self._batches, self._waiting = [], []
-
-    def _gather(self) -> None:
-        """Take the requests that have arrived; block if there is nothing else to do."""
-        if not self._batches and not self._waiting:
-            self._take(self._arrived.get())
-            time.sleep(BATCH_WAIT_SECONDS)
-        with suppress(queue.Empty):
-            while True:
-                self._take(self._arrived.get_nowait())
-
-    def _take(self, text: Completion | None) -> None:
-        if text is None:
-            self._closed = True
-        else:
-            self._waiting.append(text)
+                text = self._arrived.get(block=wait)
+                if text is None:
+                    self._closed = True
+                else:
+                    self._waiting.append(text)
+                if wait:
+                    time.sleep(BATCH_WAIT_SECONDS)
+                wait = False
 
     def _begin(self) -> None:
         """Begin a batch with the first waiting request and the others of its kind, as many as fit."""
@@ -165,9 +157,7 @@ class Engine:
                     self._put_prompt(left.pop(id(scored[row])), scores)
                 if left:
                     yield
-        except GeneratorExit:
-            _fail(left.values(), Closed())
-        except Exception as error:
+        except (Exception, GeneratorExit) as error:
             _fail(left.values(), error)
 
     def _put_prompt(self, text: Completion, scores: RowScores | None) -> None:
@@ -203,9 +193,7 @@ class Engine:
             else:
                 self._at_once = len(texts) // 2
                 self._waiting = texts + self._waiting
-        except GeneratorExit:
-            _fail([writing.text for writing in rows.values()], Closed())
-        except Exception as error:
+        except (Exception, GeneratorExit) as error:
             _fail([writing.text for writing in rows.values()], error)
 
     def _add_scores(self, ready: Sequence[tuple[Writing, Chunk]]) -> None:
@@ -224,8 +212,10 @@ def _max_logprobs(texts: Iterable[Completion]) -> int:
     return max((max(1, text.logprobs or 0) for text in texts), default=1)
 
 
-def _fail(texts: Iterable[Completion], error: Exception) -> None:
+def _fail(texts: Iterable[Completion], error: BaseException) -> None:
     """End each completion with an error."""
+    if isinstance(error, GeneratorExit):  # its batch was closed
+        error = Closed()
     if isinstance(error, MemoryError):
         error = RunError("the device is out of memory; request fewer or shorter completions at once")
     reported = error if isinstance(error, IngotError) else RunError(f"the model failed: {type(error).__name__}: {error}")
@@ -257,7 +247,9 @@ class Writing:
         if finish is not None:
             return self._cut(len(self._held), finish)
         if self.text.stream and (self.text.logprobs is None or len(self.row) - self._sent >= SCORE_EVERY):
-            return self._cut(len(self._held) - self._unsure())
+            written = self._held[self._echoed :]
+            sizes = [size for stop in self.text.stop for size in range(1, len(stop)) if written.endswith(stop[:size])]
+            return self._cut(len(self._held) - max(sizes, default=0))  # keeps what may begin a stop string
         return None
 
     def _stopped(self) -> bool:
@@ -267,12 +259,6 @@ class Writing:
         if first is not None:
             self._held = self._held[:first]
         return first is not None
-
-    def _unsure(self) -> int:
-        """Return the number of trailing characters that may begin a stop string."""
-        written = self._held[self._echoed :]
-        sizes = [size for stop in self.text.stop for size in range(1, len(stop)) if written.endswith(stop[:size])]
-        return max(sizes, default=0)
 
     def _cut(self, characters: int, finish: str | None = None) -> Chunk | None:
         """Return a chunk of so many held characters with all unsent tokens; None if there is nothing to send."""

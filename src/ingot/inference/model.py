@@ -21,10 +21,10 @@ from ingot.config.loading import load_config
 from ingot.config.schema import Config
 from ingot.data.loading.data_path import open_dataset, resolve
 from ingot.data.prepare.cached import PREFIX
-from ingot.data.store.dataset import Dataset, NoTokenizer
+from ingot.data.store.dataset import NoTokenizer
 from ingot.data.store.documents import ends_of
 from ingot.data.tokenizers import Tokenizer, from_spec, open_tokenizer
-from ingot.data.tokenizers.stream_decoder import StreamDecoder
+from ingot.data.tokenizers.tokenizer_base import StreamDecoder
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError
 from ingot.eval.evaluator import Evaluator, Score, evaluator_of
 from ingot.eval.self_test import Check, self_test
@@ -59,8 +59,8 @@ def open_weights(path: Path, which: str = "latest") -> Weights:
     if path.is_file():
         artifact = read_artifact(path)
         return Weights(path, None, artifact.tensors, *_known(path, artifact.facts))
-    if (theirs := _gpt_simple(path, which)) is not None:
-        return theirs
+    if (theirs := _locate_gpt_simple(path, which)) is not None:
+        return _gpt_simple(theirs)
     checkpoint = find_checkpoint(path, which)
     run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
     known = dict(checkpoint.progress)
@@ -102,9 +102,8 @@ def scoring_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
     `config` is the config in a checkpoint; settings that it lacks are left out.
     """
-    data, evaluation = config.get("data", {}), config.get("evaluation", {})
-    scoring = {"seq_len": data.get("seq_len"), "stride": evaluation.get("stride") or data.get("seq_len")}
-    scoring["bytes"] = evaluation.get("bytes")
+    length, evaluation = config.get("data", {}).get("seq_len"), config.get("evaluation", {})
+    scoring = {"seq_len": length, "stride": evaluation.get("stride") or length, "bytes": evaluation.get("bytes")}
     return {name: value for name, value in scoring.items() if value is not None}
 
 
@@ -137,16 +136,14 @@ def foreign_weights(
     return Weights(path, None, {record.name: record for record in records}, facts, config)
 
 
-def _gpt_simple(path: Path, which: str) -> Weights | None:
-    """Return the weights of a gpt-simple checkpoint or run; None if the newest checkpoint there is ours."""
-    if (saved := _locate_gpt_simple(path, which)) is None:
-        return None
+def _gpt_simple(saved: Path) -> Weights:
+    """Return the weights of a gpt-simple checkpoint."""
     settings = read_model(saved)
     records = read_torch_weights(saved / MODEL / WEIGHTS)
     folder = tokenizer_folder(saved)
     tokenizer = find_hf_tokenizer(folder, settings["vocab_size"]) if folder is not None else None
     try:
-        opened = foreign_weights(saved, records.values(), settings, tokenizer, str(folder) if folder is not None else None)
+        opened = foreign_weights(saved, records.values(), settings, tokenizer, None if folder is None else str(folder))
     except ConfigError as error:
         raise CheckpointError(f"{saved / MODEL} lacks the settings to build its model: {error}") from None
     # Accept any tokenizer: the one beside the model has one more token, for padding, than the one its data was made with.
@@ -264,14 +261,16 @@ class LoadedModel:
         )
         return prompt + "".join(pieces)
 
-    def generate_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> list[str]:
-        """Return the completion of every prompt, in batches; prompt i is sampled with seed + i, as it would be alone."""
-        options = options or GenerationOptions()
-        return self.write_texts(prompts, options, options.sampling(len(prompts)).seeds)
+    def generate_batch(
+        self, prompts: Sequence[str], options: GenerationOptions | None = None, seeds: Sequence[int] | None = None
+    ) -> list[str]:
+        """Return the completion of every prompt, in batches; prompt i is sampled with seed + i, as it would be alone.
 
-    def write_texts(self, prompts: Sequence[str], options: GenerationOptions, seeds: Sequence[int]) -> list[str]:
-        """Return the completion of every prompt, each with its seed; batches as many as fit in memory."""
+        `seeds` replaces these seeds.
+        """
+        options = options or GenerationOptions()
         ids, sampling = self._ids(prompts, options), options.sampling(len(prompts))
+        seeds = sampling.seeds if seeds is None else seeds
         order = sorted(range(len(prompts)), key=lambda i: len(ids[i]))  # batch prompts of similar length
         texts, at_once = {}, AT_ONCE
         while order:
@@ -362,11 +361,9 @@ class LoadedModel:
 
     def self_test(self, data: str | None = None, *, stride: int | None = None, seq_len: int | None = None) -> list[Check]:
         """Check that `evaluate` is valid: each token is scored exactly once, never sees the future, and has a probability."""
-        settings = self.weights.config.model
-        head_rows = settings.vocab_size or self.tokenizer.vocab_size
-        evaluator, backend = self._evaluator(data, stride, seq_len), self.backend
-        precision = backend.precision
-        return self_test(evaluator, backend.score, backend.score_rows, self.tokenizer.vocab_size, head_rows, precision)
+        vocab_size, backend = self.tokenizer.vocab_size, self.backend
+        evaluator, head_rows = self._evaluator(data, stride, seq_len), self.weights.config.model.vocab_size or vocab_size
+        return self_test(evaluator, backend.score, backend.score_rows, vocab_size, head_rows, backend.precision)
 
     def _evaluator(self, data: str | None, stride: int | None, seq_len: int | None) -> Evaluator:
         """Build the evaluator for the validation split of `data`, or of the training data by default."""
@@ -378,31 +375,29 @@ class LoadedModel:
             raise DataError(
                 f"{path} was trained on {named}, which is not on this machine; choose the text to score it on with --data DIR"
             )
-        dataset = self._open(data or config.data.path, None if data else config.data.tokenizer)
+        where, tokenizer = data or named, None if data else config.data.tokenizer
+        try:
+            dataset = open_dataset(where, tokenizer, config.data.trust_tokens)
+        except NoTokenizer:  # tokens without a known tokenizer are assumed to be this model's
+            if config.data.tokenizer is None:
+                raise
+            dataset = open_dataset(where, config.data.tokenizer, config.data.trust_tokens)
         if data is None and named.startswith(PREFIX) and dataset.fingerprint != self.weights.facts["data_fingerprint"]:
             raise DataError(
                 f"{path} was trained on another version of {named}, with other works held out; --data {named} scores it on those "
                 "held out now, which it has read"
             )
-        own = self.weights.facts.get("tokenizer_fingerprint") is not None
-        if dataset.tokenizer.fingerprint() != self.tokenizer.fingerprint() and (
-            own or not _agree(dataset.tokenizer, self.tokenizer)
-        ):
+        own, theirs = self.tokenizer, dataset.tokenizer
+        same = own.fingerprint() == theirs.fingerprint()
+        if not same and self.weights.facts.get("tokenizer_fingerprint") is None:  # another program may have added a padding token
+            shared = range(min(own.vocab_size, theirs.vocab_size))
+            same = all(own.decode_bytes([i]) == theirs.decode_bytes([i]) for i in shared)
+        if not same:
             raise DataError(
                 f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with; prepare its text "
                 "with that one"
             )
         return evaluator_of(config, dataset, "val")
-
-    def _open(self, path: str, tokenizer: str | None) -> Dataset:
-        """Open the data at a path; tokens without a known tokenizer are assumed to be this model's."""
-        known = self.weights.config.data
-        try:
-            return open_dataset(path, tokenizer, known.trust_tokens)
-        except NoTokenizer:
-            if known.tokenizer is None:
-                raise
-            return open_dataset(path, known.tokenizer, known.trust_tokens)
 
     def scored_by(self, stride: int | None = None, seq_len: int | None = None) -> Config:
         """Return the config that `evaluate` uses; raise ConfigError if the model cannot process such rows."""
@@ -421,12 +416,6 @@ class LoadedModel:
                 raise ConfigError(f"a stride of {stride:,} is outside 1 to {config.data.seq_len:,}, the tokens of a row")
             config = _with(config, "evaluation", stride=stride)
         return config
-
-
-def _agree(one: Tokenizer, other: Tokenizer) -> bool:
-    """Return True if both tokenizers map every shared id to the same bytes: another program may have added a padding token."""
-    ids = range(min(one.vocab_size, other.vocab_size))
-    return all(one.decode_bytes([i]) == other.decode_bytes([i]) for i in ids)
 
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:

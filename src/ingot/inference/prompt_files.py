@@ -74,11 +74,18 @@ def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | No
     requests: list[Request] = []
 
     def add(line: str, fields: dict[str, Any]) -> list[str]:
-        blocks = [("model", MODEL_KEYS), ("generation", GENERATION_KEYS)]
-        problems = [problem for name, keys in blocks for problem in _block_problems(name, fields.get(name), keys)]
+        problems = []
+        for name, keys in ("model", MODEL_KEYS), ("generation", GENERATION_KEYS):
+            block = fields.get(name)
+            if not isinstance(block, dict | None):
+                problems.append(f"{name} must be an object")
+            else:
+                problems += [f"{name}.{key} is unknown; choose from {', '.join(keys)}" for key in block or {} if key not in keys]
         if problems:
             return problems
         chosen, overrides = fields.get("model") or {}, fields.get("generation") or {}
+        if problems := [f"model.{key} must be a string" for key, value in chosen.items() if not isinstance(value, str | None)]:
+            return problems
         reference = chosen.get("checkpoint") or chosen.get("output_dir") or model
         line_dtype, line_options = chosen.get("dtype") or dtype, merged(options, overrides)
         if chosen.get("checkpoint") and chosen.get("output_dir"):
@@ -124,15 +131,6 @@ def _read_lines(path: Path, check: Callable[[str, dict[str, Any]], Sequence[str]
     if problems:
         raise Problems(problems)
     return records
-
-
-def _block_problems(name: str, block: object, keys: tuple[str, ...]) -> list[str]:
-    if not isinstance(block, dict | None):
-        return [f"{name} must be an object"]
-    problems = [f"{name}.{key} is unknown; choose from {', '.join(keys)}" for key in block or {} if key not in keys]
-    if name == "model":
-        problems += [f"model.{key} must be a string" for key in keys if not isinstance((block or {}).get(key), str | None)]
-    return problems
 
 
 @dataclass
@@ -201,7 +199,7 @@ def _answer(
     """Answer requests with equal settings; if the batch fails, try each alone, so that only the failing one has an error."""
     seeds = [secrets.randbits(31) if r.options.seed is None else r.options.seed for r in batch.values()]
     try:
-        texts = model.write_texts([request.prompt for request in batch.values()], options, seeds)
+        texts = model.generate_batch([request.prompt for request in batch.values()], options, seeds)
     except IngotError as error:
         if len(batch) > 1:
             return {n: a for number, r in batch.items() for n, a in _answer(model, {number: r}, options, say).items()}

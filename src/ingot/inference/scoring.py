@@ -102,7 +102,25 @@ def task_rows(items: Items, tokenizer: Tokenizer, context: int, truncate: Settin
 
     `truncate` names the setting that would cut such texts from the left, as lm-eval does; None: they are cut.
     """
-    return TaskRows(items, [row for key, some in items.items() for row in _rows(tokenizer, context, key, some, truncate)])
+    most, rows = context + 1, []  # the last token is a target only
+    for (_, part), some in items.items():
+        pairs = [pair for item in some for pair in item.pairs]
+        longer = 0
+        for before, continuation in pairs:
+            prefix, after = encode_pair(tokenizer, before, continuation)
+            row = prefix + after
+            longer += len(row) > most
+            if len(after) >= most:
+                raise DataError(f"{part} has a continuation of {len(after):,} tokens; the model's context has {context:,}")
+            row = row[-most:]
+            rows.append((row, max(1, len(row) - len(after))))
+        if longer and truncate is not None:
+            raise ConfigError(
+                f"{longer:,} of {len(pairs):,} texts of {part} are longer than the model's context of {context:,} tokens",
+                truncate,
+                advice="{0} cuts them from the left",
+            )
+    return TaskRows(items, rows)
 
 
 def score_tasks(
@@ -122,38 +140,14 @@ def score_tasks(
     summed = backend.total([*logs, *greedy])
     pairs = iter(list(zip(summed[: len(rows)], map(bool, summed[len(rows) :]), strict=True)))
     answers = {key: [[next(pairs) for _ in item.pairs] for item in items] for key, items in tasks.items.items()}
-    return {name: _score(name, tasks.items, answers) for name in dict.fromkeys(name for name, _ in tasks.items)}
-
-
-def _score(name: str, read: Items, answers: Mapping[Key, list[list[tuple[float, bool]]]]) -> TaskScore:
-    keys = [key for key in read if key[0] == name]
-    parts = {part: score_items(TASKS[name], read[name, part], answers[name, part]) for _, part in keys}
-    if len(parts) == 1:
-        return next(iter(parts.values()))
-    whole = score_items(TASKS[name], [i for key in keys for i in read[key]], [a for key in keys for a in answers[key]])
-    return TaskScore(whole.items, whole.metrics, parts)
-
-
-def _rows(tokenizer: Tokenizer, context: int, key: Key, items: Sequence[Item], truncate: Setting | None) -> list[Row]:
-    """Tokenize all pairs; refuse a continuation that is longer than the context."""
-    most, rows = context + 1, []  # the last token is a target only
-    pairs = [pair for item in items for pair in item.pairs]
-    longer = 0
-    for before, continuation in pairs:
-        prefix, after = encode_pair(tokenizer, before, continuation)
-        row = prefix + after
-        longer += len(row) > most
-        if len(after) >= most:
-            raise DataError(f"{key[1]} has a continuation of {len(after):,} tokens; the model's context has {context:,}")
-        row = row[-most:]
-        rows.append((row, max(1, len(row) - len(after))))
-    if longer and truncate is not None:
-        raise ConfigError(
-            f"{longer:,} of {len(pairs):,} texts of {key[1]} are longer than the model's context of {context:,} tokens",
-            truncate,
-            advice="{0} cuts them from the left",
-        )
-    return rows
+    result = {}
+    for name in dict.fromkeys(name for name, _ in tasks.items):
+        keys = [key for key in tasks.items if key[0] == name]
+        whole = [item for key in keys for item in tasks.items[key]]
+        result[name] = score_items(TASKS[name], whole, [answer for key in keys for answer in answers[key]])
+        if len(keys) > 1:
+            result[name].parts.update({key[1]: score_items(TASKS[name], tasks.items[key], answers[key]) for key in keys})
+    return result
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:

@@ -26,7 +26,6 @@ from ingot.train.step_plan import shapes
 
 PATH, TOKENIZER = Setting("data.path"), Setting("data.tokenizer")
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
-IDLE_ROWS = 1024  # unused rows of the embedding that are normal: vocabularies are rounded up
 MANY_PASSES = 300  # epochs that deserve a warning; nanoGPT's smallest preset trains for 82
 TOLERANCE = 0.05  # relative difference allowed between the tokens of all phases and of all steps
 
@@ -61,7 +60,7 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
     """Inspect the data at data.path; problems are added to the findings."""
     data, facts, before = config.data, RunData(config.data.path), len(findings)
     folder = None if data.path.startswith(PREFIX) else resolve(data.path)
-    problem: IngotError | None = None
+    problem: Finding | None = None
     if not data.path.strip():
         findings.add("data.path.empty", "error", "{0} is empty; set it to the training data", PATH)
     elif folder is not None and any((folder / split).is_dir() for split in SPLITS) and not (folder / MANIFEST).is_file():
@@ -79,19 +78,16 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
         try:
             _open(config, facts)
         except IngotError as error:
-            problem = error
+            problem = Finding(_code(folder, error), "error", error)
     if facts.tokenizer is None and data.tokenizer is not None and not is_learned(data.tokenizer):
         try:
             facts.tokenizer = open_tokenizer(data.tokenizer)
         except IngotError as error:
-            if (
-                problem is not None and folder is not None and not folder.exists()
-            ):  # reported first: its advice provides data and tokenizer
-                findings.append(Finding(_code(folder, problem), "error", problem))
-            findings.append(Finding("tokenizer.load_failed", "error", error))
-            return facts
+            if problem is not None and problem.code == "data.path.missing":  # its advice gets both data and tokenizer
+                findings.append(problem)
+            problem = Finding("tokenizer.load_failed", "error", error)
     if problem is not None:
-        findings.append(Finding(_code(folder, problem), "error", problem))
+        findings.append(problem)
     return facts
 
 
@@ -131,7 +127,6 @@ def _look_at_buckets(folder: Path, facts: RunData, findings: Findings) -> None:
     names = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
     if not names:
         findings.add("data.buckets.empty", "error", f"{folder / 'train'} has no bucket folders", PATH)
-    jsonl = []
     for split in SPLITS:
         facts.splits[split] = {}
         for bucket in (folder / split / name for name in names):
@@ -141,34 +136,30 @@ def _look_at_buckets(folder: Path, facts: RunData, findings: Findings) -> None:
                 findings.add(f"{code}.missing", "error", message, PATH)
                 continue
             lines = [file for file in bucket.iterdir() if file.name.endswith(JSON_LINES)]
-            pairs = sorted({file.with_suffix(".bin") for file in bucket.iterdir() if file.suffix in (".bin", ".idx")})
-            if not lines and not pairs:
-                findings.add(f"{code}.no_shards", "error", f"{bucket} contains neither .bin with .idx nor .jsonl files", PATH)
+            paths = sorted({file.with_suffix(".bin") for file in bucket.iterdir() if file.suffix in (".bin", ".idx")})
+            if paths:
+                with findings.noting(f"{code}.idx_error", DataError):
+                    pairs = [Pair(path) for path in paths]
+                    tokens, windows = sum(pair.tokens for pair in pairs), sum(len(pair.repeats) for pair in pairs)
+                    facts.splits[split][bucket.name] = BucketFacts(len(pairs), tokens, windows)
+            elif lines:
+                facts.splits[split][bucket.name] = BucketFacts(len(lines), None, None)
             else:
-                jsonl.append(not pairs)
-            facts.splits[split][bucket.name] = BucketFacts(len(lines), None, None)
-            if pairs or not lines:
-                try:
-                    read = [Pair(path) for path in pairs]
-                except DataError as error:
-                    findings.append(Finding(f"{code}.idx_error", "error", error))
-                    del facts.splits[split][bucket.name]
-                    continue
-                tokens, windows = sum(pair.tokens for pair in read), sum(len(pair.repeats) for pair in read)
-                facts.splits[split][bucket.name] = BucketFacts(len(pairs), tokens, windows)
-    facts.format = "jsonl" if jsonl and all(jsonl) else "tokens"
+                findings.add(f"{code}.no_shards", "error", f"{bucket} contains neither .bin with .idx nor .jsonl files", PATH)
+    buckets = [bucket for split in facts.splits.values() for bucket in split.values()]
+    facts.format = "jsonl" if buckets and all(bucket.tokens is None for bucket in buckets) else "tokens"
 
 
 def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
     """Check that every bucket of a mix exists."""
-    setting = Setting("data.phases" if config.data.phases else "data.mix")
-    mixes = [phase.mix for phase in config.data.phases] or ([config.data.mix] if config.data.mix else [])
-    if not mixes or not facts.splits:
+    setting = PHASES if config.data.phases else Setting("data.mix")
+    mixes = [phase.mix for phase in config.data.phases] or [config.data.mix]
+    if not any(mixes) or not facts.splits:
         return
     codes = [finding.code.split(".") for finding in findings if finding.blocks]
     damaged = {".".join(parts[2:-1]) for parts in codes if parts[:2] == ["data", "train"]}  # reported already
-    present, named = facts.splits.get("train", {}).keys() if facts.has_buckets else set[str](), set[str]().union(*mixes) - damaged
-    if unknown := sorted(named - present):
+    present = facts.splits.get("train", {}).keys() if facts.has_buckets else set[str]()
+    if unknown := sorted(set[str]().union(*mixes) - damaged - present):
         message = f"{{0}} names buckets that {facts.path} does not have: {', '.join(unknown)}; it has "
         findings.add("curriculum.unknown_buckets", "error", message + (", ".join(sorted(present)) or "no buckets"), setting)
     elif unused := sorted(present - {name for mix in mixes for name, weight in mix.items() if weight}):
@@ -190,28 +181,17 @@ def check_files(facts: RunData, world_size: int, workers: int | None, findings: 
         findings.add("data.num_workers.will_clamp", "warning", message)
 
 
-def check_vocabulary(config: Config, facts: RunData, findings: Findings) -> None:
-    """Check that the vocabulary of the data uses the model's embedding."""
-    rows, ids = config.model.vocab_size or 0, facts.tokenizer.vocab_size if facts.tokenizer is not None else 0
-    if ids and rows - ids > IDLE_ROWS:
-        message = f"{{0}}, but the data has {ids:,} ids: {rows - ids:,} rows of the embedding can never be used"
-        advice = f"set {{1}} or prepare the text with --tokenizer {config.suggested_tokenizer}"
-        settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
-        findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
-
-
 def total_tokens(config: Config) -> int | None:
     """Return the tokens of all steps; None if the clock ends the run."""
-    steps, left, total = config.training.max_steps, config.training.max_steps, 0
-    if steps is None or left is None:
+    steps, stages, total = config.training.max_steps, config.training.stages, 0
+    if steps is None:
         return None
-    stages = config.training.stages
+    left = steps
     for number, plan in enumerate(shapes(config)):
-        length = left
-        if number + 1 < len(stages):
-            length = stages[number].steps or round((stages[number].share or 0.0) * steps)
-        total += min(length, left) * plan.samples * config.data.seq_len
-        left -= min(length, left)
+        is_last = number + 1 >= len(stages)
+        length = left if is_last else min(left, stages[number].steps or round((stages[number].share or 0.0) * steps))
+        total += length * plan.samples * config.data.seq_len
+        left -= length
     return total
 
 
@@ -233,13 +213,10 @@ def shares(mix: Mapping[str, float]) -> dict[str, float]:
 
 def check_supply(config: Config, facts: RunData, total: int | None, allow_mismatch: bool, findings: Findings) -> None:
     """Check that the data has as many tokens as the run reads."""
-    if config.data.phases:
-        _check_phases(config, facts, total, allow_mismatch, findings)
-    elif total is not None and facts.tokens():
-        _check_plain(config, facts, total, findings)
-
-
-def _check_phases(config: Config, facts: RunData, total: int | None, allow_mismatch: bool, findings: Findings) -> None:
+    if not config.data.phases:
+        if total is not None and facts.tokens():
+            _check_plain(config, facts, total, findings)
+        return
     epochs, halts, buckets = config.data.epochs, config.data.exhausted == "halt", facts.splits.get("train", {})
     for name, demand in phases_of(config)[-1]["taken"].items():
         tokens = buckets[name].tokens if name in buckets else None

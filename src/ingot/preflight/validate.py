@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -9,42 +13,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ingot.artifact.gpt_simple import STATE, Saved, is_checkpoint, read_model, read_saved, refuse_other_shapes, saved_checkpoints
+from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
 from ingot.backends.open import find_device, open_backend, open_group
-from ingot.config.memory import Size, model_size
+from ingot.config.memory import Size, model_size, row_bytes, state_bytes, step_bytes
 from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, Config
 from ingot.data.loading.reader import read_rank_batch
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers.by_name import BPE, bpe_size
-from ingot.errors import CheckpointError, ConfigError, IngotError, Rename, Setting
-from ingot.preflight.checks import (
-    CHECKPOINTING,
-    MICRO_BATCH,
-    ResumeFacts,
-    byte_count,
-    check_device,
-    check_memory,
-    check_model_file,
-    check_output,
-    check_ranks,
-    check_resume,
-)
-from ingot.preflight.data_checks import (
-    RunData,
-    check_buckets,
-    check_files,
-    check_supply,
-    check_vocabulary,
-    look_at_data,
-    phases_of,
-    total_tokens,
-)
-from ingot.preflight.findings import Finding, Findings
+from ingot.errors import CannotContinue, CheckpointError, ConfigError, IngotError, Rename, Setting, Unreadable
+from ingot.model.settings import FileSettings
+from ingot.preflight.data_checks import RunData, check_buckets, check_files, check_supply, look_at_data, phases_of, total_tokens
+from ingot.preflight.findings import Finding, Findings, Severity
+from ingot.runs.checkpoints import Checkpoint, newest_index, occupied, resume_point, started_from
+from ingot.runs.folder import INDEX, named_path, saved_steps
+from ingot.runtime.files import user_path
+from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.train.evaluation import open_tasks
-from ingot.train.resume import check_initial_weights, load_initial_weights, starts_fresh
+from ingot.train.resume import (
+    changes,
+    check_initial_weights,
+    facts_of,
+    load_initial_weights,
+    refuse_lost,
+    refuse_occupied,
+    starts_fresh,
+)
 from ingot.train.start import open_data
-from ingot.train.step_plan import Position, plan_step
+from ingot.train.step_plan import Position, plan_step, refuse_idle_ranks
 from ingot.train.stop import find_walltime
+
+DEVICES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9]\d*))?|mlx")
+MICRO_BATCH, CHECKPOINTING = Setting("training.micro_batch"), Setting("training.gradient_checkpointing")
+IDLE_ROWS = 1024  # unused rows of the embedding that are normal: vocabularies are rounded up
+UNREADABLE = "resume.trainer_state_unreadable"
 
 
 @dataclass
@@ -60,7 +63,7 @@ class Report:
     output: Path | None
     size: Size | None
     memory: int | None = None  # bytes a rank needs
-    resume: ResumeFacts | None = None
+    resume: dict[str, Any] | None = None
     runtime: dict[str, str] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
 
@@ -82,20 +85,26 @@ def validate(
     deleted, so it is not checked.
     """
     findings, ranks, total = Findings(), max(1, world_size), total_tokens(config)
-    check_ranks(config, world_size, findings)
+    if world_size < 1:
+        findings.add("preflight.world_size", "error", f"{world_size} ranks cannot train; there must be at least 1")
+    else:
+        with findings.noting("training.ranks", ConfigError):
+            refuse_idle_ranks(config, world_size)
     if thorough:
-        check_device(config, world_size, findings)
-        check_model_file(config, findings)
+        _check_device_and_model(config, world_size, findings)
     data = look_at_data(config, findings)
     check_buckets(config, data, findings)
     check_files(data, ranks, workers, findings)
-    check_vocabulary(config, data, findings)
-    if not any(
-        finding.blocks and finding.code.startswith("data.") for finding in findings
-    ):  # with such errors the token counts are wrong
+    rows, ids = config.model.vocab_size or 0, data.tokenizer.vocab_size if data.tokenizer is not None else 0
+    if ids and rows - ids > IDLE_ROWS:
+        message = f"{{0}}, but the data has {ids:,} ids: {rows - ids:,} rows of the embedding can never be used"
+        advice = f"set {{1}} or prepare the text with --tokenizer {config.suggested_tokenizer}"
+        settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
+        findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
+    # With an error in the data its token counts are wrong.
+    if not any(finding.blocks and finding.code.startswith("data.") for finding in findings):
         check_supply(config, data, total, allow_mismatch, findings)
-    output = check_output(config, findings)
-    vocab_size = config.model.vocab_size or (data.tokenizer.vocab_size if data.tokenizer is not None else 0)
+    output, vocab_size = _check_output(config, findings), rows or ids
     if not vocab_size and (config.data.tokenizer or "").startswith(BPE):
         vocab_size = bpe_size(config.data.tokenizer or "")  # training will learn this tokenizer
     if not vocab_size:
@@ -105,7 +114,7 @@ def validate(
     size, phases = model_size(config, vocab_size), phases_of(config)
     report = Report(config, ranks, data, vocab_size, total, phases, output, size, findings=findings)
     if size is not None:
-        report.memory = check_memory(config, size, vocab_size, ranks, findings)
+        report.memory = _check_memory(config, size, vocab_size, ranks, findings)
     report.resume = None if fresh else check_resume(config, output, data, findings)
     if thorough and config.training.weights is not None and (fresh or starts_fresh(config)):
         with findings.noting("resume.weights_unusable", CheckpointError):
@@ -147,6 +156,150 @@ def check_before_training(
     return report.data.dataset
 
 
+def _check_device_and_model(config: Config, world_size: int, findings: Findings) -> None:
+    """Check the settings that the device supports, and that a custom model is Python, without loading either of them."""
+    if not DEVICES.fullmatch(config.training.device):
+        setting = Setting("training.device", config.training.device)
+        findings.add("training.device_unknown", "error", "{0} is not a device; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
+    with findings.noting("training.device_unsupported", ConfigError):
+        if config.training.device == "mlx":
+            refuse_ranks_on_mlx(world_size)
+            refuse_torch_only(config)
+    with findings.noting("runtime.no_cuda", ConfigError):
+        refuse_precision(config)
+    if isinstance(config.model, FileSettings):
+        try:
+            ast.parse(user_path(config.model.file).read_bytes())
+        except (OSError, SyntaxError, ValueError) as error:
+            message = f"{{0}} cannot be used: {getattr(error, 'strerror', None) or error}"
+            findings.add("model.file_unusable", "error", message, Setting("model.file", config.model.file))
+
+
+def _check_memory(config: Config, size: Size, vocab_size: int, world_size: int, findings: Findings) -> int:
+    """Estimate the least memory a rank needs, and check that a machine without a GPU has it. Loads no framework."""
+    state = state_bytes(config, size) + step_bytes(config, world_size)
+    rows = 1 if config.training.micro_batch == "auto" else config.training.micro_batch
+    rows = min(rows, max(1, config.rows_per_step // world_size))
+    needed = state + rows * row_bytes(config, vocab_size, bool(config.training.gradient_checkpointing))
+    device, memory = config.training.device, host_bytes()
+    on_gpu = device.startswith("cuda") or (device == "auto" and shutil.which("nvidia-smi") is not None)
+    if memory is not None and needed > memory and not on_gpu:
+        message = f"a rank needs about {_byte_count(needed)}, but this machine has {_byte_count(memory)}"
+        advice = "use a smaller model, lower {0} or set {1}"
+        severity: Severity = "error" if state > memory else "warning"
+        findings.add("model.memory", severity, message, MICRO_BATCH, CHECKPOINTING, advice=advice)
+    return needed
+
+
+def _byte_count(number: int) -> str:
+    """Format a number of bytes."""
+    return f"{number / (1 << 30):.1f} GiB" if number >= 1 << 30 else f"{number / (1 << 20):.1f} MiB"
+
+
+def _check_output(config: Config, findings: Findings) -> Path | None:
+    """Return the run folder and check that it can be written, without creating anything."""
+    if config.training.output_dir is None:
+        return None
+    folder = user_path(config.training.output_dir).absolute()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+    why = ""
+    if folder.resolve() == Path(folder.anchor):
+        why = "a run needs its own folder"
+    elif not nearest.is_dir():
+        why = f"{nearest} is not a folder"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        why = f"{nearest} cannot be written"
+    if why:
+        setting = Setting("training.output_dir")
+        findings.add("output.not_writable", "error", f"{{0}} cannot be {folder}: {why}", setting)
+    return folder
+
+
+def check_resume(config: Config, output: Path | None, data: RunData, findings: Findings) -> dict[str, Any] | None:
+    """Return the path, step and tokens of the checkpoint that the run resumes from; None for a new run."""
+    resume = config.training.resume
+
+    def on_skipped(path: Path, error: CheckpointError) -> None:
+        oldest = path == next(iter(saved_steps(path.parent).values()))
+        findings.append(Finding(UNREADABLE, "error" if oldest else "warning", error))  # nothing older to fall back to
+
+    try:
+        if resume == "never" and output is not None:
+            refuse_occupied(output)
+        if (theirs := foreign_checkpoint(resume, output)) is not None:
+            with findings.noting("resume.arch_drift", CheckpointError):
+                refuse_other_shapes(theirs.path, read_model(theirs.path), config.model.model_dump(mode="json"))
+            tokens = theirs.state.get("tokens_trained")
+            return {"path": str(theirs.path), "step": theirs.step, "tokens": tokens if isinstance(tokens, int) else None}
+        checkpoint = resume_point(resume, output, on_skipped)
+        if output is not None and resume == "auto":
+            refuse_lost(output)
+    except CheckpointError as error:
+        code = UNREADABLE if isinstance(error, Unreadable) else _code(resume, output)
+        findings.append(Finding(code, "error", error))
+        return None
+    if checkpoint is None:
+        return None
+    _check_changes(config, checkpoint, data, findings)
+    return {"path": str(checkpoint.path), "step": checkpoint.step, "tokens": checkpoint.progress.get("tokens")}
+
+
+def foreign_checkpoint(resume: str, output: Path | None) -> Saved | None:
+    """Return the gpt-simple checkpoint that a run resumes from; None for a new run or one with an Ingot checkpoint."""
+    if resume == "never" or output is None:
+        return None
+    last = max(saved_steps(output / "checkpoints"), default=-1)
+    theirs = saved_checkpoints(output)
+    if resume == "auto":
+        return theirs[-1] if theirs and theirs[-1].step > last else None
+    named = named_path(resume, output)
+    if (named / INDEX).is_file() or not is_checkpoint(named):
+        return None
+    saved = read_saved(named)
+    if last >= 0:
+        newest = newest_index(output)
+        if newest is not None and started_from(newest, named):
+            return None  # an earlier session of the same command already imported it
+        raise occupied(resume, output, "holds another run", last)
+    if theirs and theirs[-1].step > saved.step:
+        raise occupied(resume, output, "has newer checkpoints", theirs[-1].step)
+    return saved
+
+
+def _code(resume: str, output: Path | None) -> str:
+    """Return gpt-simple's finding code for the reason why a run cannot resume."""
+    if resume in ("auto", "never"):
+        return "resume.resolve_failed"
+    path = named_path(resume, output)
+    if not path.is_dir():
+        return "resume.path_missing"
+    if not any((path / name).is_file() for name in (INDEX, STATE)) and not saved_steps(path / "checkpoints"):
+        return "resume.no_trainer_state"
+    return UNREADABLE if newest_index(output) is None else "resume.resolve_failed"
+
+
+def _check_changes(config: Config, checkpoint: Checkpoint, data: RunData, findings: Findings) -> None:
+    """Check that the run may continue a checkpoint with its settings and its data."""
+    path, was = checkpoint.path, checkpoint.progress
+    try:
+        if data.dataset is not None:
+            now = facts_of(config, data.dataset)
+        else:  # problems at data.path are reported elsewhere
+            now = {**was, "config": config.model_dump(mode="json"), "data_fingerprint": was["data_fingerprint"]}
+        changed = changes(was, now)
+    except (KeyError, TypeError, AttributeError):
+        findings.add(UNREADABLE, "error", f"{path} does not record which run it belongs to")
+        return
+    shape = [change for change in changed if change.setting.startswith("model.")]
+    rest = [change for change in changed if change not in shape]
+    for code, some in (("resume.arch_drift", shape), ("resume.run_changed", rest)):
+        if some:
+            findings.append(Finding(code, "error", CannotContinue(path, some)))
+    if not changed and config.model_dump(mode="json") != was["config"]:
+        message = f"some settings differ from those saved in {path}; the run continues with the new ones"
+        findings.add("resume.config_drift", "info", message)
+
+
 # The report as JSON and as text.
 
 MARKS = {"error": "x", "budget": "$", "warning": "!", "info": "i"}
@@ -163,7 +316,7 @@ SECTIONS = {  # part of the record, and prefixes of the codes that belong to it
 
 def report_record(report: Report, strict: bool, name: Rename = str, advise: Rename = str) -> dict[str, Any]:
     """Return the report as a JSON object."""
-    config, size, resume, data = report.config, report.size, report.resume, report.data
+    config, size, data = report.config, report.size, report.data
     splits = {split: {bucket: vars(facts) for bucket, facts in buckets.items()} for split, buckets in data.splits.items()}
     return {
         "exit_code": report.findings.exit_code(strict),
@@ -193,7 +346,7 @@ def report_record(report: Report, strict: bool, name: Rename = str, advise: Rena
             "budget_seconds": config.budget.seconds,
         },
         "output": str(report.output) if report.output is not None else None,
-        "resume": {"path": str(resume.path), "step": resume.step, "tokens": resume.tokens} if resume is not None else None,
+        "resume": report.resume,
         "runtime": report.runtime,
     }
 
@@ -254,10 +407,7 @@ def add_probe(report: Report) -> None:
         try:
             _take_step(report, ranks)
         except Exception as error:  # a custom model may raise anything
-            names = {kind.__name__ for kind in type(error).__mro__}
-            full = names & {"MemoryError", "OutOfMemoryError"} or "memory" in str(
-                error
-            )  # frameworks report a full GPU in several ways
+            full = "memory" in f"{type(error).__name__}: {error}".lower()  # frameworks report a full GPU in several ways
             code, advice = (OUT_OF_MEMORY, "lower {0}, set {1} or use a smaller model") if full else (FAILED, "")
             if isinstance(error, IngotError):
                 findings.append(Finding(code, "error", error))
@@ -302,4 +452,4 @@ def _take_step(report: Report, ranks: Ranks) -> None:
         backend.release()
     speed = report.config.training.tokens_per_step / seconds
     step = f"{seconds:.3f} s, about {speed:,.0f} tokens/s"
-    report.runtime |= {"step": step, "loss": f"{loss:.4f}", "memory": byte_count(memory)}
+    report.runtime |= {"step": step, "loss": f"{loss:.4f}", "memory": _byte_count(memory)}

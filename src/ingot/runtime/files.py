@@ -24,7 +24,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Setting
+from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Setting, Unreadable
 from ingot.runtime.locks import FolderLock
 
 MOST_JSON = 1 << 28  # maximum size of a JSON file in bytes; the largest contain a model's tensor list or a tokenizer
@@ -77,7 +77,16 @@ def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
     name, and the next replacement restores it. Files in the folder must be synced by their writer.
     """
     path = path.resolve() if keep_others else path  # a symlink may point to another disk
-    _tidy_after_kills(path)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):  # of killed replacements
+        if not _LEFT_FOLDER.fullmatch(left.name.removeprefix(f".{path.name}")) or left.is_symlink() or not left.is_dir():
+            continue
+        with FolderLock(left) as lock:
+            if not lock.acquire() or lock.held is None:
+                continue
+            if left.suffix == ".old" and not os.path.lexists(path):
+                left.rename(path)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
     partial = temporary_beside(path)
     old = partial.with_suffix(".old")
     partial.mkdir()
@@ -87,7 +96,13 @@ def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
             yield partial
             fsync_dir(partial)
             if keep_others and path.exists():
-                _move_files(partial, path)
+                for place, _, names in os.walk(partial):
+                    target = path / Path(place).relative_to(partial)
+                    target.mkdir(exist_ok=True)
+                    for name in names:
+                        (Path(place) / name).replace(target / name)
+                    fsync_dir(target)
+                shutil.rmtree(partial)
             else:
                 if path.exists():
                     path.rename(old)
@@ -99,31 +114,6 @@ def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
             raise
     shutil.rmtree(old, ignore_errors=True)
     fsync_dir(path.parent)
-
-
-def _move_files(source: Path, target: Path) -> None:
-    """Move every file of `source` to the same relative path in `target`, which keeps its other files, and remove `source`."""
-    for folder, _, names in os.walk(source):
-        place = target / Path(folder).relative_to(source)
-        place.mkdir(exist_ok=True)
-        for name in names:
-            (Path(folder) / name).replace(place / name)
-        fsync_dir(place)
-    shutil.rmtree(source)
-
-
-def _tidy_after_kills(path: Path) -> None:
-    """Restore a folder that a killed replacement left under its hidden name, and remove its other temporary files."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        if not _LEFT_FOLDER.fullmatch(left.name.removeprefix(f".{path.name}")) or left.is_symlink() or not left.is_dir():
-            continue
-        with FolderLock(left) as lock:
-            if not lock.acquire() or lock.held is None:
-                continue
-            if left.suffix == ".old" and not os.path.lexists(path):
-                left.rename(path)
-            else:
-                shutil.rmtree(left, ignore_errors=True)
 
 
 def temporary_beside(path: Path) -> Path:
@@ -169,6 +159,21 @@ def read_dict(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of a model; raise CheckpointError if there is none, Unreadable if it cannot be read."""
+    try:
+        found = read_json(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except (ValueError, IsADirectoryError):
+        found = None
+    except OSError as error:
+        raise Unreadable(path, error.strerror) from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+    return found
 
 
 def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:

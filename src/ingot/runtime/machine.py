@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.metadata
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
@@ -62,12 +61,7 @@ def cache_root() -> Path:
 
 # Versions of other packages, if installed.
 
-OF_KERNELS = (
-    "triton",
-    "flash-attn-4",
-    "quack-kernels",
-    "nvidia-cutlass-dsl",
-)  # GPU kernels are written in these or come from them
+OF_KERNELS = ("triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl")  # GPU kernels are written in these
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
@@ -103,6 +97,6 @@ def made_by() -> str:
     if ONE_FILE:
         return str(getattr(globals().get("__loader__"), "made_by", NOT_INSTALLED))
     try:
-        return f"ingot {importlib.metadata.version('ingot-lm')}"
-    except importlib.metadata.PackageNotFoundError:
+        return f"ingot {metadata.version('ingot-lm')}"
+    except metadata.PackageNotFoundError:
         return NOT_INSTALLED

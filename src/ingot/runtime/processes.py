@@ -110,14 +110,6 @@ def process_age(pid: int | str = "self") -> float | None:
         return None
 
 
-def is_zombie(pid: int) -> bool:
-    """Return True for a process that has ended and that its parent has not waited for."""
-    try:
-        return _fields(pid)[0] in ("Z", "X")
-    except (OSError, IndexError):
-        return False
-
-
 def is_alive(pid: int, heard_ago: float) -> bool:
     """Return True if the process last seen that many seconds ago still runs; a younger one has only reused its pid."""
     try:
@@ -126,8 +118,11 @@ def is_alive(pid: int, heard_ago: float) -> bool:
         return False
     except PermissionError:
         pass  # the process exists, but belongs to another user
+    with suppress(OSError, IndexError):
+        if _fields(pid)[0] in ("Z", "X"):  # it has ended, and its parent has not waited for it
+            return False
     age = process_age(pid)
-    return not is_zombie(pid) and (age is None or age >= heard_ago - 1.0)  # ages are known to a hundredth, and clocks are set
+    return age is None or age >= heard_ago - 1.0  # ages are known to a hundredth, and clocks are set
 
 
 def _fields(pid: int | str) -> list[str]:

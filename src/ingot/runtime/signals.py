@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -82,10 +81,11 @@ def handler_after_stop(number: int, before: Any) -> Any:
         return before
     # Python restores its handlers before torch is closed, which takes half a second.
     atexit.register(signal.signal, number, signal.SIG_IGN)
-    return partial(_pass_over, time.monotonic() + REPEAT_SECONDS)
+    until = time.monotonic() + REPEAT_SECONDS
 
+    def ignore_repeated(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() > until:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
-def _pass_over(until: float, number: int, frame: FrameType | None) -> None:
-    if time.monotonic() > until:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+    return ignore_repeated

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.backends.sampling import prompt_ids
 from ingot.data.tokenizers import Tokenizer
-from ingot.data.tokenizers.stream_decoder import StreamDecoder
+from ingot.data.tokenizers.tokenizer_base import StreamDecoder
 from ingot.errors import IngotError, one_line, shown
 from ingot.inference.batching import Chunk
 

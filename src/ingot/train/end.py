@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,19 +55,11 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
         raise unsaved  # raised only now, so that the score and files are written although the last checkpoint is missing
     # Synchronise the reason again: after an evaluation the ranks only know that some rank received a stop request.
     reason = int(trainer.backend.maximum([shutdown.last_reason()])[0]) if status == "stopped" else 0
-    stop_reason = reason_name(reason) if reason else trainer.end_reason
-    run_dir = outputs.folder.path if outputs is not None else Path(config.training.output_dir or ".")
     checkpoints = saved_steps(outputs.folder.checkpoints) if outputs is not None else {}
     result = TrainingResult(
         status=status,
         final_loss=progress.loss,
-        val_loss=progress.val_loss,
-        val_bpb=progress.val_bpb,
-        val_other=progress.val_other,
-        val_rows=progress.val_rows,
-        val_rows_of=progress.val_rows_of,
-        val_stride=progress.val_stride,
-        val_step=progress.val_step,
+        **{field.name: getattr(progress, field.name) for field in fields(TrainingResult) if field.name.startswith("val_")},
         total_tokens=progress.tokens,
         total_steps=progress.step,
         training_seconds=progress.elapsed_seconds,
@@ -78,8 +70,8 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
         artifact_bpb=exported.bpb,
         artifact_rows=exported.rows,
         sample=evaluation.last_sample,
-        run_dir=run_dir,
-        stop_reason=stop_reason,
+        run_dir=outputs.folder.path if outputs is not None else Path(config.training.output_dir or "."),
+        stop_reason=reason_name(reason) if reason else trainer.end_reason,
         data_fingerprint=trainer.dataset.fingerprint,
         peak_memory_bytes=trainer.backend.peak_memory()[0],
     )
@@ -139,8 +131,8 @@ def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown, s
     trainer.backend.release()
     trainer.reporter.message(f"scoring {path}")
     try:
-        progress, stop = partial(trainer.reporter.waiting, SCORING), lambda: shutdown.requested
-        return float(score(path, None, trainer.config.training.device, rows, progress, stop)["val_bpb"])
+        waiting = partial(trainer.reporter.waiting, SCORING)
+        return float(score(path, None, trainer.config.training.device, rows, waiting, lambda: shutdown.requested)["val_bpb"])
     except RunError as error:  # training has completed, so a failed evaluation does not fail the run
         reason = "interrupted" if shutdown.requested else error
     trainer.reporter.message(f"{path} was not scored: {reason}; score it with: ingot eval --artifact {shlex.quote(str(path))}")

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
-from typing import Any
 
 from ingot.backends.base import Backend
 from ingot.backends.sampling import Sampling, prompt_ids
@@ -50,8 +49,8 @@ class Bounds:
         self._rows_during, self._backend, self._reporter = evaluation.rows, backend, reporter
         self._limit_during: tuple[int | None] | None = None  # rows of evaluations during training, once decided
         self._budget_seconds = budget.seconds or 0.0
-        self._row_seconds: float | None = None  # seconds per row on the slowest rank
-        self._last_seconds = 0.0
+        self.row_seconds: float | None = None  # seconds per row on the slowest rank
+        self.last_seconds = 0.0  # duration of the last evaluation during training, on the slowest rank
         self._reported: set[str] = set()
         final_rows = evaluation.final_rows
         self.final_limit = None if final_rows == "auto" else final_rows  # None: all rows, or as many as time allows
@@ -61,19 +60,28 @@ class Bounds:
     def rows(self, evaluator: Evaluator, limit: int | None, now: Callable[[], float]) -> int | None:
         """Return `limit`, or the number of rows that there is time for if that is less. Called on every rank."""
         ranks, wanted = self._backend.ranks.world_size, evaluator.count(limit)
-        batch = evaluator.micro_batch * ranks
-        if self.seconds is None or wanted <= batch:
+        batch_rows = evaluator.micro_batch * ranks
+        if self.seconds is None or wanted <= batch_rows:
             return limit
-        if self._row_seconds is None:
-            self._measure(evaluator, wanted, now)
-        if self._row_seconds is None or wanted * self._row_seconds <= self.seconds * ranks:
+        if self.row_seconds is None:
+            # Time a batch; if that suggests fewer rows, time another one, because the first may include compilation.
+            batch = next(evaluator.batches(evaluator.rows(evaluator.micro_batch)))
+            for attempt in range(2):
+                self._reporter.waiting("measuring how fast rows are scored")
+                began = now()
+                self._backend.score(batch)
+                slowest = self._backend.maximum([(now() - began) / len(batch)])[0]
+                if not attempt and wanted * slowest <= self.seconds * ranks:
+                    return limit  # the evaluation itself measures the speed
+            self.row_seconds = slowest
+        if wanted * self.row_seconds <= self.seconds * ranks:
             return limit
-        rows = max(batch, int(self.seconds / self._row_seconds) * ranks)
+        rows = max(batch_rows, int(self.seconds / self.row_seconds) * ranks)
         if rows >= wanted:
             return limit
         self._report_once(
             "rows",
-            f"scoring {wanted:,} rows would take about {wanted * self._row_seconds / ranks:.0f} s and budget.seconds is "
+            f"scoring {wanted:,} rows would take about {wanted * self.row_seconds / ranks:.0f} s and budget.seconds is "
             f"{self._budget_seconds:g}: {rows:,} of {evaluator.count(None):,} rows, spread evenly, are scored instead, also for "
             "the artifact; evaluation.final_rows=null scores all",
         )
@@ -90,20 +98,9 @@ class Bounds:
         both_cut = allowed != limit and during != self._rows_during
         return during, during if both_cut else allowed  # if both are reduced, one pass over the same rows serves both
 
-    def record_speed(self, rows: int, seconds: float) -> None:
-        """Record how long this rank's rows of an evaluation took. Called on every rank."""
-        if self.seconds is not None:
-            self._row_seconds = self._backend.maximum([seconds / max(rows, 1)])[0]
-
-    def record_duration(self, seconds: float) -> float:
-        """Record the duration of an evaluation during training and return the slowest rank's. Called on every rank."""
-        if self.seconds is not None:
-            self._last_seconds = self._backend.maximum([seconds])[0]
-        return self._last_seconds
-
     def has_time(self, evaluation_seconds: float, training_seconds: float) -> bool:
         """Return True if, after one more evaluation, total evaluation time stays below training time plus one allowance."""
-        if self.seconds is None or evaluation_seconds + self._last_seconds <= training_seconds + self.seconds:
+        if self.seconds is None or evaluation_seconds + self.last_seconds <= training_seconds + self.seconds:
             return True
         self._report_once(
             "skipped",
@@ -111,20 +108,6 @@ class Bounds:
             "left out; raise evaluation.every, lower evaluation.rows, or set evaluation.final_rows=null to run all of them",
         )
         return False
-
-    def _measure(self, evaluator: Evaluator, wanted: int, now: Callable[[], float]) -> None:
-        """Time a batch; if that suggests fewer rows, time another one, because the first may include compilation."""
-        batch = next(evaluator.batches(evaluator.rows(evaluator.micro_batch)))
-        for attempt in range(2):
-            self._reporter.waiting("measuring how fast rows are scored")
-            began = now()
-            self._backend.score(batch)
-            slowest = self._backend.maximum([(now() - began) / len(batch)])[0]
-            assert self.seconds is not None
-            if attempt:
-                self._row_seconds = slowest
-            elif wanted * slowest <= self.seconds * self._backend.ranks.world_size:
-                return  # there is time for all rows, and the evaluation itself measures the speed
 
     def _report_once(self, topic: str, message: str) -> None:
         if topic not in self._reported:
@@ -151,8 +134,7 @@ class RunEvaluation:
         self.tasks: TaskRows | None = None
         self.shutdown: Shutdown | None = None
         self.last_sample: str | None = None
-        self._evaluator_of = partial(evaluator_of, config, dataset)
-        self._evaluators: dict[str, Evaluator] = {}
+        self.evaluator: Callable[[str], Evaluator] = cache(partial(evaluator_of, config, dataset))  # of a split
 
     def evaluate(self, limit: int | None, final: bool = False) -> bool:
         """Score the validation split (or `limit` rows of it) and tasks, and write a sample; return True for a new best score."""
@@ -166,7 +148,11 @@ class RunEvaluation:
             compared = self.score("val", during) if several and limit != during else score
             train_loss = self.score("train", e.train_rows).loss if e.train_rows else None
             seconds = self.clock.now() - began  # a stop request from here on leaves the step without a score
-            tasks = self._score_tasks() if self.tasks is not None else {}
+            tasks = {}
+            if self.tasks is not None:
+                waiting = partial(self.reporter.waiting, "scoring tasks")
+                scores = score_tasks(self.tasks, self.backend, waiting, self._stop_requested)
+                tasks = {name: replace(score, parts={}).record() for name, score in scores.items()}
             text = self._sample() if e.sample_tokens else None
             p.record_score(score, final)
             report = EvaluationReport(
@@ -197,7 +183,9 @@ class RunEvaluation:
                     self.outputs.folder.sample(p.step, text)
                 self.reporter.sample(p.step, text)
             if not final:
-                p.evaluation_seconds += self.bounds.record_duration(self.clock.now() - began)
+                if self.bounds.seconds is not None:
+                    self.bounds.last_seconds = self.backend.maximum([self.clock.now() - began])[0]
+                p.evaluation_seconds += self.bounds.last_seconds
         return report.best
 
     def is_final(self) -> bool:
@@ -212,12 +200,6 @@ class RunEvaluation:
             return None if self.progress.val_whole else self.progress.val_rows
         return self.bounds.rows(self.evaluator("val"), self.bounds.final_limit, self.clock.now)
 
-    def evaluator(self, split: str) -> Evaluator:
-        """Return the evaluator of a split."""
-        if split not in self._evaluators:
-            self._evaluators[split] = self._evaluator_of(split)
-        return self._evaluators[split]
-
     def score(self, split: str, limit: int | None) -> Score:
         """Score a split, or `limit` rows of it, over all ranks."""
         evaluator = self.evaluator(split)
@@ -230,15 +212,9 @@ class RunEvaluation:
         *sums, stopped = self.backend.total([*part.sums, float(self._stop_requested())])
         if stopped:
             raise Interrupted
-        self.bounds.record_speed(len(own), self.clock.now() - began)
+        if self.bounds.seconds is not None:
+            self.bounds.row_seconds = self.backend.maximum([(self.clock.now() - began) / max(len(own), 1)])[0]
         return evaluator.total(sums)
-
-    def _score_tasks(self) -> dict[str, dict[str, Any]]:
-        """Score the tasks and return their records for metrics.jsonl. Called on every rank."""
-        assert self.tasks is not None
-        waiting = partial(self.reporter.waiting, "scoring tasks")
-        scores = score_tasks(self.tasks, self.backend, waiting, self._stop_requested)
-        return {name: replace(score, parts={}).record() for name, score in scores.items()}
 
     def _sample(self) -> str:
         """Generate text after evaluation.sample_prompt; all ranks generate it and stop at the same token."""

@@ -106,10 +106,14 @@ class _Fit:
         tried = [k * scale for k in EMBEDDING_KS] if a.embedding_k == "auto" else [a.embedding_k]
         embeddings = [Rounding(a.embedding_bits, k) for k in tried]
         first = Steps(self._matrices(K / 31), embeddings[0])
-        rest = -self.rounder.round(first.matrices, first.embeddings) + self.size(
-            self.rounder.codes()
-        )  # size of everything except the codes
-        candidates = [Steps(self._fitting(rounding, self.limit - rest), rounding) for rounding in embeddings]
+        code_bytes = self.rounder.round(first.matrices, first.embeddings)
+        rest = self.size(self.rounder.codes()) - code_bytes  # size of everything except the codes
+        candidates = []
+        for rounding in embeddings:  # with the finest matrices for which all codes are estimated to fit
+            step, matrix_bytes = K / 31, self.limit - rest - self.rounder.estimate(rounding, True)
+            for _ in range(TRIES):
+                step = self._moved(step, self.rounder.estimate(self._matrices(step), False) - matrix_bytes)
+            candidates.append(Steps(self._matrices(step), rounding))
 
         def score(steps: Steps) -> float:
             if self.stop():
@@ -117,10 +121,8 @@ class _Fit:
             size = self.rounder.round(steps.matrices, steps.embeddings) + rest
             bpb = self.score()
             self.say(f"{steps}: about {size:,.0f} bytes, {bpb:.4f} bits per byte of training text")
-            coarsest = _step(steps.matrices) == LARGEST_STEP
-            return (
-                size if coarsest and size > self.limit else bpb
-            )  # steps over the limit are ranked by size, after all steps within it
+            # Steps over the limit are ranked by size, after all steps within it.
+            return size if _step(steps.matrices) == LARGEST_STEP and size > self.limit else bpb
 
         return self._just_below(candidates[0] if len(candidates) == 1 else min(candidates, key=score))
 
@@ -128,13 +130,6 @@ class _Fit:
         """Return the rounding for a step in standard deviations, with the fewest bits >= artifact.bits that clip little."""
         by_bits = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(self.settings.bits, 9)]
         return next((rounding for rounding in by_bits if rounding.k >= MIN_K), Rounding(8, MIN_K))
-
-    def _fitting(self, embeddings: Rounding, size: float) -> Rounding:
-        """Return the finest rounding of matrices for which all codes are estimated to take at most `size` bytes."""
-        matrix_bytes, step = size - self.rounder.estimate(embeddings, True), K / 31
-        for _ in range(TRIES):
-            step = self._moved(step, self.rounder.estimate(self._matrices(step), False) - matrix_bytes)
-        return self._matrices(step)
 
     def _moved(self, step: float, over: float) -> float:
         """Return the step that makes the matrices `over` bytes smaller, clamped to sensible bounds."""

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ingot.backends.open import packages
-from ingot.config.loading import ResolvedConfig
+from ingot.config.fields import leaf_values
+from ingot.config.loading import ResolvedConfig, load_config
 from ingot.config.render import dump_yaml
 from ingot.config.schema import Config, TrainingSection
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, ConfigError
 from ingot.model.settings import FileSettings
 from ingot.runs.checkpoints import Checkpoint, Tensors, read_kind, retain, save_checkpoint, sweep, update_progress
 from ingot.runs.folder import MODEL_COPY, TRACKIO_ID, WANDB_ID, Kind, RunFolder, new_run_dir, saved_steps
@@ -23,7 +24,7 @@ from ingot.runs.state import Heartbeat
 from ingot.runs.tracking import open_tracking
 from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.machine import installed
-from ingot.train.resume import Progress, check_sources, refuse_occupied, settings_beyond_file
+from ingot.train.resume import Progress, check_sources, refuse_occupied
 
 STATE_BYTES = 12  # per parameter: the weight and AdamW's two moments in fp32
 SLOW_DISK = 200e6  # bytes per second, assumed before the first save
@@ -145,7 +146,14 @@ def open_outputs(
     # Never overwrite the config.yaml that the run was started from.
     keep_config = any(path.exists() and config_path.exists() and path.samefile(config_path) for path in resolved.files)
     config_yaml = None if keep_config else dump_yaml(config, resolved.origins)
-    other_settings = settings_beyond_file(config, folder) if keep_config else {}
+    other_settings: dict[str, Any] = {}  # settings that the kept file does not have
+    if keep_config:
+        in_file: dict[tuple[str, ...], Any] = {}
+        with suppress(ConfigError):  # the file alone may not be a valid config
+            in_file = dict(leaf_values(load_config(file=config_path, environment={}).config))
+        differing = [(path, value) for path, value in leaf_values(config) if path not in in_file or in_file[path] != value]
+        unshown = ("training", "output_dir"), ("training", "resume")
+        other_settings = {".".join(path): value for path, value in differing if path not in unshown}
     # Write environment.json first, because it marks the folder as a run's, so that a process killed here can start again.
     folder.write_environment(installed(packages(config.training.device)), config=config_yaml, besides=other_settings)
     folder.remove(folder.result_path)  # so that a session that crashes does not look complete

@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 from ingot.artifact.gpt_simple import is_checkpoint
 from ingot.backends.base import Backend
 from ingot.config.fields import leaf_values
-from ingot.config.loading import load_config
 from ingot.config.memory import model_size
 from ingot.config.schema import FAMILIES, Config
 from ingot.data.store.dataset import Dataset
@@ -46,7 +45,6 @@ FIXED: dict[str, tuple[str, ...]] = {
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
-OLD_DEFAULTS: dict[str, Any] = {"groups": [], "stages": [], "overlap": 0}  # defaults for settings missing in old checkpoints
 # Model settings that are not compared with those of training.weights: two are compared by effect, two do not affect any shape.
 NOT_COMPARED = ("context", "vocab_size", "dropout", "file")
 COMPLETE = "{} is complete: raise training.max_steps or budget.seconds to train longer, or start a new run"
@@ -75,9 +73,7 @@ class Progress:
     val_other: dict[str, float] = field(default_factory=dict)  # val_bpb with the other byte count, if they differ
     best_step: int | None = None
     best_bpb: float | None = None
-    best_by: list[int | str | None] = field(
-        default_factory=list
-    )  # rows, stride and byte-counting rule of the best score; empty: unknown
+    best_by: list[int | str | None] = field(default_factory=list)  # rows, stride and byte-counting rule of the best score
     evaluation_seconds: float = 0.0  # total time of evaluations during training, if they are bounded
     resumed_from: str | None = None  # the checkpoint or run in another folder that this run started from
     wandb_id: str | None = None  # the run at Weights & Biases, shared by all sessions
@@ -110,11 +106,9 @@ class Progress:
 
 def read_progress(checkpoint: Checkpoint) -> Progress:
     """Return where a run stood; CheckpointError if the checkpoint's numbers cannot be."""
-    names, saved = {field.name for field in fields(Progress)}, dict(checkpoint.progress)
+    names = {field.name for field in fields(Progress)}
     try:
-        if "phases" in saved:  # written by versions that stored where each phase began
-            saved["phases_begun"] = len(saved["phases"])
-        progress = TypeAdapter(Progress).validate_python({k: v for k, v in saved.items() if k in names})
+        progress = TypeAdapter(Progress).validate_python({k: v for k, v in checkpoint.progress.items() if k in names})
         counts = [progress.step, progress.sample, progress.tokens, progress.phases_begun, *progress.starts]
         seconds = [progress.elapsed_seconds, progress.evaluation_seconds]
         if not all(0 <= number < MOST for number in [*counts, *seconds, *progress.places.values()]):
@@ -201,8 +195,8 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """Return the fixed settings and data that differ between a checkpoint's metadata and the current run."""
     changed = []
     for section, names in FIXED.items():
-        saved, current = {**OLD_DEFAULTS, **was["config"][section]}, now["config"][section]
-        for name in names or sorted((was["config"][section].keys() | current.keys()) - {"file"}):
+        saved, current = was["config"][section], now["config"][section]
+        for name in names or sorted((saved.keys() | current.keys()) - {"file"}):
             if (name in saved or not names) and saved.get(name) != current.get(name):
                 changed.append(Change(f"{section}.{name}", saved.get(name), current.get(name)))
     mixed = ["set" if any(facts["config"]["data"].get(name) for name in ("mix", "phases")) else "empty" for facts in (was, now)]
@@ -300,16 +294,6 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
             )
         if setting == "training.resume":
             check_fits(find_checkpoint(path), facts)
-
-
-def settings_beyond_file(config: Config, folder: RunFolder) -> dict[str, Any]:
-    """Return the settings of a config that differ from its folder's config.yaml, except output folder and resume settings."""
-    try:
-        in_file = dict(leaf_values(load_config(file=folder.config_path, environment={}).config))
-    except ConfigError:  # the file alone is not a valid config
-        in_file = {}
-    differing = {".".join(path): value for path, value in leaf_values(config) if path not in in_file or in_file[path] != value}
-    return {name: value for name, value in differing.items() if name not in ("training.output_dir", "training.resume")}
 
 
 def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:

@@ -25,7 +25,7 @@ from ingot.data.formats.gpt_simple_folder import Pair
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import make_rows
 from ingot.errors import CheckpointError
-from ingot.preflight.checks import foreign_checkpoint
+from ingot.preflight.validate import foreign_checkpoint
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint
 from ingot.runtime.tensors import to_array
 

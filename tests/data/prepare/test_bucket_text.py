@@ -13,7 +13,7 @@ from ingot.data.formats.opener import open_tokens
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.dataset import Dataset
-from ingot.data.text.text_files import find_buckets, is_text
+from ingot.data.text.text_files import find_buckets, kind_of
 from ingot.data.tokenizers import ByteTokenizer
 from ingot.errors import DataError
 
@@ -107,7 +107,7 @@ def test_a_bucket_of_text_without_validation_is_named(lines):
 
 
 def test_a_prepared_folder_keeps_buckets_however_often_it_is_cut_into_shards(lines, tmp_path):
-    prepare([lines], tmp_path / "data", "byte", buckets=find_buckets(lines, is_text), shard_tokens=37)
+    prepare([lines], tmp_path / "data", "byte", buckets=find_buckets(lines, kind_of), shard_tokens=37)
     data = open_dataset(str(tmp_path / "data"))
     assert texts_of(data) == TEXTS
     record = data.manifest.splits["train"]
@@ -116,14 +116,14 @@ def test_a_prepared_folder_keeps_buckets_however_often_it_is_cut_into_shards(lin
 
 
 def test_buckets_are_part_of_the_fingerprint(lines, tmp_path):
-    with_buckets = find_buckets(lines, is_text)
+    with_buckets = find_buckets(lines, kind_of)
     apart = prepare([lines], tmp_path / "apart", "byte", buckets=with_buckets).fingerprint
     together = prepare([lines / "train"], tmp_path / "together", "byte", val_inputs=[lines / "val"]).fingerprint
     assert apart != together
 
 
 def test_convert_keeps_buckets_there_and_back(lines, tmp_path):
-    prepare([lines], tmp_path / "data", "byte", buckets=find_buckets(lines, is_text))
+    prepare([lines], tmp_path / "data", "byte", buckets=find_buckets(lines, kind_of))
     convert(open_tokens(tmp_path / "data"), tmp_path / "there", "gpt-simple")
     assert sorted(path.name for path in (tmp_path / "there" / "train").iterdir()) == ["books", "web"]
     there = open_dataset(str(tmp_path / "there"), "byte")
@@ -135,7 +135,7 @@ def test_convert_keeps_buckets_there_and_back(lines, tmp_path):
 
 
 def test_a_format_without_buckets_says_that_they_are_one_now(lines, tmp_path, caplog):
-    prepare([lines], tmp_path / "data", "byte", buckets=find_buckets(lines, is_text))
+    prepare([lines], tmp_path / "data", "byte", buckets=find_buckets(lines, kind_of))
     with caplog.at_level(logging.WARNING):
         convert(open_tokens(tmp_path / "data"), tmp_path / "shards", "shards")
     assert any("shards has no buckets, so books, web are one now" in record.message for record in caplog.records)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot.data.text.hub_datasets import commits, fetch, select
-from ingot.data.text.text_files import count_documents, file_bytes, find_files, is_text, read_documents
+from ingot.data.text.text_files import count_documents, file_bytes, find_files, kind_of, read_documents
 from ingot.errors import ConfigError, DataError
 
 PACK = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}
@@ -95,8 +95,8 @@ def test_hidden_files_and_folders_are_passed_over_and_counted(tmp_path):
     "name", ["a.txt", "a.JSONL", "a.ndjson", "a.json", "a.csv", "a.tsv.gz", "a.txt.xz", "a.jsonl.zst", "a.parquet"]
 )
 def test_the_name_says_that_a_file_is_text(name):
-    assert is_text(Path(name))
-    assert not is_text(Path(name + ".bak"))
+    assert kind_of(Path(name))
+    assert not kind_of(Path(name + ".bak"))
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path):
@@ -249,7 +249,7 @@ def test_a_compressed_file_that_is_cut_anywhere_is_refused(tmp_path, codec):
     packed = PACK[codec](b'{"text": "abc"}\n' * 3)
     for end in range(len(packed)):
         path = put(tmp_path / f"a.jsonl.{codec}", packed[:end])
-        assert f"is cut short: its .{codec} stream ends after" in refused(path)
+        assert f"is cut short: its .{codec} stream has no end" in refused(path)
 
 
 @pytest.mark.parametrize("codec", PACK)
@@ -257,13 +257,7 @@ def test_a_compressed_file_with_damage_or_something_behind_it_is_refused(tmp_pat
     packed = PACK[codec](os.urandom(50_000).hex().encode())
     for damaged in (packed + b"more", b"plain text", packed[:30_000] + b"\0\0\0\0" + packed[30_004:]):
         said = refused(put(tmp_path / f"a.txt.{codec}", damaged))
-        assert "is damaged after" in said or "is cut short" in said
-
-
-@pytest.mark.parametrize("codec", PACK)
-def test_a_small_file_that_unfolds_into_a_huge_one_is_refused_while_it_is_unpacked(tmp_path, codec):
-    path = put(tmp_path / f"a.txt.{codec}", PACK[codec](bytes(1 << 24)) * 500)  # 8 GB
-    assert "decompresses to more than 200 times its size" in refused(path)
+        assert "is damaged (" in said or "is cut short" in said
 
 
 def test_zst_frames_with_large_windows_checksums_and_skippable_ones_are_read(tmp_path):

@@ -14,7 +14,7 @@ from ingot.data.tokenizers import from_spec, open_tokenizer
 from ingot.data.tokenizers.by_name import round_trips
 from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 from ingot.data.tokenizers.sentencepiece import DROPPED, SPACES
-from ingot.data.tokenizers.stream_decoder import StreamDecoder
+from ingot.data.tokenizers.tokenizer_base import StreamDecoder
 from ingot.data.verify.audit import audit
 from ingot.errors import ConfigError
 from ingot.inference.scoring import encode_pair

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_tokenizers import SPACE, added, byte_level_config, llama_config, shared, toy_hf, wordpiece_config
+from toy_tokenizers import SPACE, added, byte_level_config, encode_documents, llama_config, shared, toy_hf, wordpiece_config
 
 from ingot.data.tokenizers import GPT2Tokenizer, from_spec, open_tokenizer
 from ingot.data.tokenizers.hf_json import HFTokenizer
-from ingot.data.tokenizers.stream_decoder import StreamDecoder
+from ingot.data.tokenizers.tokenizer_base import StreamDecoder
 from ingot.errors import DataError
 
 texts = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("the cat\n  é")))
@@ -207,13 +207,13 @@ def test_the_fingerprint_is_of_the_file_and_the_start():
 
 def test_many_documents_are_encoded_as_one_by_one():
     documents = ["the cat " * number for number in range(40)]
-    for one, many in zip(map(LLAMA.encode_document, documents), LLAMA.encode_documents(documents), strict=True):
+    for one, many in zip(map(LLAMA.encode_document, documents), encode_documents(LLAMA, documents), strict=True):
         assert one.dtype == many.dtype == np.uint16
         assert np.array_equal(one, many)
 
 
 def test_half_a_surrogate_pair_is_refused():
-    for encode in (LLAMA.encode, lambda text: LLAMA.encode_documents([text])):
+    for encode in (LLAMA.encode, lambda text: encode_documents(LLAMA, [text])):
         with pytest.raises(DataError, match=r"character 1 of the text is half a surrogate pair"):
             encode("a\ud800")
 
@@ -257,7 +257,7 @@ def test_text_that_the_library_cannot_encode_is_one_line():
     del config["model"]["vocab"]["[UNK]"]
     config["added_tokens"] = []
     tokenizer = toy_hf(config)
-    for encode in (tokenizer.encode, lambda text: tokenizer.encode_documents([text])):
+    for encode in (tokenizer.encode, lambda text: encode_documents(tokenizer, [text])):
         with pytest.raises(DataError, match=r"the tokenizer cannot encode this text: .*UNK"):
             encode("dog")
 

@@ -10,7 +10,7 @@ from toy_tokenizers import byte_level_config, llama_config, toy_hf, toy_sentence
 
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, NumberTokenizer, from_spec
 from ingot.data.tokenizers.by_name import KINDS
-from ingot.data.tokenizers.stream_decoder import StreamDecoder
+from ingot.data.tokenizers.tokenizer_base import StreamDecoder
 from ingot.errors import DataError
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))

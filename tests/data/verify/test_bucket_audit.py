@@ -29,8 +29,8 @@ def test_pairs_are_inspected_bucket_by_bucket(pairs):
     assert list(found) == ["train", "train/books", "train/web", "val", "val/books", "val/web"]
     assert (found["train/web"].documents, found["train/web"].tokens) == (20, sum(map(len, BUCKETS["web"])))
     assert found["train"].documents == 28 and found["val/books"].documents == 4
-    assert found["train/books"].beginnings[0].text.startswith("b0000")
-    assert found["train/web"].vocabulary.used < found["train"].vocabulary.used
+    assert found["train/books"].beginnings[0]["text"].startswith("b0000")
+    assert found["train/web"].vocabulary["used"] < found["train"].vocabulary["used"]
 
 
 def test_a_prepared_folder_is_inspected_bucket_by_bucket(prepared):

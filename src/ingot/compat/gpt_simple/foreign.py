@@ -37,7 +37,7 @@ from ingot.data.formats.gpt_simple_folder import read_index
 from ingot.data.loading.data_path import open_dataset
 from ingot.data.loading.rows import Mask, read_already_read, write_already_read
 from ingot.errors import CheckpointError
-from ingot.preflight.checks import foreign_checkpoint
+from ingot.preflight.validate import foreign_checkpoint
 from ingot.runs.checkpoints import save_checkpoint
 from ingot.runs.claim import RunLock
 from ingot.runs.folder import WANDB_ID, Kind, RunFolder

@@ -17,7 +17,7 @@ from ingot.data.formats.nanogpt_folder import FILES, META, check_headerless, nan
 from ingot.data.formats.shard_folder import open_shards, paired_tokenizer, shard_files
 from ingot.data.store.dataset import MANIFEST, Dataset, NoTokenizer, prepare_command
 from ingot.data.store.shards import has_header
-from ingot.data.text.text_files import is_text
+from ingot.data.text.text_files import kind_of
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.by_name import round_trips
 from ingot.errors import ConfigError, DataError, Setting
@@ -71,7 +71,7 @@ def detect(path: Path) -> str | None:
 
 def _refuse(path: Path) -> str:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    if text := next((file for file in files if is_text(file)), None):
+    if text := next((file for file in files if kind_of(file)), None):
         raise DataError(f"{path} holds text ({text.name}) and no tokens; prepare it with: {prepare_command(path, 'DIR')}")
     raise DataError(f"no token data at {path}; looked for {LOOKED_FOR}; for data without a header give --from nanogpt")
 

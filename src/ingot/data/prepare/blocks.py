@@ -15,8 +15,7 @@ import numpy as np
 
 from ingot.data.prepare.holdout import Rule
 from ingot.data.store.writer import Encoded
-from ingot.data.text.records import read_lines
-from ingot.data.text.text_files import READERS, UTF8, kind_of, open_unpacked, read_documents
+from ingot.data.text.text_files import READERS, UTF8, kind_of, open_unpacked, read_documents, read_lines
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import OUTSIDE, utf8
 from ingot.runtime.files import reading

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.store.dataset import VERSION, Dataset, prepare_command
-from ingot.data.text.records import TEXT_FIELD
-from ingot.data.text.text_files import Buckets, file_bytes, file_identity
+from ingot.data.text.text_files import TEXT_FIELD, Buckets, file_bytes, file_identity
 from ingot.data.tokenizers import CharTokenizer, digest, open_unless_learned
 from ingot.data.tokenizers.by_name import CHAR, learn_bpe
 from ingot.errors import DataError, Setting
@@ -119,7 +118,7 @@ def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
             if TEXT_FIELD not in error.settings:
                 raise
             command = f"{prepare_command(path, 'DIR', tokenizer)} {TEXT_FIELD.path} NAME{' --buckets' if buckets else ''}"
-            raise DataError(f"{error.what}; if the text is in another field, prepare it with: {command}") from None
+            raise DataError(f"{error.where}{error.what}; if the text is in another field, prepare it with: {command}") from None
 
     _prepare_once(folder, write)
     return folder

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ingot.data import SPLITS
 from ingot.data.store.documents import Document, Marks, check_index_size, cut, open_index, starts_at_marks
 from ingot.data.store.shards import AGAIN, DataProblem, OpenTokens, TokenStream, open_shard, read_header
-from ingot.data.text.text_files import is_text
+from ingot.data.text.text_files import kind_of
 from ingot.data.tokenizers import Tokenizer, digest, from_spec
 from ingot.data.tokenizers.tokenizer_base import PACKED, IdType, NoSpacePiece
 from ingot.errors import DataError, Setting
@@ -293,7 +293,7 @@ class Dataset:
         """
         folder, problems = Path(path), list[DataProblem]()
         if strict and not (folder / MANIFEST).is_file():
-            holds_text = folder.is_dir() or (folder.is_file() and is_text(folder))
+            holds_text = folder.is_dir() or (folder.is_file() and kind_of(folder))
             command = prepare_command(folder if holds_text else "FILE", "DIR" if folder.exists() else folder, fitting)
             problem = f"it has no {MANIFEST}" if folder.exists() else "there is no such folder"
             raise DataError(f"no data at {folder}: {problem}; if you have text, prepare it with: {command}")

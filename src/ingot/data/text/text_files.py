@@ -1,27 +1,31 @@
-"""Find text files, decompress them, and read their documents one at a time.
+"""Find text files, decompress them, and read their documents one at a time: text, JSON, CSV tables or parquet.
 
 Text is read unchanged: newlines are not translated and no byte is dropped, because bits per byte are computed for the original
-text. The file suffix decides how a file is read.
+text. Nothing is skipped silently: anything that is not a document is an error that names the file and the line. The file suffix
+decides how a file is read.
 """
 
 from __future__ import annotations
 
 import codecs
+import csv
 import io
 import lzma
 import os
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
+from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from pydantic_core import from_json
+
 from ingot.data import SPLITS
 from ingot.data.text.hub_datasets import HUB, fetch
-from ingot.data.text.records import NotUtf8, read_json, read_lines, read_parquet, read_table, read_text
-from ingot.errors import ConfigError, DataError
+from ingot.errors import ConfigError, DataError, Setting
 from ingot.runtime.files import open_to_read, reading
 
 if TYPE_CHECKING:
@@ -31,11 +35,187 @@ UTF8 = "utf-8"
 CODECS = (".gz", ".xz", ".zst")
 CHUNK_BYTES = 1 << 18  # bytes read from the disk at once
 PIECE_BYTES = 1 << 10  # compressed bytes passed to the decompressor at once: zstd expands them to at most 32 MB
-# A file that decompresses to more than 256 MiB plus 200 times its size is rejected as a decompression bomb; log files compress
-# about a hundredfold.
-FREE_BYTES, MAX_RATIO = 1 << 28, 200
 XZ_MEMORY = 1 << 30  # memory limit in bytes; `xz -9` needs 65 MB
 ZST_WINDOW = 1 << 31  # maximum window in bytes; large public dumps are written with `zstd --long=31`
+TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the right one with {0}"
+CONVERT = "convert it or leave it out; `ingot data prepare` has --encoding and --skip-unreadable"
+BYTE_ORDER_MARK = "\ufeff"  # removed at the start of a file, because it is not text
+JSON_WHITE = re.compile(r"[ \t\r\n]*")
+BATCH_ROWS = 256  # rows read at once from a parquet file
+LONGEST_FIELD = 2**31 - 1  # maximum characters in a CSV field; the csv module's default is 131,072
+# Python may refuse to parse integers of more than 640 digits (4,300 by default), so longer ones become floats.
+JSON = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= 640 else float(digits))
+
+
+class NotUtf8(DataError):
+    """Raised for a file that cannot be decoded."""
+
+
+def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
+    """Yield the whole text of a file as one document."""
+    yield _decoded(stream.read(), path)
+
+
+def read_lines(
+    stream: Iterable[bytes], path: Path, text_field: str, lines_before: int = 0, bytes_before: int = 0
+) -> Iterator[str]:
+    """Yield the text of each line's JSON object; errors count lines and bytes from the start of the file."""
+    for number, line in enumerate(stream, lines_before + 1):
+        data = line if bytes_before else line.removeprefix(codecs.BOM_UTF8)
+        if data and not data.isspace():
+            try:
+                try:
+                    record = from_json(data, cache_strings="none")
+                except ValueError:  # the fast parser rejects lone surrogates in any field, and long numbers; json accepts them
+                    record = JSON.decode(_decoded(data, path, bytes_before + len(line) - len(data)))
+                text = field_text(record, text_field)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}:{number}: not JSON ({error}); every line is one JSON object") from None
+            except NotUtf8:
+                raise
+            except DataError as error:
+                raise error.within(f"{path}:{number}") from None
+            yield text
+        bytes_before += len(line)
+
+
+def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
+    """Yield the documents of a JSON array of objects or strings, or of concatenated objects; reads the whole file into memory."""
+    text = _decoded(stream.read(), path).removeprefix(BYTE_ORDER_MARK)
+
+    def after_white(position: int) -> int:
+        white = JSON_WHITE.match(text, position)
+        return white.end() if white else position
+
+    at = after_white(0)
+    is_array = text.startswith("[", at)
+    at += is_array
+    try:
+        while (at := after_white(at)) < len(text) and not (is_array and text[at] == "]"):
+            value, end = JSON.raw_decode(text, at)
+            yield field_text({text_field: value} if is_array and isinstance(value, str) else value, text_field)
+            at = after_white(end)
+            if is_array and at < len(text) and text[at] not in ",]":
+                raise DataError("a comma or the end of the array is missing")
+            at += is_array and text.startswith(",", at)
+        if is_array and at == len(text):
+            raise DataError("the array has no end; the file is cut short")
+        if is_array and (at := after_white(at + 1)) < len(text):
+            raise DataError("text follows the array; a .json file is one array, or a series of objects")
+    except (DataError, ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, JSONDecodeError) else str(error)
+        not_json = DataError(f"not JSON ({reason}); a .json file holds an array of objects or strings")
+        line = 1 + text.count("\n", 0, at)
+        raise (error if isinstance(error, DataError) else not_json).within(f"{path}:{line}") from None
+
+
+def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) -> Iterator[str]:
+    """Yield one document per row of a CSV table; the first row is the header."""
+    csv.field_size_limit(LONGEST_FIELD)
+
+    def lines() -> Iterator[str]:
+        offset = 0
+        for line in stream:
+            text = _decoded(line, path, offset)
+            yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
+            offset += len(line)
+
+    rows = csv.reader(lines(), delimiter=delimiter, strict=True)
+    try:
+        header = next(rows, [])
+        if header and header.count(text_field) != 1:
+            raise no_field(text_field, header, "column").within(f"{path}:1")
+        for row in filter(None, rows):
+            if len(row) != len(header):
+                raise DataError(f"{path}:{rows.line_num}: {len(row)} columns where the first row names {len(header)}")
+            yield row[header.index(text_field)]
+    except csv.Error as error:
+        raise DataError(
+            f"{path}:{rows.line_num}: not a row of a table ({error}); quote fields that contain quotes, delimiters or line ends"
+        ) from None
+
+
+def read_parquet(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[str]:
+    """Yield one document per row of a parquet column; `advance` receives each row group's share of the file size in bytes."""
+    row = 0
+    for values in parquet_rows(path, text_field, advance):
+        for value in values:
+            row += 1
+            try:
+                yield field_text({text_field: value}, text_field)
+            except DataError as error:
+                raise error.within(f"{path}, row {row}") from None
+
+
+def check_pyarrow(what: str) -> None:
+    """Raise an error that names the package to install if pyarrow is missing."""
+    try:
+        import pyarrow  # type: ignore[import-not-found, import-untyped] # noqa: F401
+    except ImportError:
+        raise ConfigError(f"reading {what} needs the package pyarrow; install it with: pip install 'ingot-lm[parquet]'") from None
+
+
+def parquet_rows(
+    path: Path, column: str | None = None, advance: Callable[[int], None] = lambda size: None
+) -> Iterator[list[Any]]:
+    """Yield batches of rows: the values of one column, or dicts of all columns."""
+    check_pyarrow(str(path))
+    import pyarrow
+    from pyarrow.parquet import ParquetFile  # type: ignore[import-not-found, import-untyped]
+
+    size, row = path.stat().st_size, 0
+    try:
+        with ParquetFile(path) as file:
+            names, groups = file.schema_arrow.names, file.num_row_groups
+            if column is not None and names.count(column) != 1:
+                raise no_field(column, names, "column").within(str(path))
+            for group in range(groups):
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=[column] if column is not None else None):
+                    yield batch.column(0).to_pylist() if column is not None else batch.to_pylist()
+                    row += len(batch)
+                advance(size * (group + 1) // groups - size * group // groups)
+            if not groups:
+                advance(size)
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} is not a parquet file, or it is damaged after row {row:,}: {reason}; copy it again") from None
+
+
+def field_text(record: Any, name: str) -> str:
+    """Return the text of a record, or raise an error that says what is wrong with it."""
+    if not isinstance(record, dict):
+        raise DataError(f"expected a JSON object with a field {name!r}, found {type(record).__name__}")
+    if name not in record:
+        raise no_field(name, list(record), "field")
+    text = record[name]
+    if text is None:
+        raise DataError(f"field {name!r} is null; remove the record or give it an empty text")
+    if not isinstance(text, str):
+        raise DataError(f"field {name!r} is not a string but {type(text).__name__}", TEXT_FIELD, advice=NAME_IT)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"field {name!r} holds half a surrogate pair, which is not a character; remove it") from None
+    return text
+
+
+def no_field(name: str, names: Sequence[str], what: str) -> DataError:
+    """Return the error for a record or table in which a field is missing or occurs twice."""
+    if (count := names.count(name)) > 1:
+        return DataError(f"{count} {what}s are named {name!r}; keep one of them or rename the others")
+    listed = ", ".join(map(repr, names[:10])) or "none"
+    return DataError(f"no {what} {name!r}; {what}s found: {listed}", TEXT_FIELD, advice=NAME_IT)
+
+
+def _decoded(data: bytes, path: Path, offset: int = 0) -> str:
+    """Decode UTF-8; `offset` is where these bytes begin in the file."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        byte, offset = data[error.start], offset + error.start
+        raise NotUtf8(f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset:,}; {CONVERT}") from None
+
+
 READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[str]]] = {
     ".txt": read_text,
     ".jsonl": read_lines,
@@ -53,46 +233,31 @@ WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}
 
 def open_unpacked(path: Path, advance: Callable[[int], None], encoding: str = UTF8) -> BinaryIO:
     """Open a file as UTF-8, decompressed according to its suffix; `advance` receives the number of bytes read from the disk."""
-    codec = path.suffix.lower()
-    chunks = (_unpack if codec in CODECS else _read)(path, codec, advance)
+    chunks = _chunks(path, advance)
     return io.BufferedReader(_ChunkStream(chunks if encoding == UTF8 else _to_utf8(chunks, path, encoding)), CHUNK_BYTES)
-
-
-def _to_utf8(chunks: Iterable[bytes], path: Path, encoding: str) -> Generator[bytes, None, None]:
-    decoder = codecs.getincrementaldecoder(encoding)()
-    try:
-        for chunk in chain(chunks, [b""]):
-            if text := decoder.decode(chunk, final=not chunk):
-                yield text.encode()
-    except UnicodeError as error:
-        raise NotUtf8(f"{path} is not {encoding} ({error}); convert it or leave it out") from None
 
 
 def is_readable(path: Path, encoding: str) -> bool:
     """Return True if all bytes of a file can be decoded."""
-    if kind_of(path) == PARQUET:
-        return True
-    decoder = codecs.getincrementaldecoder(UTF8)()
     try:
-        with reading(path), open_unpacked(path, lambda _: None, encoding) as stream:
-            while chunk := stream.read(CHUNK_BYTES):
-                decoder.decode(chunk)
-        decoder.decode(b"", final=True)
-    except (UnicodeDecodeError, NotUtf8):
+        with reading(path):
+            for _ in _to_utf8(_chunks(path, lambda _: None), path, encoding) if kind_of(path) != PARQUET else ():
+                pass
+    except NotUtf8:
         return False
     return True
 
 
-def _read(path: Path, codec: str, advance: Callable[[int], None]) -> Generator[bytes, None, None]:
-    with open_to_read(path) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            advance(len(chunk))
-            yield chunk
+def _to_utf8(chunks: Iterator[bytes], path: Path, encoding: str) -> Iterator[bytes]:
+    try:
+        yield from (text.encode() for text in codecs.iterdecode(chunks, encoding))
+    except UnicodeError as error:
+        raise NotUtf8(f"{path} is not {encoding} ({error}); {CONVERT}") from None
 
 
 class _ChunkStream(io.RawIOBase):
-    def __init__(self, chunks: Generator[bytes, None, None]) -> None:
-        self._chunks, self._rest = chunks, memoryview(b"")
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest = filter(None, chunks), memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -106,19 +271,17 @@ class _ChunkStream(io.RawIOBase):
         self._rest = self._rest[count:]
         return count
 
-    def close(self) -> None:
-        self._chunks.close()
-        super().close()
 
-
-def _unpack(path: Path, codec: str, advance: Callable[[int], None]) -> Generator[bytes, None, None]:
-    make: Callable[[], Any]
-    codec_error: type[Exception]
+def _chunks(path: Path, advance: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield the bytes of a file, decompressed according to its suffix."""
+    codec = path.suffix.lower()
+    make: Callable[[], Any] | None = None
+    codec_error: type[Exception] = zlib.error
     if codec == ".gz":
-        make, codec_error = partial(zlib.decompressobj, zlib.MAX_WBITS | 16), zlib.error
+        make = partial(zlib.decompressobj, zlib.MAX_WBITS | 16)
     elif codec == ".xz":
         make, codec_error = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=XZ_MEMORY), lzma.LZMAError
-    else:
+    elif codec == ".zst":
         try:
             import zstandard
         except ImportError:
@@ -126,28 +289,25 @@ def _unpack(path: Path, codec: str, advance: Callable[[int], None]) -> Generator
                 f"reading {path} needs the package zstandard; install it with: pip install 'ingot-lm[zst]'"
             ) from None
         make, codec_error = zstandard.ZstdDecompressor(max_window_size=ZST_WINDOW).decompressobj, zstandard.ZstdError
-    unpacker, text_bytes, file_bytes_read = make(), 0, 0
+    unpacker = make and make()
     with open_to_read(path) as file:
-        while piece := file.read(PIECE_BYTES):
+        while piece := file.read(PIECE_BYTES if make else CHUNK_BYTES):
             advance(len(piece))
-            file_bytes_read += len(piece)
+            if make is None:
+                yield piece
+                continue
             while piece:
                 if unpacker.eof:
                     piece = piece.lstrip(b"\0")  # compressed streams may be padded with zeros
                     unpacker = make() if piece else unpacker
                     continue
                 try:
-                    data = unpacker.decompress(piece)
+                    yield unpacker.decompress(piece)
                 except codec_error as error:
-                    raise DataError(f"{path} is damaged after {text_bytes:,} bytes of text ({error}); copy it again") from None
+                    raise DataError(f"{path} is damaged ({error}); copy it again") from None
                 piece = unpacker.unused_data if unpacker.eof else b""
-                text_bytes += len(data)
-                if text_bytes > FREE_BYTES + MAX_RATIO * file_bytes_read:
-                    raise DataError(f"{path} decompresses to more than {MAX_RATIO} times its size, which no text does; check it")
-                if data:
-                    yield data
-    if not unpacker.eof:
-        raise DataError(f"{path} is cut short: its {codec} stream ends after {text_bytes:,} bytes of text; copy it again")
+    if make and not unpacker.eof:
+        raise DataError(f"{path} is cut short: its {codec} stream has no end; copy it again")
 
 
 def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -165,11 +325,11 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             elif path.is_dir():
                 for file in _files_below(path):
                     hidden = any(part.startswith(".") for part in file.relative_to(path).parts) or file.name.lower() == README
-                    (ignored if hidden or not is_text(file) or not file.is_file() else files).append(file)
+                    (ignored if hidden or not kind_of(file) or not file.is_file() else files).append(file)
             elif not path.is_file():
                 hub = f"; write a dataset on the hub as {HUB}{path}" if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path)) else ""
                 raise DataError(f"no input at {path}; give a file ({WHAT}) or a folder of them{hub}")
-            elif not is_text(path):
+            elif not kind_of(path):
                 raise DataError(f"cannot read {path}: inputs are {WHAT} files, or folders of them; rename it if it is one")
             elif not path.stat().st_size:
                 raise DataError(f"{path} is empty; give a file with text")
@@ -183,11 +343,6 @@ def file_identity(path: Path) -> list[str | int]:
     with reading(path):
         status = path.stat()
     return [str(path.resolve()), status.st_size, status.st_mtime_ns]
-
-
-def is_text(path: Path) -> bool:
-    """Return True if documents can be read from the file, judging by its suffix."""
-    return bool(kind_of(path))
 
 
 def file_bytes(path: Path) -> int:
@@ -258,7 +413,7 @@ def _files_below(folder: Path) -> list[Path]:
 Buckets = dict[str, dict[str, list[Path]]]  # split -> bucket -> files
 
 
-def find_buckets(folder: Path, wanted: Callable[[Path], bool]) -> Buckets:
+def find_buckets(folder: Path, wanted: Callable[[Path], object]) -> Buckets:
     """Return the files of each bucket in train/BUCKET/ and val/BUCKET/ for which `wanted` is True, sorted; {} if there are none.
 
     A bucket with files in only one split is an error.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT, GPT2Tokenizer, from_merges, from_ranks
+from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT, GPT2Tokenizer, from_merges
 from ingot.data.tokenizers.hf_json import HFTokenizer, from_json
 from ingot.data.tokenizers.plain import ByteTokenizer, CharTokenizer, NumberTokenizer, read_byte_file
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -28,7 +28,7 @@ KINDS = ("byte", "char", "gpt2", "sentencepiece", "huggingface", "number")
 CHAR, BPE = "char", "bpe:"
 LEARNED_BYTES = 1 << 24  # bpe:N learns from this many bytes of training text; 2,048 ids from 5 MB take 2.4 s on one core
 SEAM_BYTES = 1 << 16  # how far back to search for a word boundary at which to truncate; Chinese has few spaces
-SUFFIXES = (".model", ".json", ".tiktoken")
+SUFFIXES = (".model", ".json")
 MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}  # GPT-2's vocabulary file -> its merges file
 HUB = "hf:"
 HUB_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -147,8 +147,6 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
             return byte_tokenizer or from_json(contents, bos)
         if path.suffix == ".model":
             return SentencePieceTokenizer(_read(path))
-        if path.suffix == ".tiktoken":
-            return from_ranks(_read(path))
         if path.name in MERGES:
             return from_merges(_read(path), _read(path.with_name(MERGES[path.name])))
     except DataError as error:
@@ -157,16 +155,14 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
 
 
 def _file_in(folder: Path) -> Path:
-    """Return the tokenizer file of a folder: tokenizer.json, a .model, GPT-2's two files or its .tiktoken, in this order."""
-    for pattern in ("tokenizer.json", "*.model", *MERGES, "*.tiktoken"):
+    """Return the tokenizer file of a folder: tokenizer.json, a .model or GPT-2's two files, in this order."""
+    for pattern in ("tokenizer.json", "*.model", *MERGES):
         paths = sorted(folder.glob(pattern))
         if len(paths) > 1:
             raise DataError(f"{folder} holds several tokenizers: {', '.join(path.name for path in paths)}; name one of the files")
         if paths:
             return paths[0]
-    raise DataError(
-        f"no tokenizer in {folder}; it needs tokenizer.json, a .model, encoder.json and vocab.bpe, or a .tiktoken file"
-    )
+    raise DataError(f"no tokenizer in {folder}; it needs tokenizer.json, a .model, or encoder.json and vocab.bpe")
 
 
 def _read(path: Path) -> bytes:

@@ -1,25 +1,24 @@
 """GPT-2's byte-level BPE, from merge ranks shipped with the package; nothing is downloaded.
 
 The ids are OpenAI's: 50,256 byte sequences and <|endoftext|>, which precedes every document. Inside a text it is encoded as plain
-text. Files of the same vocabulary are accepted and verified; other ranks are rejected, because a rank file does not specify how
-text is pre-tokenized.
+text. Files of the same vocabulary are accepted and verified; others are rejected, because they do not specify how text is
+pre-tokenized.
 """
 
 from __future__ import annotations
 
-import binascii
 import json
 import lzma
 import re
-from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from base64 import b64decode
+from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ingot.data.tokenizers.tokenizer_base import IdArray, PieceTokenizer, byte_alphabet, utf8
-from ingot.data.tokenizers.word_table import GPT2_RULE, WordTable
 from ingot.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -28,7 +27,6 @@ WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+
 # The regex engine panics on a million spaces before a word. All but the last are one word anyway, so the text is split there.
 WHITE = "[\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"
 CUT = re.compile(f"(?<!{WHITE}){WHITE}{{10000,}}+(?=.)", re.S)
-NOT_GPT2 = "; ranks do not say how text is split into words, so only GPT-2's can be read: give a tokenizer.json instead"
 
 
 class GPT2Tokenizer(PieceTokenizer):
@@ -49,31 +47,11 @@ class GPT2Tokenizer(PieceTokenizer):
 
     def encode(self, text: str) -> IdArray:
         utf8(text)
-        return np.array(self._ids(text), np.uint16)
+        cuts = [0, *(run.end() - 1 for run in CUT.finditer(text)), len(text)]
+        return np.array([i for a, b in pairwise(cuts) for i in self._encoding.encode_ordinary(text[a:b])], np.uint16)
 
     def spec(self) -> dict[str, Any]:
         return {"kind": self.kind}
-
-    def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
-        return self._table.encode_all(texts)
-
-    @cached_property
-    def _table(self) -> WordTable:
-        return WordTable(lambda words, _: [self._ids(word.decode()) for word in words], self.encode, *GPT2_RULE, dtype=self.dtype)
-
-    def _ids(self, text: str) -> list[int]:
-        return [i for part in _parts(text) for i in self._encoding.encode_ordinary(part)]
-
-
-def from_ranks(contents: bytes) -> GPT2Tokenizer:
-    """Return GPT-2's tokenizer if a .tiktoken file contains its ranks; raise an error for other ranks."""
-    try:
-        ranks = _parse(contents)
-    except ValueError:
-        raise DataError("this is not a file of tiktoken ranks, or it is damaged") from None
-    if ranks != _ranks():
-        raise DataError(f"{len(ranks):,} ranks that are not GPT-2's{NOT_GPT2}")
-    return GPT2Tokenizer()
 
 
 def from_merges(vocabulary: bytes, merges: bytes) -> GPT2Tokenizer:
@@ -87,23 +65,14 @@ def from_merges(vocabulary: bytes, merges: bytes) -> GPT2Tokenizer:
         raise DataError("these are not the vocabulary and merges of a byte-level BPE, or they are damaged") from None
     ranks = _ranks()
     if ids != ranks or merged != list(ranks)[256:]:
-        raise DataError(f"{len(ids):,} ids and {len(merged):,} merges that are not GPT-2's{NOT_GPT2}")
+        raise DataError(
+            f"{len(ids):,} ids and {len(merged):,} merges that are not GPT-2's; merges do not say how text is split into words, "
+            "so only GPT-2's can be read: give a tokenizer.json instead"
+        )
     return GPT2Tokenizer()
 
 
 @cache
 def _ranks() -> dict[bytes, int]:
-    return _parse(lzma.decompress((files("ingot.data.tokenizers") / "gpt2.tiktoken.xz").read_bytes()))
-
-
-def _parse(contents: bytes) -> dict[bytes, int]:
-    lines = [line.split() for line in contents.splitlines() if line]
-    return {binascii.a2b_base64(token, strict_mode=True): int(rank) for token, rank in lines}
-
-
-def _parts(text: str) -> Iterable[str]:
-    start = 0
-    for run in CUT.finditer(text):
-        yield text[start : run.end() - 1]
-        start = run.end() - 1
-    yield text[start:]
+    contents = lzma.decompress((files("ingot.data.tokenizers") / "gpt2.tiktoken.xz").read_bytes())
+    return {b64decode(token): int(rank) for token, rank in map(bytes.split, contents.splitlines())}

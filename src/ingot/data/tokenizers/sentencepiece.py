@@ -5,10 +5,11 @@ U+2581, and one more for that U+2581 unless the previous id is control, unknown 
 follow it exactly: a second U+2581 in a piece counts as three bytes. The models normalise text and collapse white space, so the
 sum is the size of the normalised text and not of the original. Capital marks (learn_vocabulary.py) have no bytes.
 
-Words can be encoded one by one (word_table.py) if no token spans two of them. `word_starts` proves this from the model file, for
-BPE only: merges produce only pieces of the vocabulary, so characters that are adjacent in no piece are never merged, and each
-side is encoded as if it were alone. The normaliser rewrites text by its longest matching key, so no key may extend across the
-start of a word. If this cannot be proved for a model, the library encodes whole texts.
+Words can be encoded one by one (word_table.py) if no token spans two of them: 2.6 times faster with 1,024 ids and 3.8 times with
+8,192, on 24 MB of web text. `word_starts` proves this from the model file, for BPE only: merges produce only pieces of the
+vocabulary, so characters that are adjacent in no piece are never merged, and each side is encoded as if it were alone. The
+normaliser rewrites text by its longest matching key, so no key may extend across the start of a word: this is known of the
+library's own rules. If it cannot be proved for a model, the library encodes whole texts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,13 +36,14 @@ from ingot.data.tokenizers.tokenizer_base import (
     check_size,
     utf8,
 )
-from ingot.data.tokenizers.word_table import WordTable
+from ingot.data.tokenizers.word_table import LETTERS, WordTable
 from ingot.errors import DataError
 
 BPE = 2  # model_type in a model's trainer settings
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of pieces
-LETTERS = string.ascii_letters + string.digits
-Nodes = NDArray[np.int64]
+# The library's normalisation rules. None of their keys contains a space or newline beside other characters. Only letters, digits,
+# control characters and JOINED begin keys, and ASCII characters occur in no other place of a key.
+NORMALISERS, JOINED = (b"nfkc", b"nmt_nfkc", b"nfkc_cf", b"nmt_nfkc_cf"), set("<=>")
 
 
 def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
@@ -51,56 +54,16 @@ def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
     pieces = [dict(message_fields(value)) for key, value in fields if key == 1]
     texts = [piece[1].decode() for piece in pieces if piece.get(3) not in (UNKNOWN, CONTROL, BYTE)]
     symbols = "".join(piece[1].decode() for piece in pieces if piece.get(3) == USER_DEFINED)
-    if (
-        trainer.get(3) != BPE or trainer.get(24) or not normaliser.get(5, 1)
-    ):  # not BPE, spaces at the end of words, or spaces not written as U+2581
-        return None
-    if rules and not folds:  # rules may produce runs of spaces
+    if trainer.get(3) != BPE or trainer.get(24) or not normaliser.get(5, 1):
+        return None  # not BPE, spaces at the end of words, or spaces not written as U+2581
+    if rules and (not folds or normaliser.get(1) not in NORMALISERS):  # rules may produce runs of spaces
         return None
     if any(SPACE in (text[1:] if folds else text.lstrip(SPACE)) for text in texts) or set(symbols) & {SPACE, " ", "\n"}:
         return None
-    first, longer, inner = _key_bytes(rules)
-    if min(inner, default=0x80) < 0x80 or SPACE.encode() in rules[4 + int.from_bytes(rules[:4], "little") :]:
-        return None  # ASCII characters may occur only as the first byte of a key
-    candidates = " \n" if folds else " "
-    spaces = [c for c in candidates if model.normalize(f"a{c}b").endswith(f"a{SPACE}b") and ord(c) not in longer]
-    if " " not in spaces:
-        return None
-    marks = set(string.punctuation)
-    if any(model.normalize(letter).removeprefix(SPACE) not in set(LETTERS) for letter in LETTERS):
-        marks = set()
-    joined = {text[i] for text in texts for i in range(1, len(text)) if text[i - 1] in LETTERS}
-    marks -= joined | set(map(chr, first)) | {mark for mark in marks if model.is_unknown(model.piece_to_id(mark))}
+    spaces = [c for c in (" \n" if folds else " ") if model.normalize(f"a{c}b").endswith(f"a{SPACE}b")]
+    inside = {after for text in texts for before, after in pairwise(text) if before.encode() in LETTERS}
+    marks = {mark for mark in string.punctuation if not model.is_unknown(model.piece_to_id(mark))} - inside - JOINED
     return "".join(spaces).encode(), "".join(sorted(marks)).encode()
-
-
-def _key_bytes(rules: bytes) -> tuple[set[int], set[int], set[int]]:
-    """Return the first bytes of a normaliser's keys, those of space and newline that begin longer keys, and all later bytes.
-
-    The keys are a byte trie stored as a double array, in the layout of the library `darts-clone`.
-    """
-    units = np.frombuffer(rules[4 : 4 + int.from_bytes(rules[:4], "little")], "<u4").astype(np.int64)
-
-    def labels(nodes: Nodes) -> Nodes:
-        return units[nodes] & 0x800000FF
-
-    def children(nodes: Nodes) -> Nodes:
-        bases = nodes ^ ((units[nodes] >> 10) << ((units[nodes] & 512) >> 6))
-        by_byte = [nodes[:0]]
-        for byte in range(1, 256):  # one byte at a time: all at once would take hundreds of megabytes
-            candidates = bases ^ byte
-            candidates = candidates[candidates < len(units)]
-            by_byte.append(candidates[labels(candidates) == byte])
-        return np.concatenate(by_byte)
-
-    first = nodes = children(np.arange(min(1, len(units))))
-    longer = {byte for byte in b" \n" if len(children(first[labels(first) == byte]))}
-    later, seen = set(), np.zeros(len(units), bool)
-    while len(nodes := np.unique(children(nodes))):
-        nodes = nodes[~seen[nodes]]
-        seen[nodes] = True
-        later |= set(labels(nodes).tolist())
-    return set(labels(first).tolist()), longer, later
 
 
 def message_fields(message: bytes) -> Iterator[tuple[int, Any]]:

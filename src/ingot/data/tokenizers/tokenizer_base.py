@@ -8,6 +8,7 @@ vocabulary is larger than 65,536.
 from __future__ import annotations
 
 import base64
+import codecs
 import hashlib
 import json
 import lzma
@@ -92,12 +93,6 @@ class Tokenizer(ABC):
         ids = self.encode(text)
         return ids if self.bos is None else np.concatenate([np.array([self.bos], self.dtype), ids])
 
-    def encode_documents(self, texts: Sequence[str]) -> list[IdArray]:
-        """Return the result of `encode_document` for each text, many times faster."""
-        ids, counts = self.encode_batch([utf8(text) for text in texts])
-        ends = np.cumsum(counts).tolist()
-        return [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-
     def encode_batch(self, texts: Sequence[bytes]) -> tuple[IdArray, NDArray[np.int64]]:
         """Return the concatenated ids of whole documents, given in UTF-8, and the number of ids of each."""
         encoded = list(self._encode_all(texts))
@@ -172,6 +167,37 @@ def unpack(spec: Mapping[str, Any]) -> bytes:
     except (KeyError, TypeError, ValueError, lzma.LZMAError) as error:
         raise DataError(f"damaged tokenizer: the file inside it cannot be unpacked ({error or type(error).__name__})") from None
     return contents
+
+
+class StreamDecoder:
+    """Decodes ids that arrive a few at a time; incomplete text, such as part of a character, is buffered until complete.
+
+    `at_start`: no text precedes the first id, so the space that SentencePiece adds before the first word is dropped.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, at_start: bool = False) -> None:
+        self._tokenizer, self._at_start = tokenizer, at_start
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held: list[int] = []
+
+    def push(self, ids: Ids) -> str:
+        """Decode `ids` and return the text that is complete so far."""
+        pending = [*self._held, *map(int, ids)]
+        complete = len(pending) - self._tokenizer.unfinished(pending)
+        self._held = pending[complete:]
+        return self._decoder.decode(self._bytes(pending[:complete]))
+
+    def finish(self) -> str:
+        """Return the text that is still buffered, and reset the decoder for another text."""
+        rest = self._decoder.decode(self._bytes(self._held), final=True)
+        self._held = []
+        self._decoder.reset()
+        return rest
+
+    def _bytes(self, ids: list[int]) -> bytes:
+        data = self._tokenizer.decode_bytes(ids, self._at_start)
+        self._at_start = self._tokenizer.at_start_after(ids, self._at_start) if ids else self._at_start
+        return data
 
 
 SPACE = "\u2581"  # the space character in SentencePiece and similar vocabularies

@@ -40,14 +40,14 @@ OTHER = "give the tokenizer that made the tokens, or prepare the text again"
 
 @dataclass(frozen=True)
 class TrainComparison:
-    """The comparison of the validation split with the train split of a folder."""
+    """The comparison of the validation split with the train split of a folder; `runs` are word n-grams of validation."""
 
     against: str
     documents: int
     copied: int
     similar: int
     runs: int
-    runs_found: int
+    runs_found: int  # those that occur in train
     share: float
 
 
@@ -122,12 +122,9 @@ def audit(
             dataset.problems.extend(other.problems)
         train = sides["train"]
         if val and train and len(val.starts) > 1 and len(train.starts) > 1:
-            overlap = find_overlap(val, train, ngram_words, overlap_share, advance)
-            dataset.problems.extend(_overlap_problem(match, val, train, ngram_words) for match in overlap.matches)
-            similar = sum(match.kind == "runs" for match in overlap.matches)
-            copied, share = len(overlap.matches) - similar, overlap.runs_found / max(1, overlap.runs)
-            compared = (str(train.split.folder), overlap.documents, copied, similar, overlap.runs, overlap.runs_found, share)
-            comparisons.append(TrainComparison(*compared))
+            comparison, matches = find_overlap(val, train, ngram_words, overlap_share, advance)
+            comparisons.append(comparison)
+            dataset.problems.extend(_overlap_problem(match, val, train, ngram_words) for match in matches)
     return AuditReport(
         folder=path,
         tokenizer=dataset.known_tokenizer.kind if dataset.known_tokenizer else None,
@@ -272,23 +269,13 @@ class Match:
     share: float
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """The result of a comparison; `runs` counts the word n-grams of validation, `runs_found` those that occur in train."""
-
-    documents: int
-    runs: int
-    runs_found: int
-    matches: list[Match]
-
-
 def find_overlap(
     val: ComparedSplit,
     train: ComparedSplit,
     run_words: int,
     least_share: float,
     on_tokens: OnTokens = lambda tokens: None,
-) -> Overlap:
+) -> tuple[TrainComparison, list[Match]]:
     """Compare validation with train. A document with more than `least_share` of its word n-grams in train is a match."""
     documents: dict[bytes, list[int]] = {}
     runs: list[Hashes] = [np.empty(0, np.uint64)]
@@ -321,7 +308,11 @@ def find_overlap(
             matches.append(Match(document, copies[document], "tokens" if equal else "words", share))
         elif share > least_share:
             matches.append(Match(document, int(numbers[counts.argmax()]), "runs", share))
-    return Overlap(len(val.starts) - 1, total, total_found, matches)
+    similar = sum(match.kind == "runs" for match in matches)
+    counts_of_documents = (len(val.starts) - 1, len(matches) - similar, similar)
+    return TrainComparison(
+        str(train.split.folder), *counts_of_documents, total, total_found, total_found / max(1, total)
+    ), matches
 
 
 def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) -> Iterator[tuple[bytes, Hashes]]:

@@ -24,10 +24,9 @@ from ingot.data.text.text_files import adding_up
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import check_picture, reading, save_picture
+from ingot.runtime.files import reading
 
 CHUNK_TOKENS = 1 << 20  # tokens counted at a time
-PLOT = "--plot"  # the option for the image file
 BEGINNING_TOKENS, BEGINNING_CHARACTERS = 256, 100
 Starts = NDArray[np.int64]  # document offsets, then the end of the last
 Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
@@ -115,64 +114,29 @@ def count_documents(
 
 
 @dataclass(frozen=True)
-class IdUse:
-    """An id and its number of occurrences; `text` is None for ids that represent no text."""
-
-    id: int
-    text: str | None
-    count: int
-    share: float
-
-
-@dataclass(frozen=True)
-class VocabularyUse:
-    """The share of the vocabulary that a split uses."""
-
-    size: int
-    used: int
-    never_used: int
-    most_frequent: list[IdUse]
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Documents of `low` to `high` tokens, both included."""
-
-    low: int
-    high: int
-    documents: int
-
-
-@dataclass(frozen=True)
 class Lengths:
-    """The lengths of documents in tokens, including BOS."""
+    """The lengths of documents in tokens, including BOS; a histogram row has `low`, `high` (included) and `documents`."""
 
     shortest: int
     mean: float
     median: float
     longest: int
-    histogram: list[Bin]
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """The first words of a document."""
-
-    document: int
-    token: int
-    tokens: int
-    text: str
+    histogram: list[dict[str, int]]
 
 
 @dataclass(frozen=True)
 class SplitInspection(SplitCounts):
-    """The contents of a split: counts, ids and documents."""
+    """The contents of a split: counts, ids and documents.
+
+    `vocabulary` has its size, the numbers of used and of never used ids, and the id, text (None if it represents none), count
+    and share of the most frequent ones. A beginning has a document's number, first token, length in tokens and first words.
+    """
 
     documents: int
     piece_bytes: int
-    vocabulary: VocabularyUse
+    vocabulary: dict[str, Any]
     lengths: Lengths | None
-    beginnings: list[Beginning]
+    beginnings: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -226,42 +190,30 @@ def _inspect(tokenizer: Tokenizer, split: Split | Bucket, top: int, beginnings: 
     most_frequent = []
     for token in np.argsort(-ids, kind="stable")[: min(top, used)].tolist():
         text = None if tokenizer.is_special(token) else tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
-        most_frequent.append(IdUse(token, text, int(ids[token]), int(ids[token]) / split.tokens))
+        count = int(ids[token])
+        most_frequent.append({"id": token, "text": text, "count": count, "share": count / split.tokens})
+    vocabulary = {
+        "size": tokenizer.vocab_size,
+        "used": used,
+        "never_used": tokenizer.vocab_size - used,
+        "most_frequent": most_frequent,
+    }
 
     documents, lengths, shown = len(starts) - 1, None, []
     if documents:
         sizes = np.diff(starts)
         powers = np.bincount(np.maximum(np.frexp(sizes.astype(np.float64))[1] - 1, 0))  # bins double: 1, 2 to 3, 4 to 7, ...
         filled = np.flatnonzero(powers)
-        bins = [Bin(1 << p, (2 << p) - 1, int(powers[p])) for p in range(int(filled[0]), int(filled[-1]) + 1)]
+        doublings = range(int(filled[0]), int(filled[-1]) + 1)
+        bins = [{"low": 1 << p, "high": (2 << p) - 1, "documents": int(powers[p])} for p in doublings]
         lengths = Lengths(int(sizes.min()), float(sizes.mean()), float(np.median(sizes)), int(sizes.max()), bins)
         spread = np.linspace(0, documents - 1, min(max(beginnings, 0), documents)).astype(np.int64)
         for number in np.unique(spread).tolist():
             begin, end = int(starts[number]), int(starts[number + 1])
             text = tokenizer.decode(split.read(begin, min(end, begin + BEGINNING_TOKENS)))
-            shown.append(Beginning(number, begin, end - begin, " ".join(text.split())[:BEGINNING_CHARACTERS]))
+            words = " ".join(text.split())[:BEGINNING_CHARACTERS]
+            shown.append({"document": number, "token": begin, "tokens": end - begin, "text": words})
 
     size = split.bytes if split.is_prepared else None
-    vocabulary = VocabularyUse(tokenizer.vocab_size, used, tokenizer.vocab_size - used, most_frequent)
     counted = vars(split_counts(documents, split.tokens, size, counts.piece_bytes))
     return SplitInspection(**counted, vocabulary=vocabulary, lengths=lengths, beginnings=shown)
-
-
-def plot(inspection: Inspection, file: Path) -> None:
-    """Draw the lengths of documents into a PNG or SVG file."""
-    check_picture(file, PLOT)
-    from matplotlib.figure import Figure
-
-    drawn = {name: split.lengths for name, split in inspection.splits.items() if split.lengths}
-    figure = Figure(figsize=(8, 1 + 3 * len(drawn)), layout="constrained")
-    for number, (name, lengths) in enumerate(drawn.items()):
-        axes = figure.add_subplot(len(drawn), 1, number + 1)
-        lows = [bin.low for bin in lengths.histogram]
-        axes.bar(lows, [bin.documents for bin in lengths.histogram], width=lows, align="edge", edgecolor="white")
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.axvline(lengths.median, color="black", linestyle="--", label=f"median {lengths.median:,.0f}")
-        axes.set_title(f"{inspection.folder.resolve().name}, {name}", parse_math=False)
-        axes.set(xlabel="tokens in a document", ylabel="documents")
-        axes.legend()
-    save_picture(figure, file, PLOT)
