@@ -171,10 +171,7 @@ def read_kind(path: Path) -> Kind:
 
 
 def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | None) -> None:
-    """Delete old checkpoints, except the newest regular, shutdown and final ones, the best one and milestones.
-
-    Raises OSError if one of them cannot be deleted; the others are deleted.
-    """
+    """Delete old checkpoints, except the newest regular, shutdown and final ones, the best one and milestones."""
     if keep_last is None:
         return
     steps = saved_steps(folder)

@@ -137,10 +137,7 @@ class RunFolder:
             )
 
     def claim(self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = ()) -> RunLock:
-        """Create the folder if necessary, lock it for this process and remove temporary files of a killed one.
-
-        Raises an error for a folder with files that no run wrote, or with those in `also`.
-        """
+        """Create the folder if necessary, check its ownership, lock it and remove temporary files of a killed process."""
         messages: list[str] = []
 
         def report(line: str) -> None:
