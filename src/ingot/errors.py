@@ -108,14 +108,18 @@ class Change:
     said: str = "{0} was {1} and is {2}"
 
     def render(self, name: Rename = str) -> str:
-        """Return the sentence, with the setting renamed by `name`."""
-        return _fill(self.said, [name(self.setting), _shown(self.was), _shown(self.now)])
+        """Return the sentence, with the setting renamed by `name`; it may rename a value too, asked for SETTING=VALUE."""
+        words = [name(self.setting)]
+        for value in map(_shown, (self.was, self.now)):
+            renamed = name(f"{self.setting}={value}")
+            words.append(value if "=" in renamed else renamed)
+        return _fill(self.said, words)
 
 
 def _shown(value: object) -> str:
     """Format a value as in a config; unset values are dropped from the entries of a list."""
     if not isinstance(value, list):
-        return str(value)
+        return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
     entries = [{k: v for k, v in entry.items() if v not in (None, {})} if isinstance(entry, dict) else entry for entry in value]
     return str(entries).replace("'", "")
 

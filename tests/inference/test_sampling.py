@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingot.backends.sampling import GenerationOptions, Sampling, merged, prompt_ids
+from ingot.backends.sampling import GenerationOptions, Sampling, prompt_ids
 from ingot.data.tokenizers import ByteTokenizer, GPT2Tokenizer
 from ingot.errors import ConfigError
 
@@ -37,10 +37,6 @@ def test_the_record_of_a_greedy_text_names_no_sampling():
     told = GenerationOptions(greedy=True, top_k=5, seed=1).record()
     assert told["do_sample"] is False and (told["temperature"], told["top_k"], told["top_p"]) == (1.0, None, None)
     assert GenerationOptions(top_k=5).record()["top_k"] == 5
-
-
-def test_options_are_replaced_by_name():
-    assert merged(GenerationOptions(seed=1), {"top_k": 3}) == GenerationOptions(seed=1, top_k=3)
 
 
 def test_a_prompt_without_a_start_mark_is_its_own_ids_and_an_empty_one_a_new_document():

@@ -160,8 +160,7 @@ class Backend(Inference, Protocol):
         """Return the choices of `tune` as JSON, to be stored with the run."""
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> Pending:
-        """Compute this rank's rows of a step, which has `targets` targets over all ranks, and update with everyone's "
-        "gradients."""
+        """Compute this rank's rows of a step with `targets` targets over all ranks; update with the gradients of all ranks."""
 
     def snapshot(self) -> Callable[[], State]:
         """Capture all state that is not in the cursor, on the first rank; nothing on others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from ingot.config.schema import Config
@@ -13,13 +14,13 @@ MLX_FAMILIES = ("golf", "gpt2", "llama")
 TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that mlx lacks, and the values it still accepts
     "optimizer.muon_cautious": (False,),
     "optimizer.muon_beta2": (None,),
+    "optimizer.muon_precision": ("auto", "fp32"),
     "training.fp8_head": (False,),
     "training.deterministic": (False,),
     "training.kernels": ("auto", "off", []),
     "training.cuda_graphs": ("auto", False),
     "training.threads": ("auto",),
 }
-CPU = Device("cpu", 0, "cpu", None, ("fp32", "bf16"))
 
 
 def refuse_precision(config: Config) -> None:
@@ -28,7 +29,7 @@ def refuse_precision(config: Config) -> None:
     if device == "mlx" and precision == "fp16":
         raise ConfigError("{0} is not supported by {1}; use fp32 or bf16", Setting("training.precision", precision), MLX)
     if device == "cpu":
-        CPU.precision(precision)
+        Device("cpu", 0, "cpu", None, ("fp32", "bf16")).precision(precision)
 
 
 def refuse_ranks_on_mlx(world_size: int) -> None:
@@ -38,19 +39,10 @@ def refuse_ranks_on_mlx(world_size: int) -> None:
 
 
 def refuse_torch_only(config: Config) -> None:
-    """Refuse settings that only torch supports, for training and for the artifact."""
-    if config.model.family == "file":
-        raise ConfigError("{0} is a torch model, which {1} does not run", Setting("model.family", "file"), MLX)
+    """Refuse settings that only torch supports."""
     if config.model.family not in MLX_FAMILIES:
         raise ConfigError("{0} needs torch; leave {1} out", Setting("model.family", config.model.family), MLX)
     for path, accepted in TORCH_ONLY.items():
-        section, _, name = path.partition(".")
-        if (value := getattr(getattr(config, section), name)) not in accepted:
+        if (value := attrgetter(path)(config)) not in accepted:
             shown = str(value).lower() if isinstance(value, bool) else value
             raise ConfigError("{0} needs torch; leave it out with {1}", Setting(path, shown), MLX)
-    if config.optimizer.muon_precision == "bf16":
-        raise ConfigError(
-            "{0} is not supported by {1}; use auto or fp32",
-            Setting("optimizer.muon_precision", config.optimizer.muon_precision),
-            MLX,
-        )

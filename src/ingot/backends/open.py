@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +90,21 @@ def find_device(name: str, local_rank: int = 0) -> Device:
 
 
 def measure_flops(device: Device) -> float:
-    """Measure the FLOPS of a large matmul, for devices without a data sheet."""
+    """Measure the FLOPS of a large matmul, the best of a few, for devices without a data sheet."""
     if device.kind == MLX:
-        from ingot.backends.mlx.inference import measure_flops as measure_mlx
+        from ingot.backends.mlx.inference import make_matmul as make_mlx_matmul
 
-        return measure_mlx()
-    from ingot.backends.torch.device import measure_flops as measure_torch
+        size, multiply = make_mlx_matmul()
+    else:
+        from ingot.backends.torch.device import make_matmul
 
-    return measure_torch(device)
+        size, multiply = make_matmul(device)
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        multiply()
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds)
 
 
 def preloadable(device: str) -> tuple[str, ...]:
@@ -133,9 +142,7 @@ def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
 def framework_version(device: str = "auto") -> str:
     """Return the version of the framework that computes on a device."""
     if device == MLX:
-        from ingot.backends.mlx.inference import VERSION
+        return metadata.version("mlx")
+    from ingot.backends.torch.device import VERSION
 
-        return VERSION
-    from ingot.backends.torch.device import torch_version
-
-    return torch_version()
+    return VERSION

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -110,14 +109,6 @@ class GenerationOptions:
             "repetition_penalty": self.repetition_penalty,
             "seed": self.seed,
         }
-
-
-OPTIONS = tuple(field.name for field in fields(GenerationOptions))
-
-
-def merged(options: GenerationOptions, given: Mapping[str, Any]) -> GenerationOptions:
-    """Return the options with the given values replaced."""
-    return GenerationOptions(**{name: given.get(name, getattr(options, name)) for name in OPTIONS})
 
 
 def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:

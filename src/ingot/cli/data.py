@@ -190,13 +190,12 @@ def verify_command(
 
 def print_splits(splits: Mapping[str, Any]) -> bool:
     """Print each split's counts; return True if byte counts of pieces, which differ from those of the text, were printed."""
-    with_pieces = any(getattr(split, "piece_bytes", None) not in (None, split.bytes) for split in splits.values())
+    with_pieces = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
     titles = {"documents": "documents", "tokens": "tokens", "bytes": "bytes", "bytes_per_token": "bytes/token"}
     titles |= {"piece_bytes": "piece bytes"} if with_pieces else {}
-    names = [name for name in titles if any(hasattr(split, name) for split in splits.values())]
-    rows = [["split", *(titles[name] for name in names)]]
+    rows = [["split", *titles.values()]]
     for split_name, split in splits.items():
-        values = [(getattr(split, name), ".4f" if name == "bytes_per_token" else ",") for name in names]
+        values = [(getattr(split, name), ".4f" if name == "bytes_per_token" else ",") for name in titles]
         rows.append([split_name, *("-" if value is None else format(value, form) for value, form in values)])
     width = max(6, *(len(row[0]) + 1 for row in rows))
     for split_name, *cells in rows:

@@ -178,9 +178,11 @@ def _export_layout(
     settings["context"] = settings["context"] or source.config.data.seq_len
     with writing_output(target):
         if layout == "nanogpt":
-            from ingot.compat.nanogpt.checkpoint import export_ckpt
+            from ingot.compat.nanogpt.checkpoint import keys_of, write_ckpt
+            from ingot.inference.model import as_checkpoint
 
-            size = export_ckpt(source, target)
+            write_ckpt(target, as_checkpoint(source), keys_of(source.config))
+            size = target.stat().st_size
         elif layout == "gpt-simple":
             from ingot.compat.gpt_simple.files import export_folder
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ingot.backends.sampling import DTYPES, GenerationOptions, merged
+from ingot.backends.sampling import DTYPES, GenerationOptions
 from ingot.errors import ConfigError, DataError, IngotError
 from ingot.inference.model import LoadedModel
 from ingot.runtime.files import is_utf8, open_to_read, readable
@@ -87,7 +87,7 @@ def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | No
         if problems := [f"model.{key} must be a string" for key, value in chosen.items() if not isinstance(value, str | None)]:
             return problems
         reference = chosen.get("checkpoint") or chosen.get("output_dir") or model
-        line_dtype, line_options = chosen.get("dtype") or dtype, merged(options, overrides)
+        line_dtype, line_options = chosen.get("dtype") or dtype, replace(options, **overrides)
         if chosen.get("checkpoint") and chosen.get("output_dir"):
             problems.append("model has a checkpoint and an output_dir; give one of them")
         if line_dtype not in DTYPES:

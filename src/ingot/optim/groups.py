@@ -22,7 +22,7 @@ from torch import nn
 
 from ingot.config.schema import OptimizerSection
 from ingot.errors import ConfigError
-from ingot.optim.assign import Kind, assign, groups_of
+from ingot.optim.assign import Kind, ParameterGroup, assign, groups_of
 from ingot.optim.muon import Muon
 
 Parameters = list[tuple[str, nn.Parameter]]
@@ -35,18 +35,14 @@ def make_optimizers(
 
     A custom model may build them itself: its `make_optimizers(groups)` gets the groups, with their peak rates.
     """
-    groups = parameter_groups(model, settings)
+    groups = []
+    for group, parameters in members(model, settings):
+        own = {"momentum": group.momentum} if group.optimizer == "muon" else {"betas": group.betas, "eps": group.epsilon}
+        rates = {"lr": group.learning_rate, "weight_decay": group.weight_decay}
+        groups.append({"params": list(parameters.values()), "name": group.name, "optimizer": group.optimizer, **rates, **own})
     if has_custom_optimizers(model):
         return check_optimizers(model.make_optimizers(groups), groups)  # type: ignore[operator]
     muon, adamw = ([group for group in groups if group["optimizer"] == name] for name in ("muon", "adamw"))
-    names = {p: name for name, p in trainable(model)}
-    for group in muon:
-        for p in group["params"]:
-            if p.dim() != 2:
-                shape = list(p.shape)
-                raise ConfigError(
-                    f"the group {group['name']} gives {names[p]} of shape {shape} to Muon, which takes matrices only"
-                )
     optimizers: list[torch.optim.Optimizer] = []
     if muon:
         optimizers.append(Muon(muon, settings, compiled))
@@ -55,18 +51,21 @@ def make_optimizers(
     return optimizers
 
 
-def parameter_groups(model: nn.Module, settings: OptimizerSection) -> list[dict[str, Any]]:
-    """Return the groups that have parameters, as torch's optimizers take them, with the plan's names and peak rates."""
+def members(model: nn.Module, settings: OptimizerSection) -> list[tuple[ParameterGroup, dict[str, nn.Parameter]]]:
+    """Return every group that has parameters, with these by name."""
     parameters = dict(trainable(model))
     group_of = assign(settings, kinds(model), {name for name, _ in block_matrices(model)})
-    param_groups = []
+    groups = []
     for group in groups_of(settings):
-        members = [parameters[name] for name, its_group in group_of.items() if its_group == group.name]
-        own = {"momentum": group.momentum} if group.optimizer == "muon" else {"betas": group.betas, "eps": group.epsilon}
-        rates = {"lr": group.learning_rate, "weight_decay": group.weight_decay}
-        if members:
-            param_groups.append({"params": members, "name": group.name, "optimizer": group.optimizer, **rates, **own})
-    return param_groups
+        inside = {name: parameters[name] for name, its_group in group_of.items() if its_group == group.name}
+        if group.optimizer == "muon" and not has_custom_optimizers(model):
+            for name, p in inside.items():
+                if p.dim() != 2:
+                    shape = list(p.shape)
+                    raise ConfigError(f"the group {group.name} gives {name} of shape {shape} to Muon, which takes matrices only")
+        if inside:
+            groups.append((group, inside))
+    return groups
 
 
 def has_custom_optimizers(model: nn.Module) -> bool:

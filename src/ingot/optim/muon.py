@@ -6,7 +6,6 @@ together, with the same result. Their state stays stacked from step to step: the
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -200,23 +199,12 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Iterable[Any], settings: OptimizerSection, compiled: bool = False):
-        defaults = {
-            "lr": settings.muon_learning_rate,
-            "momentum": settings.muon_momentum,
-            "nesterov": settings.muon_nesterov,
-            "iterations": settings.muon_iterations,
-            "weight_decay": settings.muon_weight_decay,
-            "cautious": settings.muon_cautious,
-            "beta2": settings.muon_beta2,
-            "coefficients": settings.muon_coefficients,
-            "normalise_rows": settings.muon_normalise_rows,
-            "precision": settings.muon_precision,
-        }
-        super().__init__(params, defaults)
+        names = ("momentum", "nesterov", "iterations", "weight_decay", "cautious", "beta2", "coefficients", "normalise_rows")
+        defaults = {name: getattr(settings, f"muon_{name}") for name in (*names, "precision")}
+        super().__init__(params, {"lr": settings.muon_learning_rate, **defaults})
         self._compiled = compiled
-        self._stacks: dict[
-            tuple[str, int], tuple[Tensor, list[Tensor]]
-        ] = {}  # stacks with their views, keyed by name and first parameter
+        self._update_matrices = torch.compile(update_matrices, dynamic=False) if compiled else update_matrices
+        self._stacks: dict[tuple[str, int], tuple[Tensor, list[Tensor]]] = {}  # with their views, by name and first parameter
         for group in self.param_groups:
             for p in group["params"]:
                 if p.dim() != 2:
@@ -256,8 +244,7 @@ class Muon(torch.optim.Optimizer):
         lr, beta, decay = group["lr"], group["momentum"], group["weight_decay"]
         if self._compiled:  # tensors, because every new float would compile another graph
             lr, beta, decay = (torch.full((), float(number), device=grads.device) for number in (lr, beta, decay))
-        update = _compiled_update() if self._compiled else update_matrices
-        new = update(torch.stack(params), grads, momentum, squares, lr, beta, decay, skip, options)
+        new = self._update_matrices(torch.stack(params), grads, momentum, squares, lr, beta, decay, skip, options)
         torch._foreach_copy_(params, list(new.unbind(0)))
 
     def _state_stack(self, params: list[Tensor], name: str, shape: tuple[int, int]) -> Tensor:
@@ -274,8 +261,3 @@ class Muon(torch.optim.Optimizer):
                 self.state[p][name] = part
             self._stacks[name, id(params[0])] = stack, parts
         return stack
-
-
-@functools.cache
-def _compiled_update() -> Callable[..., Tensor]:
-    return torch.compile(update_matrices, dynamic=False)

@@ -26,7 +26,7 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
             return warmup
         case "cosine":
             end = o.decay_steps or config.training.max_steps or 1
-            decay = cosine(step - o.warmup_steps, end - o.warmup_steps)
+            decay = 0.5 * (1 + math.cos(math.pi * _clamp((step - o.warmup_steps) / (end - o.warmup_steps))))
         case "wsd":
             length = o.decay_steps or max(1, (config.training.max_steps or 1) // 5)
             decay = linear(step - ((config.training.max_steps or 1) - length), length)
@@ -35,11 +35,6 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
         case "warmdown":
             decay = warmdown(config, step, seconds)
     return warmup * (o.floor + (1 - o.floor) * decay)
-
-
-def cosine(done: float, length: float) -> float:
-    """Decay from one to zero along half a cosine; one before, zero after."""
-    return 0.5 * (1 + math.cos(math.pi * _clamp(done / length)))
 
 
 def linear(done: float, length: float) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from ingot.preflight.data_checks import RunData, check_buckets, check_files, che
 from ingot.preflight.findings import Finding, Findings, Severity
 from ingot.runs.checkpoints import Checkpoint, newest_index, occupied, resume_point, started_from
 from ingot.runs.folder import INDEX, named_path, saved_steps
+from ingot.runtime.devices import DEVICES
 from ingot.runtime.files import user_path
 from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks, ranks_from_environment
@@ -44,7 +44,6 @@ from ingot.train.start import open_data
 from ingot.train.step_plan import Position, plan_step, refuse_idle_ranks
 from ingot.train.stop import find_walltime
 
-DEVICES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9]\d*))?|mlx")
 MICRO_BATCH, CHECKPOINTING = Setting("training.micro_batch"), Setting("training.gradient_checkpointing")
 IDLE_ROWS = 1024  # unused rows of the embedding that are normal: vocabularies are rounded up
 UNREADABLE = "resume.trainer_state_unreadable"

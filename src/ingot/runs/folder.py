@@ -110,24 +110,24 @@ class RunFolder:
         self.stop_path = path / STOP
         self.session = 1  # number of this session, counted in environment.json
 
-    def check_ownership(self, also: Sequence[str] = ()) -> None:
-        """Raise an error if our files, or those in `also`, would overwrite files that no run wrote."""
+    def check_ownership(self, also: Sequence[str] = (), to_delete: Sequence[str] = ()) -> None:
+        """Raise an error if our files, or those in `also`, would overwrite files that no run wrote; `to_delete` are patterns."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
             # A run of any version wrote here: there is a file that only runs write, or traces of a lock.
             claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
-            marked = {"started_at", "packages", "argv"} <= (read_dict(self.environment_path) or {}).keys()
+            marked = {"started_at", "packages", "argv"} <= self.environment().keys()
             saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
             if claimed or marked or saved or read_state(self.path) is not None:
                 return
             foreign = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
             # A first save that was killed leaves only a partial checkpoint.
-            partial = f"step-*{PARTIAL}"
+            ours = (f"step-*{PARTIAL}", *to_delete)
             foreign += [
                 folder.name
                 for folder in self._folders
-                if folder.exists() and not (folder.is_dir() and all(entry.match(partial) for entry in folder.iterdir()))
+                if folder.exists() and not (folder.is_dir() and all(any(map(entry.match, ours)) for entry in folder.iterdir()))
             ]
         if foreign:
             raise CheckpointError(
@@ -136,7 +136,9 @@ class RunFolder:
                 advice="choose another {0}",
             )
 
-    def claim(self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = ()) -> RunLock:
+    def claim(
+        self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = (), to_delete: Sequence[str] = ()
+    ) -> RunLock:
         """Create the folder if necessary, check its ownership, lock it and remove temporary files of a killed process."""
         messages: list[str] = []
 
@@ -144,7 +146,7 @@ class RunFolder:
             messages.append(line)
             notify(line)
 
-        self.check_ownership(also)
+        self.check_ownership(also, to_delete)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         lock = RunLock(self.path, report).acquire()
@@ -166,15 +168,9 @@ class RunFolder:
         with writing(self.config_path):
             write_atomically(self.config_path, text)
 
-    def wrote_config(self) -> bool:
-        """Return True if config.yaml is unchanged since the last session wrote it (not edited, not written by a user)."""
-        written = (read_dict(self.environment_path) or {}).get("config_sha256")
-        return written is not None and written == file_sha256(self.config_path)
-
-    def besides_config(self) -> dict[str, Any]:
-        """Return the settings that the last session used beyond a config.yaml that it did not write."""
-        besides = (read_dict(self.environment_path) or {}).get("besides_config")
-        return besides if isinstance(besides, dict) else {}
+    def environment(self) -> dict[str, Any]:
+        """Return environment.json of the last session; empty if there is none or it is damaged."""
+        return read_dict(self.environment_path) or {}
 
     def write_environment(
         self,
@@ -187,7 +183,7 @@ class RunFolder:
 
         `config`: the content of config.yaml if this session writes it; otherwise `besides` are the settings missing from it.
         """
-        last = read_dict(self.environment_path) or {}
+        last = self.environment()
         before = last.pop("earlier", [])
         earlier = [last, *(before if isinstance(before, list) else [])] if last else []
         self.session = len(earlier) + 1
@@ -260,11 +256,12 @@ class RunFolder:
     def clear(self, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
         """Delete the files that Ingot wrote, for `train --force`, and report it; all other files are kept.
 
-        `also` are patterns of files that a compatibility command writes, `keep` are files not to delete. The caller holds the
+        `also` are patterns of what a compatibility command writes, `keep` are files not to delete. The caller holds the
         lock. The lock file and empty folders are kept, so that a process killed here can start again.
         """
         kept = {path.resolve() for path in keep}
-        doomed = {path for pattern in (*WRITTEN, *also) for path in self.path.glob(pattern) if path.is_file()}
+        doomed = {path for pattern in WRITTEN for path in self.path.glob(pattern) if path.is_file()}
+        doomed |= {path for pattern in also for path in self.path.glob(pattern)}
         doomed |= {
             path
             for path in self.checkpoints.glob("step-*")

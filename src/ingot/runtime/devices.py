@@ -14,6 +14,8 @@ PEAK_FLOPS = {
     "L40": 181e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 5090": 209e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
 }  # fmt: skip
 
+DEVICES = re.compile(r"auto|(cpu|cuda|mps)(:(0|[1-9]\d*))?|mlx")  # values of training.device
+
 
 @dataclass(frozen=True)
 class Device:

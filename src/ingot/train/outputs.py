@@ -128,7 +128,7 @@ def claim_folder(
     own_files = [MODEL_COPY] if isinstance(model, FileSettings) else []
     own_files += [WANDB_ID] if tracking.wandb_project is not None else []
     own_files += [TRACKIO_ID] if tracking.trackio_project is not None else []
-    stack.enter_context(folder.claim(reporter.message, own_files))
+    stack.enter_context(folder.claim(reporter.message, own_files, to_delete or ()))
     folder.remove(folder.stop_path)  # a leftover stop file was meant for an earlier session
     sweep(folder.checkpoints)
     if to_delete is not None:

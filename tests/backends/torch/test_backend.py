@@ -53,7 +53,7 @@ def mine(tmp_path):
 
 def test_ranks_with_unequal_shares_try_the_same_micro_batches(monkeypatch):
     backend, tried = make(), {}
-    monkeypatch.setattr(torch_backend, "smallest_micro_batch", lambda largest, attempt, maximum: largest)
+    monkeypatch.setattr(attention, "smallest_micro_batch", lambda largest, attempt, maximum: largest)
     for share in (ROWS - 1, ROWS):
         agreed = []
         monkeypatch.setattr(backend, "maximum", lambda values, agreed=agreed: agreed.append(values) or list(values))
@@ -467,7 +467,7 @@ def tried(monkeypatch):
             plain(batch, times, attention)
 
         monkeypatch.setattr(attention, "has_flash4", lambda: has_flash4)
-        monkeypatch.setattr(torch_backend, "fastest_attention", lambda names, *_: names[-1])
+        monkeypatch.setattr(attention, "fastest_attention", lambda names, *_: names[-1])
         monkeypatch.setattr(backend, "wait", lambda: None)
         monkeypatch.setattr(backend, "_try", noted)
         backend.device = replace(backend.device, kind="cuda")

@@ -63,7 +63,7 @@ def test_with_less_free_memory_it_is_found_out_anew(free):
 
 def test_a_choice_that_did_not_fit_is_forgotten(free):
     kept()
-    choices().forget()
+    choices().keep({})
     assert choices().recall() == {}
 
 
@@ -84,5 +84,4 @@ def test_a_cpu_keeps_no_note(tmp_path, monkeypatch):
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
     note = choices(device=Device("cpu", 0, "cpu", None, ("fp32",)))
     note.keep(FOUND)
-    note.forget()
     assert note.recall() == {} and not (tmp_path / "cache").exists()

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch import nn
-from torch_kit import SMALL, by_name, make, raw, rows_of, take
+from torch_kit import SMALL, by_name, make, plan_of, raw, rows_of, take
 
-from ingot.backends.torch.tune import refuse_unless_fp8_runs, use_fp8_head
+from ingot.backends.torch.tune import use_fp8_head
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.model.registry import FAMILIES
@@ -49,12 +49,15 @@ def test_a_cpu_refuses_it_before_training():
 
 
 def test_a_pass_that_does_not_run_is_told_in_a_line():
-    def attempt():
+    backend, kept = engine(True), {}
+    backend.tune([(plan_of(backend), rows_of(0))], kept)
+
+    def attempt(*_, **__):
         raise RuntimeError("no such kernel\nand a long story")
 
-    refuse_unless_fp8_runs(lambda: None, list)
+    backend._try = attempt
     with pytest.raises(ConfigError, match=r"^training\.fp8_head=true does not run here: RuntimeError: no such kernel$"):
-        refuse_unless_fp8_runs(attempt, list)
+        backend.tune([(plan_of(backend), rows_of(0))], backend.tuned())
 
 
 def engine(fp8):

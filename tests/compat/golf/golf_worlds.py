@@ -42,14 +42,14 @@ def run_rank(folder: Path, rank: int, environment: dict[str, str]) -> int:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
-    finish = script.GolfExporter.__call__
+    finish = script.Script.export
 
-    def exporting(exporter: script.GolfExporter, trainer: script.Trainer, shutdown: script.Shutdown) -> script.Exported:
+    def exporting(run: script.Script, trainer: script.Trainer, shutdown: script.Shutdown) -> script.Exported:
         weights = hashlib.sha256(b"".join(bytes(one.data) for one in model_records(trainer.backend.model)))  # every rank's own
         Path(f"rank-{rank}.sha256").write_text(weights.hexdigest())
-        return finish(exporter, trainer, shutdown)
+        return finish(run, trainer, shutdown)
 
-    script.GolfExporter.__call__ = exporting  # type: ignore[method-assign]
+    script.Script.export = exporting  # type: ignore[method-assign]
     return main()
 
 

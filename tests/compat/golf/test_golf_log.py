@@ -13,7 +13,8 @@ import pytest
 import torch
 from golf_toys import ROOT, ROWS, Golf, Ran, run_here, shard
 
-from ingot.compat.golf.log import RULE, RunLog, sdp_backends
+from ingot.compat.golf.log import RULE, RunLog
+from ingot.compat.golf.main import sdp_backends
 from ingot.compat.golf.variables import VARIABLES, as_lines, as_text, read_variables
 from ingot.errors import CheckpointError
 

@@ -182,7 +182,7 @@ def test_a_run_that_was_stopped_and_went_on_brings_both_parts_of_its_log(logs: P
             read_run(tmp_path / "logs" / "parts")
         assert run_script(Script(), variables | {"ITERATIONS": "4"}) == 0
     run = read_run(tmp_path / "logs" / "parts")
-    assert run.log == (tmp_path / "logs" / "parts.txt").read_text() and run.steps == 4
+    assert run.log == (tmp_path / "logs" / "parts.txt").read_text() and run.result["total_steps"] == 4
     assert "step:1/2 " in run.log and "step:4/4 " in run.log and run.log.count("model_params:") == 2
 
 
@@ -215,7 +215,7 @@ def test_runs_of_different_code_are_refused(logs: Path, tmp_path: Path) -> None:
 def test_more_bytes_than_the_limit_are_refused_with_what_would_fit(logs: Path, tmp_path: Path, edit: Callable[..., None]) -> None:
     run = read_run(logs / "toy1337")
     edit("toy1337", ARTIFACT_LIMIT_BYTES=str(run.total_bytes - 1))
-    with pytest.raises(ConfigError, match=r"1 more than ARTIFACT_LIMIT_BYTES=.* would fit"):
+    with pytest.raises(ConfigError, match=r"1 more than the limit of .* would fit"):
         pack([logs / "toy1337"], tmp_path / "out", name="x")
     edit("toy1337", ARTIFACT_LIMIT_BYTES=str(run.total_bytes))
     pack([logs / "toy1337"], tmp_path / "out", name="x")

@@ -126,6 +126,7 @@ def test_the_file_of_the_recipe_leaves_its_artifact_the_room_it_may_have() -> No
     [
         ({"DATA_PATH": "nope"}, 3, "nope"),
         ({"DATA_PATH": "nope", "EVAL_ONLY_PATH": "model.ingot"}, 3, "nope"),
+        ({"EVAL_ONLY_PATH": "nope.ingot"}, 4, "there is no artifact nope.ingot"),
         ({"SEED": "abc"}, 2, "SEED=abc"),
         ({"INGOT_MODEL__LAYERS": "abc"}, 2, "model.layers=abc"),
         ({"MAX_WALLCLOCK_SECONDS": "abc"}, 2, "MAX_WALLCLOCK_SECONDS=abc"),
@@ -203,5 +204,5 @@ def test_runs_on_several_devices_are_scored_again_by_one_process(runs: list[Path
 def test_a_run_of_the_script_and_one_by_settings_are_not_packed_together(
     runs: list[Path], once_finished: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"is a run of train_gpt\.py and .* of ingot train; they do not belong together"):
+    with pytest.raises(ConfigError, match=r"do not belong together: they are runs of .*train"):
         pack([runs[0], once_finished[0] / "logs" / "toy"], tmp_path / "out", name="x")

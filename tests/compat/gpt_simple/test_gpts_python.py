@@ -27,6 +27,16 @@ def test_the_package_is_imported_without_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_a_source_tree_without_installation_metadata_is_imported() -> None:
+    program = (
+        "import importlib.metadata as metadata\n"
+        "def missing(name): raise metadata.PackageNotFoundError(name)\n"
+        "metadata.version = missing\n"
+        "import ingot.compat.gpt_simple as g; assert g.__version__ == '(not installed)', g.__version__"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 @pytest.mark.parametrize(
     ("shape", "parameters"),
     [

@@ -23,6 +23,7 @@ from cli_program import Cli
 from original import SITE, Original
 from programs import AT_TORCH, Ingot, checkpoints, losses, plant, progress
 
+from ingot.artifact.gpt_simple import read_model, saved_checkpoints
 from ingot.compat.gpt_simple import training
 from ingot.console.entry import STARTED_AT
 from ingot.runs.state import Heartbeat
@@ -279,11 +280,35 @@ def test_status_has_the_rows_of_the_original_with_its_names(cli: Cli, our_copy: 
 
 
 def test_force_begins_anew_and_leaves_what_it_did_not_write(cli: Cli, gpts: Path) -> None:
-    cli("-q", *TRAIN, "--training.max_steps", 4)
+    cli("-q", *TRAIN, "--training.max_steps", 8)
     (gpts / "out/notes.txt").write_text("mine")
     said = cli(*TRAIN, "--training.max_steps", 4, "--force", "--model.n_layer", 1)
     assert "Resuming" not in said.err and "--force deletes in out" in said.err
     assert (gpts / "out/notes.txt").read_text() == "mine"
+    saved = saved_checkpoints(gpts / "out")
+    assert {one.name: one.step for one in saved} == {"checkpoint-4": 4, "final": 4}
+    assert all(read_model(one.path)["layers"] == 1 for one in saved)
+
+
+def test_force_over_a_finished_run_of_the_original_begins_anew(cli: Cli, their_copy: Path) -> None:
+    said = cli(*TRAIN, "--training.max_steps", 4, "--force")
+    assert "Resuming" not in said.err and "--force deletes in out: .run_state.json, tokenizer, checkpoints/ (4)" in said.err
+    assert {one.name: one.step for one in saved_checkpoints(their_copy / "out")} == {"checkpoint-4": 4, "final": 4}
+
+
+def test_a_run_that_was_killed_by_stop_is_stopped_in_its_run_state(cli: Cli, our_copy: Path) -> None:
+    state = our_copy / "out/.run_state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "status": "running"}))
+    hold = (
+        "import sys; from ingot.runs.folder import RunFolder; from ingot.runs.state import Heartbeat; from pathlib import Path\n"
+    )
+    hold += "with RunFolder(Path('out')).claim(), Heartbeat(Path('out')): print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        cli("stop", "--output_dir", "out", "--force")
+        assert process.wait() == -signal.SIGKILL
+    assert json.loads(state.read_text())["status"] == "stopped"
+    assert cli("status", "--output_dir", "out").out.startswith("Status:     STOPPED\n")
 
 
 def test_stop_of_an_empty_folder_is_an_error_and_writes_nothing(cli: Cli, gpts: Path) -> None:

@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.backends.open import find_device
-from ingot.compat.nanogpt.checkpoint import flops_per_token
+from ingot.backends.torch.build import flops_per_token
+from ingot.compat.nanogpt.checkpoint import count_parameters, meta_model
 from ingot.compat.nanogpt.keys import TRAIN, Arguments, read_arguments
-from ingot.compat.nanogpt.train import RunningMfu, iteration_line, peak_flops
+from ingot.compat.nanogpt.train import NanoGPTReporter, peak_flops
 from ingot.compat.nanogpt.translate import fresh_settings, record, settle, translate
 from ingot.compat.options import defaults
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.optim.schedules import learning_rate_scale
+from ingot.runs.reporter import StepReport
 from ingot.runtime.ranks import Ranks
 
 
@@ -64,18 +66,20 @@ def test_a_decay_that_ends_with_the_warm_up_is_no_division_by_zero(iteration, ra
 
 
 def test_mfu_of_the_124m_model_is_nanogpt_s():
-    shape = {"layers": 12, "width": 768, "context": 1024}
-    assert flops_per_token(shape, 123_587_328) * 480 * 1024 / 312e12 == pytest.approx(1.3466, abs=1e-4)
+    model = meta_model(fresh_settings(values(), None))
+    assert count_parameters(model) == 123_587_328
+    assert flops_per_token(model, 1024) * 480 * 1024 / 312e12 == pytest.approx(1.3466, abs=1e-4)
 
 
-def test_mfu_is_minus_100_percent_until_the_run_has_settled_and_then_a_running_mean():
-    mfu = RunningMfu(flops_per_iteration=1e12, peak=2e12)
-    for iteration in range(5):
-        mfu.update(iteration, 1.0)
-    assert iteration_line(4, 1.0, 1.0, mfu.value) == "iter 4: loss 1.0000, time 1000.00ms, mfu -100.00%"
-    mfu.update(5, 1.0)
-    mfu.update(6, 0.5)
-    assert mfu.value == pytest.approx(0.9 * 0.5 + 0.1 * 1.0)
+def test_mfu_is_minus_100_percent_until_the_run_has_settled_and_then_a_running_mean(capsys):
+    reporter = NanoGPTReporter(values(), config_of(), ideal_seconds=0.5)
+    for iteration, elapsed in enumerate([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 6.5]):
+        report = StepReport(iteration + 1, None, 1.0, 1.0, 1e-3, 1, 1.0, elapsed, None, 0, None, 0.0)
+        reporter.step(report, log=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[4] == "iter 4: loss 1.0000, time 1000.00ms, mfu -100.00%"
+    assert lines[5] == "iter 5: loss 1.0000, time 1000.00ms, mfu 50.00%"
+    assert lines[6] == f"iter 6: loss 1.0000, time 500.00ms, mfu {100 * (0.9 * 0.5 + 0.1 * 1.0):.2f}%"
 
 
 def test_the_peak_is_printed_with_its_source(capsys):

@@ -363,9 +363,9 @@ def test_the_command_says_what_it_found_and_what_it_made(run, tmp_path):
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"{tmp_path / 'out'}: ingot, gpt2 tokenizer, ")
     assert [line.split() for line in lines[1:4]] == [
-        ["split", "documents", "tokens", "bytes"],
-        ["train", "1", "2", "5"],
-        ["val", "1", "1", "0"],
+        ["split", "documents", "tokens", "bytes", "bytes/token"],
+        ["train", "1", "2", "5", "2.5000"],
+        ["val", "1", "1", "0", "0.0000"],
     ]
     assert lines[4] == f"train on it with: ingot train --recipe demo --data.path {tmp_path / 'out'}"
 
@@ -398,8 +398,8 @@ def test_the_command_as_json_with_every_option(run, tmp_path):
         "format": "gpt-simple",
         "tokenizer": None,
         "splits": {
-            "train": {"documents": 1, "tokens": 4, "bytes": None},
-            "val": {"documents": 1, "tokens": 2, "bytes": None},
+            "train": {"documents": 1, "tokens": 4, "bytes": None, "piece_bytes": None, "bytes_per_token": None},
+            "val": {"documents": 1, "tokens": 2, "bytes": None, "piece_bytes": None, "bytes_per_token": None},
         },
     }
     assert list(np.fromfile(tmp_path / "out/train/web/00000.bin", "<u2")) == [5, 6, 6, 9]

@@ -31,6 +31,10 @@ def listed(documents):
     return [[int(token) for part in document for token in part] for document in documents]
 
 
+def documents_of(source, split, marks):
+    return [document for _, documents in source.split(split).bucket_documents(marks) for document in listed(documents)]
+
+
 def array_stream(*arrays):
     arrays = [np.asarray(array) for array in arrays]
     return TokenStream(list(range(len(arrays))), list(map(len, arrays)), lambda number: arrays[number])
@@ -166,7 +170,7 @@ def test_nanogpt_files_give_back_what_was_written(tmp_path_factory, bodies, mark
     assert (folder / "train.bin").read_bytes() == np.array(flat, "<u2").tobytes()
     assert list(open_plain(folder / "train.bin")) == flat
     assert (writer.tokens, writer.documents) == (len(flat), len(bodies) if marked else sum(map(bool, bodies)))
-    assert listed(open_tokens(folder, "nanogpt").documents("train", marks)) == (bodies if marked else [flat])
+    assert documents_of(open_tokens(folder, "nanogpt"), "train", marks) == (bodies if marked else [flat])
 
 
 def test_a_nanogpt_file_with_half_a_token_is_refused(tmp_path):
@@ -279,7 +283,7 @@ def test_shards_give_back_what_was_written_wherever_files_end(tmp_path_factory, 
     assert [path.name for path in paths] == [f"fineweb_train_{n:06d}.bin" for n in range(-(-len(flat) // limit))]
     assert [int(token) for path in paths for token in open_shard(path)] == flat
     assert (writer.documents, writer.tokens) == (len(bodies), len(flat))
-    assert listed(open_tokens(folder).documents("train", Marks(MARK, MARK))) == bodies
+    assert documents_of(open_tokens(folder), "train", Marks(MARK, MARK)) == bodies
 
 
 def test_names_of_shards_say_their_split_and_byte_counts_are_no_tokens(tmp_path):
@@ -288,16 +292,16 @@ def test_names_of_shards_say_their_split_and_byte_counts_are_no_tokens(tmp_path)
         write_shard(tmp_path / f"{name}.bin", ids(MARK, number))
     source = open_tokens(tmp_path)
     assert source.about == "2 training and 1 validation shards, 2 skipped"
-    assert listed(source.documents("train", Marks(MARK, MARK))) == [[1], [2]]
-    assert listed(source.documents("val", Marks(MARK, MARK))) == [[0]]
+    assert documents_of(source, "train", Marks(MARK, MARK)) == [[1], [2]]
+    assert documents_of(source, "val", Marks(MARK, MARK)) == [[0]]
 
 
 def test_shards_with_32_bits_are_read(tmp_path):
     path = folder_of(tmp_path, **{"a_train.bin": shard_bytes([MARK, 65535, 3], 20240801, 7, "<u4")}) / "a_train.bin"
-    assert listed(open_tokens(path).documents("train", Marks(MARK, MARK))) == [[65535, 3]]
+    assert documents_of(open_tokens(path), "train", Marks(MARK, MARK)) == [[65535, 3]]
     for magic, version in ((20240801, 7), (20240520, 2)):
         path.write_bytes(shard_bytes([MARK, 128000], magic, version, "<u4"))
-        assert listed(open_tokens(path).documents("train", Marks(MARK, MARK))) == [[128000]]
+        assert documents_of(open_tokens(path), "train", Marks(MARK, MARK)) == [[128000]]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +363,7 @@ def test_pairs_give_back_what_was_written_wherever_windows_end(tmp_path_factory,
     pairs = [Pair(path) for path in sorted(folder.rglob("*.bin"))]
     assert max(int(np.diff(pair.offsets).max()) for pair in pairs) <= max_length
     assert sum(pair.tokens for pair in pairs) == writer.tokens == open_tokens(folder).tokens["train"]
-    assert listed(open_tokens(folder).documents("train", Marks(None, MARK))) == bodies
+    assert documents_of(open_tokens(folder), "train", Marks(None, MARK)) == bodies
 
 
 def original_windows(tokens, eod, max_length, overlap):
@@ -400,9 +404,9 @@ def test_buckets_and_splits_are_folders(tmp_path):
         write_pairs(tmp_path / name, [[token]])
     source = open_tokens(tmp_path)
     assert source.about == "gpt-simple's .bin and .idx, 4 pairs, buckets: books, web"
-    assert listed(source.documents("train", Marks(None, MARK))) == [[2], [1]]
-    assert listed(source.documents("val", Marks(None, MARK))) == [[4], [3]]
-    assert listed(open_tokens(tmp_path / "train/web").documents("train", Marks(None, MARK))) == [[1]]
+    assert documents_of(source, "train", Marks(None, MARK)) == [[2], [1]]
+    assert documents_of(source, "val", Marks(None, MARK)) == [[4], [3]]
+    assert documents_of(open_tokens(tmp_path / "train/web"), "train", Marks(None, MARK)) == [[1]]
 
 
 def test_ids_above_16_bits_in_a_pair_are_read(tmp_path):

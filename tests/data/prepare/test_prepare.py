@@ -112,7 +112,7 @@ def test_there_may_be_no_validation(tmp_path, text, setting):
     dataset = Dataset.open(tmp_path / "out")
     assert audit(tmp_path / "out").ok
     assert dataset.split("val").tokens == 0
-    assert dataset.split("val").shards == []
+    assert dataset.split("val").paths == []
     assert summary.splits["val"].bytes_per_token is None
 
 
@@ -124,7 +124,7 @@ def test_tiny_shakespeare_is_nanogpts_to_the_byte(tmp_path):
     assert summary.vocab_size == 65
     assert (summary.splits["train"].tokens, summary.splits["val"].tokens) == (1_003_854, 111_540)
     payload = {
-        name: hashlib.sha256(Dataset.open(tmp_path / "out").split(name).shards[0].tobytes()).hexdigest()
+        name: hashlib.sha256(Dataset.open(tmp_path / "out").split(name).shard(0).tobytes()).hexdigest()
         for name in ("train", "val")
     }
     assert payload == {
@@ -196,7 +196,7 @@ def test_the_size_of_shards_changes_nothing_but_the_files(tmp_path, numbered):
     prepare([numbered], tmp_path / "one", "byte")
     prepare([numbered], tmp_path / "many", "byte", shard_tokens=8)
     one, many = (Dataset.open(tmp_path / name).split("train") for name in ("one", "many"))
-    assert len(many.shards) == 11
+    assert len(many.paths) == 11
     assert np.array_equal(one.read(0, one.tokens), many.read(0, many.tokens))
     assert np.array_equal(one.document_starts(), many.document_starts())
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from shard_files import write_shard
 
-from ingot.data.store.shards import ShardWriter, open_shard, token_count
+from ingot.data.store.shards import ShardWriter, open_shard
 from ingot.errors import DataError
 
 
@@ -76,7 +76,7 @@ def test_a_shard_without_tokens_can_be_read(tmp_path):
 def test_a_header_that_is_cut_short_is_unexpected(shard, size):
     shard.write_bytes(shard.read_bytes()[:size])
     with pytest.raises(DataError, match=rf"unexpected header in .*train_000000.bin: {size:,} bytes instead of 1,024"):
-        token_count(shard)
+        open_shard(shard)
 
 
 @pytest.mark.parametrize(("place", "found"), [(0, "magic 7 and version 1"), (1, "magic 20240520 and version 7")])
@@ -85,7 +85,7 @@ def test_other_constants_are_an_unexpected_header(shard, place, found):
     struct.pack_into("<i", data, 4 * place, 7)
     shard.write_bytes(data)
     with pytest.raises(DataError, match=f"unexpected header in .*train_000000.bin: {found} instead of 20240520 and 1"):
-        token_count(shard)
+        open_shard(shard)
 
 
 @pytest.mark.parametrize(("change", "found"), [(lambda data: data[:-1], 1033), (lambda data: data + b"\0", 1035)])
@@ -100,9 +100,9 @@ def test_a_negative_count_is_a_size_mismatch(shard):
     struct.pack_into("<i", data, 8, -1)
     shard.write_bytes(data)
     with pytest.raises(DataError, match=r"size mismatch"):
-        token_count(shard)
+        open_shard(shard)
 
 
 def test_a_missing_shard_is_named(tmp_path):
     with pytest.raises(DataError, match=r"missing shard .*gone.bin"):
-        token_count(tmp_path / "gone.bin")
+        open_shard(tmp_path / "gone.bin")

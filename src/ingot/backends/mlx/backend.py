@@ -17,14 +17,12 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.backends.base import GroupRates, State, StepPlan, StepResult
-from ingot.backends.limits import refuse_ranks_on_mlx
-from ingot.backends.mlx.build import MLXModel, array, build, number, record, records
+from ingot.backends.mlx.build import array, build, number, record, records
 from ingot.backends.mlx.inference import MLXInference, find_mlx_device, on_metal
 from ingot.backends.mlx.models import DROPOUTS, Pass, Weights
 from ingot.config.memory import recomputed_every
 from ingot.config.schema import Config, OptimizerSection
-from ingot.errors import ConfigError
-from ingot.optim.assign import ParameterGroup, groups_of
+from ingot.optim.assign import ParameterGroup
 from ingot.optim.muon import Polynomial, polynomials
 from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks
@@ -34,21 +32,6 @@ from ingot.runtime.tensors import Batch, TensorRecord
 # AdamW and Muon over dicts of arrays, computed as in optim/muon.py and torch; states have torch's names.
 
 OptimizerState = dict[str, Weights]  # maps a parameter to its state: step, exp_avg and exp_avg_sq (AdamW), or momentum (Muon)
-
-
-def members(settings: OptimizerSection, model: MLXModel, weights: Weights) -> list[tuple[ParameterGroup, list[str]]]:
-    """Return every group that has parameters, with their names; each trainable parameter is in one."""
-    group_of = model.groups(settings)
-    members_of_groups = []
-    for group in groups_of(settings):
-        names = [name for name, other in group_of.items() if other == group.name]
-        for name in names:
-            if group.optimizer == "muon" and weights[name].ndim != 2:
-                shape = list(weights[name].shape)
-                raise ConfigError(f"the group {group.name} gives {name} of shape {shape} to Muon, which takes matrices only")
-        if names:
-            members_of_groups.append((group, names))
-    return members_of_groups
 
 
 def adamw(p: mx.array, g: mx.array, memory: Weights, group: ParameterGroup, rates: GroupRates) -> tuple[mx.array, Weights]:
@@ -135,11 +118,10 @@ class MLXBackend(MLXInference):
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         t, o = config.training, config.optimizer
-        refuse_ranks_on_mlx(ranks.world_size)
         model, weights = build(config, vocab_size)
         super().__init__(model, weights, vocab_size, find_mlx_device().precision(t.precision), ranks)
         self._optimizer, self._seed, self._micro_batch_setting = o, t.seed, t.micro_batch
-        self._groups = members(o, model, weights)
+        self._groups = model.groups(o)
         self._trained = [name for _, names in self._groups for name in names]
         self._memory: OptimizerState = {}
         self._micro_batches: list[int] = []  # one per stage

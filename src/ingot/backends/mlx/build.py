@@ -27,8 +27,8 @@ from ingot.backends.torch.build import build_model, build_outline, flops_per_tok
 from ingot.backends.torch.state import NAMES as TORCH_NAMES
 from ingot.backends.torch.state import check_fits, model_records
 from ingot.config.schema import Config, OptimizerSection
-from ingot.optim.assign import assign
-from ingot.optim.groups import block_matrices, kinds
+from ingot.optim.assign import ParameterGroup
+from ingot.optim.groups import members
 from ingot.runtime.tensors import TensorRecord, to_array
 
 NAMES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16"}
@@ -94,9 +94,9 @@ class MLXModel:
         own = weights.get("lm_head.weight")
         return weights[FAMILIES[self.settings.family][1]] if own is None else own, getattr(self.settings, "softcap", None)
 
-    def groups(self, settings: OptimizerSection) -> dict[str, str]:
-        """Return the group of every trainable parameter, by name."""
-        return assign(settings, kinds(self.outline), {name for name, _ in block_matrices(self.outline)})
+    def groups(self, settings: OptimizerSection) -> list[tuple[ParameterGroup, list[str]]]:
+        """Return every optimizer group that has parameters, with their names."""
+        return [(group, list(parameters)) for group, parameters in members(self.outline, settings)]
 
     def flops_per_token(self, seq_len: int) -> float:
         return flops_per_token(self.outline, seq_len)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -38,62 +36,11 @@ def on_metal() -> bool:
     return bool(mx.metal.is_available())
 
 
-def measure_flops() -> float:
-    """Measure the FLOPS of a float32 matmul; return the best of a few."""
+def make_matmul() -> tuple[int, Callable[[], object]]:
+    """Return a function that multiplies large float32 matrices, and their size."""
     size = 1024 if on_metal() else 256
-    a, seconds = mx.ones((size, size)), []
-    for _ in range(5):
-        began = time.perf_counter()
-        mx.eval(a @ a)
-        seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / min(seconds)
-
-
-def write(
-    model: MLXModel, weights: Weights, prompts: list[list[int]], sampling: Sampling, vocab_size: int, dtype: mx.Dtype
-) -> Iterator[list[int]]:
-    """Yield the next token of every prompt, forever; only ids below `vocab_size` are drawn.
-
-    Once the context is full, its last tokens are read again for each new one, without a cache.
-    """
-    draws = [np.random.default_rng(seed) for seed in sampling.row_seeds(len(prompts))]
-    written: list[set[int]] = [set() for _ in prompts]
-    seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
-    cache: list[Cached] = []
-    cached, context = sampling.use_cache, model.outline.context
-    while True:
-        seen = seen[:, -context:]
-        held = cache[0][0].shape[2] if cache else 0
-        cached = cached and held + new.shape[1] <= context  # beyond the context the cache would miss tokens
-        run = Pass(dtype, cache=cache if cached else None)
-        scores = np.array(model.logits_from(weights, mx.array(new if cached else seen), -1, run))[:, 0, :vocab_size]
-        cache = run.grown
-        if not np.isfinite(scores).all():
-            raise RunError("the model's logits are not finite, so it cannot generate: its weights are damaged or diverged")
-        if sampling.repetition_penalty != 1:
-            penalty = sampling.repetition_penalty
-            for row, earlier in zip(scores, written, strict=True):
-                ids = sorted(earlier)
-                row[ids] = np.where(row[ids] < 0, row[ids] * penalty, row[ids] / penalty)
-        tokens = [choose(row, sampling, draw) for row, draw in zip(scores, draws, strict=True)]
-        for earlier, token in zip(written, tokens, strict=True):
-            earlier.add(token)
-        new = np.array(tokens, dtype=np.int32)[:, None]
-        seen = np.concatenate([seen, new], axis=1)
-        yield tokens
-
-
-def score_row(
-    model: MLXModel, weights: Weights, row: Sequence[int], first: int, top: int, vocab_size: int, dtype: mx.Dtype
-) -> RowScores:
-    """Return log-probabilities of a row's tokens from position `first` on, and the likeliest tokens there."""
-    tokens = mx.array(np.array([row[:-1]], dtype=np.int32))
-    scores = np.array(model.logits_from(weights, tokens, first - 1, Pass(dtype)).astype(mx.float32))[0].astype(np.float64)
-    scores -= scores.max(-1, keepdims=True)
-    scores = (scores - np.log(np.exp(scores).sum(-1, keepdims=True))).astype(np.float32)  # (N, V)
-    ids = np.argsort(-scores[:, :vocab_size], axis=-1, kind="stable")[:, :top]
-    chosen = np.take_along_axis(scores, np.array(row[first:], dtype=np.int64)[:, None], -1)[:, 0]
-    return RowScores(first, chosen, ids, np.take_along_axis(scores, ids, -1))
+    a = mx.ones((size, size))
+    return size, lambda: mx.eval(a @ a)
 
 
 def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) -> int:
@@ -161,20 +108,50 @@ class MLXInference(Alone):
         """Continue prompts, token by token; those of different lengths are computed one by one."""
         weights, seeds = self._shown(), sampling.row_seeds(len(prompts))
         if len({len(prompt) for prompt in prompts}) <= 1:
-            return write(self.model, weights, prompts, replace(sampling, seeds=seeds), self.vocab_size, self._dtype)
-        alone = [
-            write(self.model, weights, [prompt], replace(sampling, seeds=(seed,)), self.vocab_size, self._dtype)
-            for prompt, seed in zip(prompts, seeds, strict=True)
-        ]
+            return self._write(weights, prompts, seeds, sampling)
+        alone = [self._write(weights, [prompt], (seed,), sampling) for prompt, seed in zip(prompts, seeds, strict=True)]
         return ([row[0] for row in rows] for rows in zip(*alone, strict=True))
+
+    def _write(self, weights: Weights, prompts: list[list[int]], seeds: Sequence[int], sampling: Sampling) -> Iterator[list[int]]:
+        """Yield the next token of every prompt, forever; beyond the context, its last tokens are read again for each new one."""
+        draws = [np.random.default_rng(seed) for seed in seeds]
+        written: list[set[int]] = [set() for _ in prompts]
+        seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
+        cache: list[Cached] = []
+        cached, context = sampling.use_cache, self.model.outline.context
+        while True:
+            seen = seen[:, -context:]
+            held = cache[0][0].shape[2] if cache else 0
+            cached = cached and held + new.shape[1] <= context  # beyond the context the cache would miss tokens
+            run = Pass(self._dtype, cache=cache if cached else None)
+            logits = self.model.logits_from(weights, mx.array(new if cached else seen), -1, run)
+            scores, cache = np.array(logits)[:, 0, : self.vocab_size], run.grown
+            if not np.isfinite(scores).all():
+                raise RunError("the model's logits are not finite, so it cannot generate: its weights are damaged or diverged")
+            if (penalty := sampling.repetition_penalty) != 1:
+                for row, earlier in zip(scores, written, strict=True):
+                    ids = sorted(earlier)
+                    row[ids] = np.where(row[ids] < 0, row[ids] * penalty, row[ids] / penalty)
+            tokens = [choose(row, sampling, draw) for row, draw in zip(scores, draws, strict=True)]
+            for earlier, token in zip(written, tokens, strict=True):
+                earlier.add(token)
+            new = np.array(tokens, dtype=np.int32)[:, None]
+            seen = np.concatenate([seen, new], axis=1)
+            yield tokens
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         """Return log-probabilities of given tokens, row by row."""
-        weights = self._shown()
-        return [
-            score_row(self.model, weights, row, first, top, self.vocab_size, self._dtype)
-            for row, first in zip(rows, firsts, strict=True)
-        ]
+        weights, scored = self._shown(), []
+        for row, first in zip(rows, firsts, strict=True):
+            tokens = mx.array(np.array([row[:-1]], dtype=np.int32))
+            logits = self.model.logits_from(weights, tokens, first - 1, Pass(self._dtype)).astype(mx.float32)
+            scores = np.array(logits)[0].astype(np.float64)
+            scores -= scores.max(-1, keepdims=True)
+            scores = (scores - np.log(np.exp(scores).sum(-1, keepdims=True))).astype(np.float32)  # (N, V)
+            ids = np.argsort(-scores[:, : self.vocab_size], axis=-1, kind="stable")[:, :top]
+            chosen = np.take_along_axis(scores, np.array(row[first:], dtype=np.int64)[:, None], -1)[:, 0]
+            scored.append(RowScores(first, chosen, ids, np.take_along_axis(scores, ids, -1)))
+        return scored
 
     def cast(self, precision: str) -> bool:
         """Cast the weights for generation."""

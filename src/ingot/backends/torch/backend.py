@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ingot.backends.base import State, StepPlan
+from ingot.backends.torch import tune
 from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per_token, set_numbers
 from ingot.backends.torch.collectives import Collectives, peers_present
 from ingot.backends.torch.compile import (
@@ -31,7 +33,6 @@ from ingot.backends.torch.compile import (
     compiles_optimizer,
     replicated,
     uses_cuda_graphs,
-    without_sync,
 )
 from ingot.backends.torch.custom_model import check_custom_model
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
@@ -47,26 +48,7 @@ from ingot.backends.torch.state import (
     optimizer_tensors,
     snapshot,
 )
-from ingot.backends.torch.tune import (
-    HOST_MICRO_BATCH_TOKENS,
-    SHORT_STEP_TOKENS,
-    Choices,
-    Tuned,
-    attention_alone,
-    attention_form,
-    candidates,
-    device_bytes,
-    fastest_attention,
-    largest_micro_batch,
-    refuse_too_large,
-    refuse_unless_fp8_runs,
-    runs,
-    settle_kernels,
-    settle_threads,
-    smallest_micro_batch,
-    use_fp8_head,
-    without_masks,
-)
+from ingot.backends.torch.tune import Tuned
 from ingot.config.memory import recomputed_every
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError, Setting
@@ -98,18 +80,18 @@ class TorchBackend(TorchInference):
         if device.kind != "cuda" or precision != "bf16":
             builders.stop()
         self._group = Collectives(ranks, device)
-        refuse_too_large(config, vocab_size, device, ranks.world_size)
+        tune.refuse_too_large(config, vocab_size, device, ranks.world_size)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         if isinstance(config.model, FileSettings):
             wait_for_imports()  # custom code may import any of them first
             check_custom_model(config, config.model.file, vocab_size, torch_device(device))
-        self._choices = Choices(config.model, config.data, t, device, ranks.world_size)
+        self._choices = tune.Choices(config.model, config.data, t, device, ranks.world_size)
         self._builders = builders
         model = build_model(config, vocab_size).to(torch_device(device))
         if t.fp8_head:
             nvidia = device.kind == "cuda" and torch.version.hip is None
             capability = torch.cuda.get_device_capability(device.index) if nvidia else None
-            use_fp8_head(model, config.data.seq_len, t, precision, capability)
+            tune.use_fp8_head(model, config.data.seq_len, t, precision, capability)
         super().__init__(model, vocab_size, device, precision, self._group)
         closing = contextlib.ExitStack()
         closing.callback(torch.set_num_threads, torch.get_num_threads())  # restores the process's number, which a run may change
@@ -133,7 +115,7 @@ class TorchBackend(TorchInference):
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
         self._python_reducer = self._compile and t.ddp_python_reducer and ranks.world_size > 1
-        if every := recomputed_every(config, vocab_size, device_bytes(device)):
+        if every := recomputed_every(config, vocab_size, tune.device_bytes(device)):
             checkpoint_blocks(model, every)
         nested = bool(every) or config.data.document_mask or getattr(model, "windowed", False)
         stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
@@ -156,14 +138,16 @@ class TorchBackend(TorchInference):
         row = batch[:1]
         self._set(first.model)
         if self.device.kind == "cpu":
-            part = batch[: max(1, HOST_MICRO_BATCH_TOKENS // first.seq_len)]
+            part = batch[: max(1, tune.HOST_MICRO_BATCH_TOKENS // first.seq_len)]
             measures = not self._deterministic
-            threads = settle_threads(self._threads_setting, kept, measures, lambda: self._try(part), self.maximum)
+            threads = tune.settle_threads(self._threads_setting, kept, measures, lambda: self._try(part), self.maximum)
             self.device = replace(self.device, name=cpu_name(threads))
         trial = None if kept else next(iter(self._without_masks(row)), None)
         if getattr(self.model, "fp8_head", False):
-            refuse_unless_fp8_runs(lambda: self._try(row, attention=trial), self.maximum)
-        self._kernels = settle_kernels(
+            failure = tune.failure_of(lambda: self._try(row, attention=trial), self.maximum)
+            if failure is not None:
+                raise ConfigError(f"{{0}} does not run here: {failure}", tune.FP8_HEAD)
+        self._kernels = tune.settle_kernels(
             self.model,
             self._kernels_setting,
             previous=kept.get("kernels", []) if kept else None,
@@ -197,7 +181,7 @@ class TorchBackend(TorchInference):
         on_cuda, auto = self.device.kind == "cuda", self._micro_batch_setting == "auto"
         if not (noted or self._runs(batch[:1], str(kept.get("attention", "default")))):
             kept = {}  # its package is missing, or the dtype is another: measured again
-        most = rows if on_cuda else max(1, HOST_MICRO_BATCH_TOKENS // seq_len)
+        most = rows if on_cuda else max(1, tune.HOST_MICRO_BATCH_TOKENS // seq_len)
         wanted = kept.get("micro_batch", most) if auto else self._micro_batch_setting
         micro_batch = int(self.maximum([min(int(wanted), rows)])[0])  # the same on all ranks, kept with the run
         attention = str(kept.get("attention", "default"))
@@ -212,15 +196,15 @@ class TorchBackend(TorchInference):
 
     def _runs(self, batch: Batch, attention: str) -> bool:
         """Return True if a whole pass with this attention kernel runs on every rank."""
-        return attention == "default" or runs(lambda: self._try(batch, attention=attention), self.maximum)
+        return attention == "default" or tune.failure_of(lambda: self._try(batch, attention=attention), self.maximum) is None
 
     def _is_short(self, batch: Batch) -> bool:
         """Return True if steps of this batch size are so short that the device waits for the host's kernel launches."""
-        return self.maximum([batch[:, 0].size])[0] <= SHORT_STEP_TOKENS  # shares of a step may differ by a row
+        return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # shares of a step may differ by a row
 
     def _without_masks(self, batch: Batch) -> list[str]:
         """Return the kernels that run and take the window as a number; without one, a trial compiles FlexAttention."""
-        names = without_masks(self.model, batch, self.maximum) if self._takes_kernels and not self._deterministic else []
+        names = tune.without_masks(self.model, batch, self.maximum) if self._takes_kernels and not self._deterministic else []
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
@@ -229,9 +213,9 @@ class TorchBackend(TorchInference):
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times, attention)
 
-        size = largest_micro_batch(rows, attempt, self.maximum)
+        size = tune.largest_micro_batch(rows, attempt, self.maximum)
         if not self._deterministic:  # times differ from run to run
-            size = smallest_micro_batch(size, attempt, self.maximum)
+            size = tune.smallest_micro_batch(size, attempt, self.maximum)
         self.release()  # free the memory of the largest size
         return size
 
@@ -247,14 +231,14 @@ class TorchBackend(TorchInference):
                 return self._try(batch, times, name)
             with self._computing(name):
                 if name not in repeats:
-                    form = attention_form(name)
-                    repeats[name] = attention_alone(self.model, rows, seq_len, self.precision, self._device, form, records)
+                    form = tune.attention_form(name)
+                    repeats[name] = tune.attention_alone(self.model, rows, seq_len, self.precision, self._device, form, records)
                 for _ in range(times):
                     repeats[name]()
             return self.wait()
 
-        names = names or candidates(self.model, alone, planes == 3, self.maximum)
-        return fastest_attention(names, attempt, self._deterministic, self.maximum)
+        names = names or tune.candidates(self.model, alone, planes == 3, self.maximum)
+        return tune.fastest_attention(names, attempt, self._deterministic, self.maximum)
 
     def tuned(self) -> dict[str, Any]:
         """Return the choices of `tune`."""
@@ -298,12 +282,17 @@ class TorchBackend(TorchInference):
         # 1. The weights themselves, not their average, and random numbers that depend on the step alone.
         self._show(average=False)
         self._set(plan.model)
-        self._reseed(mix(self._seed, plan.step, self.ranks.rank) >> 1)
+        seed = mix(self._seed, plan.step, self.ranks.rank) >> 1
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed checks for every kind of device: 0.4 ms on a CPU
+        if self.device.kind == "cuda":
+            torch.cuda.manual_seed(seed)
+        elif self.device.kind == "mps":
+            torch.mps.manual_seed(seed)
         # 2. Forward and backward, micro-batch by micro-batch; the last one's backward averages over the ranks.
         try:
             loss = self._accumulate(batch, targets, tuned)
         except torch.OutOfMemoryError:
-            self._choices.forget()
+            self._choices.keep({})
             raise RunError(
                 f"the GPU's memory is full at step {plan.step + 1} with micro-batches of {tuned.micro_batch} rows",
                 Setting("training.micro_batch"),
@@ -325,14 +314,6 @@ class TorchBackend(TorchInference):
         self._forget_gradients()
         return DeviceResult(torch.stack([loss, norm, skipped.float()]))
 
-    def _reseed(self, seed: int) -> None:
-        # Not torch.manual_seed: it checks for every kind of device each time, 0.4 ms on a CPU.
-        torch.default_generator.manual_seed(seed)
-        if self.device.kind == "cuda":
-            torch.cuda.manual_seed(seed)
-        elif self.device.kind == "mps":
-            torch.mps.manual_seed(seed)
-
     def _accumulate(self, batch: Batch, targets: int, tuned: Tuned) -> Tensor:
         """Accumulate gradients of the mean loss over all targets of the step; return that loss."""
         rank_loss = torch.zeros((), device=self._device)
@@ -340,15 +321,15 @@ class TorchBackend(TorchInference):
         for start in micro_batches:
             part = batch[start : start + tuned.micro_batch]
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
-            if self._cuda_graphs:
-                begin_pass(
-                    self._names if start == tuned.micro_batch else ()
-                )  # the second copies the first's gradients, later ones add to copies
-            sync = contextlib.nullcontext() if start == micro_batches[-1] else without_sync(self._module)
+            if not weight:  # the mean over no targets would be NaN
+                part = np.where(part == IGNORED, 0, part)
+            if self._cuda_graphs:  # the second pass copies the first's gradients, later ones add to copies
+                begin_pass(self._names if start == tuned.micro_batch else ())
+            sync: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+            if isinstance(self._module, DistributedDataParallel) and start != micro_batches[-1]:
+                sync = self._module.no_sync()
             with peers_present(), self._computing(tuned.attention), sync:
-                loss = self._module(
-                    *self._upload(part if weight else np.where(part == IGNORED, 0, part))
-                )  # no targets: their mean would be NaN
+                loss = self._module(*self._upload(part))
                 if not isinstance(loss, Tensor) or loss.dim():
                     raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a scalar tensor")
                 weighted: Any = loss.float() * weight

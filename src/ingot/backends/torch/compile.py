@@ -20,19 +20,9 @@ from ingot.runtime.ranks import Ranks
 def compiled_whole(model: nn.Module, cuda_graphs: bool = False) -> nn.Module:
     """Compile a model as one graph per input shape; `cuda_graphs`: record passes and launch each as one."""
     graph: Any = torch.compile(model, dynamic=False, options={"triton.cudagraphs": True} if cuda_graphs else None)
-    return MadeReady(graph, model.make_ready) if callable(getattr(model, "make_ready", None)) else graph  # type: ignore[arg-type]
-
-
-class MadeReady(nn.Module):
-    """A compiled model whose `make_ready` computes what its graph should not, such as masks, before each pass."""
-
-    def __init__(self, compiled: nn.Module, make_ready: Callable[[Tensor], None]):
-        super().__init__()
-        self.compiled, self._make_ready = compiled, make_ready
-
-    def forward(self, *inputs: Tensor) -> Any:
-        self._make_ready(inputs[0])
-        return self.compiled(*inputs)
+    if callable(make_ready := getattr(model, "make_ready", None)):  # computes what a graph should not, such as masks
+        graph.register_forward_pre_hook(lambda _, inputs: make_ready(inputs[0]))
+    return graph  # type: ignore[no-any-return]
 
 
 class CompiledBlocks(nn.Module):
@@ -83,8 +73,7 @@ def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
 
 
 def compiles_optimizer(t: TrainingSection, family: str, muon_beta2: float | None, on_cuda: bool) -> bool:
-    """Return True if Muon's step is compiled: as set, otherwise for NorMuon, which reads and writes all matrices a dozen "
-    "times."""
+    """Return True if Muon's step is compiled: as set, or for NorMuon, which reads and writes all matrices a dozen times."""
     if t.compile_optimizer == "auto":  # plain Muon takes 0.6% of a golf step
         return on_cuda and compiles(t, family, on_cuda) and muon_beta2 is not None
     return on_cuda and t.compile_optimizer  # a CPU gains nothing
@@ -125,11 +114,6 @@ def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
     from torch._dynamo import compiled_autograd
 
     return compiled_autograd._enable(torch.compile)  # type: ignore[no-untyped-call]
-
-
-def without_sync(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Do not average gradients over the ranks inside the block: used for all micro-batches but the last."""
-    return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
 
 
 MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` records no larger models: they do not wait for launches, and need the memory

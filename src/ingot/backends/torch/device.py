@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
 from ingot.errors import ConfigError, Setting
-from ingot.runtime.devices import Device, data_sheet_flops
+from ingot.runtime.devices import DEVICES, Device, data_sheet_flops
+
+VERSION = str(torch.__version__)
 
 
 def find_torch_device(name: str, local_rank: int = 0) -> Device:
@@ -18,24 +19,24 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
     setting = Setting("training.device", name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError("{0} is not a device; use auto, cpu, cuda, cuda:N, mps or mlx", setting) from None
-    if device.type == "cuda":
+    if name == "mlx" or not DEVICES.fullmatch(name):
+        raise ConfigError("{0} is not a device; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
+    kind, _, number = name.partition(":")
+    if kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = local_rank if device.index is None else device.index
+        index = int(number) if number else local_rank
         if index >= count:
-            others = "fewer ranks" if device.index is None else f"one of the first {count}"
+            others = f"one of the first {count}" if number else "fewer ranks"
             advice = f"use cpu or {others}" if count else "use cpu"
             raise ConfigError(f"{{0}} requests GPU {index}, but this machine has {count}", setting, advice=advice)
-        return _gpu(index)
-    if device.type == "mps" and not torch.backends.mps.is_available():
+        gpu = torch.cuda.get_device_name(index)
+        # Older GPUs compute fp16 fast and only emulate bf16.
+        fast = ("bf16", "fp16") if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp16", "bf16")
+        return Device("cuda", index, gpu, data_sheet_flops(gpu), (*fast, "fp32"))
+    if kind == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("{0} needs an Apple GPU, and there is none here; use auto or cpu", Setting("training.device", "mps"))
-    if device.type == "mps":
+    if kind == "mps":
         return Device("mps", 0, "mps", None, ("fp32", "bf16", "fp16"))
-    if device.type != "cpu":
-        raise ConfigError("{0} is not supported; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
     return Device("cpu", 0, cpu_name(torch.get_num_threads()), None, ("fp32", "bf16"))
 
 
@@ -44,34 +45,16 @@ def cpu_name(threads: int) -> str:
     return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _gpu(index: int) -> Device:
-    name = torch.cuda.get_device_name(index)
-    # Older GPUs compute fp16 fast and only emulate bf16.
-    fast = ("bf16", "fp16") if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp16", "bf16")
-    return Device("cuda", index, name, data_sheet_flops(name), (*fast, "fp32"))
-
-
 def torch_device(device: Device) -> torch.device:
     """Return torch's device."""
     return torch.device(str(device))
 
 
-def torch_version() -> str:
-    """Return torch's version, with its build."""
-    return str(torch.__version__)
-
-
-def measure_flops(device: Device) -> float:
-    """Return the FLOPS of a large matmul: the best of a few, in bf16 on a GPU and in float32 elsewhere."""
+def make_matmul(device: Device) -> tuple[int, Callable[[], object]]:
+    """Return a function that multiplies large matrices, in bf16 on a GPU and in float32 elsewhere, and their size."""
     size, dtype = (8192, torch.bfloat16) if device.kind == "cuda" else (1024, torch.float32)
-    a, b = (torch.ones(size, size, device=torch_device(device), dtype=dtype) for _ in range(2))
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        product = a @ b
-        product[0, 0].item()  # waits for the result
-        seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / min(seconds)
+    a = torch.ones(size, size, device=torch_device(device), dtype=dtype)
+    return size, lambda: (a @ a)[0, 0].item()  # waits for the result
 
 
 def profiled(device: Device, folder: Path, waiting: int, warming: int, active: int) -> Iterator[int]:

@@ -48,7 +48,7 @@ class Reader:
 
     def __init__(self, model: Any, rows: int, use_cache: bool = True, keep_half: bool = False, record: bool = False):
         self._model, self._keep_half = model, keep_half
-        self._context = context_of(model)
+        self._context = getattr(model, "context", None) or math.inf  # a custom model may have none
         cached = use_cache and in_parts(model) and hasattr(model, "new_cache")
         self._cache: list[Any] | None = model.new_cache(rows) if cached else None
         self._cached = 0  # tokens in the cache
@@ -61,26 +61,21 @@ class Reader:
         if self._context < self._seen.size(1):
             self._seen = self._seen[:, -int(self._context) :]
         if self._cache is not None and self._cached + new.size(1) > self._context:
-            new = self._restart(self._seen)
+            if self._keep_half:
+                new = self._seen[:, -max(1, int(self._context) // 2) :] if self._cached else self._seen
+                if self._step is not None:
+                    self._step.clear()
+                else:
+                    self._cache = self._model.new_cache(len(new))
+                self._cached = 0
+            else:
+                self._cache = None
         if self._cache is None:
             return last_logits(self._model, self._seen)
         cached, self._cached = self._cached, self._cached + new.size(1)
         if self._step is not None and new.size(1) == 1:
             return self._step.read(new, cached)
         return last_logits(self._model, new, self._cache)
-
-    def _restart(self, seen: Tensor) -> Tensor:
-        """Empty the cache and return the tokens to read into it, or stop using a cache."""
-        if not self._keep_half:
-            self._cache = None
-            return seen
-        kept = seen if not self._cached else seen[:, -max(1, int(self._context) // 2) :]
-        if self._step is not None:
-            self._step.clear()
-        else:
-            self._cache = self._model.new_cache(len(seen))
-        self._cached = 0
-        return kept
 
 
 class Step:
@@ -143,12 +138,6 @@ class Step:
         self._recorded = self._cache[0].keys
 
 
-def context_of(model: nn.Module) -> float:
-    """Return how many tokens a model reads at once; infinite for a custom model that does not say."""
-    context: int | None = getattr(model, "context", None)
-    return math.inf if context is None else context
-
-
 def can_record(model: nn.Module) -> bool:
     """Return True if steps of a model can be recorded: it is built in, and its weights are not cast at every use."""
     kind = next(model.parameters()).device.type
@@ -165,7 +154,7 @@ class RaggedReader:
     """Returns logits after each read of sequences of different lengths, initially `lengths`."""
 
     def __init__(self, model: nn.Module, lengths: Sequence[int], use_cache: bool = True, record: bool = False):
-        self._model, self._context, self._longest = model, context_of(model), max(lengths)
+        self._model, self._context, self._longest = model, getattr(model, "context", None) or math.inf, max(lengths)
         self._lengths = torch.tensor(lengths, device=next(model.parameters()).device)  # (B)
         self._seen: Tensor | None = None  # (B, T), padded with zeros
         self._step: Step | None = None
@@ -327,25 +316,23 @@ def score_rows(
     model: nn.Module, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int, vocab_size: int
 ) -> list[RowScores]:
     """Return the log-probabilities of each row's tokens from position `first` >= 1 on, and the `top` likeliest ids there."""
-    device = next(model.parameters()).device
     lengths = [len(row) for row in rows]
-    padded = [[*row[:-1], *[0] * (max(lengths) - len(row))] for row in rows]
     positions = [(row, position) for row, first in enumerate(firsts) for position in range(first, lengths[row])]
     if not positions:
         none = np.empty((0, top), np.float32)
         return [RowScores(first, none[:, 0], none.astype(np.int64), none) for first in firsts]
-    at_row, at_position = (torch.tensor(part, device=device) for part in zip(*positions, strict=True))
-    wanted = torch.tensor([rows[row][position] for row, position in positions], device=device)
-    tokens = torch.tensor(padded, device=device)
-    states = model.hidden(tokens) if in_parts(model) else model(tokens)  # type: ignore[operator]
+    device = next(model.parameters()).device
+    tokens = torch.tensor([[*row, *[0] * (max(lengths) - len(row))] for row in rows], device=device)
+    inputs = tokens[:, :-1].contiguous()
+    states = model.hidden(inputs) if in_parts(model) else model(inputs)  # type: ignore[operator]
     chosen, best_ids, best = [], [], []
-    for begin in range(0, len(positions), POSITIONS_AT_ONCE):
-        part = slice(begin, begin + POSITIONS_AT_ONCE)
-        logits = states[at_row[part], at_position[part] - 1]
+    for part in torch.tensor(positions, device=device).split(POSITIONS_AT_ONCE):  # type: ignore[no-untyped-call]
+        row, position = part.unbind(1)
+        logits = states[row, position - 1]
         if in_parts(model):
             logits = model.logits(logits)  # type: ignore[operator]
         scores = logits.float().log_softmax(-1)  # (N, V)
-        chosen.append(scores.gather(1, wanted[part, None])[:, 0].cpu())
+        chosen.append(scores.gather(1, tokens[row, position, None])[:, 0].cpu())
         likeliest = scores[:, :vocab_size].topk(min(top, vocab_size))
         best_ids.append(likeliest.indices.cpu())
         best.append(likeliest.values.cpu())

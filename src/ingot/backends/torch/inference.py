@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -44,42 +44,16 @@ def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
     return starts
 
 
-def upload_starts(starts: NDArray[np.int32], device: torch.device) -> Tensor:
-    """Copy starts to the device without waiting for it, and mark their number as dynamic for the compiler."""
-    host = torch.from_numpy(starts)
-    uploaded = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
-    torch._dynamo.maybe_mark_dynamic(uploaded, 0)  # type: ignore[no-untyped-call]
-    return uploaded
-
-
-def upload_planes(batch: Tensor, device: torch.device) -> tuple[Tensor, ...]:
-    """Copy a host batch (rows, planes, seq_len) to a device and return each plane as int64 (rows, seq_len).
-
-    The copy that converts the dtype also makes each plane contiguous, so that a model may call `targets.view(-1)`.
-    """
-    planes = batch.to(device, non_blocking=True).transpose(0, 1)
-    return planes.to(torch.int64, memory_format=torch.contiguous_format).unbind()
-
-
 class TorchInference:
-    """A model on one device. `forward` replaces the model's own forward for scoring, if that returns something else."""
+    """A model on one device."""
 
     records_steps = True  # record steps of one token as CUDA graphs; that takes memory which training needs
 
-    def __init__(
-        self,
-        model: nn.Module,
-        vocab_size: int,
-        device: Device,
-        precision: str,
-        group: Collectives,
-        forward: Callable[..., Any] | None = None,
-    ):
+    def __init__(self, model: nn.Module, vocab_size: int, device: Device, precision: str, group: Collectives):
         self.model, self.vocab_size, self.device, self.precision = model, vocab_size, device, precision
         self.ranks, self.maximum, self.total = group.ranks, group.maximum, group.total
         self.broadcast, self.close = group.broadcast, group.close
         self.parameters = sum(p.numel() for p in model.parameters())
-        self._forward = forward
         self._device = torch_device(device)
         self._average: WeightAverage | None = None
         self._attention, self._deterministic = "default", False
@@ -90,9 +64,7 @@ class TorchInference:
         """Build the model of a config, still without weights."""
         device = find_torch_device(config.training.device)
         trained_in = config.training.precision
-        precision = device.precision(
-            "auto" if trained_in == "fp16" else trained_in
-        )  # a model trained on a GPU must be scored anywhere
+        precision = device.precision("auto" if trained_in == "fp16" else trained_in)  # trained on a GPU, scored anywhere
         if config.model.family == "file":  # it may compute buffers, which `fill_outline` would leave undefined
             model = build_model(config, vocab_size).to(torch_device(device))
         else:
@@ -116,7 +88,7 @@ class TorchInference:
     def _score(self, batch: Batch) -> float:
         count = int(np.count_nonzero(batch[:, 1] != IGNORED))
         with self._evaluating(), self._computing(), extended_context(self.model, batch.shape[-1]):
-            mean = float((self._forward or self.model)(*self._upload(batch)))
+            mean = float(self.model(*self._upload(batch)))
         return mean * count if count else 0.0
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
@@ -193,9 +165,14 @@ class TorchInference:
         """Copy tokens, targets and, where rows have them, document numbers (for `flash4` document starts) to the device."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
             raise DataError(f"the data holds token {largest}, outside the vocabulary; inspect it with: ingot data verify")
-        tokens, targets, *numbers = upload_planes(torch.from_numpy(batch), self._device)
+        planes = torch.from_numpy(batch).to(self._device, non_blocking=True).transpose(0, 1)
+        # The copy that converts the dtype also makes each plane contiguous, so that a model may call `targets.view(-1)`.
+        tokens, targets, *numbers = planes.to(torch.int64, memory_format=torch.contiguous_format).unbind()
         if numbers and self._form == "flash4":
-            numbers = [upload_starts(document_starts(batch[:, 2]), self._device)]
+            starts = torch.from_numpy(document_starts(batch[:, 2]))
+            pinned = starts.pin_memory() if self._device.type == "cuda" else starts
+            numbers = [pinned.to(self._device, non_blocking=True)]
+            torch._dynamo.maybe_mark_dynamic(numbers[0], 0)  # type: ignore[no-untyped-call]
         return tokens, targets, *numbers
 
     @contextmanager

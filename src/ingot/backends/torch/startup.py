@@ -44,13 +44,11 @@ def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
     name = config.training.device
     on_cuda = (name == "auto" or name.startswith("cuda")) and torch.cuda.is_available()
     compiling = compiles(config.training, config.model.family, on_cuda)
-    has_triton = False
     if compiling or on_cuda:
         with suppress(Exception):
             import_module("triton")  # a tenth of a second, and threads need it
-            has_triton = True
-    if compiling and has_triton:
-        threading.Thread(target=hash_triton, args=(), name="triton", daemon=True).start()
+            if compiling:
+                threading.Thread(target=hash_triton, args=(), name="triton", daemon=True).start()
     if on_cuda:
         _start("device", _wake_device, name if ":" in name else f"cuda:{ranks.local_rank}")
     flash4 = on_cuda and config.training.precision != "fp32"

@@ -8,6 +8,7 @@ import re
 import time
 import warnings
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -54,9 +55,7 @@ def check_held(contents: Any, size: int) -> None:
 
 def record(name: str, tensor: Tensor) -> TensorRecord:
     """Return a record with a copy of a tensor on the host."""
-    host = tensor.detach().to("cpu", copy=True).contiguous()
-    data = host.reshape(-1).view(torch.uint8).numpy().data
-    return TensorRecord(name, NAMES[tensor.dtype], tuple(tensor.shape), data)
+    return shared_record(name, tensor.detach().to("cpu", copy=True))
 
 
 def tensor(source: TensorRecord) -> Tensor:
@@ -77,7 +76,9 @@ def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], S
     """
     named = {file: list(tensors) for file, tensors in files.items()}
     size = sum(t.nbytes for tensors in named.values() for _, t in tensors)
-    if device.type != "cuda" or COPY_MARGIN * size >= _free_bytes(device):
+    if device.type == "cuda":  # the bytes that the allocator holds unused, or could still allocate
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type != "cuda" or COPY_MARGIN * size >= free:
         records = {file: [record(name, t) for name, t in tensors] for file, tensors in named.items()}
         return lambda: records
     held = {file: [(name, t.detach().clone()) for name, t in tensors] for file, tensors in named.items()}
@@ -109,11 +110,6 @@ def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
             torch.cuda.current_stream(tensor.device).synchronize()
         host[begin : begin + part.numel()] = pinned[: part.numel()]
     return TensorRecord(name, NAMES[tensor.dtype], tuple(tensor.shape), host.data)
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Return the bytes that the allocator holds unused, or could still allocate."""
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -167,16 +163,15 @@ def load_optimizers(
     optimizers: Iterable[torch.optim.Optimizer], names: Mapping[nn.Parameter, str], records: Mapping[str, TensorRecord]
 ) -> None:
     """Restore the state; a parameter without records starts without state."""
-    by_parameter: dict[str, dict[str, Tensor]] = {}
+    by_parameter: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, source in records.items():
         parameter, _, key = name.rpartition("/")
-        by_parameter.setdefault(parameter, {})[key] = tensor(source)
+        by_parameter[parameter][key] = tensor(source)
     for optimizer in optimizers:
         optimizer.state.clear()
         for group in optimizer.param_groups:
             for p in group["params"]:
-                entries = by_parameter.get(names[p], {})
-                if entries:
+                if entries := by_parameter.get(names[p]):
                     optimizer.state[p] = {key: value.to(p.device) for key, value in entries.items()}
 
 

@@ -42,20 +42,16 @@ from ingot.runtime.tensors import Batch
 MaxOverRanks = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
 
 
-def failure_of(attempt: Callable[[], None]) -> str | None:
-    """Return the first line of the error that a call raises: a compiler, a driver or a missing package may raise anything."""
+def failure_of(attempt: Callable[[], None], maximum: MaxOverRanks) -> str | None:
+    """Return the first line of the error if a call fails on any rank; the first step raises an error of the pass itself again."""
+    failure = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of attention kernels that do not take a shape or dtype
             attempt()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    return None
-
-
-def runs(attempt: Callable[[], None], maximum: MaxOverRanks) -> bool:
-    """Return True if a call succeeds on every rank. The first step raises an error of the pass itself again."""
-    return not maximum([failure_of(attempt) is not None])[0]
+    except Exception as error:  # a compiler, a driver or a missing package may raise anything
+        failure = f"{type(error).__name__}: {error}".splitlines()[0]
+    return (failure or "on another rank") if maximum([failure is not None])[0] else None
 
 
 def seconds_of(attempt: Callable[[], None]) -> float:
@@ -175,7 +171,7 @@ class Choices:
         return {}
 
     def keep(self, choices: dict[str, Any]) -> None:
-        """Write the choices; if that fails, the next run measures again."""
+        """Write the choices, or none if they did not fit into memory after all; if that fails, the next run measures again."""
         if self._path is not None:
             with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,12 +181,6 @@ class Choices:
     def _available_bytes(self) -> int:
         """Return the bytes of the GPU that this process holds or could allocate."""
         return torch.cuda.mem_get_info(self._device.index)[0] + torch.cuda.memory_reserved(self._device.index)
-
-    def forget(self) -> None:
-        """Remove the choices: they did not fit into memory after all."""
-        if self._path is not None:
-            with suppress(OSError):
-                self._path.unlink(missing_ok=True)
 
 
 # Our kernels: a model uses all of them, or the requested ones, if a trial shows that they run on this machine.
@@ -216,9 +206,9 @@ def tag_compiler_cache() -> None:
 
 def kernels_to_try(requested: Requested, launch_bound: bool) -> list[str]:
     """Return the kernels that a run tries where its model has them; `launch_bound`: its steps wait for the host's launches."""
-    fast = [name for name in KERNELS if not (launch_bound and name in PER_LAYER)]
-    wanted = {"auto": fast, "off": ()}.get(requested, requested) if isinstance(requested, str) else requested
-    return [name for name in KERNELS if name in wanted]
+    if requested == "auto":
+        return [name for name in KERNELS if not (launch_bound and name in PER_LAYER)]
+    return [name for name in KERNELS if requested != "off" and name in requested]
 
 
 def settle_kernels(
@@ -241,12 +231,13 @@ def settle_kernels(
         if not (supported and has_kernel(model, name)) or (previous is not None and name not in previous):
             continue
         use_kernels(model, [*chosen, name])
-        failure = failure_of(partial(attempt, FLASH4 if name in WITH_FLASH4 else None)) if attempt is not None else None
-        if not maximum([failure is not None])[0]:
+        trial = attempt and partial(attempt, FLASH4 if name in WITH_FLASH4 else None)
+        failure = failure_of(trial, maximum) if trial else None
+        if failure is None:
             chosen.append(name)
         elif requested != "auto":
             use_kernels(model, [])
-            raise ConfigError(f"{{0}}: {name} does not run here: {failure or 'on another rank'}", Setting("training.kernels"))
+            raise ConfigError(f"{{0}}: {name} does not run here: {failure}", Setting("training.kernels"))
     use_kernels(model, chosen)
     return chosen
 
@@ -271,9 +262,8 @@ ENOUGH_SCORES = 2**32  # scores of all timed calls, 5 ms of an H200 with their g
 
 def attention_form(name: str) -> Form:
     """Return the attention form (`module.form`) that a kernel needs."""
-    if name == CUDNN_FLASH4:
-        return "cudnn-flash4"
-    return "flash4" if name == FLASH4 else "grouped" if name.endswith(GROUPED) else "repeated"
+    forms: dict[str, Form] = {FLASH4: "flash4", CUDNN_FLASH4: "cudnn-flash4"}
+    return forms.get(name, "grouped" if name.endswith(GROUPED) else "repeated")
 
 
 def use_form(model: nn.Module, form: Form) -> None:
@@ -326,7 +316,7 @@ def fastest_attention(
     """
     running = []
     for name in names:
-        if runs(partial(attempt, name, 1), maximum):
+        if failure_of(partial(attempt, name, 1), maximum) is None:
             if deterministic:
                 return name
             running.append(name)
@@ -465,10 +455,3 @@ def use_fp8_head(
             setting = Setting(name, size)
             raise ConfigError(f"{{0}} needs multiples of {FP8_ALIGNMENT} and {{1}}; the next is {above}", FP8_HEAD, setting)
     model.fp8_head = True  # type: ignore[assignment]
-
-
-def refuse_unless_fp8_runs(attempt: Callable[[], None], maximum: MaxOverRanks) -> None:
-    """Raise ConfigError if a pass with the fp8 head fails on any rank."""
-    failure = failure_of(attempt)
-    if maximum([failure is not None])[0]:
-        raise ConfigError(f"{{0}} does not run here: {failure or 'on another rank'}", FP8_HEAD)

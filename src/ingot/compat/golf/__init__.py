@@ -3,4 +3,3 @@
 REPO, PREFIX = "willdepueoai/parameter-golf", "datasets"  # Hugging Face repository of the published data, and the folder in it
 REPO_VARIABLE, PREFIX_VARIABLE = "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX"
 DOCS, DOCS_SOURCE = "docs_selected.jsonl", "docs_selected.source_manifest.json"
-PREVIOUS = "manifest.previous.json"  # backup of the manifest that a download or an export replaced

@@ -12,6 +12,7 @@ import base64
 import bz2
 import json
 import re
+import textwrap
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -22,21 +23,20 @@ from ingot.runtime.processes import ONE_FILE
 
 GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  # the two entry points of such files
 LEFT_OUT = (
-    "ingot.api", "ingot.artifact.gpt_simple", "ingot.artifact.hf_tokenizer", "ingot.backends.mlx",
-    "ingot.backends.torch.generate", "ingot.data.formats.nanogpt_folder", "ingot.data.hub",
-    "ingot.data.prepare.pipeline", "ingot.data.store.staging", "ingot.data.store.writer", "ingot.data.text",
-    "ingot.data.tokenizers.gpt2_bpe", "ingot.data.tokenizers.hf_json", "ingot.data.tokenizers.plain",
-    "ingot.data.tokenizers.learn_vocabulary", "ingot.eval.tasks", "ingot.inference", "ingot.model.gpt2", "ingot.model.llama",
-    "ingot.preflight", "ingot.runs.view", "ingot.runs.tracking",
+    "ingot.api", "ingot.artifact.fresh_process", "ingot.artifact.gpt_simple", "ingot.artifact.hf_tokenizer", "ingot.backends.mlx",
+    "ingot.backends.torch.generate", "ingot.data.formats.nanogpt_folder", "ingot.data.hub", "ingot.data.prepare.pipeline",
+    "ingot.data.store.staging", "ingot.data.store.writer", "ingot.data.text", "ingot.data.tokenizers.gpt2_bpe",
+    "ingot.data.tokenizers.hf_json", "ingot.data.tokenizers.learn_vocabulary", "ingot.data.tokenizers.plain",
+    "ingot.data.tokenizers.stream_decoder", "ingot.eval.self_test", "ingot.eval.tasks", "ingot.inference.scoring",
+    "ingot.model.gpt2", "ingot.model.llama", "ingot.preflight", "ingot.runs.tracking", "ingot.runs.view",
 )  # fmt: skip
 LEFT_OUT_OF = {
     GOLF: (
-        "ingot.artifact.container", "ingot.artifact.fresh_process", "ingot.artifact.rans", "ingot.backends.torch.rounding",
-        "ingot.data.loading.packing", "ingot.model.frontier", "ingot.train.fit_artifact",
+        "ingot.artifact.container", "ingot.artifact.rans", "ingot.backends.torch.rounding", "ingot.data.loading.packing",
+        "ingot.inference", "ingot.model.frontier", "ingot.train.fit_artifact",
     ),
     BY_SETTINGS: ("ingot.backends.torch.custom_model", "ingot.model.golf"),
 }  # fmt: skip
-WIDTH = 132  # characters per line of the compressed text
 
 LOADER = '''\
 """Trains and scores a golf model: python train_gpt.py, or torchrun --standalone --nproc_per_node=N train_gpt.py.
@@ -45,7 +45,7 @@ Settings are environment variables (DATA_PATH, TOKENIZER_PATH, RUN_ID, SEED, MAX
 scores the artifact FILE and trains nothing. Needs torch, numpy, sentencepiece and pydantic.
 The sources ({made_by}) are PACKED below; to read one: python -c "import train_gpt; print(train_gpt.SOURCES[train_gpt.ENTRY])"
 """
-import base64, bz2, importlib.abc, importlib.util, os, sys, traceback
+import base64, bz2, importlib.abc, importlib.util, json, os, sys, traceback
 
 # The program of this file, the variables that it sets unless the environment does, and its custom model, if it has one.
 ENTRY = None
@@ -55,7 +55,7 @@ MODEL = None
 PACKED = """
 {packed}
 """
-SOURCES = dict(part.split("\\n", 1) for part in bz2.decompress(base64.b85decode(PACKED.replace("\\n", ""))).decode().split("\\0"))
+SOURCES = json.loads(bz2.decompress(base64.b85decode(PACKED.replace("\\n", ""))))
 # The source of a module that is left out: its names can be imported and subclassed, and calling one is an error.
 ABSENT = """
 class Absent(type):
@@ -112,47 +112,28 @@ def bundle(settings: Mapping[str, str] | None = None, model: str | None = None, 
 
 @cache
 def _program(entry: str) -> str:
-    sources = {name: _strip(tree) for name, tree in sorted(closure(entry).items())}
-    # bz2 is 5% smaller than lzma on half a megabyte of Python.
-    packed = base64.b85encode(bz2.compress("\0".join(f"{name}\n{source}" for name, source in sources.items()).encode())).decode()
-    lines = "\n".join(packed[start : start + WIDTH] for start in range(0, len(packed), WIDTH))
-    return LOADER.format(made_by=made_by(), packed=lines)
-
-
-def closure(entry: str) -> dict[str, ast.Module]:
-    """Return all modules of the package that `entry` imports, directly or indirectly, also inside functions, except LEFT_OUT."""
-    modules: dict[str, ast.Module] = {}
-    queue, left_out = [entry], (*LEFT_OUT, *LEFT_OUT_OF[entry])
+    """Return the program with every module of the package that `entry` imports, directly or not, also inside functions."""
+    sources: dict[str, str] = {}
+    queue = [entry]
     while queue:
         name = queue.pop()
         path = Path(ingot.__file__).parent.joinpath(*name.split(".")[1:])
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        stays_out = any(f"{name}.".startswith(f"{other}.") for other in left_out)
-        if name.split(".")[0] != "ingot" or name in modules or stays_out or not path.is_file():
+        left_out = any(f"{name}.".startswith(f"{other}.") for other in (*LEFT_OUT, *LEFT_OUT_OF[entry]))
+        if name.split(".")[0] != "ingot" or name in sources or left_out or not path.is_file():
             continue
-        modules[name] = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         queue.append(name.rpartition(".")[0])
-        for node in ast.walk(modules[name]):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 queue += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 queue += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return modules
-
-
-def _strip(tree: ast.Module) -> str:
-    """Return the source of a module without docstrings, comments, setting descriptions and parameter annotations.
-
-    Decorated functions keep their annotations: Triton and torch's custom operators read them.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
-            node.returns = None
-            for parameter in ast.walk(node.args):
-                if isinstance(parameter, ast.arg):
-                    parameter.annotation = None
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Field":
-            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "description"]
-    return ast.unparse(tree)
+            elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Field":
+                node.keywords = [keyword for keyword in node.keywords if keyword.arg != "description"]
+        sources[name] = ast.unparse(tree)
+    # bz2 is 5% smaller than lzma on half a megabyte of Python.
+    packed = base64.b85encode(bz2.compress(json.dumps(sources, sort_keys=True).encode())).decode()
+    return LOADER.format(made_by=made_by(), packed="\n".join(textwrap.wrap(packed, 132)))

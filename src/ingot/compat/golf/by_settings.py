@@ -11,18 +11,17 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ingot.artifact.container import read_artifact
-from ingot.backends.open import open_inference
 from ingot.compat.golf.variables import CODE, run_folder
 from ingot.config.loading import load_config
+from ingot.config.schema import Config
 from ingot.console.entry import explained, process_start, say
-from ingot.data.loading.data_path import open_dataset
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError, Setting
-from ingot.eval.evaluator import evaluator_of
+from ingot.inference.model import find_tokenizer, open_model, open_weights
 from ingot.runs.reporter import LineReporter
 from ingot.runtime.files import user_path
 from ingot.runtime.ranks import ranks_from_environment
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] = ()) -> int:
             )
         settings = settings_in(os.environ)
         if path := os.environ.get(SCORED):
-            score_artifact(Path(path), settings)
+            score_artifact(Path(path), load_config(python=settings, environment={}).config)
         else:
             _train(settings)
     return outcome.code
@@ -83,30 +82,22 @@ def _train(settings: dict[str, Any]) -> None:
     if run_id := os.environ.get("RUN_ID"):
         settings["training.output_dir"] = str(run_folder(Path("logs"), run_id, ranks.first))
     resolved = load_config(python=settings, environment={})
-    score = partial(_score_export, settings)
+
+    def score(path: Path, *_: object) -> dict[str, float]:
+        """Score the artifact in this process: the new process that `ingot train` uses would need Ingot to be installed."""
+        return {"val_bpb": score_artifact(path, resolved.config)}
+
     run(resolved, LineReporter(say), partial(export_artifact, score=score), began=process_start())
 
 
-def _score_export(settings: Mapping[str, Any], path: Path, *_: object) -> dict[str, float]:
-    """Score the artifact in this process: the new process that `ingot train` uses would need Ingot to be installed."""
-    return {"val_bpb": score_artifact(path, settings)}
-
-
-def score_artifact(path: Path, settings: Mapping[str, Any]) -> float:
-    """Print the score of an artifact. The file defines the model and how to score it, the settings where the data is."""
-    artifact = read_artifact(path)
-    tree = artifact.facts.get("config")
-    if not isinstance(tree, dict) or not all(isinstance(section, dict) for section in tree.values()):
-        raise CheckpointError(f"{path} does not say how to build its model")
-    recorded = {f"{section}.{name}": value for section, values in tree.items() for name, value in values.items()}
-    here = load_config(python=settings, environment={}).config  # location of the data, and the device
-    recorded |= {"data.path": here.data.path, "data.tokenizer": here.data.tokenizer, "training.device": here.training.device}
-    config = load_config(python=recorded, environment={}).config
-    dataset = open_dataset(config.data.path, config.data.tokenizer, here.data.trust_tokens)
-    backend = open_inference(config, dataset.tokenizer.vocab_size)
-    backend.load_weights(artifact.tensors, str(path))
-    evaluator, rows = evaluator_of(config, dataset, "val"), config.evaluation.final_rows
-    score = evaluator.score(evaluator.rows(rows if isinstance(rows, int) else None), backend.score)
+def score_artifact(path: Path, here: Config) -> float:
+    """Print the score of an artifact. The file defines the model and how to score it, `here` the data and the device."""
+    if not path.is_file():
+        raise CheckpointError(f"there is no artifact {path}")
+    weights = open_weights(path)
+    data = {name: getattr(here.data, name) for name in ("path", "tokenizer", "trust_tokens")}
+    weights = replace(weights, config=weights.config.model_copy(update={"data": weights.config.data.model_copy(update=data)}))
+    score = open_model(weights, find_tokenizer(weights, here.data.tokenizer), here.training.device).evaluate()
     say(f"final_roundtrip val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f}")
     say(f"final_roundtrip_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
     if not math.isfinite(score.loss):

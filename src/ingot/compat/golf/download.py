@@ -17,18 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.compat.golf import DOCS, DOCS_SOURCE, PREFIX, PREFIX_VARIABLE, PREVIOUS, REPO, REPO_VARIABLE
+from ingot.compat.golf import DOCS, DOCS_SOURCE, PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
 from ingot.console.entry import explained, warn
 from ingot.console.output import Parser, print_json
 from ingot.console.progress import work_line
 from ingot.data.formats.shard_folder import MANIFEST, Record, parse_manifest
 from ingot.data.hub import FileInfo, Hub
 from ingot.data.store.dataset import MANIFEST as PREPARED
-from ingot.data.store.shards import token_count
+from ingot.data.store.shards import open_shard
 from ingot.data.store.staging import alone_in, writing
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir, reading, replace_file, temporary_beside, write_atomically
 
+PREVIOUS = "manifest.previous.json"  # backup of the manifest that a download or an export replaced
 TOKENIZER_FILES = ("model_path", "vocab_path", "path")  # keys in a tokenizer's manifest entry that may name its files
 TRAIN_SHARDS = 80  # default number
 MAX_SHARDS = 1_000_000  # file names have six-digit indices
@@ -104,20 +105,17 @@ def download(
 
     `progress` updates a status line; without it, each downloaded file is reported on a line.
     """
-    started, prefix = time.monotonic(), prefix.strip("/")
+    started, start = time.monotonic(), below(prefix, "the prefix")
     dataset_name(variant)
     if train_shards is not None and train_shards < 0:
         raise ConfigError(f"--train-shards {train_shards} is less than 0")
     if skip_manifest and revision is not None:
         raise ConfigError("--revision and --skip-manifest exclude each other: the manifest in the folder has its own revision")
-    if prefix and {".", "..", ""} & set(prefix.split("/")):
-        raise ConfigError(f"the prefix {prefix!r} is not a folder of a repository")
-    start, commit, infos = f"{prefix}/" if prefix else "", None, dict[str, FileInfo]()
+    commit, infos, manifest = None, dict[str, FileInfo](), output / MANIFEST
     if not hub.offline:
         listing = hub.listing(revision)
         commit = listing.commit
         infos = {name.removeprefix(start): info for name, info in listing.files.items() if name.startswith(start)}
-    manifest = output / MANIFEST
     if skip_manifest or hub.offline:
         if not manifest.exists():
             raise DataError(f"there is no {manifest}; without --skip-manifest and HF_HUB_OFFLINE it is downloaded")
@@ -125,7 +123,7 @@ def download(
             content = manifest.read_bytes()
         notify(f"using {manifest} as it is")
     elif MANIFEST not in infos:
-        raise DataError(f"{hub.repo} has no {start}{MANIFEST}; check the repository and the prefix {prefix!r}")
+        raise DataError(f"{hub.repo} has no {start}{MANIFEST}; check the repository and the prefix {prefix.strip('/')!r}")
     else:
         content = hub.fetch(start + MANIFEST, commit, infos[MANIFEST]).read_bytes()
     plan = plan_files(parse_manifest(content, f"the manifest of {hub.repo}"), variant, train_shards, hub.repo)
@@ -154,14 +152,21 @@ def download(
             progress("downloading", done, max(total, done), f"{len(sizes) + 1} of {len(missing)} files")
 
     with alone_in(output, notify):
-        _refuse_foreign_files(output, plan, is_here, f"{hub.repo} at {str(commit)[:12]}")
-        with writing(manifest):
-            before = manifest.read_bytes() if manifest.is_file() else None
-            if before not in (None, content):
-                write_atomically(output / PREVIOUS, before or b"")
-                notify(f"{manifest} is replaced by that of {hub.repo} and kept as {PREVIOUS}")
-            if before != content:
-                write_atomically(manifest, content)
+        folder = output / plan.folder
+        if (folder / PREPARED).is_file():
+            raise DataError(
+                f"{folder} was made by an export or a conversion ({PREPARED} is in it) and is not overwritten by a download; "
+                "choose another output, or move it away"
+            )
+        # Training reads every shard in a folder, so no others may stay; a tokenizer may be the user's own.
+        others = {f"{plan.folder}/{path.name}" for path in folder.glob("fineweb_*.bin")} - set(names)
+        for name in [*sorted(others), *(name for name in plan.tokenizer if (output / name).is_file())]:
+            if not is_here(name):
+                raise DataError(
+                    f"{output / name} is not that of {hub.repo} at {str(commit)[:12]} and is not overwritten; move it away or "
+                    "choose another output"
+                )
+        replace_manifest(output, content, hub.repo, notify)
         missing = [name for name in names if not is_here(name)]
         total = sum(infos[name].size or 0 for name in missing if name in infos)
         for number, name in enumerate(missing, 1):
@@ -173,7 +178,7 @@ def download(
             done = sum(sizes)
             if progress is None:
                 notify(f"{name} ({number} of {len(missing)} files)")
-    here = len(list((output / plan.folder).glob("fineweb_train_*.bin")))
+    here = len(list(folder.glob("fineweb_train_*.bin")))
     warnings = [f"{plan.folder} holds {here:,} train shards, and training reads them all"] if here > len(plan.train) else []
     for warning in warnings:
         notify(f"warning: {warning}")
@@ -182,12 +187,12 @@ def download(
         "repo": hub.repo,
         "commit": commit,
         "variant": variant,
-        "dataset": str(output / plan.folder),
+        "dataset": str(folder),
         "tokenizer": [str(output / name) for name in plan.tokenizer],
         "train_shards": len(plan.train),
         "val_shards": len(plan.val),
-        "train_tokens": sum(token_count(output / name) for name in plan.train),
-        "val_tokens": sum(token_count(output / name) for name in plan.val),
+        "train_tokens": sum(len(open_shard(output / name)) for name in plan.train),
+        "val_tokens": sum(len(open_shard(output / name)) for name in plan.val),
         "files": len(names),
         "fetched_files": len(sizes),
         "fetched_bytes": sum(sizes),
@@ -196,20 +201,24 @@ def download(
     }
 
 
-def _refuse_foreign_files(output: Path, plan: Plan, is_here: Callable[[str], bool], origin: str) -> None:
-    """Raise an error rather than overwrite local files or mix in other shards: training reads every shard in a folder."""
-    folder = output / plan.folder
-    if (folder / PREPARED).is_file():
-        raise DataError(
-            f"{folder} was made by an export or a conversion ({PREPARED} is in it) and is not overwritten by a download; "
-            "choose another output, or move it away"
-        )
-    others = {f"{plan.folder}/{path.name}" for path in folder.glob("fineweb_*.bin")} - {*plan.train, *plan.val, *plan.val_bytes}
-    for name in [*sorted(others), *(name for name in plan.tokenizer if (output / name).is_file())]:
-        if not is_here(name):
-            raise DataError(
-                f"{output / name} is not that of {origin} and is not overwritten; move it away or choose another output"
-            )
+def below(folder: str, what: str) -> str:
+    """Return a folder of a repository as the beginning of its files' names."""
+    folder = folder.strip("/")
+    if folder and {".", "..", ""} & set(folder.split("/")):
+        raise ConfigError(f"{what} {folder!r} is not a folder of a repository")
+    return f"{folder}/" if folder else ""
+
+
+def replace_manifest(output: Path, content: bytes, owner: str, notify: Callable[[str], None]) -> None:
+    """Write manifest.json and keep one that differs as manifest.previous.json."""
+    manifest = output / MANIFEST
+    with writing(manifest):
+        before = manifest.read_bytes() if manifest.is_file() else None
+        if before not in (None, content):
+            write_atomically(output / PREVIOUS, before or b"")
+            notify(f"{manifest} is replaced by that of {owner} and kept as {PREVIOUS}")
+        if before != content:
+            write_atomically(manifest, content)
 
 
 def place(blob: Path, target: Path) -> None:

@@ -1,8 +1,8 @@
 """Tokenize golf's documents with any number of tokenizers: one folder of shards each, and a manifest that lists them.
 
 The documents are docs_selected.jsonl from the Hub, with their number and sha256 in a file beside it. The first documents are the
-validation split, so their order matters. The manifest is rewritten after each dataset and lists only complete ones. Running
-the same command again resumes an interrupted export and keeps finished datasets.
+validation split, so their order matters. The manifest is written when every dataset is complete. Running the same command again
+resumes an interrupted export and keeps finished datasets.
 
 A JSON file specifies the tokenizers, each of which is trained on the documents, loaded from a file, or fixed. The file is checked
 before anything is downloaded. Unknown keys are errors: a setting that is ignored would silently produce wrong data. The same
@@ -18,27 +18,27 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ingot.compat.golf import DOCS, DOCS_SOURCE, PREFIX, PREFIX_VARIABLE, PREVIOUS, REPO, REPO_VARIABLE
-from ingot.compat.golf.download import place
+from ingot.compat.golf import DOCS, DOCS_SOURCE, PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
+from ingot.compat.golf.download import below, place, replace_manifest
 from ingot.console.entry import explained
 from ingot.console.output import Parser, print_json
 from ingot.console.progress import work_line
 from ingot.data import SHARD_TOKENS
-from ingot.data.formats.shard_folder import MANIFEST, parse_manifest
+from ingot.data.formats.shard_folder import parse_manifest
 from ingot.data.hub import Hub
 from ingot.data.prepare.blocks import EveryText, text_blocks
 from ingot.data.prepare.holdout import first_documents
 from ingot.data.prepare.pipeline import RuledBlocks, fill_folder
 from ingot.data.prepare.workers import local_engine, workers_for
-from ingot.data.store.dataset import Dataset, Manifest
+from ingot.data.store import dataset as prepared
 from ingot.data.store.documents import marks_of
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import alone_in, check_output, staged, writing
@@ -49,26 +49,12 @@ from ingot.data.tokenizers.learn_vocabulary import learn
 from ingot.data.tokenizers.plain import byte_file
 from ingot.data.tokenizers.tokenizer_base import NARROW
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import file_sha256, reading, user_path, write_atomically
+from ingot.runtime.files import file_sha256, read_json, reading, user_path, write_atomically
 from ingot.runtime.machine import made_by
 
 VERSION = "10B"
-
-
-class Kind(NamedTuple):
-    """Default names for a kind of tokenizer, by vocabulary size; `size` is set if the kind has a fixed size."""
-
-    name: str
-    dataset_suffix: str
-    file: str
-    size: int | None = None
-
-
 BYTE, SENTENCEPIECE = "byte", "sentencepiece_bpe"
-KINDS = {
-    BYTE: Kind("pure_byte_260", "byte260", "fineweb_pure_byte_260.json", 260),
-    SENTENCEPIECE: Kind("sp_bpe_{}", "sp{}", "fineweb_{}_bpe.model"),
-}
+BYTE_IDS = 260
 ALIASES = {
     "pure_byte": BYTE,
     "sentencepiece": SENTENCEPIECE,
@@ -101,13 +87,12 @@ class Spec(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.tokenizer_kind not in KINDS:
-            raise ValueError(f"unknown kind {self.tokenizer_kind!r}; give one of {', '.join(KINDS)}, or a vocab_size")
-        size = KINDS[self.tokenizer_kind].size
-        if size is None and self.vocab_size is None:
+        if self.tokenizer_kind not in (BYTE, SENTENCEPIECE):
+            raise ValueError(f"unknown kind {self.tokenizer_kind!r}; give {BYTE} or {SENTENCEPIECE}, or a vocab_size")
+        if not self.is_byte and self.vocab_size is None:
             raise ValueError(f"a {self.tokenizer_kind} tokenizer needs a vocab_size")
-        if size is not None and self.vocab_size not in (None, size):
-            raise ValueError(f"vocab_size of a {self.tokenizer_kind} tokenizer is {self.vocab_size}; it must be {size}")
+        if self.is_byte and self.vocab_size not in (None, BYTE_IDS):
+            raise ValueError(f"vocab_size of a {BYTE} tokenizer is {self.vocab_size}; it must be {BYTE_IDS}")
         return self
 
     @property
@@ -116,32 +101,36 @@ class Spec(BaseModel):
         if self.kind is not None or self.builder is not None:
             name = self.kind if self.kind is not None else re.split(r"[:.]", self.builder or "")[-1]
             return ALIASES.get(name, name)
-        if self.dataset_suffix == KINDS[BYTE].dataset_suffix:
+        if self.dataset_suffix == "byte260":
             return BYTE
         return SENTENCEPIECE if self.vocab_size is not None else ""
 
     @property
+    def is_byte(self) -> bool:
+        """Return True for the fixed tokenizer of bytes."""
+        return self.tokenizer_kind == BYTE
+
+    @property
     def size(self) -> int:
         """Return the requested vocabulary size."""
-        return KINDS[self.tokenizer_kind].size or self.vocab_size or 0
+        return self.vocab_size or BYTE_IDS
 
     @property
     def title(self) -> str:
         """Return the tokenizer's name in the manifest."""
-        return self.name or KINDS[self.tokenizer_kind].name.format(self.size)
+        return self.name or (f"pure_byte_{self.size}" if self.is_byte else f"sp_bpe_{self.size}")
 
     @property
     def dataset(self) -> str:
         """Return the name of the folder for the shards."""
-        return f"fineweb{VERSION}_{self.dataset_suffix or KINDS[self.tokenizer_kind].dataset_suffix.format(self.size)}"
+        return f"fineweb{VERSION}_{self.dataset_suffix or ('byte' if self.is_byte else 'sp') + str(self.size)}"
 
     @property
     def files(self) -> tuple[str, ...]:
         """Return the file names below tokenizers/; the first is the one that is opened."""
-        file = KINDS[self.tokenizer_kind].file.format(self.size)
-        if self.tokenizer_kind == BYTE:
-            return (self.filename or file,)
-        stem = self.model_prefix or Path(file).stem
+        if self.is_byte:
+            return (self.filename or f"fineweb_pure_byte_{self.size}.json",)
+        stem = self.model_prefix or f"fineweb_{self.size}_bpe"
         return f"{stem}.model", f"{stem}.vocab"
 
     @property
@@ -162,8 +151,19 @@ def load_specs(
         if int(vocabulary) in models:
             raise ConfigError(f"--reuse-sp-model gives two models for a vocabulary of {int(vocabulary)}; give one")
         models[int(vocabulary)] = str(Path(model.strip()).absolute())
+    try:
+        records = read_json(path)
+    except OSError as error:
+        why = f"{error.strerror}; give the file with --tokenizer-config"
+        raise ConfigError(f"cannot read the tokenizer specs {path}: {why}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    if isinstance(records, dict):
+        records = records.get("tokenizer_specs", records.get("tokenizers"))
+    if not isinstance(records, list) or not records:
+        raise ConfigError(f"{path} lists no tokenizers; it must be a list of them, or an object with the list under tokenizers")
     specs = []
-    for number, record in enumerate(_read_records(path), 1):
+    for number, record in enumerate(records, 1):
         try:
             spec = Spec.model_validate(record)
         except ValidationError as error:
@@ -171,9 +171,9 @@ def load_specs(
             key = f"{mistake['loc'][0]}={mistake['input']!r}: " if mistake["loc"] else ""
             raise ConfigError(f"{path}, tokenizer {number}: {key}{mistake['msg'].removeprefix('Value error, ')}") from None
         changes: dict[str, Any] = {} if train_documents is None else {"tokenizer_train_docs": train_documents}
-        if spec.tokenizer_kind == SENTENCEPIECE and spec.size in models:
+        if not spec.is_byte and spec.size in models:
             changes["reuse_model_path"] = models[spec.size]
-        if not (skip_byte and spec.tokenizer_kind == BYTE):
+        if not (skip_byte and spec.is_byte):
             specs.append(spec.model_copy(update=changes))
     if not specs:
         raise ConfigError(f"{path} lists only byte tokenizers and --skip-byte is given; nothing is left to export")
@@ -184,7 +184,7 @@ def load_specs(
     ):
         if twice := [name for number, name in enumerate(names) if name in names[:number]]:
             raise ConfigError(f"{path} names the {what} {twice[0]} twice; give each its own name")
-    if unused := set(models) - {spec.size for spec in specs if spec.tokenizer_kind == SENTENCEPIECE}:
+    if unused := models.keys() - {spec.size for spec in specs if not spec.is_byte}:
         raise ConfigError(f"--reuse-sp-model {min(unused)}=...: {path} lists no SentencePiece tokenizer of this vocab_size")
     for spec in specs:
         if spec.reuse_model_path and not user_path(spec.reuse_model_path).is_file():
@@ -192,82 +192,33 @@ def load_specs(
     return specs
 
 
-def _read_records(path: Path) -> list[Any]:
+def build(spec: Spec, documents: Iterable[str]) -> tuple[Tokenizer, dict[str, bytes]]:
+    """Return a tokenizer and its files, training it on the documents unless it is fixed or reused."""
     try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the tokenizer specs {path}: {error.strerror}; give the file with --tokenizer-config"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
-    records = content.get("tokenizer_specs", content.get("tokenizers")) if isinstance(content, dict) else content
-    if not isinstance(records, list) or not records:
-        raise ConfigError(f"{path} lists no tokenizers; it must be a list of them, or an object with the list under tokenizers")
-    return records
-
-
-@dataclass(frozen=True)
-class Built:
-    """A built tokenizer, its files below tokenizers/, and its manifest entry."""
-
-    spec: Spec
-    tokenizer: Tokenizer
-    files: dict[str, bytes]
-    entry: dict[str, Any]
-
-
-def build(spec: Spec, documents: Iterable[str], notify: Callable[[str], None]) -> Built:
-    """Build the tokenizer of a spec, training it on the documents unless it is fixed or reused."""
-    try:
-        if spec.tokenizer_kind == BYTE:
-            tokenizer: Tokenizer = ByteTokenizer()
-            files = {spec.files[0]: byte_file()}
+        if spec.is_byte:
+            return ByteTokenizer(), {spec.files[0]: byte_file()}
+        model, vocabulary = None, None
+        if spec.reuse_model_path:
+            path = user_path(spec.reuse_model_path)
+            beside = path.with_suffix(".vocab")
+            with reading(path):
+                model, vocabulary = path.read_bytes(), beside.read_bytes() if beside.is_file() else None
         else:
-            model, vocabulary = _sentencepiece_files(spec, islice(documents, spec.tokenizer_train_docs))
-            tokenizer = SentencePieceTokenizer(model)
-            files = dict(zip(spec.files, (model, vocabulary or vocabulary_lines(model)), strict=True))
+            settings = {"max_sentence_length": MAX_SENTENCE_BYTES, **(spec.trainer_overrides or {})}
+            longest = settings["max_sentence_length"]
+            stripped = (text.replace("\0", " ").strip() for text in islice(documents, spec.tokenizer_train_docs))
+            sentences = (text for text in stripped if len(text.encode()) <= longest and BOUNDARY not in text)
+            model = learn("sentencepiece", sentences, spec.size, settings)
+        if model is None:
+            raise DataError("the documents hold no text to learn from")
+        tokenizer = SentencePieceTokenizer(model)
         if tokenizer.bos is None:
             raise DataError("it has no token for the start of a document, and every document needs one")
         if spec.reuse_model_path and tokenizer.vocab_size != spec.size:
             raise DataError(f"{spec.reuse_model_path} has {tokenizer.vocab_size:,} ids and vocab_size says {spec.size:,}")
     except DataError as error:
         raise DataError(f"tokenizer {spec.title}: {error.render(lambda option: option.strip('-').replace('-', '_'))}") from None
-    if tokenizer.vocab_size != spec.size:
-        notify(
-            f"warning: tokenizer {spec.title} has {tokenizer.vocab_size:,} ids instead of {spec.size:,}: these documents "
-            "and settings give no more"
-        )
-    entry: dict[str, Any] = {
-        "name": spec.title,
-        "kind": spec.tokenizer_kind,
-        "vocab_size": tokenizer.vocab_size,
-        "bos_id": tokenizer.bos,
-        "eos_id": marks_of(tokenizer).eos,
-        "recommended_bigram_vocab_size": 5 * 128 * -(-tokenizer.vocab_size // 128),
-        "source_spec": spec.given,
-    }
-    paths = [f"tokenizers/{name}" for name in spec.files]
-    if spec.tokenizer_kind == SENTENCEPIECE:
-        return Built(spec, tokenizer, files, entry | {"model_path": paths[0], "vocab_path": paths[1]})
-    return Built(spec, tokenizer, files, entry | {"path": paths[0], "pad_id": 0, "unk_id": 3})
-
-
-def _sentencepiece_files(spec: Spec, documents: Iterable[str]) -> tuple[bytes, bytes | None]:
-    """Return the SentencePiece model, reused or newly trained, and its .vocab file if there is one."""
-    if spec.reuse_model_path:
-        path = user_path(spec.reuse_model_path)
-        beside = path.with_suffix(".vocab")
-        with reading(path):
-            return path.read_bytes(), beside.read_bytes() if beside.is_file() else None
-    settings = {"max_sentence_length": MAX_SENTENCE_BYTES, **(spec.trainer_overrides or {})}
-    longest = settings["max_sentence_length"]
-    stripped = (document.replace("\0", " ").strip() for document in documents)
-    sentences = (text for text in stripped if len(text.encode()) <= longest and BOUNDARY not in text)
-    model = learn("sentencepiece", sentences, spec.size, settings)
-    if model is None:
-        raise DataError("the documents hold no text to learn from")
-    return model, None
+    return tokenizer, dict(zip(spec.files, (model, vocabulary or vocabulary_lines(model)), strict=True))
 
 
 def vocabulary_lines(model: bytes) -> bytes:
@@ -279,251 +230,245 @@ def vocabulary_lines(model: bytes) -> bytes:
     return "".join(f"{pieces.id_to_piece(i)}\t{pieces.get_score(i):g}\n" for i in ids).encode()
 
 
-# Exporting.
-
 VAL_DOCUMENTS = 50_000
 BATCH = 1024  # documents encoded per batch
 REPORT_DOCUMENTS = 100_000
-EXPORTED_SPECS = "tokenizer_config.export.json"
-THREADS, BATCH_SIZE = "MATCHED_FINEWEB_TOKENIZER_THREADS", "MATCHED_FINEWEB_SP_BATCH_SIZE"
+THREADS = "MATCHED_FINEWEB_TOKENIZER_THREADS"
 VARIABLES = f"""variables:
   {REPO_VARIABLE}, {PREFIX_VARIABLE}
                         the repository and the folder in it, unless options give them
   {THREADS}
                         processes that encode (one per processor)
-  {BATCH_SIZE}
-                        documents encoded at once ({BATCH})
 """
-Notify = Callable[[str], None]
 Progress = Callable[[str, int, int], None]  # description, amount done, total
 
 
-@dataclass(frozen=True)
-class Docs:
-    """The verified documents; `sidecar` is the file beside them; `repo` and `root` are None if they are not from a repository."""
+@dataclass
+class Export:
+    """An export of golf's documents to a folder in golf's layout."""
 
-    path: Path
-    documents: int
-    sha256: str
-    sidecar: dict[str, Any]
-    repo: str | None
-    root: str | None
+    output: Path
+    specs: Sequence[Spec]
+    hub: Hub
+    root: str
+    val_documents: int | None = None
+    chunk_tokens: int = SHARD_TOKENS
+    workers: int | None = None  # encoding processes, one per processor by default; they do not affect the output
+    notify: Callable[[str], None] = lambda line: None
+    progress: Progress = lambda what, done, total: None
+    warnings: list[str] = field(default_factory=list)
 
+    def run(self) -> dict[str, Any]:
+        """Write the documents, tokenizers and shards; return the record that --json prints."""
+        started, kept, root = time.monotonic(), list[str](), below(self.root, "--remote-root")
+        if self.val_documents is not None and self.val_documents < 0:
+            raise ConfigError(f"--num-val-docs {self.val_documents} is negative; give 0 or more")
+        if not 1 <= self.chunk_tokens <= MAX_TOKENS:
+            raise ConfigError(f"--chunk-tokens {self.chunk_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
+        with alone_in(self.output, self.notify):
+            for spec in self.specs:
+                check_output(self.output / "datasets" / spec.dataset, overwrite=True)
+            docs, sidecar = self._find_docs(root)
+            count, here = docs["num_docs"], self.output / DOCS
+            held_out: int = next(n for n in (self.val_documents, sidecar.get("docs_val"), VAL_DOCUMENTS) if n is not None)
+            if held_out > count:
+                raise ConfigError(
+                    f"validation needs {held_out:,} documents and {here} has {count:,}; give fewer with --num-val-docs"
+                )
+            built = [build(spec, self._read_docs(f"reading for {spec.title}")) for spec in self.specs]
+            for spec, (tokenizer, _) in zip(self.specs, built, strict=True):
+                if tokenizer.vocab_size != spec.size:
+                    self.warnings.append(
+                        f"tokenizer {spec.title} has {tokenizer.vocab_size:,} ids instead of {spec.size:,}: these documents "
+                        "and settings give no more"
+                    )
+                    self.notify(f"warning: {self.warnings[-1]}")
+            given = [spec.given for spec in self.specs]
+            self._write("tokenizer_config.export.json", _json({"tokenizers": given}))
+            entries = []
+            for spec, (tokenizer, files) in zip(self.specs, built, strict=True):
+                manifest, is_new = self._dataset(spec, tokenizer, docs, held_out)
+                kept += [] if is_new else [spec.dataset]
+                for name, content in files.items():
+                    self._write(f"tokenizers/{name}", content)
+                entries.append(_entries(spec, tokenizer, manifest))
+            listing = {
+                "version": VERSION,
+                "num_docs": count,
+                "num_val_docs": held_out,
+                "shuffle_seed": sidecar.get("shuffle_seed"),
+                "shard_size": self.chunk_tokens,
+                "append_eos": False,
+                "docs_jsonl": DOCS,
+                "docs_meta": docs,
+                "tokenizer_specs": given,
+                "tokenizers": [tokenizer for tokenizer, _ in entries],
+                "datasets": [dataset for _, dataset in entries],
+            }
+            listing = _relative(listing, self.output.absolute())
+            replace_manifest(self.output, _json(listing), "this export", self.notify)
+        seconds = round(time.monotonic() - started, 3)
+        return {"folder": str(self.output), "manifest": listing, "kept": kept, "warnings": self.warnings, "seconds": seconds}
 
-def export(
-    output: Path,
-    specs: Sequence[Spec],
-    hub: Hub,
-    root: str,
-    *,
-    val_documents: int | None = None,
-    chunk_tokens: int = SHARD_TOKENS,
-    workers: int | None = None,
-    batch: int | None = None,
-    notify: Notify = lambda line: None,
-    progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:
-    """Write the documents, tokenizers and shards to a folder in golf's layout; return the record that --json prints.
+    def _write(self, name: str, content: bytes) -> None:
+        path = self.output / name
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, content)
 
-    `workers` is the number of encoding processes, one per processor by default. It does not affect the output, nor does `batch`.
-    """
-    started, warnings, kept, root = time.monotonic(), list[str](), list[str](), root.strip("/")
-    if root and {".", "..", ""} & set(root.split("/")):
-        raise ConfigError(f"--remote-root {root!r} is not a folder of a repository")
-    if val_documents is not None and val_documents < 0:
-        raise ConfigError(f"--num-val-docs {val_documents} is negative; give 0 or more")
-    if not 1 <= chunk_tokens <= MAX_TOKENS:
-        raise ConfigError(f"--chunk-tokens {chunk_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
+    def _find_docs(self, root: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return docs_meta of the manifest, and the content of the file beside the documents.
 
-    def report(line: str) -> None:
-        if line.startswith("warning: "):
-            warnings.append(line.removeprefix("warning: "))
-        notify(line)
-
-    with alone_in(output, report):
-        for spec in specs:
-            check_output(output / "datasets" / spec.dataset, overwrite=True)
-        docs = _find_docs(output, hub, root, report, progress)
-        held_out: int = next(n for n in (val_documents, docs.sidecar.get("docs_val"), VAL_DOCUMENTS) if n is not None)
-        if held_out > docs.documents:
-            raise ConfigError(
-                f"validation needs {held_out:,} documents and {docs.path} has {docs.documents:,}; give fewer with --num-val-docs"
-            )
-        tokenizers = [build(spec, read_docs(docs.path, f"reading for {spec.title}", progress), report) for spec in specs]
-        _write_json(output / EXPORTED_SPECS, {"tokenizers": [spec.given for spec in specs]})
-        _keep_previous(output, specs, report)
-        listing = _listing(output, docs, held_out, chunk_tokens, specs)
-        for built in tokenizers:
-            manifest, is_new = _export_dataset(
-                built, docs, held_out, chunk_tokens, workers, batch or BATCH, output, report, progress
-            )
-            kept += [] if is_new else [built.spec.dataset]
-            for name, content in built.files.items():
-                path = output / "tokenizers" / name
-                with writing(path):
-                    path.parent.mkdir(exist_ok=True)
-                    write_atomically(path, content)
-            listing["tokenizers"].append(_relative(built.entry, output))
-            listing["datasets"].append(_dataset_entry(built, manifest))
-            _write_json(output / MANIFEST, listing)
-    seconds = round(time.monotonic() - started, 3)
-    return {"folder": str(output), "manifest": listing, "kept": kept, "warnings": warnings, "seconds": seconds}
-
-
-def read_docs(path: Path, what: str, progress: Progress = lambda what, done, total: None) -> Iterator[str]:
-    """Yield the documents; a lone surrogate, which is not a valid character, is replaced by a question mark."""
-    advance = adding_up(partial(progress, what), path.stat().st_size)
-    with reading(path), path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            advance(len(line))
-            if line.isspace():
-                continue
-            try:
-                text = json.loads(line)["text"].encode(errors="replace").decode()
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                raise DataError(f"{path}:{number} is not a JSON object with a text in its field 'text'") from None
-            yield text
-
-
-def _find_docs(output: Path, hub: Hub, root: str, notify: Notify, progress: Progress) -> Docs:
-    """Return the repository's documents, downloaded if they are missing; offline, return those in the output folder."""
-    path, beside, start, sha256 = output / DOCS, output / DOCS_SOURCE, f"{root}/" if root else "", None
-    if hub.offline:
-        if not path.is_file():
-            raise DataError(f"HF_HUB_OFFLINE is set and there is no {path}; unset it to download the documents")
-        notify(f"HF_HUB_OFFLINE is set; using {path} as it is")
-    else:
-        listing = hub.listing()
-        info = listing.files.get(start + DOCS)
-        if info is None:
-            raise DataError(f"dataset repository {hub.repo} has no {start}{DOCS}; check --repo-id and --remote-root")
-        sha256 = info.sha256
-        if not path.is_file():
-            advance = adding_up(partial(progress, f"downloading {DOCS}"), info.size or 0)
-            place(hub.fetch(start + DOCS, listing.commit, info, advance), path)
-        elif info.problem(path):
-            raise DataError(
-                f"{path} is not that of {hub.repo} and is not replaced; remove it, choose another output, or set "
-                "HF_HUB_OFFLINE=1 to use it"
-            )
-        if start + DOCS_SOURCE in listing.files:
-            place(hub.fetch(start + DOCS_SOURCE, listing.commit, listing.files[start + DOCS_SOURCE]), beside)
+        The documents are downloaded if they are missing; offline, those in the output folder are used.
+        """
+        path, beside, hub, sha256 = self.output / DOCS, self.output / DOCS_SOURCE, self.hub, None
+        if hub.offline:
+            if not path.is_file():
+                raise DataError(f"HF_HUB_OFFLINE is set and there is no {path}; unset it to download the documents")
+            self.notify(f"HF_HUB_OFFLINE is set; using {path} as it is")
         else:
-            beside.unlink(missing_ok=True)  # it describes other documents
-    sidecar = parse_manifest(beside.read_bytes(), str(beside)) if beside.is_file() else {}
-    sha256 = sha256 or file_sha256(path)
-    if sidecar.get("docs_sha256", sha256) != sha256:
-        raise DataError(
-            f"{path} has the sha256 {sha256[:12]} and {DOCS_SOURCE} says {str(sidecar['docs_sha256'])[:12]}: one is damaged or "
-            "describes other documents; remove both and run the same command, or ask their owner"
-        )
-    for key in ("num_docs", "docs_val"):
-        if (count := sidecar.get(key)) is not None and (type(count) is not int or count < 0):
-            raise DataError(f"{beside} says {key}={count!r}, which is not a number of documents")
-    documents = sidecar.get("num_docs")
-    if documents is None:
-        with reading(path), path.open("rb") as file:
-            documents = sum(not line.isspace() for line in file)
-    if not documents:
-        raise DataError(f"{path} holds no documents; it needs a JSON object with a field 'text' in every line")
-    return Docs(path, documents, sha256, sidecar, *((None, None) if hub.offline else (hub.repo, root)))
-
-
-def _export_dataset(
-    built: Built,
-    docs: Docs,
-    val_documents: int,
-    chunk_tokens: int,
-    workers: int | None,
-    batch: int,
-    output: Path,
-    notify: Notify,
-    progress: Progress,
-) -> tuple[Manifest, bool]:
-    """Write one tokenizer's shards; return the dataset's manifest, and whether it was written by this call.
-
-    dataset.json and a document index are written next to golf's own files, so that every other Ingot command can read the folder.
-    """
-    name, target = built.spec.dataset, output / "datasets" / built.spec.dataset
-    work = {
-        "made_by": made_by(),
-        "docs_sha256": docs.sha256,
-        "val_documents": val_documents,
-        "chunk_tokens": chunk_tokens,
-        "tokenizer": built.tokenizer.fingerprint(),
-    }
-    try:
-        manifest = Dataset.open(target).manifest
-        if isinstance(manifest.source, dict) and manifest.source.get("golf") == work:
-            notify(f"{target} is complete and stays as it is")
-            return manifest, False
-    except DataError:
-        pass  # missing, or made from other data
-    if any(target.glob("fineweb_*.bin")):
-        notify(f"{target} holds other shards, which are replaced when those of this export are complete")
-
-    def blocks(begin: Point) -> RuledBlocks:
-        """Yield the documents after those already written; empty documents count too."""
-        if begin.documents:
-            notify(f"{target}: continuing after document {begin.documents:,}")
-        texts = islice(read_docs(docs.path, f"exporting {name}", progress), begin.documents, None)
-        rule = first_documents(val_documents)
-        return ((rule, EveryText(block)) for block in text_blocks(texts, documents=batch))
-
-    def report(written: range) -> None:
-        if written.stop // REPORT_DOCUMENTS > written.start // REPORT_DOCUMENTS:
-            notify(f"{name}: {written.stop:,} of {docs.documents:,} documents")
-
-    source = {"inputs": [str(docs.path)], "validation": f"the first {val_documents} documents", "golf": work}
-    engine = local_engine(built.tokenizer, workers or workers_for(built.tokenizer, docs.path.stat().st_size))
-    with staged(target, True, work, is_sound) as stage:
-        manifest, last, _ = fill_folder(
-            stage, blocks, built.tokenizer, engine, source=source, shard_tokens=chunk_tokens, prefix="fineweb_", tell=report
-        )
-        if last.documents != docs.documents:
+            listing = hub.listing()
+            info = listing.files.get(root + DOCS)
+            if info is None:
+                raise DataError(f"dataset repository {hub.repo} has no {root}{DOCS}; check --repo-id and --remote-root")
+            sha256 = info.sha256
+            if not path.is_file():
+                advance = adding_up(partial(self.progress, f"downloading {DOCS}"), info.size or 0)
+                place(hub.fetch(root + DOCS, listing.commit, info, advance), path)
+            elif info.problem(path):
+                raise DataError(
+                    f"{path} is not that of {hub.repo} and is not replaced; remove it, choose another output, or set "
+                    "HF_HUB_OFFLINE=1 to use it"
+                )
+            if root + DOCS_SOURCE in listing.files:
+                place(hub.fetch(root + DOCS_SOURCE, listing.commit, listing.files[root + DOCS_SOURCE]), beside)
+            else:
+                beside.unlink(missing_ok=True)  # it describes other documents
+        sidecar = parse_manifest(beside.read_bytes(), str(beside)) if beside.is_file() else {}
+        sha256 = sha256 or file_sha256(path)
+        if sidecar.get("docs_sha256", sha256) != sha256:
             raise DataError(
-                f"{docs.path} holds {last.documents:,} documents instead of {docs.documents:,}; it was changed, or "
-                "the file beside it is wrong: fetch both again"
+                f"{path} has the sha256 {sha256[:12]} and {DOCS_SOURCE} says {str(sidecar['docs_sha256'])[:12]}: one is damaged "
+                "or describes other documents; remove both and run the same command, or ask their owner"
             )
-    return manifest, True
+        for key in ("num_docs", "docs_val"):
+            if (number := sidecar.get(key)) is not None and (type(number) is not int or number < 0):
+                raise DataError(f"{beside} says {key}={number!r}, which is not a number of documents")
+        if (documents := sidecar.get("num_docs")) is None:
+            with reading(path), path.open("rb") as file:
+                documents = sum(not line.isspace() for line in file)
+        if not documents:
+            raise DataError(f"{path} holds no documents; it needs a JSON object with a field 'text' in every line")
+        docs = {
+            "remote_repo_id": None if hub.offline else hub.repo,
+            "remote_root": None if hub.offline else root.rstrip("/"),
+            "num_docs": documents,
+            "docs_sha256": sha256,
+            "source_manifest": DOCS_SOURCE if sidecar else None,
+        }
+        return docs | ({"source_sidecar": sidecar} if sidecar else {}), sidecar
+
+    def _read_docs(self, what: str) -> Iterator[str]:
+        """Yield the documents; a lone surrogate, which is not a valid character, is replaced by a question mark."""
+        path = self.output / DOCS
+        advance = adding_up(partial(self.progress, what), path.stat().st_size)
+        with reading(path), path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                advance(len(line))
+                if line.isspace():
+                    continue
+                try:
+                    text = json.loads(line)["text"].encode(errors="replace").decode()
+                except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                    raise DataError(f"{path}:{number} is not a JSON object with a text in its field 'text'") from None
+                yield text
+
+    def _dataset(
+        self, spec: Spec, tokenizer: Tokenizer, docs: dict[str, Any], val_documents: int
+    ) -> tuple[prepared.Manifest, bool]:
+        """Write one tokenizer's shards; return the dataset's manifest, and whether it was written by this call.
+
+        dataset.json and a document index are written next to golf's own files, so that every other Ingot command can read it.
+        """
+        name, target, path = spec.dataset, self.output / "datasets" / spec.dataset, self.output / DOCS
+        work = {
+            "made_by": made_by(),
+            "docs_sha256": docs["docs_sha256"],
+            "val_documents": val_documents,
+            "chunk_tokens": self.chunk_tokens,
+            "tokenizer": tokenizer.fingerprint(),
+        }
+        try:
+            manifest = prepared.Dataset.open(target).manifest
+            if isinstance(manifest.source, dict) and manifest.source.get("golf") == work:
+                self.notify(f"{target} is complete and stays as it is")
+                return manifest, False
+        except DataError:
+            pass  # missing, or made from other data
+        if any(target.glob("fineweb_*.bin")):
+            self.notify(f"{target} holds other shards, which are replaced when those of this export are complete")
+
+        def blocks(begin: Point) -> RuledBlocks:
+            """Yield the documents after those already written; empty documents count too."""
+            if begin.documents:
+                self.notify(f"{target}: continuing after document {begin.documents:,}")
+            texts = islice(self._read_docs(f"exporting {name}"), begin.documents, None)
+            rule = first_documents(val_documents)
+            return ((rule, EveryText(block)) for block in text_blocks(texts, documents=BATCH))
+
+        def report(written: range) -> None:
+            if written.stop // REPORT_DOCUMENTS > written.start // REPORT_DOCUMENTS:
+                self.notify(f"{name}: {written.stop:,} of {docs['num_docs']:,} documents")
+
+        source = {"inputs": [str(path)], "validation": f"the first {val_documents} documents", "golf": work}
+        engine = local_engine(tokenizer, self.workers or workers_for(tokenizer, path.stat().st_size))
+        with staged(target, True, work, is_sound) as stage:
+            manifest, last, _ = fill_folder(
+                stage, blocks, tokenizer, engine, source=source, shard_tokens=self.chunk_tokens, prefix="fineweb_", tell=report
+            )
+            if last.documents != docs["num_docs"]:
+                raise DataError(
+                    f"{path} holds {last.documents:,} documents instead of {docs['num_docs']:,}; it was changed, or "
+                    "the file beside it is wrong: fetch both again"
+                )
+        return manifest, True
 
 
-def _listing(output: Path, docs: Docs, val_documents: int, chunk: int, specs: Sequence[Spec]) -> dict[str, Any]:
-    """Return the manifest, still without datasets."""
-    meta = {
-        "remote_repo_id": docs.repo,
-        "remote_root": docs.root,
-        "num_docs": docs.documents,
-        "docs_sha256": docs.sha256,
-        "source_manifest": DOCS_SOURCE if docs.sidecar else None,
+def _relative(value: Any, folder: Path) -> Any:
+    """Return a JSON value with absolute paths inside the folder made relative to it."""
+    if isinstance(value, dict):
+        return {key: _relative(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_relative(item, folder) for item in value]
+    inside = isinstance(value, str) and value.startswith("/") and Path(value).is_relative_to(folder)
+    return Path(value).relative_to(folder).as_posix() if inside else value
+
+
+def _json(record: Any) -> bytes:
+    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _entries(spec: Spec, tokenizer: Tokenizer, manifest: prepared.Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the manifest's entries for a tokenizer and its dataset."""
+    facts = {
+        "vocab_size": tokenizer.vocab_size,
+        "bos_id": tokenizer.bos,
+        "eos_id": marks_of(tokenizer).eos,
+        "recommended_bigram_vocab_size": 5 * 128 * -(-tokenizer.vocab_size // 128),
     }
-    return {
-        "version": VERSION,
-        "num_docs": docs.documents,
-        "num_val_docs": val_documents,
-        "shuffle_seed": docs.sidecar.get("shuffle_seed"),
-        "shard_size": chunk,
-        "append_eos": False,
-        "docs_jsonl": DOCS,
-        "docs_meta": meta | ({"source_sidecar": _relative(docs.sidecar, output)} if docs.sidecar else {}),
-        "tokenizer_specs": [_relative(spec.given, output) for spec in specs],
-        "tokenizers": [],
-        "datasets": [],
-    }
-
-
-def _dataset_entry(built: Built, manifest: Manifest) -> dict[str, Any]:
-    path = f"datasets/{built.spec.dataset}"
+    files = [f"tokenizers/{name}" for name in spec.files]
+    where = {"path": files[0], "pad_id": 0, "unk_id": 3} if spec.is_byte else {"model_path": files[0], "vocab_path": files[1]}
+    path = f"datasets/{spec.dataset}"
     counts = {name: [split.documents, len(split.shards), split.tokens] for name, split in manifest.splits.items()}
     counts["total"] = [sum(column) for column in zip(*counts.values(), strict=True)]
-    return {
-        "name": built.spec.dataset,
-        "tokenizer_name": built.spec.title,
-        "tokenizer_kind": built.spec.tokenizer_kind,
+    return {"name": spec.title, "kind": spec.tokenizer_kind, **facts, "source_spec": spec.given, **where}, {
+        "name": spec.dataset,
+        "tokenizer_name": spec.title,
+        "tokenizer_kind": spec.tokenizer_kind,
         "path": path,
         "train_glob": f"{path}/fineweb_train_*.bin",
         "val_glob": f"{path}/fineweb_val_*.bin",
-        **{key: built.entry[key] for key in ("vocab_size", "bos_id", "eos_id", "recommended_bigram_vocab_size")},
+        **facts,
         "stats": {
             f"{what}_{name}": counts[name][column]
             for column, what in enumerate(("docs", "files", "tokens"))
@@ -532,40 +477,15 @@ def _dataset_entry(built: Built, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _keep_previous(output: Path, specs: Sequence[Spec], notify: Notify) -> None:
-    """Back up a manifest that lists datasets which are not part of this export."""
-    path = output / MANIFEST
-    if not path.is_file():
-        return
-    with writing(path):
-        content = path.read_bytes()
-        listed = parse_manifest(content, str(path)).get("datasets") or ()
-        if any(entry.get("name") not in [spec.dataset for spec in specs] for entry in listed):
-            write_atomically(output / PREVIOUS, content)
-            notify(f"{path} lists other datasets and is replaced by that of this export; it is kept as {PREVIOUS}")
-
-
-def _relative(value: Any, output: Path) -> Any:
-    """Return a JSON value with absolute paths inside the output folder made relative to it."""
-    if isinstance(value, dict):
-        return {key: _relative(item, output) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_relative(item, output) for item in value]
-    if isinstance(value, str) and value.startswith("/") and Path(value).is_relative_to(output.absolute()):
-        return Path(value).relative_to(output.absolute()).as_posix()
-    return value
-
-
-def _write_json(path: Path, record: Any) -> None:
-    with writing(path):
-        write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-
-
 def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data")) -> int:
     """Run the challenge's script download_hf_docs_and_tokenize.py and return its exit code."""
     name = "download_hf_docs_and_tokenize.py"
     with explained(name, interrupted="interrupted; the same command continues") as outcome:
         args = _parser(name, folder).parse_args(list(argv))
+        try:
+            workers = max(1, int(threads)) if (threads := os.environ.get(THREADS, "").strip()) else None
+        except ValueError:
+            raise ConfigError(f"{THREADS}={threads!r} is not a whole number") from None
         specs = load_specs(
             args.tokenizer_config,
             skip_byte=args.skip_byte,
@@ -573,18 +493,9 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
             reuse=args.reuse_sp_model,
         )
         with work_line("asking the hub", "bytes") as (notify, show):
-            result = export(
-                args.output_root,
-                specs,
-                Hub(args.repo_id),
-                args.remote_root,
-                val_documents=args.num_val_docs,
-                chunk_tokens=args.chunk_tokens,
-                workers=_number(THREADS),
-                batch=_number(BATCH_SIZE),
-                notify=notify,
-                progress=show or (lambda what, done, total: None),
-            )
+            export = Export(args.output_root, specs, Hub(args.repo_id), args.remote_root, args.num_val_docs, args.chunk_tokens)
+            export.workers, export.notify, export.progress = workers, notify, show or export.progress
+            result = export.run()
         if args.json:
             print_json(result)
             return outcome.code
@@ -615,13 +526,3 @@ def _parser(name: str, folder: Path) -> Parser:
     add("--reuse-sp-model", action="append", default=[], metavar="VOCAB=MODEL", help=about)
     add("--json", action="store_true", help="print the result as JSON")
     return parser
-
-
-def _number(variable: str) -> int | None:
-    """Return the value of an integer environment variable, at least 1; None if it is unset."""
-    if not (text := os.environ.get(variable, "").strip()):
-        return None
-    try:
-        return max(1, int(text))
-    except ValueError:
-        raise ConfigError(f"{variable}={text!r} is not a whole number") from None

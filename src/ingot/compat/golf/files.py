@@ -25,7 +25,7 @@ from ingot.backends.torch.state import check_held, record, tensor
 from ingot.compat.golf.variables import VARIABLES
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError
-from ingot.runtime.files import open_to_read
+from ingot.runtime.files import open_to_read, readable
 from ingot.runtime.tensors import SCALE, TensorRecord, to_array
 
 FORMAT = "int8_clean_per_row_v1"
@@ -34,6 +34,7 @@ ARRAY_DTYPES = {"<f4": "F32", "<f2": "F16", "|i1": "I8", "|V2": "BF16"}  # numpy
 PICKLE_PROTOCOL = 5  # as in the original; the first protocol that stores array bytes directly
 EMBEDDING = "tok_emb.weight"
 SWAPPED = (".attn.c_q.weight", ".attn.c_k.weight")
+ZIP = b"PK"  # the first bytes of a torch file or an .npz; compressed files are quantised
 ZLIB = (b"x\x01", b"x\x5e", b"x\x9c", b"x\xda")  # the first bytes of a zlib stream, by compression level
 MAX_UNPACKED_BYTES = 1 << 32
 FREE_BYTES, MAX_RATIO = 1 << 26, 100  # reject zip bombs: real weights never compress 100 times
@@ -109,26 +110,17 @@ def swap_halves(records: Iterable[TensorRecord]) -> list[TensorRecord]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file, with readable errors because the user named it."""
-    try:
-        with open_to_read(path) as file:
-            return file.read()
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no file {path}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def is_zip(content: bytes) -> bool:
-    """Return True for final_model.pt or an .npz, False for a quantised file."""
-    return content[:2] == b"PK"
+    """Return the content of a file that the user named."""
+    with readable(path, CheckpointError), open_to_read(path) as file:
+        return file.read()
 
 
 def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
     """Return the weights in any of these files, in their original dtypes and in our row order."""
     try:
-        content = content if is_zip(content) else unpacked(content)
-        if not is_zip(content):
+        if not content.startswith(ZIP):
+            content = unpacked(content)
+        if not content.startswith(ZIP):  # the MLX script's pickle
             return {item.name: item for item in swap_halves(_restored(_Unpickler(io.BytesIO(content)).load(), _record).values())}
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             if sum(member.file_size for member in file.infolist()) > MAX_UNPACKED_BYTES:

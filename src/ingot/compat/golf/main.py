@@ -1,13 +1,16 @@
 """`python train_gpt.py`: the challenge's script, driven by environment variables, on our engine.
 
-The challenge has a second script, for Macs (mlx_script.py): it overrides what differs in Script.
+The challenge has a second script, for Macs (mlx_script.py): it overrides what differs in Script. The keys, order and number
+formats of log lines match the original's exactly, because other people's tools parse them.
 """
 
 from __future__ import annotations
 
 import base64
+import inspect
 import math
 import os
+import subprocess
 import sys
 import time
 import uuid
@@ -17,17 +20,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ingot.backends.open import find_device, open_backend
+from ingot.backends.open import find_device, framework_version, open_backend
 from ingot.compat.golf.bundle import bundle
 from ingot.compat.golf.data_check import check_data, pattern
-from ingot.compat.golf.log import GolfReporter, RunLog, custom_model_source, timing, torch_head
-from ingot.compat.golf.translate import advice, translate, variable
+from ingot.compat.golf.log import RULE, RunLog
+from ingot.compat.golf.translate import SPANS, accumulation, advice, translate, variable
 from ingot.compat.golf.variables import (
     CARRIED,
     CODE,
     PACKED,
     STATE,
     VARIABLES,
+    as_lines,
     as_text,
     differing,
     look_alikes,
@@ -37,10 +41,12 @@ from ingot.compat.golf.variables import (
 )
 from ingot.compat.options import Option
 from ingot.config.loading import ResolvedConfig
+from ingot.config.render import dump_yaml
 from ingot.console.entry import explained, process_start, warn
 from ingot.errors import ConfigError, IngotError, Rename, RunError
 from ingot.runs.claim import LOCK, RunLock
-from ingot.runtime.files import write_atomically, writing
+from ingot.runs.reporter import BeginReport, EvaluationReport, Reporter, StepReport
+from ingot.runtime.files import open_to_read, readable, write_atomically, writing
 from ingot.runtime.machine import made_by
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 from ingot.runtime.signals import listening_early
@@ -49,132 +55,53 @@ from ingot.train.end import Exported
 from ingot.train.stop import Shutdown
 from ingot.train.trainer import Trainer
 
+ALWAYS_LOGGED = 10  # the first steps are always logged
+KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # in the log's order
 QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
 ROUND_TRIP = "final_int8_zlib_roundtrip"  # name of the quantised file's score in the log
 
 
-class GolfExporter:
-    """Writes a run's model files and scores them; `over` is the number of bytes by which they exceed the limit."""
-
-    def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
-        self._v, self._run_log, self._data, self.over, self._code = values, run_log, data, 0, b""
-        if run_log.writes:  # saved before training, in case the sources change during the run
-            carried = {"MODEL_FILE": CARRIED} if values["MODEL_FILE"] else {}
-            self._code = bundle(differing(values) | carried, custom_model_source(values["MODEL_FILE"]) if carried else None)
-
-    def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
-        """Write the files on the first rank and score them on all ranks."""
-        from ingot.compat.golf.files import read_weights
-
-        self._early_stop_line(trainer)
-        allocated, reserved = (size >> 20 for size in trainer.backend.peak_memory())
-        self._run_log.line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
-        weights = trainer.backend.weights()
-        content = self._write(trainer, weights) if trainer.outputs is not None else b""
-        # Other ranks may run on machines that cannot read the file.
-        content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
-        trainer.backend.load_weights(read_weights(content, str(PACKED)), str(PACKED))
-        facts = {
-            "variables": {name: as_text(value) for name, value in self._v.items() if value is not None},
-            "code_bytes": len(self._code),
-            "parameters": trainer.backend.parameters,
-            "ranks": trainer.backend.ranks.world_size,
-            "device": trainer.backend.device.name,
-        }
-        return self._score(trainer, PACKED, len(content), facts)
-
-    def _early_stop_line(self, trainer: Trainer) -> None:
-        p, iterations = trainer.progress, self._v["ITERATIONS"]
-        if p.step < iterations:
-            milliseconds = timing(p.elapsed_seconds, p.step).split()[0]
-            self._run_log.line(f"stopping_early: wallclock_cap {milliseconds} step:{p.step}/{iterations}")
-
-    def _write(self, trainer: Trainer, weights: Sequence[TensorRecord]) -> bytes:
-        """Write both files and return the content of the quantised one."""
-        from ingot.compat.golf.files import state_dict
-
-        line, code = self._run_log.line, len(self._code)
-        state = state_dict(weights)
-        write_files({STATE: state})
-        line(f"Serialized model: {len(state)} bytes")
-        line(f"Code size: {code} bytes")
-        line(f"Total submission size: {len(state) + code} bytes")
-        content, sizes = self._packed(weights, "raw_torch")
-        folder = trainer.outputs.folder.path if trainer.outputs is not None else Path()
-        write_files(
-            {PACKED: content, folder / "artifact" / PACKED: content, folder / CODE: self._code}
-        )  # the artifact folder keeps a copy: the next run overwrites PACKED
-        line(f"Serialized model int8+zlib: {len(content)} bytes {sizes}")
-        total, limit = len(content) + code, self._v["ARTIFACT_LIMIT_BYTES"]
-        line(f"Total submission size int8+zlib: {total} bytes")
-        if 0 < limit < total:
-            self.over = total - limit
-            each = len(content) / trainer.backend.parameters
-            fits = f"at {each:.3f} bytes per parameter, about {int((limit - code) / each):,} parameters would fit"
-            fits = fits if limit > code else "the code alone is larger"
-            line(f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; {fits}")
-        return content
-
-    def _packed(self, weights: Sequence[TensorRecord], raw: str) -> tuple[bytes, str]:
-        """Return the quantised file and its sizes for the log; `raw` is the log's name for the size before zlib."""
-        from ingot.compat.golf.files import quantised
-
-        control, keep = self._v["CONTROL_TENSOR_NAME_PATTERNS"], self._v["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"]
-        data, payload = quantised(weights, QUANTISERS[self._v["INT8_RULE"]], control, keep, raw == "raw_pickle")
-        ratio = sum(len(item.data) for item in weights) / max(payload, 1)
-        return zlib.compress(data, 9), f"(payload:{payload} {raw}:{len(data)} payload_ratio:{ratio:.2f}x)"
-
-    def _score(self, trainer: Trainer, path: Path, size: int, facts: Mapping[str, Any]) -> Exported:
-        """Score the model read back from the exported file."""
-        loss, bits_per_byte = score_lines(trainer, self._run_log)
-        return Exported(path, size, bits_per_byte, facts={"made_by": made_by(), "val_loss": loss, **facts, **self._data})
-
-
-def write_files(files: Mapping[Path, bytes]) -> None:
-    """Write each file atomically."""
-    for path, content in files.items():
-        with writing(path):
-            write_atomically(path, content)
-
-
-def score_lines(trainer: Trainer, run_log: RunLog, name: str = ROUND_TRIP) -> tuple[float, float]:
-    """Score the model's current weights, log loss and bits per byte, rounded and exact, and return them."""
-    began = time.perf_counter()
-    score = trainer.evaluation.score("val", None)
-    milliseconds = 1000 * (time.perf_counter() - began)
-    run_log.line(f"{name} val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f} eval_time:{milliseconds:.0f}ms")
-    run_log.line(f"{name}_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
-    if not math.isfinite(score.loss):
-        raise RunError(f"the loss is {score.loss}: the weights are not finite, so this is not a score")
-    return score.loss, score.bits_per_byte
-
-
-class Script:
-    """train_gpt.py; the methods are what the MLX script overrides."""
+class Script(Reporter):
+    """A run of train_gpt.py: it reports the run in the original's log lines, and writes and scores its files."""
 
     name = CODE
     variables: Mapping[str, Option] = VARIABLES
     state_score = STATE.stem  # name of the unquantised file's score in the log
     exclusive = True  # only one run at a time in a folder, because file names are fixed
-    variable: Rename = staticmethod(variable)
-    reporter: type[GolfReporter] = GolfReporter
-    exporter: type[GolfExporter] = GolfExporter
+    rename: Rename = staticmethod(variable)
+    values: dict[str, Any]
+    ranks: Ranks
+    run_log: RunLog
+    data: dict[str, Any]  # facts about the data
+    code = b""  # the code that a submission of this run would contain
+    over = 0  # bytes by which the files of a submission exceed the limit
+    epoch, train_tokens = 0, 1  # epochs of the training data that are complete, and their length
 
-    def read(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], Ranks]:
-        """Return the value of every variable, and the rank of this process."""
-        return read_variables(environment), ranks_from_environment(environment)
+    def read(self, environment: Mapping[str, str]) -> None:
+        """Read the value of every variable, and the rank of this process."""
+        self.values, self.ranks = read_variables(environment), ranks_from_environment(environment)
 
-    def logs(self, values: Mapping[str, Any]) -> Path:
+    def logs(self) -> Path:
         """Return the folder of logs and run folders."""
         return Path("logs")
 
-    def config(self, values: Mapping[str, Any], ranks: Ranks, folder: Path) -> ResolvedConfig:
-        """Return the config of a run."""
-        return translate(values, ranks.world_size, find_device("auto").kind == "cuda", folder)
+    def config(self, folder: Path) -> ResolvedConfig:
+        """Return the config of the run."""
+        return translate(self.values, self.ranks.world_size, find_device("auto").kind == "cuda", folder)
 
-    def head(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """Return the source code and the versions of libraries and GPU, for the head of the log."""
-        return torch_head(values["MODEL_FILE"])
+    def sources(self) -> tuple[list[str], list[str]]:
+        """Return the source code of model and optimizer, and the versions of libraries and GPU, for the head of the log."""
+        from ingot.model import golf, layers, loss
+        from ingot.optim import groups, muon, schedules
+
+        sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, schedules)]
+        if self.values["MODEL_FILE"]:
+            sources.append(custom_model_source(self.values["MODEL_FILE"]))
+        try:
+            gpu = subprocess.run(["nvidia-smi"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+        except OSError:
+            gpu = "no nvidia-smi"
+        return sources, [f"Running PyTorch {framework_version()}", gpu]
 
     def data_lines(self, values: Mapping[str, Any], name: str, shards: int, listed: int | None, usable: int) -> list[str]:
         """Return the log lines about the data: its name, train shards found and listed in the manifest, and scored tokens."""
@@ -190,6 +117,171 @@ class Script:
             )
         return lines
 
+    def bundle(self) -> bytes:
+        """Return the code of a submission; taken before training, in case the sources change during the run."""
+        carried = {"MODEL_FILE": CARRIED} if self.values["MODEL_FILE"] else {}
+        return bundle(differing(self.values) | carried, custom_model_source(self.values["MODEL_FILE"]) if carried else None)
+
+    # The log lines of a run.
+
+    def begin(self, report: BeginReport) -> None:
+        note, tokens = self.run_log.note, self.values["TRAIN_BATCH_TOKENS"]
+        self.train_tokens = report.train_tokens
+        self.run_log.write(Path(report.run))
+        for line in self.begin_lines(report):
+            self.run_log.line(line)
+        note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
+        if report.tokens_per_step != tokens:
+            note(f"a step trains on {report.tokens_per_step} of its {tokens} tokens, the whole sequences")
+        if report.resumed_at:
+            note(f"resumes from step {report.resumed_at}")
+            self.epoch = self.epochs(report.resumed_at)
+
+    def begin_lines(self, report: BeginReport) -> list[str]:
+        """Return the log lines about the model and the settings."""
+        v, tied = self.values, self.values["TIE_EMBEDDINGS"]
+        return [
+            f"model_params:{report.parameters}",
+            f"world_size:{report.ranks} grad_accum_steps:{accumulation(report.ranks)}",
+            f"sdp_backends:{sdp_backends(report.attention)}",
+            f"attention_mode:gqa num_heads:{v['NUM_HEADS']} num_kv_heads:{v['NUM_KV_HEADS']}",
+            f"tie_embeddings:{tied} embed_lr:{v['TIED_EMBED_LR'] if tied else v['EMBED_LR']} "
+            f"head_lr:{0.0 if tied else v['HEAD_LR']} matrix_lr:{v['MATRIX_LR']} scalar_lr:{v['SCALAR_LR']}",
+            f"train_batch_tokens:{v['TRAIN_BATCH_TOKENS']} train_seq_len:{v['TRAIN_SEQ_LEN']} iterations:{v['ITERATIONS']} "
+            f"warmup_steps:{v['WARMUP_STEPS']} max_wallclock_seconds:{v['MAX_WALLCLOCK_SECONDS']:.3f}",
+            f"seed:{v['SEED']}",
+        ]
+
+    def epochs(self, step: int) -> int:
+        """Return how many epochs of the training data are complete after `step` steps."""
+        tokens: int = self.values["TRAIN_BATCH_TOKENS"] // SPANS * SPANS + SPANS  # the last target of a chunk is never an input
+        return step * tokens // self.train_tokens
+
+    def primed(self, step: int, steps: int) -> None:
+        if steps <= 20 or step % 10 == 0 or step == steps:
+            self.run_log.line(f"warmup_step:{step}/{steps}")
+
+    def step(self, report: StepReport, log: bool) -> None:
+        if report.epoch > self.epoch:
+            self.epoch = report.epoch
+            self.run_log.note(f"the training data ended in step {report.step} and is read again: pass {report.epoch + 1}")
+        self.step_line(report, f"train_loss:{report.loss:.4f}")
+
+    def step_line(self, report: StepReport | EvaluationReport, scores: str, rate: str = "") -> None:
+        """Log a step or an evaluation."""
+        every, of = self.values["TRAIN_LOG_EVERY"], self.values["ITERATIONS"]
+        always = isinstance(report, EvaluationReport) or report.step <= ALWAYS_LOGGED
+        if always or (every > 0 and report.step % every == 0):
+            milliseconds = 1000 * report.elapsed_seconds
+            times = f"train_time:{milliseconds:.0f}ms step_avg:{milliseconds / max(report.step, 1):.2f}ms"
+            self.run_log.line(f"step:{report.step}/{of} {scores} {times}{rate}")
+
+    def evaluation(self, report: EvaluationReport) -> None:
+        self.step_line(report, f"val_loss:{report.val_loss:.4f} val_bpb:{report.val_bpb:.4f}")
+
+    def message(self, text: str) -> None:
+        self.run_log.note(text)
+
+    # The files of a run.
+
+    def export(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
+        """Write the files on the first rank and score the quantised one on all ranks."""
+        from ingot.compat.golf.files import read_weights
+
+        self.early_stop_line(trainer)
+        allocated, reserved = (size >> 20 for size in trainer.backend.peak_memory())
+        self.run_log.line(f"peak memory allocated: {allocated} MiB reserved: {reserved} MiB")
+        weights = trainer.backend.weights()
+        content = self._write(trainer, weights) if trainer.outputs is not None else b""
+        # Other ranks may run on machines that cannot read the file.
+        content = base64.b64decode(trainer.backend.broadcast(base64.b64encode(content).decode()))
+        trainer.backend.load_weights(read_weights(content, str(PACKED)), str(PACKED))
+        facts = {
+            "variables": {name: as_text(value) for name, value in self.values.items() if value is not None},
+            "code_bytes": len(self.code),
+            "parameters": trainer.backend.parameters,
+            "ranks": trainer.backend.ranks.world_size,
+            "device": trainer.backend.device.name,
+        }
+        return self.exported(trainer, PACKED, len(content), facts)
+
+    def early_stop_line(self, trainer: Trainer) -> None:
+        """Log that the time is over, if the run ends before its last step."""
+        p, iterations = trainer.progress, self.values["ITERATIONS"]
+        if p.step < iterations:
+            milliseconds = f"{1000 * p.elapsed_seconds:.0f}ms"
+            self.run_log.line(f"stopping_early: wallclock_cap train_time:{milliseconds} step:{p.step}/{iterations}")
+
+    def _write(self, trainer: Trainer, weights: Sequence[TensorRecord]) -> bytes:
+        """Write both files and return the content of the quantised one."""
+        from ingot.compat.golf.files import state_dict
+
+        line, code = self.run_log.line, len(self.code)
+        state = state_dict(weights)
+        write_files({STATE: state})
+        line(f"Serialized model: {len(state)} bytes")
+        line(f"Code size: {code} bytes")
+        line(f"Total submission size: {len(state) + code} bytes")
+        content, sizes = self.packed(weights, "raw_torch")
+        folder = trainer.outputs.folder.path if trainer.outputs is not None else Path()
+        # The artifact folder keeps a copy: the next run overwrites PACKED.
+        write_files({PACKED: content, folder / "artifact" / PACKED: content, folder / CODE: self.code})
+        line(f"Serialized model int8+zlib: {len(content)} bytes {sizes}")
+        total, limit = len(content) + code, self.values["ARTIFACT_LIMIT_BYTES"]
+        line(f"Total submission size int8+zlib: {total} bytes")
+        if 0 < limit < total:
+            self.over = total - limit
+            each = len(content) / trainer.backend.parameters
+            fits = f"at {each:.3f} bytes per parameter, about {int((limit - code) / each):,} parameters would fit"
+            fits = fits if limit > code else "the code alone is larger"
+            line(f"error: {total} bytes are {self.over} more than ARTIFACT_LIMIT_BYTES={limit}; {fits}")
+        return content
+
+    def packed(self, weights: Sequence[TensorRecord], raw: str) -> tuple[bytes, str]:
+        """Return the quantised file and its sizes for the log; `raw` is the log's name for the size before zlib."""
+        from ingot.compat.golf.files import quantised
+
+        control, keep = self.values["CONTROL_TENSOR_NAME_PATTERNS"], self.values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"]
+        data, payload = quantised(weights, QUANTISERS[self.values["INT8_RULE"]], control, keep, raw == "raw_pickle")
+        ratio = sum(len(item.data) for item in weights) / max(payload, 1)
+        return zlib.compress(data, 9), f"(payload:{payload} {raw}:{len(data)} payload_ratio:{ratio:.2f}x)"
+
+    def exported(self, trainer: Trainer, path: Path, size: int, facts: Mapping[str, Any]) -> Exported:
+        """Score the model read back from the exported file."""
+        loss, bits_per_byte = self.score(trainer)
+        return Exported(path, size, bits_per_byte, facts={"made_by": made_by(), "val_loss": loss, **facts, **self.data})
+
+    def score(self, trainer: Trainer, name: str = ROUND_TRIP) -> tuple[float, float]:
+        """Score the model's current weights, log loss and bits per byte, rounded and exact, and return them."""
+        began = time.perf_counter()
+        score = trainer.evaluation.score("val", None)
+        milliseconds = 1000 * (time.perf_counter() - began)
+        self.run_log.line(f"{name} val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f} eval_time:{milliseconds:.0f}ms")
+        self.run_log.line(f"{name}_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
+        if not math.isfinite(score.loss):
+            raise RunError(f"the loss is {score.loss}: the weights are not finite, so this is not a score")
+        return score.loss, score.bits_per_byte
+
+
+def sdp_backends(chosen: str) -> str:
+    """Return which attention kernels are enabled: the selected one on a GPU, or torch's two CPU kernels."""
+    chosen = chosen.removesuffix("-grouped")
+    may_run = {KERNELS[chosen]} if chosen in KERNELS else {"flash", "math"}
+    return " ".join(f"{name}={name in may_run}" for name in KERNELS.values())
+
+
+def write_files(files: Mapping[Path, bytes]) -> None:
+    """Write each file atomically."""
+    for path, content in files.items():
+        with writing(path):
+            write_atomically(path, content)
+
+
+def custom_model_source(file: str) -> str:
+    """Return the source code of a custom model."""
+    with readable(Path(f"MODEL_FILE={file}"), ConfigError), open_to_read(Path(file)) as opened:
+        return opened.read().decode()
+
 
 def main(arguments: Sequence[str] = (), carried: str | None = None) -> int:
     """Run train_gpt.py and return its exit code; `carried` is the source of a custom model embedded in a submission's file."""
@@ -198,7 +290,7 @@ def main(arguments: Sequence[str] = (), carried: str | None = None) -> int:
 
 def start_script(script: Script, arguments: Sequence[str], carried: str | None = None) -> int:
     """Run a script configured by environment variables; the only argument is --help."""
-    with explained(script.name, script.variable, advice) as outcome, listening_early():
+    with explained(script.name, script.rename, advice) as outcome, listening_early():
         if {"--help", "-h"} & set(arguments):
             print(usage(script.name, script.variables.values()))
         elif arguments:
@@ -211,42 +303,41 @@ def start_script(script: Script, arguments: Sequence[str], carried: str | None =
             )
         else:
             if carried is not None and os.environ["MODEL_FILE"] == CARRIED:
-                os.environ["MODEL_FILE"] = str(_write_carried(carried))
+                path = Path(sys.argv[0]).with_name(CARRIED)  # beside the submission's file
+                if not path.exists():
+                    write_files({path: carried.encode()})
+                elif custom_model_source(str(path)) != carried:
+                    advised = "remove it, or rename it and set MODEL_FILE to it"
+                    raise ConfigError(f"{path} is not the model that {sys.argv[0]} carries; {advised}")
+                os.environ["MODEL_FILE"] = str(path)
             outcome.code = run_script(script, os.environ)
     return outcome.code
 
 
-def _write_carried(model: str) -> Path:
-    """Write the embedded custom model beside the submission's file; never overwrite a different file of that name."""
-    path = Path(sys.argv[0]).with_name(CARRIED)
-    if not path.exists():
-        write_files({path: model.encode()})
-    elif custom_model_source(str(path)) != model:
-        raise ConfigError(f"{path} is not the model that {sys.argv[0]} carries; remove it, or rename it and set MODEL_FILE to it")
-    return path
-
-
 def run_script(script: Script, environment: Mapping[str, str]) -> int:
     """Train, or score the file in EVAL_ONLY_PATH; return 1 if the artifact exceeds its size limit."""
-    values, ranks = script.read(environment)
-    for warning in look_alikes(environment, script.variables) if ranks.first else ():
+    script.read(environment)
+    values, first = script.values, script.ranks.first
+    for warning in look_alikes(environment, script.variables) if first else ():
         warn(f"{script.name}: warning: {warning}")
-    logs, run_id = script.logs(values), values["RUN_ID"] or str(uuid.uuid4())
-    folder = run_folder(logs, run_id, ranks.first)
+    logs, run_id = script.logs(), values["RUN_ID"] or str(uuid.uuid4())
+    folder = run_folder(logs, run_id, first)
     values["RUN_ID"] = run_id
-    resolved = script.config(values, ranks, folder)
-    run_log = RunLog(logs / f"{run_id}.txt" if ranks.first else None)
-    if ranks.first:
-        run_log.head(resolved, values, *script.head(values))
-    data = check_data(values, run_log, ranks.first, script.data_lines)
-    with _logs_folder(logs, ranks.first, shared=not script.exclusive or bool(values["EVAL_ONLY_PATH"])):
+    resolved = script.config(folder)
+    script.run_log = run_log = RunLog(logs / f"{run_id}.txt" if first else None)
+    if first:
+        sources, machine = script.sources()
+        head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
+        run_log.line("\n".join([*head, f"Running Python {sys.version}", *machine, RULE]), console=False)
+    script.data = check_data(values, run_log, first, script.data_lines)
+    with _logs_folder(logs, first, shared=not script.exclusive or bool(values["EVAL_ONLY_PATH"])):
         run_log.show()
         try:
             if values["EVAL_ONLY_PATH"]:
-                return _score(script, values, resolved, ranks, run_log)
-            return _train(script, values, resolved, run_log, data)
+                return _score(script, resolved)
+            return _train(script, resolved)
         except IngotError as error:
-            run_log.line(f"error: {error.render(script.variable, advice)}", console=False)
+            run_log.line(f"error: {error.render(script.rename, advice)}", console=False)
             raise
 
 
@@ -272,35 +363,35 @@ def _logs_folder(logs: Path, first: bool, shared: bool) -> Iterator[None]:
         lock.release()
 
 
-def _train(script: Script, values: Mapping[str, Any], resolved: ResolvedConfig, run_log: RunLog, data: Mapping[str, Any]) -> int:
+def _train(script: Script, resolved: ResolvedConfig) -> int:
     from ingot.train.start import run
     from ingot.train.stop import find_walltime
 
-    find_walltime(resolved.config.training, process_start(), warn=run_log.note)  # only for its warnings: the run has no log yet
-    exporter = script.exporter(values, run_log, data)
-    result = run(resolved, script.reporter(values, run_log, data), exporter, process_start())
+    note = script.run_log.note
+    find_walltime(resolved.config.training, process_start(), warn=note)  # only for its warnings: the run has no log yet
+    script.code = script.bundle() if script.ranks.first else b""
+    result = run(resolved, script, script.export, process_start())
     if result.status == "stopped":
-        run_log.note(
-            f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={values['RUN_ID']} resumes it"
-        )
-    return 1 if exporter.over else 0
+        run_id = script.values["RUN_ID"]
+        note(f"stopped after step {result.total_steps} and saved; the same command with RUN_ID={run_id} resumes it")
+    return 1 if script.over else 0
 
 
-def _score(script: Script, values: Mapping[str, Any], resolved: ResolvedConfig, ranks: Ranks, run_log: RunLog) -> int:
+def _score(script: Script, resolved: ResolvedConfig) -> int:
     """Load a file of an earlier run and score it as at the end of a run."""
-    from ingot.compat.golf.files import is_zip, read_file, read_weights
+    from ingot.compat.golf.files import ZIP, read_file, read_weights
     from ingot.train.resume import Progress
     from ingot.train.start import open_data
 
-    path = Path(values["EVAL_ONLY_PATH"])
+    path = Path(script.values["EVAL_ONLY_PATH"])
     content = read_file(path)
     weights = read_weights(content, f"EVAL_ONLY_PATH={path}")
-    dataset, rows = open_data(resolved.config, ranks.world_size)
-    backend = open_backend(resolved.config, dataset.tokenizer.vocab_size, ranks)
+    dataset, rows = open_data(resolved.config, script.ranks.world_size)
+    backend = open_backend(resolved.config, dataset.tokenizer.vocab_size, script.ranks)
     backend.load_weights(weights, str(path))
-    run_log.write()
-    run_log.line(f"model_params:{backend.parameters}")
-    trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), script.reporter(values, run_log, {}), None)
-    score_lines(trainer, run_log, script.state_score if is_zip(content) else ROUND_TRIP)
+    script.run_log.write()
+    script.run_log.line(f"model_params:{backend.parameters}")
+    trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), script, None)
+    script.score(trainer, script.state_score if content.startswith(ZIP) else ROUND_TRIP)
     backend.close()
     return 0

@@ -13,8 +13,7 @@ from typing import Any
 
 from ingot.backends.open import find_device, framework_version
 from ingot.compat.golf.data_check import pattern
-from ingot.compat.golf.log import GolfReporter, RunLog
-from ingot.compat.golf.main import GolfExporter, Script, start_script, write_files
+from ingot.compat.golf.main import Script, start_script, write_files
 from ingot.compat.golf.translate import check_model, make_config, validation_rows
 from ingot.compat.golf.variables import MLX_VARIABLES, read_variables
 from ingot.compat.options import Option, names_of_settings
@@ -108,64 +107,6 @@ def translate_mlx(values: Mapping[str, Any], device: Device, folder: Path | None
     return make_config(MLX_VARIABLES, values, settings, on_gpu, folder, mlx_variable)
 
 
-class MLXReporter(GolfReporter):
-    """Writes the log lines of the original's MLX script, including validations that the original does not print."""
-
-    def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
-        super().__init__(values, run_log, data)
-        self._chunks, self._train_tokens, self._seconds = Chunks.of(values), 1, 0.0
-
-    def begin(self, report: BeginReport) -> None:
-        v, line, chunks = self._v, self._run_log.line, self._chunks
-        self._run_log.write(Path(report.run))
-        tied, length, tokens = v["TIE_EMBEDDINGS"], v["TRAIN_SEQ_LEN"], v["TRAIN_BATCH_TOKENS"] // chunks.parts
-        line(
-            f"model_params:{report.parameters} vocab_size:{v['VOCAB_SIZE']} layers:{v['NUM_LAYERS']} dim:{v['MODEL_DIM']} "
-            f"heads:{v['NUM_HEADS']} kv_heads:{v['NUM_KV_HEADS']} seq_len:{length} tie_embeddings:{tied}"
-        )
-        line(
-            f"iterations:{v['ITERATIONS']} train_batch_tokens:{v['TRAIN_BATCH_TOKENS']} grad_accum_steps:{chunks.parts} "
-            f"microbatch_tokens:{tokens} microbatch_batch_size:{chunks.rows} val_batch_size:{v['VAL_BATCH_SIZE']} "
-            f"warmup_steps:{v['WARMUP_STEPS']} max_wallclock_seconds:{v['MAX_WALLCLOCK_SECONDS']:.3f}"
-        )
-        line(f"mlx_max_microbatch_tokens:{v['MLX_MAX_MICROBATCH_TOKENS']}")
-        matrices, scalars = optimizer_tensors(v)
-        line(
-            f"optimizer:muon+adam muon_matrix_params:{matrices} scalar_params:{scalars} "
-            f"embed_lr:{v['TIED_EMBED_LR'] if tied else v['EMBED_LR']} matrix_lr:{v['MATRIX_LR']} scalar_lr:{v['SCALAR_LR']} "
-            f"muon_momentum:{v['MUON_MOMENTUM']} muon_steps:{v['MUON_BACKEND_STEPS']}"
-            + ("" if tied else f" head_lr:{v['HEAD_LR']}")
-        )
-        line(f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={v['TOKENIZER_PATH']}")
-        line(f"compute_dtype:{DTYPES[report.precision]} compile:{report.precision == 'bf16'}")
-        embedding = v["EMBED_DTYPE"] if v["EMBED_DTYPE"] != "auto" else report.precision
-        line(f"dtypes tok_emb:{DTYPES[embedding]} linear_weight:{DTYPES['fp32']} skip_weights:{DTYPES['fp32']}")
-        self._run_log.note(f"run folder {report.run}, {report.device}, {report.micro_batch} rows at once")
-        self._tokens_note(report)
-        self._train_tokens, self._seconds = report.train_tokens, report.elapsed_seconds
-        if report.resumed_at:
-            self._run_log.note(f"resumes from step {report.resumed_at}")
-            self._epoch = self._epochs(report.resumed_at)
-
-    def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
-        rows = val_rows(self._v)
-        batch, batches = -(-done // rows), -(-total // rows)
-        if what == "evaluating" and batches > 1 and batch and (batch in (1, batches) or batch % PROGRESS_EVERY == 0):
-            self._run_log.line(f"val_progress:{batch}/{batches}")
-
-    def step(self, report: StepReport, log: bool) -> None:
-        for epoch in range(self._epoch + 1, self._epochs(report.step) + 1):
-            name, shards = self._data["dataset"], self._data["train_shards"]
-            self._run_log.line(f"WARNING: starting epoch:{epoch + 1} dataset:{name} train_shards:{shards}")
-            self._epoch = epoch
-        seconds, self._seconds = report.elapsed_seconds - self._seconds, report.elapsed_seconds
-        self._step_line(report, f" tok_s:{self._v['TRAIN_BATCH_TOKENS'] / max(seconds, 1e-9):.0f}")
-
-    def _epochs(self, step: int) -> int:
-        """Return how many epochs of the training data are complete after `step` steps."""
-        return (step * self._chunks.consumed(self._v["TRAIN_SEQ_LEN"]) - 1) // self._train_tokens
-
-
 def optimizer_tensors(v: Mapping[str, Any]) -> tuple[int, int]:
     """Return the number of tensors trained by Muon and by Adam, without the embedding and an untied head."""
     names = [f"blocks.{i}.{part}" for i in range(v["NUM_LAYERS"]) for part in MATRICES]
@@ -173,53 +114,29 @@ def optimizer_tensors(v: Mapping[str, Any]) -> tuple[int, int]:
     return matrices, len(names) - matrices + len(VECTORS) * v["NUM_LAYERS"] + 1  # 1: skip_weights
 
 
-class MLXExporter(GolfExporter):
-    """Writes and scores the two files; the MLX script has no size limit."""
-
-    def __init__(self, values: Mapping[str, Any], run_log: RunLog, data: Mapping[str, Any]):
-        self._v, self._run_log, self._data, self.over = values, run_log, data, 0
-
-    def __call__(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
-        from ingot.compat.golf.files import npz, read_weights
-
-        assert trainer.outputs is not None
-        start = Path(self._v["OUT_DIR"]) / self._v["RUN_ID"]
-        state_path, packed_path = Path(f"{start}{STATE}"), Path(f"{start}{PACKED}")
-        self._early_stop_line(trainer)
-        self._run_log.note(f"peak memory {trainer.backend.peak_memory()[0] >> 20} MiB")
-        weights = trainer.backend.weights()
-        state, (content, sizes) = npz(weights), self._packed(weights, "raw_pickle")
-        copy = trainer.outputs.folder.path / "artifact" / packed_path.name
-        write_files({state_path: state, packed_path: content, copy: content})
-        self._run_log.line(f"saved_model:{state_path} bytes:{len(state)}")
-        self._run_log.line(f"serialized_model_int8_zlib:{len(content)} bytes {sizes}")
-        trainer.backend.load_weights(read_weights(content, str(packed_path)), str(packed_path))
-        return self._score(trainer, packed_path, len(content), {})
-
-
 class MLXScript(Script):
-    """train_gpt_mlx.py."""
+    """A run of train_gpt_mlx.py; its log includes validations that the original does not print, and its files have no limit."""
 
     name, exclusive = "train_gpt_mlx.py", False  # several runs can share a folder: file names include the run id
     variables: Mapping[str, Option] = MLX_VARIABLES
     state_score = "mlx_model"
-    variable: Rename = staticmethod(mlx_variable)
-    reporter = MLXReporter
-    exporter = MLXExporter
+    rename: Rename = staticmethod(mlx_variable)
+    chunks: Chunks
+    seconds = 0.0  # training time until the last step
 
-    def read(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], Ranks]:
-        values, ranks = read_mlx_variables(environment), ranks_from_environment(environment)
-        if ranks.world_size > 1:
-            raise ConfigError(f"WORLD_SIZE={ranks.world_size}: {self.name} runs in one process; start it without torchrun")
-        return values, Ranks()
+    def read(self, environment: Mapping[str, str]) -> None:
+        self.values, self.ranks = read_mlx_variables(environment), Ranks()
+        if (size := ranks_from_environment(environment).world_size) > 1:
+            raise ConfigError(f"WORLD_SIZE={size}: {self.name} runs in one process; start it without torchrun")
 
-    def logs(self, values: Mapping[str, Any]) -> Path:
-        return Path(values["OUT_DIR"])
+    def logs(self) -> Path:
+        return Path(self.values["OUT_DIR"])
 
-    def config(self, values: Mapping[str, Any], ranks: Ranks, folder: Path) -> ResolvedConfig:
-        return translate_mlx(values, find_device("mlx"), folder)
+    def config(self, folder: Path) -> ResolvedConfig:
+        self.chunks = Chunks.of(self.values)
+        return translate_mlx(self.values, find_device("mlx"), folder)
 
-    def head(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    def sources(self) -> tuple[list[str], list[str]]:
         files = Path(str(resources.files("ingot.backends"))).glob("mlx/*.py")
         return [path.read_text(encoding="utf-8") for path in sorted(files)], [f"Running MLX {framework_version('mlx')}"]
 
@@ -236,3 +153,66 @@ class MLXScript(Script):
             dataset,
             f"tokenizer_path:{values['TOKENIZER_PATH']}",
         ]
+
+    def bundle(self) -> bytes:
+        return b""  # only runs of train_gpt.py are submitted
+
+    def begin(self, report: BeginReport) -> None:
+        self.seconds = report.elapsed_seconds
+        super().begin(report)
+
+    def begin_lines(self, report: BeginReport) -> list[str]:
+        v, chunks, tied = self.values, self.chunks, self.values["TIE_EMBEDDINGS"]
+        matrices, scalars = optimizer_tensors(v)
+        embedding = v["EMBED_DTYPE"] if v["EMBED_DTYPE"] != "auto" else report.precision
+        return [
+            f"model_params:{report.parameters} vocab_size:{v['VOCAB_SIZE']} layers:{v['NUM_LAYERS']} dim:{v['MODEL_DIM']} "
+            f"heads:{v['NUM_HEADS']} kv_heads:{v['NUM_KV_HEADS']} seq_len:{v['TRAIN_SEQ_LEN']} tie_embeddings:{tied}",
+            f"iterations:{v['ITERATIONS']} train_batch_tokens:{v['TRAIN_BATCH_TOKENS']} grad_accum_steps:{chunks.parts} "
+            f"microbatch_tokens:{v['TRAIN_BATCH_TOKENS'] // chunks.parts} microbatch_batch_size:{chunks.rows} "
+            f"val_batch_size:{v['VAL_BATCH_SIZE']} "
+            f"warmup_steps:{v['WARMUP_STEPS']} max_wallclock_seconds:{v['MAX_WALLCLOCK_SECONDS']:.3f}",
+            f"mlx_max_microbatch_tokens:{v['MLX_MAX_MICROBATCH_TOKENS']}",
+            f"optimizer:muon+adam muon_matrix_params:{matrices} scalar_params:{scalars} "
+            f"embed_lr:{v['TIED_EMBED_LR'] if tied else v['EMBED_LR']} matrix_lr:{v['MATRIX_LR']} scalar_lr:{v['SCALAR_LR']} "
+            f"muon_momentum:{v['MUON_MOMENTUM']} muon_steps:{v['MUON_BACKEND_STEPS']}"
+            + ("" if tied else f" head_lr:{v['HEAD_LR']}"),
+            f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={v['TOKENIZER_PATH']}",
+            f"compute_dtype:{DTYPES[report.precision]} compile:{report.precision == 'bf16'}",
+            f"dtypes tok_emb:{DTYPES[embedding]} linear_weight:{DTYPES['fp32']} skip_weights:{DTYPES['fp32']}",
+        ]
+
+    def epochs(self, step: int) -> int:
+        return (step * self.chunks.consumed(self.values["TRAIN_SEQ_LEN"]) - 1) // self.train_tokens
+
+    def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
+        rows = val_rows(self.values)
+        batch, batches = -(-done // rows), -(-total // rows)
+        if what == "evaluating" and batches > 1 and batch and (batch in (1, batches) or batch % PROGRESS_EVERY == 0):
+            self.run_log.line(f"val_progress:{batch}/{batches}")
+
+    def step(self, report: StepReport, log: bool) -> None:
+        for epoch in range(self.epoch + 1, self.epochs(report.step) + 1):
+            name, shards = self.data["dataset"], self.data["train_shards"]
+            self.run_log.line(f"WARNING: starting epoch:{epoch + 1} dataset:{name} train_shards:{shards}")
+            self.epoch = epoch
+        seconds, self.seconds = report.elapsed_seconds - self.seconds, report.elapsed_seconds
+        tokens_per_second = self.values["TRAIN_BATCH_TOKENS"] / max(seconds, 1e-9)
+        self.step_line(report, f"train_loss:{report.loss:.4f}", f" tok_s:{tokens_per_second:.0f}")
+
+    def export(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
+        from ingot.compat.golf.files import npz, read_weights
+
+        assert trainer.outputs is not None
+        start = self.logs() / self.values["RUN_ID"]
+        state_path, packed_path = Path(f"{start}{STATE}"), Path(f"{start}{PACKED}")
+        self.early_stop_line(trainer)
+        self.run_log.note(f"peak memory {trainer.backend.peak_memory()[0] >> 20} MiB")
+        weights = trainer.backend.weights()
+        state, (content, sizes) = npz(weights), self.packed(weights, "raw_pickle")
+        copy = trainer.outputs.folder.path / "artifact" / packed_path.name
+        write_files({state_path: state, packed_path: content, copy: content})
+        self.run_log.line(f"saved_model:{state_path} bytes:{len(state)}")
+        self.run_log.line(f"serialized_model_int8_zlib:{len(content)} bytes {sizes}")
+        trainer.backend.load_weights(read_weights(content, str(packed_path)), str(packed_path))
+        return self.exported(trainer, packed_path, len(content), {})

@@ -14,6 +14,7 @@ import shlex
 import statistics
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import ingot
 from ingot.artifact.container import read_artifact
 from ingot.compat.golf.bundle import BY_SETTINGS, bundle
-from ingot.compat.golf.variables import CODE, LIMIT_BYTES, LOCAL, LOG, PACKED, as_text, differing, read_variables
+from ingot.compat.golf.variables import CODE, LIMIT_BYTES, LOG, PACKED, as_text, differing, read_variables
 from ingot.config.fields import settings, value_of
 from ingot.config.schema import Config
 from ingot.errors import CheckpointError, ConfigError
@@ -35,13 +36,10 @@ from ingot.runtime.machine import NOT_INSTALLED, made_by
 from ingot.train.resume import NOT_DECISIVE
 
 REFERENCE = 1.2244  # bits per byte of the challenge's baseline
-SUBMISSION, README = "submission.json", "README.md"
 FAMILY = "frontier"
-SEED = "training.seed"
 SOURCES = Path(ingot.__file__).parent
-# Machine-specific variables and settings, which a submission does not fix.
-LOCAL_SETTINGS = (*NOT_DECISIVE, "data.path", "data.tokenizer", "data.seed", SEED, "training.device", "training.threads")
-OF_ONE_RUN = {*LOCAL, *LOCAL_SETTINGS}
+# Machine-specific settings, which a submission does not fix.
+LOCAL = {*NOT_DECISIVE, "data.path", "data.tokenizer", "data.seed", "training.seed", "training.device", "training.threads"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ class FinishedRun:
     result: dict[str, Any]  # result.json
     environment: dict[str, Any]  # environment.json
     log: str
-    maker: str  # version of ingot that the code was made from
-    values: dict[str, Any]  # value of every variable (train_gpt.py), or of every non-default setting (ingot train)
+    program: str  # train_gpt.py or ingot train
     changed: dict[str, tuple[str, str]]  # differences from the baseline: the baseline's value and this run's
     seed: int  # the only difference allowed between the runs of a submission
     limit: int  # size limit for artifact and code in bytes; 0 for none
@@ -68,11 +65,6 @@ class FinishedRun:
     tokenizer: str | None  # file name of the tokenizer
 
     @property
-    def by_settings(self) -> bool:
-        """Return True for a run of `ingot train`, False for one of train_gpt.py."""
-        return self.file != PACKED.name
-
-    @property
     def total_bytes(self) -> int:
         """Return the size that the limit applies to: artifact plus code."""
         return len(self.artifact) + len(self.code)
@@ -81,16 +73,6 @@ class FinishedRun:
     def val_bpb(self) -> float:
         """Return the artifact's bits per byte, rounded as in the log."""
         return round(float(self.result["artifact_bpb"]), 8)
-
-    @property
-    def steps(self) -> int:
-        """Return the number of training steps."""
-        return int(self.result["total_steps"])
-
-    @property
-    def train_ms(self) -> int:
-        """Return the training time in milliseconds."""
-        return round(1000 * self.result["training_seconds"])
 
 
 def pack(
@@ -106,21 +88,24 @@ def pack(
 ) -> dict[str, Any]:
     """Write the records folder for some runs and return the content of its submission.json."""
     runs = sorted((read_run(path) for path in paths), key=lambda run: run.seed)
-    _check_together(runs)
-    for run in runs:
+    for before, run in zip([runs[0], *runs], runs, strict=False):  # neighbours: the runs are sorted by seed
+        if differ := _differences(runs[0], run):
+            raise ConfigError(f"{runs[0].path} and {run.path} do not belong together: {'; '.join(differ)}")
+        if run is not before and run.seed == before.seed:
+            raise ConfigError(f"{before.path} and {run.path} have the same seed, SEED={run.seed}; every run needs its own")
         if 0 < run.limit < run.total_bytes:
             fit = max(run.limit - len(run.code), 0) / len(run.artifact) * run.parameters
             raise ConfigError(
                 f"{run.path} has {run.total_bytes:,} bytes ({len(run.artifact):,} and {len(run.code):,} of code), "
-                f"{run.total_bytes - run.limit:,} more than {'' if run.by_settings else 'ARTIFACT_LIMIT_BYTES='}{run.limit:,}; "
+                f"{run.total_bytes - run.limit:,} more than the limit of {run.limit:,}; "
                 f"about {fit:,.0f} of its {run.parameters:,} parameters would fit"
             )
     best = min(runs, key=lambda run: run.val_bpb)
     submission = {"author": author, "github_id": github_id, "name": name, "blurb": blurb, **summarise(runs, reference)}
     files: dict[str, bytes] = {f"train_seed{run.seed}.log": run.log.encode() for run in runs}
     files |= {_artifact_name(run, best): run.artifact for run in runs}
-    files |= {CODE: best.code, SUBMISSION: (to_json(submission, indent=2) + "\n").encode()}
-    files[README] = readme(runs, best, submission).encode()
+    files |= {CODE: best.code, "submission.json": (to_json(submission, indent=2) + "\n").encode()}
+    files |= {"README.md": readme(runs, best, submission).encode()}
     if output.exists() and not force:
         raise ConfigError(f"{output} exists; choose another --output, or replace its files with --force")
     with writing_output(output):
@@ -131,29 +116,18 @@ def pack(
     return submission
 
 
-def _check_together(runs: Sequence[FinishedRun]) -> None:
-    """Raise an error for runs that differ in more than the seed."""
-    first = runs[0]
-    for run in runs[1:]:
-        if run.by_settings != first.by_settings:
-            script, by_settings = (first, run) if run.by_settings else (run, first)
-            raise ConfigError(
-                f"{script.path} is a run of train_gpt.py and {by_settings.path} of ingot train; they do not belong together"
-            )
-        differ = [
-            f"{name} is {as_text(first.values.get(name, 'unset'))} and {as_text(run.values.get(name, 'unset'))}"
-            for name in dict.fromkeys([*first.values, *run.values])
-            if name not in OF_ONE_RUN and first.values.get(name) != run.values.get(name)
-        ]
-        for what, here, there in (("data is", first.data, run.data), ("ranks are", (first.ranks,), (run.ranks,))):
-            differ += [f"their {what} {a} and {b}" for a, b in zip(here, there, strict=True) if a != b]
-        if first.code != run.code and not differ:
-            differ.append("they ran different code")
-        if differ:
-            raise ConfigError(f"{first.path} and {run.path} do not belong together: {'; '.join(differ)}")
-    for run, other in zip(runs[1:], runs, strict=False):  # compares neighbours after sorting by seed
-        if run.seed == other.seed:
-            raise ConfigError(f"{other.path} and {run.path} have the same seed, SEED={run.seed}; every run needs its own")
+def _differences(a: FinishedRun, b: FinishedRun) -> list[str]:
+    """Return what two runs differ in besides the seed."""
+    if a.program != b.program:
+        return [f"they are runs of {a.program} and {b.program}"]
+    facts = [
+        (f"{name} is", *(run.changed.get(name, (both[0],) * 2)[1] for run in (a, b)))
+        for name, both in {**a.changed, **b.changed}.items()
+    ]
+    facts += [("their data is", x, y) for x, y in zip(a.data, b.data, strict=True)]
+    facts += [("their ranks are", str(a.ranks), str(b.ranks))]
+    differ = [f"{what} {x} and {y}" for what, x, y in facts if x != y]
+    return differ or (["they ran different code"] if a.code != b.code else [])
 
 
 def summarise(runs: Sequence[FinishedRun], reference: float) -> dict[str, Any]:
@@ -176,8 +150,8 @@ def summarise(runs: Sequence[FinishedRun], reference: float) -> dict[str, Any]:
             str(run.seed): {
                 "val_loss": run.val_loss,
                 "val_bpb": run.val_bpb,
-                "steps": run.steps,
-                "train_seconds": run.train_ms / 1000,
+                "steps": int(run.result["total_steps"]),
+                "train_seconds": round(run.result["training_seconds"], 3),
                 "bytes_total": run.total_bytes,
             }
             for run in runs
@@ -202,15 +176,15 @@ def readme(runs: Sequence[FinishedRun], best: FinishedRun, s: Mapping[str, Any])
     seeds = f"mean of {len(s['seeds'])} seeds, std {s['std']:.5f}" if s["std"] is not None else f"seed {s['seeds'][0]}"
     against = f"; p = {s['p']:.2g} against {s['reference']:g} (one-sided t-test)" if s["p"] is not None else ""
     scores = [
-        f"| {run.seed} | {run.steps} | {run.train_ms / max(run.steps, 1):.2f} | {run.val_loss:.8f} | {run.val_bpb:.8f} "
-        f"| {len(run.artifact):,} | {run.total_bytes:,} |"
-        for run in runs
+        f"| {seed} | {r['steps']} | {1000 * r['train_seconds'] / max(r['steps'], 1):.2f} | {r['val_loss']:.8f} "
+        f"| {r['val_bpb']:.8f} | {r['bytes_total'] - s['bytes_code']:,} | {r['bytes_total']:,} |"
+        for seed, r in s["seed_results"].items()
     ]
     changed = [f"| {setting} | {baseline} | {here} |" for setting, (baseline, here) in best.changed.items()]
     where = f"DATA_PATH=data/datasets/{shlex.quote(best.data[0])}"
     where += f" TOKENIZER_PATH=data/tokenizers/{shlex.quote(best.tokenizer)}" if best.tokenizer is not None else ""
     start = f"torchrun --standalone --nproc_per_node={best.ranks} {CODE}" if best.ranks > 1 else f"python {CODE}"
-    score = f"python {CODE}" if best.by_settings else start  # by settings, every rank would score the whole split
+    score = start if best.program == CODE else f"python {CODE}"  # of ingot train, every rank would score the whole split
     others = ", ".join(f"`{_artifact_name(run, best)}`" for run in runs if run is not best)
     return f"""# {s["name"]}
 
@@ -223,12 +197,12 @@ def readme(runs: Sequence[FinishedRun], best: FinishedRun, s: Mapping[str, Any])
 {chr(10).join(scores)}
 
 Each score is of the artifact after writing it and reading it back, on the whole validation split.
-Data: {"; ".join(best.data)}. {best.parameters:,} parameters, {best.train_ms / 1000:.0f} s of training, {s["hardware"]},
-torch {s["torch"]}, Python {s["python"]}.
+Data: {"; ".join(best.data)}. {best.parameters:,} parameters, {best.result["training_seconds"]:.0f} s of training,
+{s["hardware"]}, torch {s["torch"]}, Python {s["python"]}.
 
 ## Settings
 
-Settings that differ from {"ingot's defaults" if best.by_settings else "the baseline"}; they are the defaults of this `{CODE}`.
+The defaults of this `{CODE}` that differ from {"the baseline" if best.program == CODE else "ingot's defaults"}.
 
 | variable | baseline | here |
 | --- | --- | --- |
@@ -245,10 +219,10 @@ Needs torch, numpy, sentencepiece and pydantic. The first command trains, the se
 
 ## Files
 
-- `{CODE}`: everything that runs, {len(best.code):,} bytes; the sources ({best.maker}) are packed inside
+- `{CODE}`: everything that runs, {len(best.code):,} bytes, with the sources packed inside
 - `{best.file}`: the artifact of seed {best.seed}, the best{f"; the others: {others}" if others else ""}
 - `train_seed{best.seed}.log` and the others: the log of each run
-- `{SUBMISSION}`: the numbers for programs
+- `submission.json`: the numbers for programs
 """
 
 
@@ -263,19 +237,15 @@ def read_run(path: Path) -> FinishedRun:
         )
     try:
         environment, export = json.loads(_read(folder / "environment.json")), result["export"]
-        by_script = "variables" in export
-        facts = _script_facts(folder, export) if by_script else _settings_facts(folder, result, environment)
-        log = _read(folder / (LOG if by_script else "log.txt")).decode("utf-8", "replace")
+        facts = _script_facts(folder, export) if "variables" in export else _settings_facts(folder, result, environment)
+        log = _read(folder / (LOG if "variables" in export else "log.txt")).decode("utf-8", "replace")
         run = FinishedRun(path=folder, result=result, environment=environment, log=log, **facts)
-        finite = math.isfinite(run.val_bpb) and math.isfinite(run.val_loss)
         summarise([run], REFERENCE)  # raises now if any other required value is missing
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{folder / RESULT} or environment.json is not as train_gpt.py writes it ({type(error).__name__}: {error}); copy the "
             "run again or run it again with another RUN_ID"
         ) from None
-    if not finite:
-        raise CheckpointError(f"{folder} scored {run.val_bpb} bits per byte, which is not a score")
     code_bytes = export.get("code_bytes", len(run.code))
     for what, content, expected in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, code_bytes)):
         if len(content) != expected:
@@ -290,8 +260,8 @@ def _folder_of(path: Path) -> Path:
     if path.is_dir():
         return path
     name = re.compile(rf"{re.escape(path.stem)}(?:-(\d+))?")
-    beside = path.parent.iterdir() if path.is_file() else ()
-    folders = {int(match[1] or 1): folder for folder in beside if folder.is_dir() and (match := name.fullmatch(folder.name))}
+    beside = path.parent.glob("*/") if path.is_file() else ()
+    folders = {int(match[1] or 1): folder for folder in beside if (match := name.fullmatch(folder.name))}
     if not folders:
         raise CheckpointError(
             f"there is no run {path}; give run folders, logs/RUN_ID, or logs that lie beside them, logs/RUN_ID.txt"
@@ -305,12 +275,11 @@ def _read(path: Path) -> bytes:
 
 
 def _script_facts(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts that only train_gpt.py runs have."""
+    """Return the facts about a run of train_gpt.py."""
     values, baseline = read_variables(facts["variables"]), read_variables({})
     shards, scored = f"{facts['train_shards']} training shards", f"{facts['scored_tokens']} tokens scored"
     return {
-        "maker": facts["made_by"],
-        "values": values,
+        "program": CODE,
         "changed": {name: (as_text(baseline[name]), value) for name, value in differing(values).items()},
         "seed": values["SEED"],
         "limit": values["ARTIFACT_LIMIT_BYTES"],
@@ -318,9 +287,7 @@ def _script_facts(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "artifact": _read(folder / "artifact" / PACKED),
         "code": _read(folder / CODE),
         "val_loss": round(facts["val_loss"], 8),
-        "parameters": facts["parameters"],
-        "ranks": facts["ranks"],
-        "device": facts["device"],
+        **{name: facts[name] for name in ("parameters", "ranks", "device")},
         "data": (facts["dataset"], shards, scored, facts["validation"]),
         "tokenizer": Path(values["TOKENIZER_PATH"]).name,
     }
@@ -331,49 +298,42 @@ def _script_facts(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 def packed_code(config: Config) -> bytes:
     """Build the `train_gpt.py` that trains and scores with a config."""
-    own = {name: value for name, (_, value) in changed(config).items() if name not in OF_ONE_RUN}
-    return bundle({f"INGOT_{name.upper().replace('.', '__')}": value for name, value in own.items()}, entry=BY_SETTINGS)
+    own = {f"INGOT_{name.upper().replace('.', '__')}": value for name, (_, value) in _changed(config).items()}
+    return bundle(own, entry=BY_SETTINGS)
 
 
-def changed(config: Config) -> dict[str, tuple[str, str]]:
+def _changed(config: Config) -> dict[str, tuple[str, str]]:
     """Return (default, value) of each setting that is not at its default, written as environment variables write it."""
-    values = {name: (setting.default, value_of(config, setting)) for name, setting in settings(config.model.family).items()}
-    return {
-        name: (
-            default if isinstance(default, str) else json.dumps(default),
-            value if isinstance(value, str) else json.dumps(value),
-        )
-        for name, (default, value) in values.items()
-        if (value != default or name == "model.family") and not name.startswith("tracking.")
-    }
+    texts = {}
+    for name, setting in settings(config.model.family).items():
+        default, value = (v if isinstance(v, str) else json.dumps(v) for v in (setting.default, value_of(config, setting)))
+        if (value != default or name == "model.family") and not name.startswith("tracking.") and name not in LOCAL:
+            texts[name] = default, value
+    return texts
 
 
 def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that only `ingot train` runs have; raise an error for runs that cannot be packed or validly scored."""
+    """Return the facts about a run of `ingot train`; raise an error for runs that cannot be packed or validly scored."""
     if result["checkpoint_path"] is None:
         raise CheckpointError(f"{folder} has no checkpoint of its last step, which says what was run; run it again and keep it")
     progress = read_index(folder / result["checkpoint_path"])["progress"]
     config = Config.model_validate(progress["config"])
-    if config.model.family != FAMILY:
-        raise CheckpointError(
-            f"{folder} is neither a run of train_gpt.py nor one of ingot train with model.family={FAMILY}; give such folders"
-        )
-    if (progress["tokenizer"] or {}).get("kind") != "sentencepiece":
-        raise ConfigError(f"{folder} was not trained with a SentencePiece tokenizer, which golf requires")
-    if result["artifact_bpb"] is None:
-        raise CheckpointError(f"{folder} has no score of its artifact; run it with artifact.score=true")
-    if result["artifact_rows"] is not None or result["val_rows"] != result["val_rows_of"]:
-        raise CheckpointError(f"{folder} was scored on a part of the validation split; run it with evaluation.final_rows=null")
-    if config.stride != config.data.seq_len:
-        raise CheckpointError(f"{folder} was scored with sliding windows; run it with evaluation.stride=null")
+    of_a_part = result["artifact_rows"] is not None or result["val_rows"] != result["val_rows_of"]
+    for unfit, why in (
+        (config.model.family != FAMILY, f"is neither a run of {CODE} nor one of ingot train with model.family={FAMILY}"),
+        ((progress["tokenizer"] or {}).get("kind") != "sentencepiece", "has no SentencePiece tokenizer, which golf requires"),
+        (result["artifact_bpb"] is None, "has no score of its artifact; run it with artifact.score=true"),
+        (of_a_part, "was scored on a part of the validation split; run it with evaluation.final_rows=null"),
+        (config.stride != config.data.seq_len, "was scored with sliding windows; run it with evaluation.stride=null"),
+    ):
+        if unfit:
+            raise CheckpointError(f"{folder} {why}")
     for session in (environment, *environment.get("earlier", [])):
         check_sources(folder, session)
-    artifact, differences = folder / result["artifact_path"], changed(config)
-    rows = f"{result['val_rows']:,} rows of {config.data.seq_len:,} tokens"
+    artifact, rows = folder / result["artifact_path"], f"{result['val_rows']:,} rows of {config.data.seq_len:,} tokens"
     return {
-        "maker": made_by(),
-        "values": {name: value for name, (_, value) in differences.items()},
-        "changed": {name: both for name, both in differences.items() if name not in OF_ONE_RUN},
+        "program": "ingot train",
+        "changed": _changed(config),
         "seed": config.training.seed,
         "limit": LIMIT_BYTES,
         "file": artifact.name,
@@ -394,13 +354,11 @@ def check_sources(folder: Path, session: Mapping[str, Any], sources: Path = SOUR
     version = session.get("made_by", NOT_INSTALLED).partition(",")[0]  # a submission's own file adds ", one file"
     if NOT_INSTALLED not in (version, made_by()) and version != made_by():
         raise CheckpointError(f"{folder} was run by {version} and this is {made_by()}; pack it with {version}")
-    if re.fullmatch("[0-9a-f]{40,64}", commit := str(session.get("git_commit"))):
+    commit = str(session.get("git_commit"))
+    with suppress(OSError):  # git is not installed
         command = ["git", "diff", "--quiet", commit, "HEAD", "--", "."]  # other exit codes: commit of another repository
-        try:
-            differs = subprocess.run(command, cwd=sources, capture_output=True, stdin=subprocess.DEVNULL).returncode == 1
-        except OSError:  # git is not installed
-            differs = False
-        if differs:
+        recorded = re.fullmatch("[0-9a-f]{40,64}", commit)
+        if recorded and subprocess.run(command, cwd=sources, capture_output=True, stdin=subprocess.DEVNULL).returncode == 1:
             raise CheckpointError(
                 f"{folder} was run by the sources of commit {commit[:12]}, not by those here; check it out to pack it"
             )

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from ingot.compat.gpt_simple.config import CurriculumPhase, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from ingot.compat.gpt_simple.config import GptSimpleConfig as Config
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.errors import IngotError as GptSimpleError
+from ingot.runtime.machine import made_by
 
 if TYPE_CHECKING:
     from ingot.compat.gpt_simple.simple_llm import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from ingot.compat.gpt_simple.training import GptSimpleResult as TrainingResult
 
-__version__ = version("ingot-lm")
+__version__ = made_by().removeprefix("ingot ")
 __all__ = [
     "CheckpointError", "Config", "ConfigError", "CurriculumPhase", "DataConfig", "DataError", "GptSimpleError", "ModelConfig",
     "OptimizerConfig", "SimpleLLM", "SimpleLLMTokenizer", "TrainingConfig", "TrainingResult", "__version__", "generate",

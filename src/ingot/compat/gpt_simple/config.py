@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
@@ -21,7 +22,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from ingot.artifact.gpt_simple import MODEL_KEYS
+from ingot.artifact.gpt_simple import ACTIVATIONS, MLPS, MODEL_KEYS
 from ingot.compat.options import Option, closest, names_of_settings
 from ingot.config.fields import known
 from ingot.config.text import NULLS, Plain, format_value, parse_yaml, scalar
@@ -434,10 +435,21 @@ ADVICE = {
     "lower {0}, raise {1} or add data": "lower {0} or add data",
     NAME_A_CHECKPOINT: "name a checkpoint or a run folder, auto or scratch",
 }
+TOKENIZE = "gpt-simple tokenize --input_dir DIR --output_dir DATA/train/BUCKET, and DATA/val/BUCKET"
 
-
+# Our names of settings, and of values that differ, in gpt-simple's words.
 key_name = names_of_settings(
-    all_keys(), {"training.tokens_per_step": "the tokens of a step", "data.mix": "the mix of the buckets"}
+    all_keys(),
+    {
+        "training.tokens_per_step": "the tokens of a step",
+        "data.mix": "the mix of the buckets",
+        "data.document_mask=true": "sdpa_mask or flex",
+        "data.document_mask=false": "causal",
+        "data.sampling=pack": "true",
+        "data.sampling=document": "false",
+        **{f"model.activation={ours}": theirs for theirs, ours in ACTIVATIONS.items()},
+        **{f"model.mlp={ours}": theirs for theirs, ours in MLPS.items()},
+    },
 )
 
 
@@ -445,7 +457,7 @@ def advice(text: str) -> str:
     """Return advice rephrased so that it works in gpt-simple."""
     for ours, theirs in ADVICE.items():
         text = text.replace(ours, theirs)
-    return text
+    return re.sub("ingot data prepare .*", TOKENIZE, text)
 
 
 # `gpt-simple init`

@@ -25,7 +25,7 @@ from ingot.errors import CheckpointError, ConfigError, RunError
 from ingot.runs.folder import STOP
 from ingot.runs.state import read_state
 from ingot.runs.view import Run
-from ingot.runtime.files import read_dict
+from ingot.runtime.files import read_dict, to_json, write_atomically
 from ingot.runtime.processes import is_alive
 from ingot.runtime.signals import listening_early
 
@@ -170,7 +170,9 @@ def status(options: Namespace, say: Say) -> None:
     if read_state(folder) is not None:  # our own run: its state.json is more recent and names the host
         run = Run(folder)
         now = run.status()
-        record = {"run": str(folder), **vars(now.state), "status": now.status}
+        # `stop --force` says "stopped" in the original's file alone, for the process could not
+        killed = now.status == "crashed" and state.get("status") == "stopped"
+        record = {"run": str(folder), **vars(now.state), "status": "stopped" if killed else now.status}
         names = {"step": "global_step", "tokens": "tokens_trained", "tokens_per_second": "tokens_per_sec"}
         state |= {names.get(name, name): value for name, value in record.items()}
         ours = {path: step for step, path in run.checkpoints().items() if step not in steps.values()}
@@ -251,6 +253,8 @@ def stop(options: Namespace, say: Say) -> None:
     if options.force:
         warn("Sending SIGKILL: what is not in its newest checkpoint is lost")
         run.signal(signal.SIGKILL)
+        killed = {**(read_dict(folder / RUN_STATE) or {}), "status": "stopped"}
+        write_atomically(folder / RUN_STATE, to_json(killed, indent=2) + "\n")
         return
     say(f"{folder} was asked to save and stop; waiting for it to end")
     deadline = time.monotonic() + STOP_TIMEOUT_SECONDS

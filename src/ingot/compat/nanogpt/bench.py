@@ -41,7 +41,7 @@ def bench(arguments: Arguments) -> None:
     import numpy as np
 
     from ingot.backends.open import open_backend
-    from ingot.compat.nanogpt.checkpoint import flops_per_token, meta_model
+    from ingot.compat.nanogpt.checkpoint import count_parameters, meta_model
     from ingot.data.loading.reader import read_rank_batch
     from ingot.runtime.ranks import ranks_from_environment
     from ingot.train.start import open_data
@@ -81,9 +81,7 @@ def bench(arguments: Arguments) -> None:
             return buffer
 
     backend.tune([(plan, next_batch())], {})
-    model = meta_model(settings)
-    parameters = sum(p.numel() for p in model.parameters()) - settings["context"] * settings["width"]
-    say(f"number of parameters: {parameters / 1e6:.2f}M")
+    say(f"number of parameters: {count_parameters(meta_model(settings)) / 1e6:.2f}M")
     if arguments.values["profile"]:
         from ingot.backends.torch.device import profiled
 
@@ -95,7 +93,8 @@ def bench(arguments: Arguments) -> None:
     _steps(backend, next_batch, plan, BURN_IN)
     seconds = _steps(backend, next_batch, plan, TIMED) / TIMED
     tokens = config.training.tokens_per_step
-    mfu = flops_per_token(settings, parameters) * tokens / seconds / peak_flops(values["mfu_peak"], backend.device)
+    flops = backend.flops_per_token(config.data.seq_len) * tokens
+    mfu = flops / seconds / peak_flops(values["mfu_peak"], backend.device)
     say(f"time per iteration: {seconds * 1000:.4f}ms, MFU: {mfu * 100:.2f}%, {tokens / seconds:,.0f} tokens/s")
 
 

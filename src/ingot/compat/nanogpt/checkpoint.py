@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from ingot.backends.torch.state import (
     shared_tensor,
     state_records,
 )
-from ingot.compat.nanogpt import is_ckpt
+from ingot.compat.nanogpt import CKPT, is_ckpt
 from ingot.compat.nanogpt.keys import PRECISIONS, TRAIN, nanogpt_keys
 from ingot.compat.nanogpt.translate import MODEL_ARGS
 from ingot.compat.options import copied
@@ -37,7 +37,7 @@ from ingot.config.schema import GPT2_VOCAB_SIZE, Config
 from ingot.data.formats.nanogpt_folder import META, char_tokenizer
 from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError
-from ingot.inference.model import LoadedModel, Weights, as_checkpoint, foreign_weights, open_model, scoring_of
+from ingot.inference.model import LoadedModel, foreign_weights, open_model, scoring_of
 from ingot.model.gpt2 import GPT2
 from ingot.model.settings import GPT2Settings
 from ingot.runs.checkpoints import Checkpoint, newest_valid
@@ -45,7 +45,6 @@ from ingot.runs.folder import INDEX
 from ingot.runtime.files import replace_file, user_path
 from ingot.runtime.tensors import TensorRecord
 
-CKPT = "ckpt.pt"
 OURS = "ingot"  # our extra key in ckpt.pt
 HEAD, EMBEDDING, POSITIONS = "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"
 NO_LOSS_YET = 1e9  # initial best_val_loss in nanoGPT
@@ -54,19 +53,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Ckpt:
-    """The contents of a ckpt.pt under our names; `missing` lists the state that it lacks for an exact resume."""
+    """A model and the state of its training: the contents of a ckpt.pt under our names, or another state to train from."""
 
     path: Path
-    weights: dict[str, TensorRecord]
-    optimizer: dict[str, TensorRecord]  # AdamW state by `parameter/key`
     settings: dict[str, Any]  # the section `model`
-    iter_num: int
-    best_val_loss: float | None
-    config: dict[str, Any]  # nanoGPT's keys at the time of writing
-    tokenizer: dict[str, Any] | None  # the tokenizer's spec, if we wrote the file
-    scoring: dict[str, Any]  # evaluation settings, if we wrote the file
-    checkpoint: Path | None  # our checkpoint of the same state, if it still exists
-    missing: tuple[str, ...]
+    weights: Mapping[str, TensorRecord] = field(default_factory=dict)  # empty: random initialisation
+    optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)  # AdamW state by `parameter/key`
+    iter_num: int = 0  # the next iteration to train
+    best_val_loss: float | None = None
+    config: dict[str, Any] = field(default_factory=dict)  # nanoGPT's keys at the time of writing
+    tokenizer: dict[str, Any] | None = None  # the tokenizer's spec, if we wrote the file
+    scoring: dict[str, Any] = field(default_factory=dict)  # evaluation settings, if we wrote the file
+    checkpoint: Path | None = None  # our checkpoint of the same state, if it still exists
+    missing: tuple[str, ...] = ()  # state that the file lacks for an exact resume
+    ours: Checkpoint | None = None  # the checkpoint of ours that this was read from
 
 
 def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
@@ -189,9 +189,9 @@ def meta_model(settings: Mapping[str, Any]) -> GPT2:
         return GPT2(**{name: value for name, value in settings.items() if name != "family"})
 
 
-def flops_per_token(settings: Mapping[str, Any], parameters: int) -> int:
-    """Return nanoGPT's training FLOPs per token: 6 per parameter (without position embeddings) plus attention."""
-    return 6 * parameters + 12 * int(settings["layers"]) * int(settings["width"]) * int(settings["context"])
+def count_parameters(model: torch.nn.Module) -> int:
+    """Return the parameter count as nanoGPT reports it, without position embeddings."""
+    return sum(p.numel() for name, p in model.named_parameters() if name != POSITIONS)
 
 
 def _in_order(weights: Mapping[str, TensorRecord], settings: Mapping[str, Any], where: str) -> dict[str, TensorRecord]:
@@ -216,6 +216,15 @@ def split_by_decay(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     """Split parameters into those with and without weight decay, in the order of nanoGPT's optimizer state."""
     decay = {name: p for name, p in parameters.items() if len(p.shape) >= 2}
     return decay, {name: p for name, p in parameters.items() if name not in decay}
+
+
+def group_lines(parameters: Mapping[str, Tensor]) -> list[str]:
+    """Return nanoGPT's log lines about the two groups of its optimizer."""
+    groups = zip(("decayed", "non-decayed"), split_by_decay(parameters), strict=True)
+    return [
+        f"num {words} parameter tensors: {len(group)}, with {sum(p.numel() for p in group.values()):,} parameters"
+        for words, group in groups
+    ]
 
 
 # Loading models to sample from
@@ -279,12 +288,6 @@ def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
 
 
 # `ingot export --format nanogpt`
-
-
-def export_ckpt(source: Weights, path: Path) -> int:
-    """Write any model of the gpt2 family as a ckpt.pt and return its size in bytes."""
-    write_ckpt(path, as_checkpoint(source), keys_of(source.config))
-    return path.stat().st_size
 
 
 def keys_of(config: Config) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ingot.backends.sampling import Sampling
 from ingot.backends.torch.generate import generate
 from ingot.backends.torch.state import load_model
-from ingot.compat.nanogpt.checkpoint import flops_per_token, read_pretrained, split_by_decay
+from ingot.compat.nanogpt.checkpoint import count_parameters, group_lines, read_pretrained, split_by_decay
 from ingot.compat.nanogpt.translate import MODEL_ARGS
 from ingot.errors import ConfigError
 from ingot.model import gpt2
@@ -99,8 +99,7 @@ class GPT(GPT2):
 
     def get_num_params(self, non_embedding: bool = True) -> int:
         """Return the parameter count, by default without position embeddings; the token embedding doubles as the head."""
-        count = sum(p.numel() for p in self.parameters())
-        return count - self.transformer.wpe.weight.numel() if non_embedding else count
+        return count_parameters(self) if non_embedding else sum(p.numel() for p in self.parameters())
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         if idx.size(1) > self.config.block_size:
@@ -146,15 +145,10 @@ class GPT(GPT2):
         self, weight_decay: float, learning_rate: float, betas: tuple[float, float], device_type: str
     ) -> torch.optim.AdamW:
         """Build AdamW with two groups: weight decay for tensors with two or more dimensions, none for the others."""
-        decay, rest = split_by_decay(dict(self.named_parameters()))
-        for words, group in (("decayed", decay), ("non-decayed", rest)):
-            print(f"num {words} parameter tensors: {len(group)}, with {sum(p.numel() for p in group.values()):,} parameters")
-        fused = device_type == "cuda"
-        print(f"using fused AdamW: {fused}")
-        groups = [
-            {"params": list(decay.values()), "weight_decay": weight_decay},
-            {"params": list(rest.values()), "weight_decay": 0.0},
-        ]
+        parameters, fused = dict(self.named_parameters()), device_type == "cuda"
+        print("\n".join([*group_lines(parameters), f"using fused AdamW: {fused}"]))
+        decay, rest = (list(group.values()) for group in split_by_decay(parameters))
+        groups = [{"params": decay, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused or None)
 
     def estimate_mfu(self, fwdbwd_per_iter: int, dt: float, peak: float | None = None) -> float:
@@ -162,9 +156,7 @@ class GPT(GPT2):
 
         `peak` is in FLOP/s; by default the device's own or, if that is unknown, an A100's, as in nanoGPT.
         """
-        c = self.config
-        device = self.transformer.wte.weight.device
+        c, device = self.config, self.transformer.wte.weight.device
         own_peak = data_sheet_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        settings = {"layers": c.n_layer, "width": c.n_embd, "context": c.block_size}
-        per_row = flops_per_token(settings, self.get_num_params()) * c.block_size
-        return per_row * fwdbwd_per_iter / dt / (peak or own_peak or A100_FLOPS)
+        flops_per_token = 6 * self.get_num_params() + 12 * c.n_layer * c.n_embd * c.block_size
+        return flops_per_token * c.block_size * fwdbwd_per_iter / dt / (peak or own_peak or A100_FLOPS)

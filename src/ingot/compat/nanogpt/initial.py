@@ -7,14 +7,15 @@ of our checkpoints, at their iteration, and training resumes from it. Existing f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ingot.backends.torch.state import DamagedFile
-from ingot.compat.nanogpt.checkpoint import CKPT, POSITIONS, read_ckpt, read_pretrained, sizes
+from ingot.compat.nanogpt import CKPT
+from ingot.compat.nanogpt.checkpoint import POSITIONS, Ckpt, Say, read_ckpt, read_pretrained, sizes
 from ingot.compat.nanogpt.keys import key_name
 from ingot.compat.nanogpt.translate import data_path, fresh_settings, translate, vocabulary
 from ingot.config.loading import ResolvedConfig
@@ -35,20 +36,6 @@ PARTS = (
     "state.json", "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt",
     "result.json", "wandb", "wandb.json",
 )  # fmt: skip
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class StartingPoint:
-    """A model and the progress of its run; `weights` is None for random initialisation, `ours` is our full checkpoint if any."""
-
-    settings: dict[str, Any]  # the section `model`
-    iteration: int = 0  # the next iteration to train
-    weights: Mapping[str, TensorRecord] | None = None
-    optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)
-    best_val_loss: float | None = None
-    ours: Checkpoint | None = None
-    missing: str = ""  # state that nanoGPT's ckpt.pt lacks, for a warning
 
 
 def check_folder(out: Path) -> None:
@@ -60,32 +47,42 @@ def check_folder(out: Path) -> None:
             pass
 
 
-def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> StartingPoint:
-    """Return the starting point that init_from selects; with eval_only nothing is written."""
+def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Ckpt:
+    """Return the state that init_from selects, cropped to block_size; with eval_only nothing is written."""
     name, out = values["init_from"], Path(values["out_dir"])
     if name == "scratch":
         vocab_size = vocabulary(values)
         ids = f"vocab_size {vocab_size} of {data_path(values)}" if vocab_size else "GPT-2's 50,257 tokens, rounded up to 50,304"
         say(f"a new model from scratch, with {ids}")
-        return StartingPoint(fresh_settings(values, vocab_size))
+        return Ckpt(out, fresh_settings(values, vocab_size))
     if name != "resume":
         weights, settings = read_pretrained(name)
         say(f"a model with the weights of {name}")
-        return _fitted(StartingPoint(settings, weights=weights), values, name)
-    ours = _own_checkpoint(out, warn, values["eval_only"])
-    if ours is not None:
+        start = Ckpt(Path(name), settings, weights)
+    elif (ours := _own_checkpoint(out, warn, values["eval_only"])) is not None:
         say(f"resuming from {ours.path}")
-        settings, tensors = ours.progress["config"]["model"], ours.tensors
+        settings = ours.progress["config"]["model"]
         if settings["family"] != "gpt2":
             raise CheckpointError(f"{ours.path} is a model of the family {settings['family']}; continue it with: ingot train")
-        settings = settings | sizes(tensors["model"])  # `ingot train` infers these from the data
-        start = StartingPoint(settings, ours.step, tensors["model"], tensors["optimizer"], ours=ours)
-        return _fitted(start, values, str(ours.path))
-    ckpt = read_ckpt(out / CKPT)
-    say(f"resuming from {ckpt.path} at iteration {ckpt.iter_num}")
-    missing = f"{ckpt.path} does not hold {', '.join(ckpt.missing)}"
-    start = StartingPoint(ckpt.settings, ckpt.iter_num, ckpt.weights, ckpt.optimizer, ckpt.best_val_loss, missing=missing)
-    return _fitted(start, values, str(ckpt.path))
+        settings = settings | sizes(ours.weights)  # `ingot train` infers these from the data
+        start = Ckpt(ours.path, settings, ours.weights, ours.tensors["optimizer"], ours.step, ours=ours)
+    else:
+        start = read_ckpt(out / CKPT)
+        say(f"resuming from {start.path} at iteration {start.iter_num}")
+    context = start.settings["context"]
+    size = values["block_size"] or context
+    if size > context:
+        raise ConfigError(f"block_size={size} is more than the {context} positions of {start.path}; give --block_size={context}")
+
+    def crop(record: TensorRecord) -> TensorRecord:
+        if record.name.partition("/")[0] != POSITIONS or len(record.shape) != 2 or record.shape[0] <= size:
+            return record
+        data = record.data.cast("B")
+        return replace(record, shape=(size, record.shape[1]), data=data[: len(data) // record.shape[0] * size])
+
+    weights, optimizer = ({n: crop(r) for n, r in records.items()} for records in (start.weights, start.optimizer))
+    settings = {**start.settings, "context": size, "dropout": values["dropout"]}
+    return replace(start, settings=settings, weights=weights, optimizer=optimizer)
 
 
 def _own_checkpoint(out: Path, warn: Say, read_only: bool) -> Checkpoint | None:
@@ -110,41 +107,24 @@ def _own_checkpoint(out: Path, warn: Say, read_only: bool) -> Checkpoint | None:
     return newest if named.weights[POSITIONS].data == ckpt.weights[POSITIONS].data else None
 
 
-def _fitted(start: StartingPoint, values: Mapping[str, Any], where: str) -> StartingPoint:
-    """Return the starting point with weights and optimizer state cropped to block_size and with the given dropout."""
-    context = start.settings["context"]
-    size = values["block_size"] or context
-    if size > context:
-        raise ConfigError(f"block_size={size} is more than the {context} positions of {where}; give --block_size={context}")
-
-    def crop(record: TensorRecord) -> TensorRecord:
-        if record.name.partition("/")[0] != POSITIONS or len(record.shape) != 2 or record.shape[0] <= size:
-            return record
-        data = record.data.cast("B")
-        return replace(record, shape=(size, record.shape[1]), data=data[: len(data) // record.shape[0] * size])
-
-    weights, optimizer = ({n: crop(r) for n, r in records.items()} for records in (start.weights or {}, start.optimizer))
-    settings = {**start.settings, "context": size, "dropout": values["dropout"]}
-    return replace(start, settings=settings, weights=weights, optimizer=optimizer)
-
-
-def settle_folder(values: Mapping[str, Any], start: StartingPoint, say: Say, warn: Say) -> tuple[ResolvedConfig, float]:
-    """Prepare the folder so that training begins or resumes from `start`; return the config and the seconds trained before."""
+def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -> ResolvedConfig:
+    """Prepare the folder so that training begins or resumes from `start`; return the config."""
     out, resolved = Path(values["out_dir"]), translate(values, start.settings)
     dataset = open_fitting(resolved.config, values)
     facts = facts_of(resolved.config, dataset)
     if start.ours is not None:
         try:
             check_fits(start.ours, facts)
-            return resolved, float(start.ours.progress["elapsed_seconds"])
+            return resolved
         except CannotContinue as error:
             changes = dict.fromkeys(change.render(key_name) for change in error.changes)  # two settings may have the same key
             warn(f"this is not an exact resume of {start.ours.path}: {'; '.join(changes)}")
     elif start.missing:
-        warn(f"{start.missing}: the run continues, but not exactly as an uninterrupted one would")
-    if start.weights is None:
+        missing = ", ".join(start.missing)
+        warn(f"{start.path} does not hold {missing}: the run continues, but not exactly as an uninterrupted one would")
+    if not start.weights:
         move_aside(out, (*PARTS, CKPT), say)
-        return resolved, 0.0
+        return resolved
     progress = _progress(resolved.config, dataset, start)
     tensors = {"model": list(start.weights.values()), "optimizer": list(start.optimizer.values())}
     folder = RunFolder(out).checkpoints
@@ -155,7 +135,7 @@ def settle_folder(values: Mapping[str, Any], start: StartingPoint, say: Say, war
             aside = move_aside(out, PARTS, say)  # done last: if the disk is full, the old run is still in place
         if aside is not None and (out / CKPT).exists():  # moved last: if the process is killed here, a resume still finds it
             (out / CKPT).rename(aside / CKPT)
-    return resolved, progress.elapsed_seconds
+    return resolved
 
 
 def open_fitting(config: Config, values: Mapping[str, Any]) -> Dataset:
@@ -189,9 +169,9 @@ def move_aside(out: Path, parts: Sequence[str], say: Say) -> Path | None:
     return aside
 
 
-def _progress(config: Config, dataset: Dataset, start: StartingPoint) -> Progress:
+def _progress(config: Config, dataset: Dataset, start: Ckpt) -> Progress:
     """Return the training progress at the start's iteration, with the best validation loss so far if it is known."""
-    at = start.iteration
+    at = start.iter_num
     p = Progress(step=at, sample=at * config.rows_per_step, tokens=at * config.training.tokens_per_step)
     if start.ours is not None:
         earlier, before = start.ours.progress, start.ours.progress["config"]

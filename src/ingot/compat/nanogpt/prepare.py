@@ -10,20 +10,16 @@ import hashlib
 import json
 import lzma
 import math
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ingot.compat.nanogpt.keys import key_name
 from ingot.console.entry import explained, say
 from ingot.console.output import Parser
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import readable
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from ingot.data.tokenizers import Tokenizer
 
 PROGRAM = "prepare.py"
 TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -36,12 +32,19 @@ SMALL_BYTES = 1 << 23  # smaller inputs are encoded in this process: starting wo
 
 def shakespeare_char(folder: Path, words: Sequence[str]) -> int:
     """Prepare character-level Shakespeare; return the exit code."""
-    return _run(_text_parser("by characters", folder), words, _write_characters)
+    return _shakespeare(folder, words, by_characters=True)
 
 
 def shakespeare(folder: Path, words: Sequence[str]) -> int:
     """Prepare Shakespeare with GPT-2's tokenizer; return the exit code."""
-    return _run(_text_parser("with GPT-2's tokens", folder), words, _write_gpt2)
+    return _shakespeare(folder, words, by_characters=False)
+
+
+def _shakespeare(folder: Path, words: Sequence[str], by_characters: bool) -> int:
+    how = "by characters" if by_characters else "with GPT-2's tokens"
+    parser = _parser(f"Shakespeare, or another text, {how}: the first nine tenths are train.bin, the rest val.bin.", folder)
+    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
+    return _run(parser, words, _write_text, by_characters)
 
 
 def openwebtext(folder: Path, words: Sequence[str]) -> int:
@@ -65,20 +68,17 @@ def _parser(about: str, folder: Path) -> Parser:
     return parser
 
 
-def _text_parser(how: str, folder: Path) -> Parser:
-    parser = _parser(f"Shakespeare, or another text, {how}: the first nine tenths are train.bin, the rest val.bin.", folder)
-    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
-    return parser
-
-
-def _run(parser: Parser, words: Sequence[str], write: Callable[[Namespace], None]) -> int:
+def _run(parser: Parser, words: Sequence[str], write: Callable[[Namespace], None], by_characters: bool = False) -> int:
     from ingot.data.store.staging import alone_in, writing
     from ingot.runtime.files import sweep_temporaries
 
     with explained(PROGRAM, key_name) as outcome:
-        options = parser.parse_args(list(words))
+        options = parser.parse_args(list(words), Namespace(by_characters=by_characters))
+        meta = options.output / "meta.pkl"
         if options.input and options.bundled:
             raise ConfigError("give either --input or --bundled, not both")
+        if meta.exists() and not by_characters:
+            raise DataError(f"{meta} belongs to character data; give another --output or delete it")
         with alone_in(options.output, say):
             with writing(options.output):
                 sweep_temporaries(options.output)  # left behind if an earlier run was killed
@@ -86,41 +86,27 @@ def _run(parser: Parser, words: Sequence[str], write: Callable[[Namespace], None
     return outcome.code
 
 
-def _write_characters(options: Namespace) -> None:
+def _write_text(options: Namespace) -> None:
+    """Write the train and validation splits of a text and, for characters, meta.pkl."""
     from ingot.data.formats.nanogpt_folder import META, meta_bytes
-    from ingot.data.tokenizers import CharTokenizer
-
-    text = _text(options)
-    tokenizer = CharTokenizer(text)
-    say(f"all the unique characters: {tokenizer.characters}")
-    say(f"vocab size: {tokenizer.vocab_size:,}")
-    _write_splits(options.output, tokenizer, text, {META: meta_bytes(tokenizer)})
-
-
-def _write_gpt2(options: Namespace) -> None:
-    from ingot.data.tokenizers import open_tokenizer
-
-    _refuse_characters(options.output)
-    _write_splits(options.output, open_tokenizer("gpt2"), _text(options), {})
-
-
-def _refuse_characters(folder: Path) -> None:
-    if (folder / "meta.pkl").exists():
-        raise DataError(f"{folder / 'meta.pkl'} belongs to character data; give another --output or delete it")
-
-
-def _write_splits(folder: Path, tokenizer: Tokenizer, text: str, others: dict[str, bytes]) -> None:
-    """Write the train and validation splits of a text, and the `others` files beside them."""
     from ingot.data.store.staging import writing
+    from ingot.data.tokenizers import CharTokenizer, open_tokenizer
     from ingot.runtime.files import write_atomically
 
+    text, files, meta = _text(options), {}, {}
+    tokenizer = CharTokenizer(text) if options.by_characters else open_tokenizer("gpt2")
+    if isinstance(tokenizer, CharTokenizer):
+        say(f"all the unique characters: {tokenizer.characters}")
+        say(f"vocab size: {tokenizer.vocab_size:,}")
+        meta[META] = meta_bytes(tokenizer)
     end = int(len(text) * TRAIN_FRACTION)
-    train, val = (tokenizer.encode(part).astype("<u2").tobytes() for part in (text[:end], text[end:]))
-    for name, content in {"train.bin": train, "val.bin": val, **others}.items():
-        with writing(folder / name):
-            write_atomically(folder / name, content)
-        if name.endswith(".bin"):
-            say(f"{name.removesuffix('.bin')} has {len(content) // 2:,} tokens")
+    for split, part in (("train", text[:end]), ("val", text[end:])):
+        ids = tokenizer.encode(part).astype("<u2")
+        files[f"{split}.bin"] = ids.tobytes()
+        say(f"{split} has {len(ids):,} tokens")
+    for name, content in {**files, **meta}.items():
+        with writing(options.output / name):
+            write_atomically(options.output / name, content)
 
 
 def _text(options: Namespace) -> str:
@@ -132,8 +118,7 @@ def _text(options: Namespace) -> str:
         if not path.exists() and options.input is None:
             _download(path)
         with readable(path, DataError):
-            text = path.read_bytes().decode()
-        text = text.replace("\r\n", "\n").replace("\r", "\n")  # universal newlines, like open() in text mode
+            text = path.read_text(encoding="utf-8")
     if len(text) < 2:
         raise DataError("the text is too short to be split; give a longer one")
     say(f"length of dataset in characters: {len(text):,}")
@@ -142,11 +127,9 @@ def _text(options: Namespace) -> str:
 
 def _bundled() -> Iterator[str]:
     """Yield the bundled works of Shakespeare: a different, longer edition than tiny Shakespeare."""
-    from importlib.resources import files
-
     from ingot.data.prepare.cached import SAMPLES
 
-    packed = (files("ingot.data") / "samples" / SAMPLES["shakespeare"]).read_bytes()
+    packed = (resources.files("ingot.data") / "samples" / SAMPLES["shakespeare"]).read_bytes()
     return (str(json.loads(line)["text"]) for line in lzma.decompress(packed).splitlines())
 
 
@@ -182,7 +165,6 @@ def _write_documents(options: Namespace) -> None:
     from ingot.runtime.processes import cpu_count
 
     folder, workers = options.output, options.workers or cpu_count()
-    _refuse_characters(folder)
     try:
         files = [] if options.bundled else find_files(options.input or [Path(OPENWEBTEXT)])[0]
     except DataError as error:

@@ -32,7 +32,7 @@ def sample(arguments: Arguments) -> None:
     from ingot.backends.sampling import Sampling
     from ingot.backends.torch.generate import write_texts
     from ingot.backends.torch.inference import TorchInference
-    from ingot.compat.nanogpt.checkpoint import open_named
+    from ingot.compat.nanogpt.checkpoint import count_parameters, open_named
     from ingot.compat.nanogpt.translate import device_named
     from ingot.console.progress import progress_bar
 
@@ -48,8 +48,7 @@ def sample(arguments: Arguments) -> None:
     loaded = open_named(values["init_from"], Path(values["out_dir"]), str(device), say, warn)
     backend, tokenizer = loaded.backend, loaded.tokenizer
     assert isinstance(backend, TorchInference)
-    counted = (p for name, p in backend.model.named_parameters() if name != "transformer.wpe.weight")  # as nanoGPT counts
-    say(f"number of parameters: {sum(p.numel() for p in counted) / 1e6:.2f}M")
+    say(f"number of parameters: {count_parameters(backend.model) / 1e6:.2f}M")
     if device.kind == "cuda":
         backend.cast(device.precision(PRECISIONS[values["dtype"]] if values["dtype"] else "auto"))
     elif values["dtype"] not in (None, "float32"):

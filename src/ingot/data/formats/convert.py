@@ -23,7 +23,7 @@ from ingot.data import SHARD_TOKENS, SPLITS
 from ingot.data.formats.gpt_simple_folder import DTYPES, check_windows, cut_windows, index_bytes, token_width
 from ingot.data.formats.nanogpt_folder import FILES, META, check_meta_size, meta_bytes
 from ingot.data.formats.opener import OPENERS, tokenizer_mismatch
-from ingot.data.store.dataset import Dataset, SplitRecord
+from ingot.data.store.dataset import Dataset, SplitCounts, SplitRecord
 from ingot.data.store.documents import Document, Marks, marks_of
 from ingot.data.store.shards import CHUNK_TOKENS, MAX_TOKENS, TOKEN_BYTES, ShardWriter
 from ingot.data.store.staging import check_output, staged
@@ -41,24 +41,15 @@ Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 
 
 @dataclass(frozen=True)
-class WrittenCounts:
-    """Counts of a written split; `bytes` is the size of the decoded text, None without a tokenizer."""
-
-    documents: int
-    tokens: int
-    bytes: int | None
-
-
-@dataclass(frozen=True)
 class Conversion:
-    """The result of a conversion."""
+    """The result of a conversion; `bytes` of its splits are those of the decoded text, None without a tokenizer."""
 
     source: Path
     found: str
     folder: Path
     format: str
     tokenizer: str | None
-    splits: dict[str, WrittenCounts]
+    splits: dict[str, SplitCounts]
     seconds: float
 
 
@@ -98,7 +89,7 @@ def convert(
     wide = opened.vocab_size > NARROW if opened else any(split.dtype.itemsize > TOKEN_BYTES for split in source.splits.values())
     wide = wide or (opened is None and (marks.eos or 0) >= NARROW)
     buckets = sorted({bucket.name for split in source.splits.values() for bucket in split.record.buckets})
-    counts: dict[str, WrittenCounts] = {}
+    counts: dict[str, SplitCounts] = {}
     records: dict[str, SplitRecord] = {}
     done, total = 0, sum(source.tokens.values())
     with staged(output, overwrite) as stage, ExitStack() as files:
@@ -117,7 +108,7 @@ def convert(
                         progress(2 * done, 2 * total)
             if isinstance(record := writer.close(), SplitRecord):
                 records[split] = record
-            counts[split] = WrittenCounts(writer.documents, writer.tokens, text_bytes if opened else None)
+            counts[split] = SplitCounts(writer.documents, writer.tokens, text_bytes if opened else None, None)
         if progress:
             progress(2 * total, 2 * total)
         if "train" not in counts or not counts["train"].documents:

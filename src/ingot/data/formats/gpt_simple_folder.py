@@ -154,7 +154,7 @@ class WindowSplit(Split):
         super().use_tokenizer(tokenizer)
         self.eos = marks_of(tokenizer).eos
 
-    def index(self) -> NDArray[np.uint64]:
+    def index(self) -> NDArray[np.uint64] | None:
         return self._starts
 
     def document_repeats(self) -> NDArray[np.uint16] | None:

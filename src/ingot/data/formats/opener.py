@@ -72,7 +72,8 @@ def detect(path: Path) -> str | None:
 def _refuse(path: Path) -> str:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     if text := next((file for file in files if kind_of(file)), None):
-        raise DataError(f"{path} holds text ({text.name}) and no tokens; prepare it with: {prepare_command(path, 'DIR')}")
+        advice = f"prepare it with: {prepare_command(path, 'DIR')}"
+        raise DataError(f"{path} holds text ({text.name}) and no tokens", advice=advice)
     raise DataError(f"no token data at {path}; looked for {LOOKED_FOR}; for data without a header give --from nanogpt")
 
 

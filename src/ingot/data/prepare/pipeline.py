@@ -24,7 +24,7 @@ from ingot.data import SHARD_TOKENS, SPLITS
 from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks, training_texts
 from ingot.data.prepare.holdout import Into, Piece, Rule, first_documents, hold_out_ends, spread_documents
 from ingot.data.prepare.workers import Engine, local_engine, ray_engine, workers_for
-from ingot.data.store.dataset import Manifest, SplitCounts, recorded_counts
+from ingot.data.store.dataset import Manifest, SplitCounts
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
@@ -198,7 +198,7 @@ def prepare(
         folder=output,
         tokenizer=built.kind,
         vocab_size=built.vocab_size,
-        splits={name: recorded_counts(split) for name, split in manifest.splits.items()},
+        splits={name: SplitCounts.recorded(split) for name, split in manifest.splits.items()},
         empty_documents=last.empty,
         ignored_files=len(ignored),
         continued_documents=continued,

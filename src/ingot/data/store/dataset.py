@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -161,6 +161,7 @@ class Split(TokenStream):
         self.documents, self.bytes, self.piece_bytes = record.documents, record.bytes, record.piece_bytes
         self._marks_after = marks_after
         self._mark: int | None = None
+        self._starts: NDArray[np.uint64] | None = None
 
     @property
     def is_prepared(self) -> bool:
@@ -183,10 +184,8 @@ class Split(TokenStream):
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Return the offset of each document in the stream, followed by the end of the last."""
-        return self._document_starts
-
-    @cached_property
-    def _document_starts(self) -> NDArray[np.uint64]:  # every row with a document mask needs them
+        if self._starts is not None:  # every row with a document mask needs them
+            return self._starts
         try:
             starts = self.index()
         except ValueError as problem:
@@ -199,6 +198,7 @@ class Split(TokenStream):
                     f"folder that does: ingot data convert {self.folder} --mark ID"
                 )
             starts = starts_at_marks(self.tokens, marks).astype(np.uint64)
+        self._starts = starts
         return starts
 
     def document_repeats(self) -> NDArray[np.uint16] | None:
@@ -296,20 +296,17 @@ class Dataset:
             holds_text = folder.is_dir() or (folder.is_file() and kind_of(folder))
             command = prepare_command(folder if holds_text else "FILE", "DIR" if folder.exists() else folder, fitting)
             problem = f"it has no {MANIFEST}" if folder.exists() else "there is no such folder"
-            raise DataError(f"no data at {folder}: {problem}; if you have text, prepare it with: {command}")
-        manifest = _read_manifest(folder / MANIFEST, problems)
-        tokenizer = _read_tokenizer(folder / MANIFEST, manifest, problems) if manifest is not None else None
-        records: Mapping[str, SplitRecord | None] = manifest.splits if manifest is not None else dict.fromkeys(SPLITS)
-        splits = {name: _open_split(name, folder, record, problems, strict) for name, record in records.items()}
-        splits = {name: split for name, split in splits.items() if split.is_prepared or split.paths}
+            raise DataError(f"no data at {folder}: {problem}", advice=f"if you have text, prepare it with: {command}")
+        manifest, tokenizer, splits = _read_manifest(folder / MANIFEST, problems), None, {}
+        if manifest is not None:
+            tokenizer = _read_tokenizer(folder / MANIFEST, manifest, problems)
+            splits = {name: _open_split(name, folder, record, problems, strict) for name, record in manifest.splits.items()}
         if strict and problems:
             raise problems[0].error()
         about = f"a prepared folder, {sum(split.documents for split in splits.values()):,} documents"
         dataset = cls(folder, "ingot", splits, about, manifest=manifest, problems=problems)
         if tokenizer is not None:
-            dataset.known_tokenizer = tokenizer
-            if strict:
-                dataset.use_tokenizer(tokenizer)
+            dataset.use_tokenizer(tokenizer)
         return dataset
 
     @property
@@ -375,11 +372,6 @@ class Dataset:
             tokens, documents = tokens + record.tokens, documents + record.documents
         return buckets
 
-    def documents(self, name: str, marks: Marks) -> Iterator[Document]:
-        """Yield the documents of a split in order, without their separators."""
-        for _, documents in self.split(name).bucket_documents(marks):
-            yield from documents
-
 
 def _checksum_of_ends(path: Path) -> str:
     with open_to_read(path) as file:
@@ -395,27 +387,24 @@ def prepare_command(source: Path | str, output: Path | str, tokenizer: str = "by
     return f"ingot data prepare --input {source} --tokenizer {tokenizer} --output {output}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class SplitCounts:
-    """Counts of a split; None means unknown. `bytes` is the size of the original text."""
+    """Counts of a split; None means unknown. `bytes` is the size of the original text, `piece_bytes` of the decoded tokens."""
 
     documents: int | None
     tokens: int
     bytes: int | None
-    piece_bytes: int | None  # size of the decoded tokens in bytes
-    bytes_per_token: float | None
+    piece_bytes: int | None
+    bytes_per_token: float | None = field(init=False)  # of the original text or, if its size is unknown, of the decoded tokens
 
+    def __post_init__(self) -> None:
+        known_bytes = self.piece_bytes if self.bytes is None else self.bytes
+        self.bytes_per_token = known_bytes / self.tokens if self.tokens and known_bytes is not None else None
 
-def split_counts(documents: int | None, tokens: int, size: int | None, piece_bytes: int | None) -> SplitCounts:
-    """Return the counts with the bytes per token: of the original text or, if its size is unknown, of the decoded tokens."""
-    known_bytes = piece_bytes if size is None else size
-    bytes_per_token = known_bytes / tokens if tokens and known_bytes is not None else None
-    return SplitCounts(documents, tokens, size, piece_bytes, bytes_per_token)
-
-
-def recorded_counts(record: SplitRecord) -> SplitCounts:
-    """Return the counts that dataset.json records for a split."""
-    return split_counts(record.documents, record.tokens, record.bytes, record.piece_bytes)
+    @classmethod
+    def recorded(cls, record: SplitRecord | BucketRecord) -> SplitCounts:
+        """Return the counts that dataset.json records for a split or a bucket."""
+        return SplitCounts(record.documents, record.tokens, record.bytes, record.piece_bytes)
 
 
 def tokenizer_problem(file: str, error: DataError) -> DataProblem:
@@ -439,12 +428,9 @@ def readable_shards(paths: Sequence[Path], problems: list[DataProblem]) -> tuple
     return sizes, dtype
 
 
-def _open_split(name: str, folder: Path, record: SplitRecord | None, problems: list[DataProblem], strict: bool) -> Split:
-    """Open a split from its record or, if dataset.json cannot be read, from the names of its shards."""
-    paths = sorted(folder.glob(f"{name}_*.bin")) if record is None else [folder / shard.file for shard in record.shards]
+def _open_split(name: str, folder: Path, record: SplitRecord, problems: list[DataProblem], strict: bool) -> Split:
+    paths = [folder / shard.file for shard in record.shards]
     sizes, dtype = readable_shards(paths, problems)
-    if record is None:
-        return Split(name, folder, foreign_record(folder, dict.fromkeys(paths, 0) | sizes), sizes, dtype=dtype)
     for path, shard in zip(paths, record.shards, strict=True):
         if path in sizes and sizes[path] != shard.tokens:
             problem = f"holds {sizes.pop(path):,} tokens and {MANIFEST} says {shard.tokens:,}"

@@ -139,14 +139,11 @@ def has_header(path: Path) -> bool:
         return int.from_bytes(file.read(4), "little") in {magic for magic, _ in DTYPES}
 
 
-def token_count(path: Path) -> int:
-    """Return the token count of a shard after checking its header and size."""
-    return _valid_header(path)[1]
-
-
 def open_shard(path: Path) -> NDArray[Any]:
     """Memory-map the tokens of a shard; pages are read on first access."""
-    dtype, tokens = _valid_header(path)
+    if isinstance(header := read_header(path), DataProblem):
+        raise header.error()
+    dtype, tokens = header
     return map_tokens(path, dtype, HEADER_BYTES, tokens)
 
 
@@ -180,12 +177,6 @@ def map_tokens(path: Path, dtype: str, offset: int, count: int) -> NDArray[Any]:
         raise DataError(f"cannot map {path}: {error}") from error
 
 
-def _valid_header(path: Path) -> tuple[str, int]:
-    if isinstance(header := read_header(path), DataProblem):
-        raise header.error()
-    return header
-
-
 CHUNK_TOKENS = 1 << 22  # tokens scanned at a time
 OpenTokens = Callable[[Path], NDArray[Any]]
 
@@ -213,11 +204,6 @@ class TokenStream:
                 raise DataError(f"{self.paths[number]} was replaced while it was in use; start again with the new data")
             self._maps[number] = tokens
         return tokens
-
-    @property
-    def shards(self) -> list[NDArray[Any]]:
-        """The tokens of every file."""
-        return [self.shard(number) for number in range(len(self.paths))]
 
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Copy tokens start..stop, into `out` (of any integer dtype) if it is given."""

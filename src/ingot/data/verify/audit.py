@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.store.dataset import MANIFEST, Dataset, Split, SplitCounts, recorded_counts, split_counts
+from ingot.data.store.dataset import MANIFEST, Dataset, Split, SplitCounts
 from ingot.data.store.shards import TOKEN_BYTES, DataProblem
 from ingot.data.text.text_files import adding_up
 from ingot.data.tokenizers import Tokenizer
@@ -113,8 +113,8 @@ def audit(
     for name, split in dataset.splits.items():
         sides[name], splits[name] = _audit_split(dataset, split, byte_gap, advance)
         for bucket in split.record.buckets:
-            size = bucket.bytes if split.is_prepared else None
-            splits[f"{name}/{bucket.name}"] = split_counts(bucket.documents, bucket.tokens, size, bucket.piece_bytes)
+            recorded = SplitCounts.recorded(bucket)
+            splits[f"{name}/{bucket.name}"] = recorded if split.is_prepared else replace(recorded, bytes=None)
     comparisons, val = [], sides.get("val")
     for other in trains:
         if other is not dataset:
@@ -170,9 +170,9 @@ def _audit_split(
         problems.append(DataProblem("document-index", str(split.folder / record.document_index), str(error)))
     if split.is_prepared and not (split.complete and split.tokens == record.tokens):
         index = None
-    recorded = recorded_counts(record) if split.is_prepared else None
+    recorded = SplitCounts.recorded(record) if split.is_prepared else None
     if tokenizer is None:
-        return None, recorded or split_counts(None, split.tokens, None, None)
+        return None, recorded or SplitCounts(None, split.tokens, None, None)
     counts, starts = count_documents(split, tokenizer, index, advance)
     side = ComparedSplit(split, starts, tokenizer)
     fits = _check_range(side, counts, problems)
@@ -180,8 +180,8 @@ def _audit_split(
     if marked and split.complete and split.is_prepared and (index is not None or tokenizer.bos is not None):
         _check_bytes(side, counts, byte_gap, problems)
     if not (fits and _check_round_trip(side, problems) and marked):
-        return None, recorded or split_counts(None, split.tokens, None, None)
-    return side, recorded or split_counts(len(starts) - 1, split.tokens, None, counts.piece_bytes)
+        return None, recorded or SplitCounts(None, split.tokens, None, None)
+    return side, recorded or SplitCounts(len(starts) - 1, split.tokens, None, counts.piece_bytes)
 
 
 def _check_range(side: ComparedSplit, counts: TokenCounts, problems: list[DataProblem]) -> bool:

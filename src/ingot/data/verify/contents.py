@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ingot.data.formats.opener import open_tokens
 from ingot.data.formats.shard_folder import paired_tokenizer
-from ingot.data.store.dataset import MANIFEST, Bucket, Dataset, Split, SplitCounts, split_counts, tokenizer_problem
+from ingot.data.store.dataset import MANIFEST, Bucket, Dataset, Split, SplitCounts, tokenizer_problem
 from ingot.data.store.documents import starts_at_marks
 from ingot.data.store.shards import TOKEN_BYTES, DataProblem
 from ingot.data.text.text_files import adding_up
@@ -124,7 +124,7 @@ class Lengths:
     histogram: list[dict[str, int]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class SplitInspection(SplitCounts):
     """The contents of a split: counts, ids and documents.
 
@@ -215,5 +215,4 @@ def _inspect(tokenizer: Tokenizer, split: Split | Bucket, top: int, beginnings: 
             shown.append({"document": number, "token": begin, "tokens": end - begin, "text": words})
 
     size = split.bytes if split.is_prepared else None
-    counted = vars(split_counts(documents, split.tokens, size, counts.piece_bytes))
-    return SplitInspection(**counted, vocabulary=vocabulary, lengths=lengths, beginnings=shown)
+    return SplitInspection(documents, split.tokens, size, counts.piece_bytes, vocabulary, lengths, shown)

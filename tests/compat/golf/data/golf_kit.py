@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import ingot
 from ingot.compat.golf import export_shards as golf_data
-from ingot.compat.golf.export_shards import export, load_specs
+from ingot.compat.golf.export_shards import Export, load_specs
 from ingot.data.hub import Hub
 from ingot.data.store.shards import open_shard
 
@@ -20,7 +20,7 @@ THREE = ["é1", "", "two words here"]
 SENTENCE = "the cat sat on the mat and saw 12 more cats come to the house where a dog was at rest"
 TEXTS = [" ".join(SENTENCE.split()[i % 7 :: 1 + i % 3]) + "." for i in range(60)]
 VARIABLES = (
-    "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX", golf_data.THREADS, golf_data.BATCH_SIZE,
+    "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX", golf_data.THREADS,
     "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE",
 )  # fmt: skip
 
@@ -66,7 +66,7 @@ class Folder:
             hub = Hub(REPO)
             hub.offline = True
         request = {"val_documents": 1, "chunk_tokens": 500, "notify": self.lines.append, **request}
-        return SimpleNamespace(**export(self.path, self.specs(*(records or [BYTE]), **options), hub, "datasets", **request))
+        return SimpleNamespace(**Export(self.path, self.specs(*(records or [BYTE]), **options), hub, "datasets", **request).run())
 
     def split(self, dataset, split):
         return [open_shard(path).tolist() for path in sorted((self / f"datasets/{dataset}").glob(f"fineweb_{split}_*.bin"))]

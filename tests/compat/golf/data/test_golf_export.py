@@ -16,11 +16,11 @@ from toy_tokenizers import sentencepiece_file, shared
 
 from ingot.compat.golf import export_shards as golf_data
 from ingot.compat.golf.download import plan_files
-from ingot.compat.golf.export_shards import download_hf_docs_and_tokenize, export, load_specs, vocabulary_lines
+from ingot.compat.golf.export_shards import Export, download_hf_docs_and_tokenize, load_specs, vocabulary_lines
 from ingot.data.hub import Hub
 from ingot.data.prepare.blocks import EveryText, encode_block, text_blocks
 from ingot.data.store.dataset import Dataset
-from ingot.data.store.shards import token_count
+from ingot.data.store.shards import open_shard
 from ingot.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, open_tokenizer
 from ingot.data.verify.audit import audit
 from ingot.errors import ConfigError, DataError
@@ -87,11 +87,12 @@ def test_documents_without_text_keep_their_place(texts, batch):
     assert found == list(chain.from_iterable(map(byte_ids, texts)))
 
 
-def test_what_is_written_depends_neither_on_workers_nor_on_batches(tmp_path):
+def test_what_is_written_depends_neither_on_workers_nor_on_batches(tmp_path, monkeypatch):
     contents = []
-    for number, (workers, batch) in enumerate([(1, None), (1, 1), (2, 7)]):
+    for number, (workers, batch) in enumerate([(1, 1024), (1, 1), (2, 7)]):
+        monkeypatch.setattr(golf_data, "BATCH", batch)
         folder = Folder(tmp_path / str(number), [*TEXTS, "", "end"])
-        folder(workers=workers, batch=batch, val_documents=9, chunk_tokens=100)
+        folder(workers=workers, val_documents=9, chunk_tokens=100)
         content = folder.content()
         del content["dataset.json"]  # which names the input
         contents.append(content)
@@ -186,11 +187,11 @@ from pathlib import Path
 from ingot.data.prepare import pipeline
 from ingot.data.hub import Hub
 from ingot.compat.golf import export_shards
-from ingot.compat.golf.export_shards import export
-from ingot.compat.golf.export_shards import load_specs
+from ingot.compat.golf.export_shards import Export, load_specs
 
 pipeline.SAVE_TOKENS = 200
 export_shards.REPORT_DOCUMENTS = 40
+export_shards.BATCH = 4
 hub = Hub("owner/golf")
 hub.offline = True
 
@@ -199,8 +200,7 @@ def notify(line):
     if "of 60 documents" in line and sys.argv[3] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
 
-export(Path(sys.argv[1]), load_specs(Path(sys.argv[2])), hub, "", val_documents=9, chunk_tokens=100,
-       workers=1, batch=4, notify=notify)
+Export(Path(sys.argv[1]), load_specs(Path(sys.argv[2])), hub, "", 9, 100, workers=1, notify=notify).run()
 """
 
 
@@ -303,7 +303,7 @@ def test_the_exported_specs_export_the_same_again(folder, tmp_path):
     again = Folder(tmp_path / "again", TEXTS)
     hub = Hub(REPO)
     hub.offline = True
-    export(again.path, load_specs(folder / "tokenizer_config.export.json"), hub, "datasets", val_documents=1, chunk_tokens=500)
+    Export(again.path, load_specs(folder / "tokenizer_config.export.json"), hub, "datasets", 1, 500).run()
     assert again.manifest() == folder.manifest()
 
 
@@ -417,8 +417,7 @@ def offline(monkeypatch):
 
 
 def test_the_script_prints_what_it_made_and_json_if_asked(folder, offline, capsys, monkeypatch):
-    for name in (golf_data.THREADS, golf_data.BATCH_SIZE):
-        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv(golf_data.THREADS, "0")
     folder.docs(TEXTS)
     words = ["--output-root", folder.path, "--num-val-docs", "2", "--tokenizer-train-docs", "50", "--chunk-tokens", "1000"]
     code, out, err = run(capsys, *words)
@@ -447,11 +446,10 @@ def test_a_mistake_is_one_line_and_the_exit_code_of_its_class(folder, offline, c
     assert line.startswith("download_hf_docs_and_tokenize.py: error: ") and said in line
 
 
-@pytest.mark.parametrize("name", [golf_data.THREADS, golf_data.BATCH_SIZE])
-def test_a_variable_that_is_no_number_is_refused(folder, offline, capsys, monkeypatch, name):
-    monkeypatch.setenv(name, "many")
+def test_a_variable_that_is_no_number_is_refused(folder, offline, capsys, monkeypatch):
+    monkeypatch.setenv(golf_data.THREADS, "many")
     code, _, err = run(capsys, "--output-root", folder.path)
-    assert code == 2 and f"{name}='many' is not a whole number" in err
+    assert code == 2 and f"{golf_data.THREADS}='many' is not a whole number" in err
 
 
 def test_an_output_is_required(capsys):
@@ -478,7 +476,7 @@ def test_the_program_exports_from_a_hub(repository, tmp_path):
     assert made["docs_meta"]["remote_root"] == "elsewhere"
     assert [entry["stats"]["docs_val"] for entry in made["datasets"]] == [5, 5]
     shard = tmp_path / "out/datasets/fineweb10B_sp290/fineweb_train_000000.bin"
-    assert token_count(shard) == made["datasets"][1]["stats"]["tokens_train"]
+    assert len(open_shard(shard)) == made["datasets"][1]["stats"]["tokens_train"]
 
 
 def test_real_documents_give_the_published_tokenizers_tokens(tmp_path):

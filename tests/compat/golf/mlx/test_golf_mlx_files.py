@@ -129,7 +129,7 @@ def test_a_half_written_npz_is_refused_with_its_name(mlx: MLXGolf, whole: tuple[
     (tmp_path / "half.npz").write_bytes(content[: len(content) // 2])
     said = mlx.refuses(4, EVAL_ONLY_PATH="half.npz")
     assert said.startswith("EVAL_ONLY_PATH=half.npz is not a model that golf wrote, or it is damaged: ")
-    assert mlx.refuses(4, EVAL_ONLY_PATH="none.npz") == "there is no file none.npz"
+    assert mlx.refuses(4, EVAL_ONLY_PATH="none.npz") == "none.npz cannot be read: No such file or directory"
 
 
 def test_a_pipe_or_a_device_is_refused_and_not_read_for_ever(mlx: MLXGolf, tmp_path: Path) -> None:
