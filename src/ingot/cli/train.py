@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from ingot.cli.arguments import (
-    AsJson,
-    ConfigFile,
-    RecipeName,
-    ScoreOption,
-    StopExitCode,
-    given_settings,
-    resolve_config,
-)
+from ingot.cli.arguments import AsJson, ConfigFile, RecipeName, ScoreOption, StopExitCode, given_settings, resolve_config
 from ingot.console.entry import STARTED_AT, process_start, warn
 from ingot.console.output import for_reader, print_columns, print_json
 from ingot.console.progress import duration, work_line
