@@ -203,7 +203,7 @@ class LiveReporter(LineReporter):
         self._left = _left(report.max_steps, report.resumed_at, report.budget_seconds, report.elapsed_seconds)
         model, data = f"{report.parameters:,} parameters on {report.device}", f"{report.train_tokens:,} train tokens"
         resumed = f"resumed_at step {report.resumed_at:,}" if report.resumed_at else ""
-        self._write("  ".join(filter(None, (report.run, model, data, resumed, self._left))))  # log.txt has the kernels too
+        self._write("  ".join(filter(None, (model, data, resumed, self._left))))  # log.txt has the kernels and the micro-batch
 
     def step(self, report: StepReport, log: bool) -> None:
         self._left = _left(report.max_steps, report.step, report.budget_seconds, report.elapsed_seconds)
