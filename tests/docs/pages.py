@@ -32,7 +32,6 @@ ELSEWHERE = {
     "--task-data": "needs the files of the tasks; tests/inference/test_tasks has made-up ones",
     "task_data": "needs the files of the tasks; tests/train/test_task_runs has made-up ones",
     "ollama ": "needs ollama; tests/artifact/test_gguf has llama.cpp where it is installed",
-    "ray": "needs the extra ray; tests/data/prepare has it where it is installed",
     "nproc_per_node=2": "takes long to start; tests/compat/nanogpt/test_nanogpt_resume has it",
     "nproc_per_node=8": "needs eight GPUs",
     "nproc-per-node 8": "needs eight GPUs",

@@ -29,7 +29,7 @@ PATH_NAMES = ("path", "dir", "file", "input", "output", "tokenizer", "weights", 
 # A process or a compilation takes seconds, so they are hardly asked for here; tests/cli has tests of them.
 FEW = ("workers", "num_workers", "threads")
 NEVER_TRUE = ("compile", "score")
-NEVER = ("--nproc-per-node", "--nproc_per_node", "--nnodes", "--engine", "--ray-address", "--score", "--probe")
+NEVER = ("--nproc-per-node", "--nproc_per_node", "--nnodes", "--score", "--probe")
 LARGE = 1000
 SOUND = {
     "integer": ("1", "2", "3", "4", "8", "16", "32"),

@@ -239,8 +239,6 @@ def prepare_command(
     skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Leave out files in another encoding.")] = False,
     shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file.")] = SHARD_TOKENS,
     workers: Annotated[int | None, Option(metavar="N", help="Processes that tokenize. Default: one per CPU.")] = None,
-    engine: Annotated[Literal["local", "ray"], Option(help="local: processes on this machine. ray: a Ray cluster.")] = "local",
-    ray_address: Annotated[str | None, Option(metavar="ADDRESS", help="Ray cluster, or auto. Default: start one.")] = None,
     force: Annotated[bool, Option("--force", help="Replace the output if it is a dataset.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -273,8 +271,6 @@ def prepare_command(
             shard_tokens=shard_tokens,
             overwrite=force,
             workers=workers,
-            engine=engine,
-            ray_address=ray_address,
             progress=progress,
         )
     if as_json:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # The train_gpt.py of a golf submission that carries this package, if this is one.
@@ -71,17 +71,6 @@ def _without_users_folders() -> list[str]:
     script = getattr(sys.modules["__main__"], "__file__", None)
     users = [Path.cwd(), *([Path(script).resolve().parent] if script else [])]
     return [entry for entry in sys.path if Path(entry).resolve() not in users]
-
-
-@contextmanager
-def away_from_the_users_folder() -> Iterator[None]:
-    """Run a block in Python's own folder and with a child's sys.path: Ray passes both on to its workers."""
-    before, sys.path[:] = list(sys.path), import_path()
-    with chdir(sys.prefix):
-        try:
-            yield
-        finally:
-            sys.path[:] = before
 
 
 def shield_compile_workers() -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,7 +154,7 @@ def test_reading_waits_for_writing():
             ahead.append(read - written)
             yield ["x"]
 
-    for _ in in_order(blocks(), lambda block: block, lambda block: encode_block(ByteTokenizer(), block), 5):
+    for _ in in_order(blocks(), lambda block: SimpleNamespace(result=lambda: encode_block(ByteTokenizer(), block)), 5):
         written += 1
     assert (read, written, max(ahead)) == (100, 100, 5)
 
@@ -170,9 +171,9 @@ def test_large_documents_are_not_read_ahead(small_blocks):
         nonlocal begun, most
         begun += 1
         most = max(most, begun)
-        return block
+        return SimpleNamespace(result=lambda: finish(block))
 
-    list(in_order((["x" * 5000] for _ in range(20)), begin, finish, 5))
+    list(in_order((["x" * 5000] for _ in range(20)), begin, 5))
     assert most == 1
 
 

@@ -16,14 +16,14 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ingot.data import SHARD_TOKENS, SPLITS
 from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks, training_texts
 from ingot.data.prepare.holdout import Into, Piece, Rule, first_documents, hold_out_ends, spread_documents
-from ingot.data.prepare.workers import Engine, local_engine, ray_engine, workers_for
+from ingot.data.prepare.workers import Engine, local_engine, workers_for
 from ingot.data.store.dataset import Manifest, SplitCounts
 from ingot.data.store.shards import MAX_TOKENS
 from ingot.data.store.staging import StagedFolder, check_output, staged
@@ -53,7 +53,6 @@ FEW_DOCUMENTS = 20  # up to this many documents, the end of each is held out; wi
 VAL_FRACTION = 0.1
 Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 RuledBlocks = Iterator[tuple[Rule, Block]]
-EngineName = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
@@ -87,15 +86,13 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     overwrite: bool = False,
     workers: int | None = None,
-    engine: EngineName = "local",
-    ray_address: str | None = None,
     progress: Progress | None = None,
 ) -> Prepared:
     """Tokenize text files, and folders of them, into a prepared folder for training.
 
     `tokenizer` is char, bpe:N or a name for `open_tokenizer`, which also receives `bos`; None chooses by the size of the text.
     `encoding` applies to all files; with `skip_unreadable` files that cannot be decoded are skipped. `workers` is the number of
-    encoding processes, by default one per CPU, or the number of CPUs of a Ray cluster; the result does not depend on it.
+    encoding processes, by default one per CPU; the result does not depend on it.
     `buckets` are the files of each bucket in both splits; `inputs` then only records where they came from.
     """
     started = time.monotonic()
@@ -108,8 +105,6 @@ def prepare(
         },
         shard_tokens,
         workers,
-        engine,
-        ray_address,
     )
     check_output(output, overwrite)
     opened = open_unless_learned(tokenizer or "byte", bos)  # before inputs are downloaded
@@ -179,10 +174,7 @@ def prepare(
         "the tokens in a file": shard_tokens,
         "the size of a block": BLOCK_BYTES,
     }
-    if engine == "ray":
-        encoders = ray_engine(built, ray_address, workers)
-    else:
-        encoders = local_engine(built, workers or workers_for(built, total))
+    encoders = local_engine(built, workers or workers_for(built, total))
     with staged(output, overwrite, work, is_sound) as stage:
         manifest, last, continued = fill_folder(
             stage,
@@ -293,9 +285,7 @@ def _piece_blocks(pieces: Iterable[Piece]) -> RuledBlocks:
         yield from ((Into(split), block) for block in text_blocks((text for _, text in group), BLOCK_BYTES))
 
 
-def _check_options(
-    held_out_by: Mapping[str, Any], shard_tokens: int, workers: int | None, engine: EngineName, ray_address: str | None
-) -> None:
+def _check_options(held_out_by: Mapping[str, Any], shard_tokens: int, workers: int | None) -> None:
     given = [name for name, value in held_out_by.items() if value is not None]
     if len(given) > 1:
         raise ConfigError(f"{given[0]} and {given[1]} both choose the validation text; give one of them")
@@ -308,5 +298,3 @@ def _check_options(
         raise ConfigError(f"--shard-tokens {shard_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers} is out of range; give 1 or more, or leave it out to use all processors")
-    if ray_address is not None and engine != "ray":
-        raise ConfigError("--ray-address is for --engine ray; give both or neither")

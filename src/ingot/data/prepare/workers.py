@@ -1,4 +1,4 @@
-"""Encode blocks of documents, in order, with any number of worker processes or a Ray cluster.
+"""Encode blocks of documents, in order, with any number of worker processes.
 
 Workers are plain child processes that read blocks from one pipe and write ids to another: they do not import the main program,
 and exit when it does, even if it is killed.
@@ -6,45 +6,32 @@ and exit when it does, even if it is killed.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import re
-import socket
 import subprocess
-import sys
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from functools import lru_cache
-from importlib import import_module
-from typing import Any, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from ingot.data.prepare.blocks import BLOCK_BYTES, Block, encode_block, size_of
 from ingot.data.store.writer import Encoded
 from ingot.data.tokenizers import Tokenizer, from_spec
-from ingot.errors import ConfigError, IngotError, RunError
-from ingot.runtime.processes import away_from_the_users_folder, cpu_count, python_command
+from ingot.errors import IngotError, RunError
+from ingot.runtime.processes import cpu_count, python_command
 
 SMALL_BYTES = 1 << 23  # inputs up to this size are encoded faster than worker processes start
 BLOCKS_AHEAD = 8  # blocks in flight per worker: read but not yet written
-RAY_RETRIES = 10  # retries of a task whose process or machine died
-RAY_CONNECT_SECONDS = 10
-LOCAL = "local"  # Ray's address for a temporary cluster on this machine
 BOOT = "from ingot.data.prepare.workers import run_worker; run_worker()"
 
-T = TypeVar("T")
 Engine = Callable[[Iterable[Block]], Iterator[Encoded]]
 
 
-def in_order(
-    blocks: Iterable[Block], begin: Callable[[Block], T], finish: Callable[[T], Encoded], ahead: int
-) -> Iterator[Encoded]:
-    """Call `begin` on each block and yield the results of `finish` in order, with at most `ahead` blocks in flight."""
-    waiting: deque[tuple[T, int]] = deque()
+def in_order(blocks: Iterable[Block], submit: Callable[[Block], Future[Encoded]], ahead: int) -> Iterator[Encoded]:
+    """Submit each block and yield the results in order, with at most `ahead` blocks in flight."""
+    waiting: deque[tuple[Future[Encoded], int]] = deque()
     size = 0
     problem: IngotError | None = None
     source = iter(blocks)
@@ -54,12 +41,12 @@ def in_order(
         except IngotError as error:  # raised after the blocks read before it, which may have errors too
             block, problem = None, error
         if block is not None:
-            waiting.append((begin(block), size_of(block)))
+            waiting.append((submit(block), size_of(block)))
             size += waiting[-1][1]
         while waiting and (block is None or len(waiting) >= ahead or size > ahead * BLOCK_BYTES):
-            begun, weight = waiting.popleft()
+            encoding, weight = waiting.popleft()
             size -= weight
-            yield finish(begun)
+            yield encoding.result()
         if block is None:
             break
     if problem is not None:
@@ -85,7 +72,7 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
     threads = ThreadPoolExecutor(workers)
     try:
         ahead = BLOCKS_AHEAD * workers + BLOCKS_AHEAD
-        yield lambda blocks: in_order(blocks, lambda block: threads.submit(encode, block), lambda begun: begun.result(), ahead)
+        yield lambda blocks: in_order(blocks, lambda block: threads.submit(encode, block), ahead)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
         for worker in started:
@@ -120,7 +107,9 @@ class _Worker:
             raise RunError(
                 "a worker process was killed, perhaps for lack of memory; run the same command with fewer --workers to continue"
             ) from error
-        return _checked(encoded)
+        if isinstance(encoded, IngotError):
+            raise encoded
+        return encoded  # type: ignore[no-any-return]
 
     def stop(self) -> None:
         self._process.kill()
@@ -149,67 +138,6 @@ def _encode(tokenizer: Tokenizer, block: Block) -> Encoded | IngotError:
         return error
 
 
-def _checked(encoded: Encoded | IngotError) -> Encoded:
-    if isinstance(encoded, IngotError):
-        raise encoded
-    return encoded
-
-
 def workers_for(tokenizer: Tokenizer, size: int) -> int:
     """Return the default number of processes for an input of this many bytes."""
     return 1 if tokenizer.instant or size <= SMALL_BYTES else cpu_count()
-
-
-@contextmanager
-def ray_engine(tokenizer: Tokenizer, address: str | None, workers: int | None) -> Iterator[Engine]:
-    """Open an engine of Ray tasks on the cluster at `address`, else at RAY_ADDRESS, else on this machine.
-
-    `workers` is the number of processes on this machine, by default one per CPU, or the number of tasks in flight on a cluster,
-    by default enough to keep it busy.
-    """
-    try:
-        ray: Any = import_module("ray")
-    except ImportError:
-        raise ConfigError("--engine ray needs the package ray; install it with: pip install 'ingot-lm[ray]'") from None
-    address = address or os.environ.get("RAY_ADDRESS") or LOCAL
-    with ExitStack() as undo:
-        undo.enter_context(redirect_stdout(sys.stderr))  # keep Ray's messages out of the results on stdout
-        if not ray.is_initialized():
-            try:
-                if parts := re.fullmatch(
-                    r"(?:ray://)?(.+):(\d+)", address
-                ):  # check the port first, because Ray would retry for many minutes
-                    socket.create_connection((parts[1], int(parts[2])), timeout=RAY_CONNECT_SECONDS).close()
-                local = {"num_cpus": workers or cpu_count(), "include_dashboard": False} if address == LOCAL else {}
-                with warnings.catch_warnings(), away_from_the_users_folder():
-                    warnings.simplefilter("ignore")  # FutureWarnings about coming Ray versions
-                    ray.init(address, logging_level="ERROR", log_to_driver=False, **local)
-            except (OSError, ValueError, RuntimeError, OverflowError) as error:
-                raise ConfigError(
-                    f"no Ray cluster answers at {address} ({' '.join(str(error).split())[:200]}); start one with "
-                    "`ray start --head`, set RAY_AUTH_MODE=token if a token guards it (from Ray 2.59 on), or leave --ray-address "
-                    "out to use this machine"
-                ) from None
-            undo.callback(ray.shutdown)
-        task = ray.remote(max_retries=RAY_RETRIES)(_encode_on_ray)
-        spec = ray.put(json.dumps(tokenizer.spec()))
-        busy = BLOCKS_AHEAD * (1 + int(ray.cluster_resources().get("CPU", 1)))
-
-        def finish(begun: Any) -> Encoded:
-            try:
-                return _checked(ray.get(begun))
-            except ray.exceptions.RayError as error:
-                reason = " ".join(str(error).strip().splitlines()[-1:])[:300]
-                raise RunError(f"ray could not encode: {reason}; every machine needs this version of ingot") from None
-
-        ahead = busy if address == LOCAL else workers or busy
-        yield lambda blocks: in_order(blocks, lambda block: task.remote(spec, block), finish, ahead)
-
-
-def _encode_on_ray(spec: str, block: Block) -> Encoded | IngotError:
-    return _encode(_open(spec), block)
-
-
-@lru_cache(maxsize=1)
-def _open(spec: str) -> Tokenizer:
-    return from_spec(json.loads(spec))

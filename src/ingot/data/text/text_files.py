@@ -289,7 +289,7 @@ def _chunks(path: Path, advance: Callable[[int], None]) -> Iterator[bytes]:
                 f"reading {path} needs the package zstandard; install it with: pip install 'ingot-lm[zst]'"
             ) from None
         make, codec_error = zstandard.ZstdDecompressor(max_window_size=ZST_WINDOW).decompressobj, zstandard.ZstdError
-    unpacker = make and make()
+    unpacker: Any = make and make()
     with open_to_read(path) as file:
         while piece := file.read(PIECE_BYTES if make else CHUNK_BYTES):
             advance(len(piece))
