@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ingot.console.charts import Line, Panel, panel_lines
+from ingot.console.charts import Panel, panel_lines
 
 
-def falling(name: str = "first", by: float = 1.0) -> Line:
-    return Line(name, [(step, 5.0 - by * step / 100) for step in range(1, 101)])
+def falling(name: str = "first", by: float = 1.0) -> tuple[str, list[tuple[float, float]]]:
+    return (name, [(step, 5.0 - by * step / 100) for step in range(1, 101)])
 
 
 def test_a_falling_curve_goes_from_the_upper_left_to_its_letter_in_the_lower_right():
@@ -40,7 +40,7 @@ def test_no_line_is_wider_than_the_terminal():
 
 def test_one_point_and_a_level_curve_are_drawn():
     for points in ([(1.0, 2.0)], [(1.0, 2.0), (5.0, 2.0)]):
-        assert "a" in "".join(panel_lines(Panel("loss", "steps", [Line("x", points)]), width=60)[1:13])
+        assert "a" in "".join(panel_lines(Panel("loss", "steps", [("x", points)]), width=60)[1:13])
 
 
 def test_colours_change_nothing_but_colours():

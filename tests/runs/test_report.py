@@ -47,7 +47,7 @@ def test_plain_lines_tell_every_event_once():
 def test_a_terminal_gets_a_short_first_line_without_kernels_and_micro_batch(capsys):
     LiveReporter().begin(replace(BEGIN, max_steps=40))
     err = capsys.readouterr().err
-    assert "r  1,234 parameters on cpu  5,000 train tokens  40 steps left\n" in err
+    assert "1,234 parameters on cpu  5,000 train tokens  40 steps left\n" in err
     assert "attention" not in err and "micro_batch" not in err
 
 

@@ -98,7 +98,7 @@ def _data(run: Run) -> tuple[str | None, str | None]:
 
 def _status_lines(records: Sequence[dict[str, Any]]) -> list[str]:
     """Format one run as a list of facts, several runs as a table."""
-    facts = [_status_facts(record) for record in records]
+    facts = list(map(_status_facts, records))
     if len(facts) == 1:
         return columns([(name, value) for name, value in facts[0].items() if value])
     names = [name for name in facts[0] if name not in ("checkpoint", "process", "error")]

@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from ingot.cli.arguments import (
-    AsJson,
-    ConfigFile,
-    RecipeName,
-    ScoreOption,
-    StopExitCode,
-    given_settings,
-    resolve_config,
-)
+from ingot.cli.arguments import AsJson, ConfigFile, RecipeName, ScoreOption, StopExitCode, given_settings, resolve_config
 from ingot.console.entry import STARTED_AT, process_start, warn
 from ingot.console.output import for_reader, print_columns, print_json
 from ingot.console.progress import duration, work_line
@@ -118,19 +110,24 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
     from ingot.config.loading import load_config
     from ingot.runs.folder import RunFolder
     from ingot.runs.view import Run
+    from ingot.runtime.files import file_sha256
     from ingot.train.resume import decisive_settings, saved_config
 
     own = {"training.output_dir": str(folder), "training.resume": "auto"}
     for name in own.keys() & given.keys():
         raise ConfigError(f"{name} cannot be set when {folder} is resumed; leave {name} or the run out")
-    run, run_folder = Run.open(folder), RunFolder(folder)
-    resolved = load_config(file=run.config_path, overrides={**run_folder.besides_config(), **given, **own})
+    run = Run.open(folder)
+    last = RunFolder(folder).environment()
+    besides = last.get("besides_config")  # settings that the last session used beyond a config.yaml that it did not write
+    overrides = {**(besides if isinstance(besides, dict) else {}), **given, **own}
+    resolved = load_config(file=run.config_path, overrides=overrides)
     if (saved := saved_config(folder)) is not None:
         before, now = decisive_settings(saved), decisive_settings(resolved.config)
         changed = [name for name in before.keys() & now.keys() - given.keys() if before[name] != now[name]]
         if changes := "; ".join(Change(name, before[name], now[name]).render() for name in sorted(changed)):
             report(f"{run.config_path} has changed since the newest checkpoint: {changes}")
-    return replace(resolved, files=()) if run_folder.wrote_config() else resolved
+    wrote_config = last.get("config_sha256") == file_sha256(run.config_path)  # and nobody has edited it since
+    return replace(resolved, files=()) if wrote_config else resolved
 
 
 def _print_result(result: TrainingResult, limit: int | None) -> None:

@@ -171,7 +171,6 @@ def generate(
     stop_at_end: Annotated[bool | None, Option(help="Stop at the document's end. Default: only with --input.")] = None,
     return_full_text: Annotated[bool, Option("--return-full-text", help="JSON lines: begin with the prompt.")] = False,
     stream: Annotated[bool, Option("--stream", help="Flush every piece of text; JSON lines: print each.")] = False,
-    cache: Annotated[bool, Option("--cache/--no-cache", help="Keep keys and values instead of recomputing them.")] = True,
     which: Which = "latest",
     dtype: Dtype = None,
     tokenizer: TokenizerName = None,
@@ -193,7 +192,6 @@ def generate(
         seed=seed,
         stop_at_end=prompts_file is not None if stop_at_end is None else stop_at_end,
         return_full_text=return_full_text,
-        use_cache=cache,
     )
     if problems := [problem.replace(", or null", "").partition(" ") for problem in options.problems()]:
         raise ConfigError("; ".join(f"--{name.replace('_', '-')} {problem}" for name, _, problem in problems))

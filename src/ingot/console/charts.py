@@ -21,31 +21,24 @@ COLOURS = ("36", "33", "35", "32", "34", "31")
 MIN_WIDTH = 20  # minimum width of a plot in cells
 
 
-class Line(NamedTuple):
-    """A named curve."""
-
-    name: str
-    points: Points
-
-
 class Panel(NamedTuple):
-    """A chart of several lines; each line has at least one point."""
+    """A chart of several lines by name; each line has at least one point."""
 
     title: str
     axis: str  # label of the horizontal axis
-    lines: Sequence[Line]
+    lines: Sequence[tuple[str, Points]]
 
 
 def run_panels(curves: Mapping[str, Curves], axis: str, speed: bool = False) -> list[Panel]:
     """Return panels for loss, bits per byte, accuracies and, with `speed`, tokens per second, with a line per run."""
     tasks = [(run, task, points) for run, curve in curves.items() for task, points in curve.tasks.items()]
     panels = {
-        "training loss, nats per token": [Line(name, curve.loss) for name, curve in curves.items()],
-        "validation, bits per byte": [Line(name, curve.val_bpb) for name, curve in curves.items()],
-        "tasks, accuracy": [Line(task if len(curves) == 1 else f"{run} {task}", points) for run, task, points in tasks],
-        "tokens per second": [Line(name, curve.tokens_per_second) for name, curve in curves.items() if speed],
+        "training loss, nats per token": [(name, curve.loss) for name, curve in curves.items()],
+        "validation, bits per byte": [(name, curve.val_bpb) for name, curve in curves.items()],
+        "tasks, accuracy": [(task if len(curves) == 1 else f"{run} {task}", points) for run, task, points in tasks],
+        "tokens per second": [(name, curve.tokens_per_second) for name, curve in curves.items() if speed],
     }
-    drawn = {title: [line for line in lines if line.points] for title, lines in panels.items()}
+    drawn = {title: [(name, points) for name, points in lines if points] for title, lines in panels.items()}
     return [Panel(title, axis, lines) for title, lines in drawn.items() if lines]
 
 
@@ -57,10 +50,10 @@ def figure(panels: Sequence[Panel], text: str = "") -> Any:
     drawn = Figure(figsize=(WIDTH * count, HEIGHT), layout="constrained")
     for number, panel in enumerate(panels, 1):
         axes = drawn.add_subplot(1, count, number)
-        for line in panel.lines:
-            xs, ys = zip(*line.points, strict=True)
+        for name, points in panel.lines:
+            xs, ys = zip(*points, strict=True)
             marker = "o" if len(xs) < MAX_MARKED_POINTS else None
-            axes.plot(xs, ys, label=f" {line.name}", linewidth=1.5, marker=marker, markersize=3)  # matplotlib hides "_name"
+            axes.plot(xs, ys, label=f" {name}", linewidth=1.5, marker=marker, markersize=3)  # matplotlib hides "_name"
         axes.set_title(panel.title, parse_math=False, fontsize=10)
         axes.set_xlabel(panel.axis)
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -82,7 +75,7 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
     def coloured(text: str, number: int) -> str:
         return f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m" if colours else text
 
-    xs, ys = ([point[axis] for line in panel.lines for point in line.points] for axis in (0, 1))
+    xs, ys = ([point[axis] for _, points in panel.lines for point in points] for axis in (0, 1))
     left, right, bottom, top = min(xs), max(xs), min(ys), max(ys)
     labels = [""] * height
     labels[0], labels[height // 2], labels[-1] = f"{top:.3f}", f"{(top + bottom) / 2:.3f}", f"{bottom:.3f}"
@@ -92,9 +85,9 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
     owner: dict[tuple[int, int], int] = {}  # (row, column) -> the curve drawn there last
     letters: dict[tuple[int, int], str] = {}
     wide, high = right - left or 1.0, top - bottom or 1.0
-    for number, line in enumerate(panel.lines):
+    for number, (_, points) in enumerate(panel.lines):
         places = [
-            (round((x - left) / wide * (2 * columns - 1)), round((y - bottom) / high * (4 * height - 1))) for x, y in line.points
+            (round((x - left) / wide * (2 * columns - 1)), round((y - bottom) / high * (4 * height - 1))) for x, y in points
         ]
         for (x, y), (to_x, to_y) in zip(places, places[1:] or places, strict=False):
             steps = max(abs(to_x - x), abs(to_y - y), 1)
@@ -117,9 +110,9 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
     lines.append(f"{'':>{margin}} └{'─' * columns}")
     first, last = f"{left:,.0f}", f"{right:,.0f} {panel.axis}"
     lines.append(f"{'':>{margin}}  {first}{last:>{columns - len(first)}}")
-    names = max(len(line.name) for line in panel.lines)
-    for number, line in enumerate(panel.lines):
-        lines.append(f"{coloured(ascii_lowercase[number % 26], number)} {line.name:<{names}}  {line.points[-1][1]:.4f}")
+    names = max(len(name) for name, _ in panel.lines)
+    for number, (name, points) in enumerate(panel.lines):
+        lines.append(f"{coloured(ascii_lowercase[number % 26], number)} {name:<{names}}  {points[-1][1]:.4f}")
     return lines
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Self, TextIO
 
+from ingot.console.entry import warn
 from ingot.errors import shown
 from ingot.runs.reporter import BeginReport, EvaluationReport, LineReporter, Reporter, StepReport
 from ingot.runtime.ranks import ranks_from_environment
@@ -180,16 +181,11 @@ def make_reporter() -> Iterator[Reporter]:
     if not ranks_from_environment().first:
         yield Reporter()
     elif not is_terminal(sys.stderr):
-        yield LineReporter(_to_stderr)
+        yield LineReporter(warn)
     else:
         live = LiveReporter()
         with live.line:
             yield live
-
-
-def _to_stderr(line: str) -> None:
-    with suppress(OSError, ValueError):  # the terminal or pipe may be closed; log.txt has all lines
-        print(shown(line), file=sys.stderr, flush=True)
 
 
 class LiveReporter(LineReporter):
@@ -206,7 +202,8 @@ class LiveReporter(LineReporter):
     def begin(self, report: BeginReport) -> None:
         self._left = _left(report.max_steps, report.resumed_at, report.budget_seconds, report.elapsed_seconds)
         model, data = f"{report.parameters:,} parameters on {report.device}", f"{report.train_tokens:,} train tokens"
-        self._write("  ".join(filter(None, (report.run, model, data, self._left))))  # log.txt has kernels and micro-batch too
+        resumed = f"resumed_at step {report.resumed_at:,}" if report.resumed_at else ""
+        self._write("  ".join(filter(None, (model, data, resumed, self._left))))  # log.txt has the kernels and the micro-batch
 
     def step(self, report: StepReport, log: bool) -> None:
         self._left = _left(report.max_steps, report.step, report.budget_seconds, report.elapsed_seconds)
@@ -266,7 +263,7 @@ def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Cal
     The second function takes the task, the amount done, the total and, where it changes, the name to show.
     """
     if not is_terminal(sys.stderr):
-        yield _to_stderr, None
+        yield warn, None
         return
     work, part = Work(what, unit), what
     with StatusLine(lambda width: fit(work.parts(width), width)) as line:

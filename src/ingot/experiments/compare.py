@@ -74,22 +74,13 @@ class Comparison:
     a: Side
     b: Side
     test: Welch
-    needed: int | None  # runs per side for p < LEVEL if means and standard deviations stay the same; None if too many
+    more: tuple[int, int] | None  # seeds that each side still needs for p < LEVEL; None if too many to be worthwhile
     differing: dict[str, tuple[Any, Any]]  # settings that differ between the sides
     notes: tuple[str, ...]
 
     @property
     def difference(self) -> float:
         return self.b.mean - self.a.mean
-
-    @property
-    def more(self) -> tuple[int, int] | None:
-        """Return how many more seeds each side needs; None if too many to be worthwhile."""
-        if self.test.p < LEVEL:
-            return 0, 0
-        if self.needed is None:
-            return None
-        return max(0, self.needed - len(self.a.runs)), max(0, self.needed - len(self.b.runs))
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", read: Reader | None = None) -> Comparison:
@@ -99,7 +90,9 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
     if both := {path.resolve() for path in a} & {path.resolve() for path in b}:
         raise ConfigError(f"{min(both)} is given on both sides, which are then not independent; leave it out of one")
     check_same_text(runs, score)
-    test, needed = welch(sides[0].scores, sides[1].scores), seeds_needed(sides[0].scores, sides[1].scores, LEVEL)
+    first_scores, second_scores = sides[0].scores, sides[1].scores
+    test, needed = welch(first_scores, second_scores), seeds_needed(first_scores, second_scores, LEVEL)
+    more = None if needed is None else (max(0, needed - len(first_scores)), max(0, needed - len(second_scores)))
     first, second = (side.runs[0].settings for side in sides)
     differing = {name: (first.get(name), second.get(name)) for name in unlike([first, second])}
     parts = " and ".join(dict.fromkeys(run.part or "by all rows" for run in runs)) if any(run.part for run in runs) else ""
@@ -109,7 +102,7 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
         notes.append(f"scores are {' and '.join(kinds)}: tokens of one side saw more before them; set evaluation.stride alike")
     elif runs[0].sliding:
         notes.append(f"scores are {kinds[0]}: rows overlap, so they are below those of rows that do not")
-    return Comparison(*sides, test, needed, differing, tuple(notes))
+    return Comparison(*sides, test, (0, 0) if test.p < LEVEL else more, differing, tuple(notes))
 
 
 def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:

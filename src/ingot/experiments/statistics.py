@@ -30,10 +30,7 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
 
 
 def seeds_needed(a: Sequence[float], b: Sequence[float], level: float) -> int | None:
-    """Return how many seeds each sample needs for p < `level` if means and variances stay the same.
-
-    Return None for more than MOST_SEEDS, or if the means are equal.
-    """
+    """Return how many seeds each sample needs for p < `level` with these means and variances; None for over MOST_SEEDS."""
     difference, variances = statistics.fmean(b) - statistics.fmean(a), (statistics.variance(a), statistics.variance(b))
 
     def p(n: int) -> float:

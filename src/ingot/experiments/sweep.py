@@ -30,7 +30,6 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.errors import ConfigError, IngotError
 from ingot.experiments.compare import BYTES, SEEDS, ScoreName
 from ingot.experiments.statistics import welch
-from ingot.runs.state import read_state
 from ingot.runs.view import Run
 from ingot.runtime.files import writing_output
 from ingot.train.resume import completed_result, decisive_settings
@@ -353,13 +352,11 @@ def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, s
 
 
 def _trial_summary(trial: Trial, score: ScoreName, errors: Mapping[Path, str]) -> TrialSummary:
-    state = read_state(trial.folder)
-    if state is None:
-        status = "failed" if trial.folder in errors else "waiting"
-        return TrialSummary(str(trial.folder), trial.seed, status, None, None, 0.0, errors.get(trial.folder))
     run = Run(trial.folder)
-    status = run.status().status
-    result: dict[str, Any] = (run.result() or {}) if status == "completed" else {}
-    value, speed = result.get(score), result.get("tokens_per_second") or state.tokens_per_second
-    seconds, error = state.elapsed_seconds, errors.get(trial.folder) or state.error
-    return TrialSummary(str(trial.folder), trial.seed, status, value, speed, seconds, error)
+    record, error = run.record(), errors.get(trial.folder)
+    if record["status"] == "unreadable":  # it has not started
+        return TrialSummary(record["run"], trial.seed, "failed" if error else "waiting", None, None, 0.0, error)
+    result = (run.result() or {}) if record["status"] == "completed" else {}
+    speed = result.get("tokens_per_second") or record["tokens_per_second"]
+    error = error or record["error"]
+    return TrialSummary(record["run"], trial.seed, record["status"], result.get(score), speed, record["elapsed_seconds"], error)

@@ -24,16 +24,7 @@ from ingot.errors import CheckpointError, Setting, Unreadable, shown
 from ingot.runs.claim import LOCK, RunLock, is_lock
 from ingot.runs.metrics import LineFile, Metrics
 from ingot.runs.state import RESULT, STATE, TrainingResult, read_state, this_process, utc_now
-from ingot.runtime.files import (
-    FULL,
-    file_sha256,
-    read_dict,
-    sweep_temporaries,
-    to_json,
-    user_path,
-    write_atomically,
-    writing,
-)
+from ingot.runtime.files import FULL, read_dict, sweep_temporaries, to_json, user_path, write_atomically, writing
 from ingot.runtime.locks import FolderLock
 from ingot.runtime.machine import made_by
 
@@ -117,7 +108,7 @@ class RunFolder:
         with writing(self.path):
             # A run of any version wrote here: there is a file that only runs write, or traces of a lock.
             claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
-            marked = {"started_at", "packages", "argv"} <= (read_dict(self.environment_path) or {}).keys()
+            marked = {"started_at", "packages", "argv"} <= self.environment().keys()
             saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
             if claimed or marked or saved or read_state(self.path) is not None:
                 return
@@ -139,10 +130,7 @@ class RunFolder:
     def claim(
         self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = (), to_delete: Sequence[str] = ()
     ) -> RunLock:
-        """Create the folder if necessary, lock it for this process and remove temporary files of a killed one.
-
-        Raises an error for a folder with files that no run wrote, or with those in `also`, except what matches `to_delete`.
-        """
+        """Create the folder if necessary, check its ownership, lock it and remove temporary files of a killed process."""
         messages: list[str] = []
 
         def report(line: str) -> None:
@@ -171,15 +159,9 @@ class RunFolder:
         with writing(self.config_path):
             write_atomically(self.config_path, text)
 
-    def wrote_config(self) -> bool:
-        """Return True if config.yaml is unchanged since the last session wrote it (not edited, not written by a user)."""
-        written = (read_dict(self.environment_path) or {}).get("config_sha256")
-        return written is not None and written == file_sha256(self.config_path)
-
-    def besides_config(self) -> dict[str, Any]:
-        """Return the settings that the last session used beyond a config.yaml that it did not write."""
-        besides = (read_dict(self.environment_path) or {}).get("besides_config")
-        return besides if isinstance(besides, dict) else {}
+    def environment(self) -> dict[str, Any]:
+        """Return environment.json of the last session; empty if there is none or it is damaged."""
+        return read_dict(self.environment_path) or {}
 
     def write_environment(
         self,
@@ -192,7 +174,7 @@ class RunFolder:
 
         `config`: the content of config.yaml if this session writes it; otherwise `besides` are the settings missing from it.
         """
-        last = read_dict(self.environment_path) or {}
+        last = self.environment()
         before = last.pop("earlier", [])
         earlier = [last, *(before if isinstance(before, list) else [])] if last else []
         self.session = len(earlier) + 1

@@ -29,10 +29,7 @@ class LineFile:
         self._lock = threading.Lock()
 
     def append(self, line: str) -> None:
-        """Write a line after the pending ones; if the disk is full it becomes pending too.
-
-        Raises CheckpointError if the line cannot be written for another reason.
-        """
+        """Write a line after the pending ones; if the disk is full it becomes pending too."""
         with self._lock, writing(self.path):
             self._pending.append(line.encode(errors="backslashreplace") + b"\n")
             try:
@@ -70,10 +67,7 @@ class Metrics(LineFile):
         self.append(to_json(dict(record)))
 
     def truncate_after(self, step: int, evaluated: bool = True) -> int:
-        """Drop records of later steps and lines that are not records; return the number of dropped lines.
-
-        `evaluated`: False if the evaluation at exactly this step will run again, so that its record is dropped too.
-        """
+        """Drop records of later steps, of an evaluation at this step unless `evaluated`, and damaged lines; return how many."""
 
         def is_kept(line: bytes) -> bool:
             try:

@@ -49,11 +49,6 @@ class Bins:
         """Lines per bin, a power of two."""
         return 1 << max(0, -(-self.lines // MAX_BINS) - 1).bit_length()
 
-    @property
-    def used(self) -> int:
-        """Number of bins that hold a line."""
-        return -(-self.lines // self.stride)
-
     def column(self, name: str) -> Columns:
         """Return a number of every line."""
         return self._values[self.names.index(name), : self.lines]

@@ -83,19 +83,19 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """Return the status as JSON values; a run that cannot be read has the status "unreadable" and an error message."""
-        status, error, age = None, None, None
+        record: dict[str, Any] = {"run": str(self.path), "status": "unreadable", **dict.fromkeys(COPIED)}
+        record |= dict.fromkeys(("steps_left", "budget_seconds_left", "last_heard_seconds"))
         try:
             status = self.status()
-            age = max(0.0, round(status.age_seconds, 3))  # another host's clock may be ahead
-        except (CheckpointError, OSError) as unreadable:
-            error = str(unreadable)
-        state = status.state if status is not None else None
-        record: dict[str, Any] = {"run": str(self.path), "status": status.status if status is not None else "unreadable"}
-        record |= {name: getattr(state, name, None) for name in COPIED}
-        steps, seconds = record["max_steps"], record["budget_seconds"]
-        record["steps_left"] = max(0, steps - record["step"]) if steps is not None else None
-        record["budget_seconds_left"] = max(0.0, seconds - record["elapsed_seconds"]) if seconds is not None else None
-        return {**record, "last_heard_seconds": age, "error": error or record["error"]}
+        except (CheckpointError, OSError) as error:
+            return {**record, "error": str(error)}
+        state = status.state
+        record |= {"status": status.status, **{name: getattr(state, name) for name in COPIED}}
+        if state.max_steps is not None:
+            record["steps_left"] = max(0, state.max_steps - state.step)
+        if state.budget_seconds is not None:
+            record["budget_seconds_left"] = max(0.0, state.budget_seconds - state.elapsed_seconds)
+        return {**record, "last_heard_seconds": max(0.0, round(status.age_seconds, 3))}  # another host's clock may be ahead
 
     def stop(self) -> RunStatus:
         """Write a stop file, so that the run saves and stops, and return its status; raise RunError if it is not running."""

@@ -146,8 +146,7 @@ class WatchedRun:
             self._sent[kind] = now = (bins, bins.lines, bins.stride)
             if not everything and (now == before or (before is None and not bins.lines)):
                 continue
-            goes_on = before is not None and before[::2] == now[::2] and not everything
-            first = before[1] // bins.stride if before is not None and goes_on else 0
+            first = before[1] // bins.stride if before is not None and before[::2] == now[::2] and not everything else 0
             parts = bins.binned(first)
             packed = {
                 name if part == "mean" else f"{name}_{part}": _pack(parts[part][bins.names.index(name)])
