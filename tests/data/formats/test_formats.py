@@ -163,7 +163,7 @@ def test_nanogpt_files_give_back_what_was_written(tmp_path_factory, bodies, mark
         return
     assert (folder / "train.bin").read_bytes() == np.array(flat, "<u2").tobytes()
     assert list(open_plain(folder / "train.bin")) == flat
-    assert (writer.tokens, writer.documents) == (len(flat), len(bodies) if marked else sum(map(bool, bodies)))
+    assert (writer.state.tokens, writer.state.documents) == (len(flat), len(bodies) if marked else sum(map(bool, bodies)))
     assert documents_of(open_tokens(folder, "nanogpt"), "train", marks) == (bodies if marked else [flat])
 
 
@@ -276,7 +276,7 @@ def test_shards_give_back_what_was_written_wherever_files_end(tmp_path_factory, 
     paths = sorted(folder.iterdir())
     assert [path.name for path in paths] == [f"fineweb_train_{n:06d}.bin" for n in range(-(-len(flat) // limit))]
     assert [int(token) for path in paths for token in open_shard(path)] == flat
-    assert (writer.documents, writer.tokens) == (len(bodies), len(flat))
+    assert (writer.state.documents, writer.state.tokens) == (len(bodies), len(flat))
     assert documents_of(open_tokens(folder), "train", Marks(MARK, MARK)) == bodies
 
 
@@ -356,7 +356,7 @@ def test_pairs_give_back_what_was_written_wherever_windows_end(tmp_path_factory,
         return
     pairs = [Pair(path) for path in sorted(folder.rglob("*.bin"))]
     assert max(int(np.diff(pair.offsets).max()) for pair in pairs) <= max_length
-    assert sum(pair.tokens for pair in pairs) == writer.tokens == open_tokens(folder).tokens["train"]
+    assert sum(pair.tokens for pair in pairs) == writer.state.tokens == open_tokens(folder).tokens["train"]
     assert documents_of(open_tokens(folder), "train", Marks(None, MARK)) == bodies
 
 

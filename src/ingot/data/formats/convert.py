@@ -25,7 +25,7 @@ from ingot.data.store.dataset import Dataset, SplitCounts, SplitRecord
 from ingot.data.store.documents import Document, Marks, marks_of
 from ingot.data.store.shards import CHUNK_TOKENS, MAX_TOKENS, TOKEN_BYTES, PlainWriter, ShardWriter
 from ingot.data.store.staging import check_output, staged
-from ingot.data.store.writer import SplitWriter, write_manifest
+from ingot.data.store.writer import SavedSplit, SplitWriter, write_manifest
 from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer, open_tokenizer
 from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, id_type
 from ingot.errors import ConfigError, DataError
@@ -106,7 +106,7 @@ def convert(
                         progress(2 * done, 2 * total)
             if (record := writer.close()) is not None:
                 records[split] = record
-            counts[split] = SplitCounts(writer.documents, writer.tokens, text_bytes if opened else None, None)
+            counts[split] = SplitCounts(writer.state.documents, writer.state.tokens, text_bytes if opened else None, None)
         if progress:
             progress(2 * total, 2 * total)
         if "train" not in counts or not counts["train"].documents:
@@ -200,7 +200,7 @@ class StreamWriter:
     """
 
     def __init__(self, limit: int, open_file: Callable[[int], PlainWriter]) -> None:
-        self.documents = self.tokens = 0
+        self.state = SavedSplit()  # only its documents and tokens are counted
         self._limit, self._open, self._files = limit, open_file, 0
         self._file: PlainWriter | None = None
 
@@ -208,9 +208,9 @@ class StreamWriter:
         """Do nothing: these formats have no buckets."""
 
     def add_document(self, parts: Document) -> None:
-        self.documents += any(map(len, parts))
+        self.state.documents += any(map(len, parts))
         for part in parts:
-            self.tokens += len(part)
+            self.state.tokens += len(part)
             while len(part):
                 if self._file is None:
                     self._file, self._files = self._open(self._files), self._files + 1
@@ -231,7 +231,7 @@ class PairWriter:
 
     def __init__(self, folder: Path, files: ExitStack, layout: FileLayout, width: int = 2) -> None:
         check_windows(layout.max_length, layout.overlap)
-        self.documents = self.tokens = 0
+        self.state = SavedSplit()  # only its documents and tokens are counted
         self._folder, self._files, self._layout, self._width, self._number = folder, files, layout, width, 0
         self._file: PlainWriter | None = None
         self._offsets: list[int] = []
@@ -253,8 +253,8 @@ class PairWriter:
             self._file.append(tokens[start:stop])
             self._offsets.append(self._file.tokens)
             self._repeats.append(repeats)
-            self.tokens += stop - start
-        self.documents += 1
+            self.state.tokens += stop - start
+        self.state.documents += 1
         if self._file.tokens >= self._layout.shard_tokens:
             self.close()
 
