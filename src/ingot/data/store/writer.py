@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ingot.data.store.dataset import MANIFEST, BucketRecord, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
-from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, ShardWriter
+from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, TokenWriter
 from ingot.data.store.staging import JOURNAL, StagedFolder
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, IdArray
@@ -110,7 +110,7 @@ class SplitWriter:
         self._tokenizer, self._shard_tokens = tokenizer, shard_tokens
         self._index = files.enter_context((folder / f"{name}.index").open("r+b" if saved else "xb"))
         self.state = saved or SavedSplit(token_bytes=tokenizer.dtype.itemsize)
-        self._shard: ShardWriter | None = None
+        self._shard: TokenWriter | None = None
         if self.state.shard_tokens:
             self._open_shard(self.state.shard_tokens)
         self._index.truncate(INDEX_BYTES * self.state.documents)
@@ -207,12 +207,12 @@ class SplitWriter:
         if shard.tokens == self._shard_tokens:
             self._finish_shard(shard)
 
-    def _open_shard(self, tokens: int = 0) -> ShardWriter:
+    def _open_shard(self, tokens: int = 0) -> TokenWriter:
         path = self._folder / f"{self.name}_{len(self.state.shards):06d}.bin"
-        self._shard = ShardWriter(path, self._files, tokens, wide=self.state.token_bytes > TOKEN_BYTES)
+        self._shard = TokenWriter(path, self._files, f"<u{self.state.token_bytes}", tokens, header=True)
         return self._shard
 
-    def _finish_shard(self, shard: ShardWriter) -> None:
+    def _finish_shard(self, shard: TokenWriter) -> None:
         shard.close()
         state, name, checksum = self.state, shard.path.name, file_sha256(shard.path)
         counts = {"tokens": shard.tokens, "documents": state.shard_documents, "bytes": state.shard_bytes}
