@@ -110,7 +110,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
 
 def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
     """Print a report on a run; return 0 if there is nothing to fix, 2 for warnings, 1 if the run cannot start."""
-    from ingot.preflight.findings import BLOCKED
+    from ingot.preflight.data_checks import BLOCKED
     from ingot.preflight.validate import report_lines, report_record
     from ingot.preflight.validate import validate as preflight
 

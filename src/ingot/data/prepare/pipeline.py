@@ -264,7 +264,7 @@ def fill_folder(
         for split in SPLITS:
             name = prefix + split
             writers[split] = SplitWriter(stage.folder, name, tokenizer, shard_tokens, files, begin.splits.get(name))
-        saved = sum(writer.tokens for writer in writers.values())
+        saved = sum(writer.state.tokens for writer in writers.values())
         with engine as encode:
             for encoded in encode(noted()):
                 rule, numbers = rules.popleft(), range(documents, documents + len(encoded.tokens))
@@ -275,7 +275,7 @@ def fill_folder(
                     writer.add(encoded.select(splits == split))
                 done, documents, empty = done + 1, numbers.stop, empty + encoded.empty
                 tell(numbers)
-                written = sum(writer.tokens for writer in writers.values())
+                written = sum(writer.state.tokens for writer in writers.values())
                 if stage.work and written - saved >= SAVE_TOKENS:
                     points = {writer.name: writer.save() for writer in writers.values()}
                     stage.save(Point(blocks=done, documents=documents, empty=empty, splits=points).model_dump())
