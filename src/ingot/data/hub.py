@@ -122,7 +122,22 @@ class Hub:
 
         `count` is called with the number of bytes received since the last call.
         """
-        request = partial(hf_hub_download, self.repo, path, revision=commit, tqdm_class=_meter(count), **self._place)
+
+        class Meter(tqdm):
+            """A progress bar for the client that prints nothing and only counts bytes."""
+
+            def __init__(self, *_: object, **settings: object) -> None:
+                super().__init__(disable=True)  # type: ignore[no-untyped-call]
+
+            def update(self, size: float | None = 1) -> None:
+                count(int(size or 0))
+
+            def update_transfer(self, *_: object, **settings: object) -> None:
+                """Ignore bytes on the wire, which are fewer than the file's because the hub deduplicates equal chunks."""
+
+            set_transfer_postfix_str = update_transfer
+
+        request = partial(hf_hub_download, self.repo, path, revision=commit, tqdm_class=Meter, **self._place)
         blob = Path(self._ask(path, partial(request, local_files_only=self.offline), partial(request, local_files_only=True)))
         if (problem := info.problem(blob)) and not self.offline:
             blob = Path(self._ask(path, partial(request, force_download=True)))
@@ -193,21 +208,3 @@ def connect(endpoint: str) -> None:
         socket.create_connection((address.hostname, port), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         raise ConnectionError(error.strerror or str(error)) from error
-
-
-def _meter(count: Callable[[int], None]) -> type[Any]:
-    """Return a progress bar class for the client that prints nothing and only counts bytes."""
-
-    class Meter(tqdm):
-        def __init__(self, *_: object, **settings: object) -> None:
-            super().__init__(disable=True)  # type: ignore[no-untyped-call]
-
-        def update(self, size: float | None = 1) -> None:
-            count(int(size or 0))
-
-        def update_transfer(self, *_: object, **settings: object) -> None:
-            """Ignore bytes on the wire, which are fewer than the file's because the hub deduplicates equal chunks."""
-
-        set_transfer_postfix_str = update_transfer
-
-    return Meter

@@ -114,10 +114,8 @@ class _Worker:
 
     def stop(self) -> None:
         self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+        with suppress(OSError), self._process:
+            pass  # closes the pipes and waits for the end
 
 
 def run_worker() -> None:
@@ -127,16 +125,12 @@ def run_worker() -> None:
     with suppress(EOFError, BrokenPipeError):
         tokenizer = from_spec(pickle.load(requests))
         while True:
-            pickle.dump(_encode(tokenizer, pickle.load(requests)), answers, pickle.HIGHEST_PROTOCOL)
+            try:
+                answer: Encoded | IngotError = encode_block(tokenizer, pickle.load(requests))
+            except IngotError as error:  # sent as an answer, because the parent process has to report it
+                answer = error
+            pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
-
-
-def _encode(tokenizer: Tokenizer, block: Block) -> Encoded | IngotError:
-    """Encode a block; a user error is returned, not raised, because the parent process has to report it."""
-    try:
-        return encode_block(tokenizer, block)
-    except IngotError as error:
-        return error
 
 
 def workers_for(tokenizer: Tokenizer, size: int) -> int:

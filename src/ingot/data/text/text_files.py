@@ -16,7 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -133,18 +133,6 @@ def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) ->
         raise DataError(
             f"{path}:{rows.line_num}: not a row of a table ({error}); quote fields that contain quotes, delimiters or line ends"
         ) from None
-
-
-def read_parquet(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[str]:
-    """Yield one document per row of a parquet column; `advance` receives each row group's share of the file size in bytes."""
-    row = 0
-    for values in parquet_rows(path, text_field, advance):
-        for value in values:
-            row += 1
-            try:
-                yield field_text({text_field: value}, text_field)
-            except DataError as error:
-                raise error.within(f"{path}, row {row}") from None
 
 
 def check_pyarrow(what: str) -> None:
@@ -374,7 +362,12 @@ def read_documents(
     for path in files:
         with reading(path):
             if kind_of(path) == PARQUET:
-                yield from read_parquet(path, text_field, advance)
+                values = chain.from_iterable(parquet_rows(path, text_field, advance))
+                for row, value in enumerate(values, 1):
+                    try:
+                        yield field_text({text_field: value}, text_field)
+                    except DataError as error:
+                        raise error.within(f"{path}, row {row}") from None
                 continue
             with open_unpacked(path, advance, encoding) as stream:
                 yield from READERS[kind_of(path)](stream, path, text_field)

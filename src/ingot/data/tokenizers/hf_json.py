@@ -57,7 +57,11 @@ class HFTokenizer(FileTokenizer):
             raise DataError(f"damaged tokenizer: bos {bos} is not a special token")
         with _explained(DAMAGED):
             config = json.loads(contents)
-            self._style, self.lossless = _style(config), _is_lossless(config)
+            decoders = list(_components(config.get("decoder")))
+            types = {part.get("type") for part in decoders}
+            spaces = any(part.get("type") == "Replace" and part.get("pattern") == {"String": SPACE} for part in decoders)
+            self._style = "bytes" if "ByteLevel" in types else "spaces" if spaces or "Metaspace" in types else "words"
+            self.lossless = _is_lossless(config)
             pieces, spaced = zip(*_pieces(self._tokenizer, config, self._style), strict=True)
             first = self._tokenizer.encode("a", add_special_tokens=False).ids[:1]
         adds_space = any(spaced[token] for token in first)
@@ -175,15 +179,6 @@ def _components(component: Any) -> Iterator[dict[str, Any]]:
         for key in ("decoders", "pretokenizers", "normalizers"):
             for inner in component.get(key) or ():
                 yield from _components(inner)
-
-
-def _style(config: dict[str, Any]) -> str:
-    decoders = list(_components(config.get("decoder")))
-    types = {part.get("type") for part in decoders}
-    if "ByteLevel" in types:
-        return "bytes"
-    spaces = any(part.get("type") == "Replace" and part.get("pattern") == {"String": SPACE} for part in decoders)
-    return "spaces" if spaces or "Metaspace" in types else "words"
 
 
 def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:

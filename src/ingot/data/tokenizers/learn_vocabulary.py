@@ -37,9 +37,8 @@ SETTINGS: dict[str, Any] = {
     "normalization_rule_name": "nmt_nfkc", "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False,
     "max_sentence_length": 8 * PORTION, "required_chars": SPACE, "minloglevel": 4,
 }  # fmt: skip
-LONG_WORD = re.compile(
-    "[^ ]{10000}(?=[^ ])"
-)  # SentencePiece's normalisation expands a character to up to six, and it aborts the process on words of 65,536
+# SentencePiece's normalisation expands a character to up to six, and it aborts the process on words of 65,536.
+LONG_WORD = re.compile("[^ ]{10000}(?=[^ ])")
 RESERVED = {0: " ", 0x2585: " "}  # SentencePiece skips a text that contains U+2585
 FOLDED = "nmt_nfkc"  # golf's normalisation; with capital marks, only its rules for white space and control characters apply
 EXAMPLE = "A AA"  # a text with both marks: SentencePiece aborts the process if a required character does not occur
@@ -88,11 +87,8 @@ def _marking_rules() -> tuple[dict[str, str], dict[str, str]]:
     for space, letters in product(("", " "), [*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2))]):
         marked = MARKS[len(letters) - 1] + space + letters.lower()
         marking[space + letters], unmarking[marked] = marked, space + letters
-    return {
-        **marking,
-        CAPITAL: "",
-        CAPITALS: "",
-    }, unmarking  # drop mark characters in the text itself, which would capitalise its letters
+    marking |= {CAPITAL: "", CAPITALS: ""}  # drop mark characters in the text itself, which would capitalise its letters
+    return marking, unmarking
 
 
 def train_tokenizer(
@@ -148,7 +144,13 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
         nonlocal count
         for text in documents:
             count += bool(text)
-            yield from _portions(text)
+            while len(text) > PORTION:
+                space = text.rfind(" ", PORTION // 2, PORTION)
+                cut = space if space > 0 else PORTION
+                yield text[:cut]
+                text = text[cut:]
+            if text:
+                yield text
 
     parts = portions()
     if kind == "sentencepiece":
@@ -167,7 +169,18 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
 
     try:
         if kind == "bpe":
-            contents = _train_bpe(keeping_errors(), vocab_size, settings)
+            from tokenizers import Tokenizer as Library
+            from tokenizers import decoders, models, pre_tokenizers, trainers
+
+            if unknown := [name for name in settings if not hasattr(trainers.BpeTrainer, name)]:
+                raise ValueError(f"it has no setting {unknown[0]!r}")  # the library would ignore an unknown setting
+            library: Any = Library(models.BPE())
+            library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            library.decoder = decoders.ByteLevel()
+            ours = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT], "show_progress": False}
+            trainer = trainers.BpeTrainer(**{**ours, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), **settings})
+            library.train_from_iterator(keeping_errors(), trainer)
+            contents = str(library.to_str()).encode()
         else:
             import sentencepiece  # type: ignore[import-untyped]
 
@@ -188,15 +201,6 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
     return contents if count else None
 
 
-def _portions(text: str) -> Iterator[str]:
-    while len(text) > PORTION:
-        cut = text.rfind(" ", PORTION // 2, PORTION)
-        yield text[: cut if cut > 0 else PORTION]
-        text = text[cut if cut > 0 else PORTION :]
-    if text:
-        yield text
-
-
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
     """Yield stripped texts. SentencePiece aborts the process if they contain no space, so one is added if necessary."""
     spaced, letter = False, ""
@@ -207,18 +211,3 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
         yield from filter(None, LONG_WORD.sub("\\g<0>\0", text).split("\0"))
     if not spaced:
         yield f"{letter or 'a'} {letter or 'a'}"
-
-
-def _train_bpe(texts: Iterator[str], vocab_size: int, settings: Mapping[str, Any]) -> bytes:
-    from tokenizers import Tokenizer as Library
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    if unknown := [name for name in settings if not hasattr(trainers.BpeTrainer, name)]:
-        raise ValueError(f"it has no setting {unknown[0]!r}")  # the library would ignore an unknown setting
-    library: Any = Library(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    ours = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT], "show_progress": False}
-    trainer = trainers.BpeTrainer(**{**ours, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), **settings})
-    library.train_from_iterator(texts, trainer)
-    return str(library.to_str()).encode()
