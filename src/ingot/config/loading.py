@@ -156,15 +156,16 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
             return config
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            path = _path_of(detail)
-            path = path[:4] if item_at(path, family) else path[:2]
-            details.setdefault(path if detail["type"] != "value_error" else (), []).append(detail)
+            section, *rest = map(str, detail["loc"] or ("",))
+            path = (section, *(rest[1:] if section == "model" else rest))  # without the family that pydantic adds for models
+            setting_path = path[:4] if item_at(path, family) else path[:2]
+            details.setdefault(setting_path if detail["type"] != "value_error" else (), []).append({**detail, "path": path})
     across = details.pop((), [])
     for path, mistakes in details.items():
         setting = item_at(path, family) or setting_at(path, family)
         assert setting is not None, mistakes
         within = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # a mapping may have several origins
-        origin = within.get(_path_of(mistakes[0])[:3]) or within.get(path[:2]) or next(iter(within.values()), "default")
+        origin = within.get(mistakes[0]["path"][:3]) or within.get(path[:2]) or next(iter(within.values()), "default")
         if mistakes[0]["type"] == "missing":
             problems.append(f"{setting.path} is not set ({setting.description.rstrip('.')})")
             continue
@@ -189,12 +190,6 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
         for problem in problems
     ]
     raise ConfigError("; ".join(sentences), *named)
-
-
-def _path_of(detail: Mapping[str, Any]) -> SettingPath:
-    """Return where in the tree an error is, without the family that pydantic adds for models."""
-    section, *rest = map(str, detail["loc"] or ("",))
-    return (section, *rest[1:]) if section == "model" else (section, *rest)
 
 
 def _mistake(

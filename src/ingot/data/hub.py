@@ -177,23 +177,18 @@ class Hub:
         if isinstance(error, HFValidationError):
             return ConfigError(f"{self.repo!r} is not the name of a repository, which is written OWNER/NAME")
         if isinstance(error, OfflineModeIsEnabled) or (self.offline and isinstance(error, LocalEntryNotFoundError)):
-            return Unreachable(
-                f"HF_HUB_OFFLINE is set and {what} of {self.repo} is neither here nor in the hub's cache {self.cache}; "
-                "unset it to download"
-            )
+            absent = f"{what} of {self.repo} is neither here nor in the hub's cache {self.cache}"
+            return Unreachable(f"HF_HUB_OFFLINE is set and {absent}; unset it to download")
         if isinstance(error, RevisionNotFoundError):
             return Missing(f"{repository} has no such revision")
         if isinstance(error, EntryNotFoundError) and status is not None:
             return Missing(f"{repository} has no {what}")
         if isinstance(error, RepositoryNotFoundError | GatedRepoError) or status in (401, 403, 404):
-            return DataError(
-                f"no access to {repository} (HTTP {status}); check the name, and for a private or gated one log in with "
-                "`hf auth login` or set HF_TOKEN"
-            )
+            advice = "check the name, and for a private or gated one log in with `hf auth login` or set HF_TOKEN"
+            return DataError(f"no access to {repository} (HTTP {status})", advice=advice)
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
-            return DataError(
-                f"cannot read or write {error.filename or self.cache}: {error.strerror}; make room or set HF_HOME to another disk"
-            )
+            advice = "make room or set HF_HOME to another disk"
+            return DataError(f"cannot read or write {error.filename or self.cache}: {error.strerror}", advice=advice)
         reason = f"HTTP {status}" if status else str(error).strip().partition("\n")[0][:200] or type(error).__name__
         return Unreachable(f"gave up on {what} of {self.repo} at {self.endpoint}: {reason}; the same command continues from here")
 

@@ -217,7 +217,7 @@ def _naming_all_unreadable(files: Sequence[Path], encoding: str) -> Iterator[Non
         for path in unreadable:
             log.warning("%s is not %s", path, encoding)
         raise DataError(
-            f"{len(unreadable)} files are not {encoding}; convert them, or give --encoding or --skip-unreadable"
+            f"{len(unreadable)} files are not {encoding}; convert them or use --encoding or --skip-unreadable"
         ) from None
 
 

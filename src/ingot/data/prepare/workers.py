@@ -105,9 +105,8 @@ class _Worker:
             self._spec = None
             encoded = pickle.load(self._process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
-            raise RunError(
-                "a worker process was killed, perhaps for lack of memory; run the same command with fewer --workers to continue"
-            ) from error
+            advice = "run the same command with fewer --workers to continue"
+            raise RunError("a worker process was killed, perhaps for lack of memory", advice=advice) from error
         if isinstance(encoded, IngotError):
             raise encoded
         return encoded  # type: ignore[no-any-return]

@@ -39,9 +39,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
     """
     parts = NAME.fullmatch(name)
     if not parts:
-        raise ConfigError(
-            f"{name} is not a dataset on the Hugging Face hub; write hf:ORG/NAME, hf:ORG/NAME/CONFIG or either with :SPLIT"
-        )
+        raise ConfigError(f"{name} is not a dataset on the Hugging Face hub; write hf:ORG/NAME[/CONFIG][:SPLIT]")
     from ingot.data.hub import Hub, Missing, Unreachable
 
     hub = Hub(parts["repository"])

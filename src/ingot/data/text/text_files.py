@@ -130,9 +130,8 @@ def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) ->
                 raise DataError(f"{path}:{rows.line_num}: {len(row)} columns where the first row names {len(header)}")
             yield row[header.index(text_field)]
     except csv.Error as error:
-        raise DataError(
-            f"{path}:{rows.line_num}: not a row of a table ({error}); quote fields that contain quotes, delimiters or line ends"
-        ) from None
+        advice = "quote fields that contain quotes, delimiters or line ends"
+        raise DataError(f"{path}:{rows.line_num}: not a row of a table ({error}); {advice}") from None
 
 
 def check_pyarrow(what: str) -> None:
@@ -140,7 +139,7 @@ def check_pyarrow(what: str) -> None:
     try:
         import pyarrow  # type: ignore[import-not-found, import-untyped] # noqa: F401
     except ImportError:
-        raise ConfigError(f"reading {what} needs the package pyarrow; install it with: pip install 'ingot-lm[parquet]'") from None
+        raise ConfigError(f"reading {what} needs the package pyarrow", advice="pip install 'ingot-lm[parquet]'") from None
 
 
 def parquet_rows(
@@ -273,9 +272,7 @@ def _chunks(path: Path, advance: Callable[[int], None]) -> Iterator[bytes]:
         try:
             import zstandard
         except ImportError:
-            raise ConfigError(
-                f"reading {path} needs the package zstandard; install it with: pip install 'ingot-lm[zst]'"
-            ) from None
+            raise ConfigError(f"reading {path} needs the package zstandard", advice="pip install 'ingot-lm[zst]'") from None
         make, codec_error = zstandard.ZstdDecompressor(max_window_size=ZST_WINDOW).decompressobj, zstandard.ZstdError
     unpacker: Any = make and make()
     with open_to_read(path) as file:

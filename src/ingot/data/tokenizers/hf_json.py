@@ -127,7 +127,16 @@ def _build(contents: bytes) -> Any:
 
     with _explained(DAMAGED):
         tokenizer = tokenizers.Tokenizer.from_str(contents.decode())
-        _check_growth(json.loads(contents))
+        config = json.loads(contents)
+        for step in ("normalizer", "decoder"):  # replacements that expand each other's output exhaust memory on a short text
+            growths: list[tuple[str, int]] = []  # each replacement's output, and its maximum growth factor
+            for part in (part for part in _components(config.get(step)) if part.get("type") == "Replace"):
+                pattern, content = part["pattern"].get("String"), part["content"]  # None for a regular expression
+                fed = max((growth for text, growth in growths if pattern is None or set(pattern) & set(text)), default=1)
+                longer = len(content) > len(pattern or "x")
+                growths.append((content, fed * (1 + len(content) // len(pattern or "x") if longer else 1)))
+                if growths[-1][1] > MAX_GROWTH:
+                    raise DataError("the replacements of this tokenizer.json can lengthen a text without bound")
     check_size(1 + max(tokenizer.get_vocab().values(), default=-1))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -135,19 +144,6 @@ def _build(contents: bytes) -> Any:
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None  # the same text must always get the same ids
     return tokenizer
-
-
-def _check_growth(config: dict[str, Any]) -> None:
-    """Raise an error for replacements that expand each other's output: a few of them exhaust memory even on a short text."""
-    for step in ("normalizer", "decoder"):
-        growths: list[tuple[str, int]] = []  # each replacement's output, and its maximum growth factor
-        for part in (part for part in _components(config.get(step)) if part.get("type") == "Replace"):
-            pattern, content = part["pattern"].get("String"), part["content"]  # None for a regular expression
-            fed = max((growth for text, growth in growths if pattern is None or set(pattern) & set(text)), default=1)
-            longer = len(content) > len(pattern or "x")
-            growths.append((content, fed * (1 + len(content) // len(pattern or "x") if longer else 1)))
-            if growths[-1][1] > MAX_GROWTH:
-                raise DataError("the replacements of this tokenizer.json can lengthen a text without bound")
 
 
 @contextmanager

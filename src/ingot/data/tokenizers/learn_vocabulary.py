@@ -11,7 +11,6 @@ import io
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from itertools import chain, islice, product
 from pathlib import Path
@@ -45,17 +44,16 @@ EXAMPLE = "A AA"  # a text with both marks: SentencePiece aborts the process if 
 NORMALISER, DENORMALISER, FILE = 3, 5, 6  # protobuf fields of a model, and the field of the first two with their rule file's name
 
 
-@contextmanager
-def capital_rules() -> Iterator[dict[str, Any]]:
-    """Yield the trainer settings for capital marks; the rule files exist only inside the context."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = {"normalization_rule_tsv": Path(folder, "marking.tsv"), "denormalization_rule_tsv": Path(folder, "unmarking.tsv")}
-        for path, rules in zip(files.values(), _marking_rules(), strict=True):
-            # A rule is a pair of code point lists in hexadecimal.
-            lines = ("\t".join(" ".join(f"{ord(c):X}" for c in side) for side in rule) + "\n" for rule in rules.items())
-            path.write_text("".join(lines))
-        # Marks must be pieces of their own: a rare character falls back to byte pieces, whose bytes would be counted.
-        yield {**{name: str(path) for name, path in files.items()}, "required_chars": SPACE + MARKS}
+def capital_rules(folder: Path) -> dict[str, Any]:
+    """Return the trainer settings for capital marks; their rule files are written to a folder."""
+    # Marks must be pieces of their own: a rare character falls back to byte pieces, whose bytes would be counted.
+    settings = {"required_chars": SPACE + MARKS}
+    for name, rules in zip(("normalization_rule_tsv", "denormalization_rule_tsv"), _marking_rules(), strict=True):
+        # A rule is a pair of code point lists in hexadecimal.
+        lines = ("\t".join(" ".join(f"{ord(c):X}" for c in side) for side in rule) + "\n" for rule in rules.items())
+        (folder / name).write_text("".join(lines))
+        settings[name] = str(folder / name)
+    return settings
 
 
 def without_file_names(model: bytes) -> bytes:
@@ -117,18 +115,15 @@ def train_tokenizer(
         raise DataError(f"cannot write {output}: the folder {output.parent} does not exist; make it first")
     files, _ = find_files(inputs)
     advance = adding_up(progress, sum(map(file_bytes, files)))
-    rules: AbstractContextManager[dict[str, Any]] = capital_rules() if mark_capitals else nullcontext({})
-    with rules as settings:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = capital_rules(Path(folder)) if mark_capitals else {}
         contents = learn(kind, islice(read_documents(files, text_field, advance), documents), vocab_size, settings)
     if contents is None:
         raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give files with text: {WHAT}")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
     if tokenizer.vocab_size < vocab_size:
-        raise DataError(
-            f"the text has only enough different pieces for {tokenizer.vocab_size:,} ids, fewer than {{0}} {vocab_size:,}; "
-            f"give {tokenizer.vocab_size} or less, or more text",
-            VOCAB_SIZE,
-        )
+        most = f"the text has only enough different pieces for {tokenizer.vocab_size:,} ids, fewer than {{0}} {vocab_size:,}"
+        raise DataError(most, VOCAB_SIZE, advice=f"give {tokenizer.vocab_size} or less, or more text")
     try:
         write_atomically(output.resolve(), contents)
     except OSError as error:
@@ -192,11 +187,8 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
             raise errors[0] from None
         reason = " ".join(str(error).split())
         if small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
-            raise DataError(
-                f"{{0}} {vocab_size:,} is too small for this text: its characters, all bytes and the special ids need {small[1]}",
-                VOCAB_SIZE,
-                advice="give a larger {0}",
-            ) from None
+            least = f"{{0}} {vocab_size:,} is too small for this text: its characters, bytes and special ids need {small[1]}"
+            raise DataError(least, VOCAB_SIZE, advice="give a larger {0}") from None
         raise DataError(f"the trainer cannot learn from this text: {reason[:200]}") from None
     return contents if count else None
 
