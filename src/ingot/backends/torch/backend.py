@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -37,10 +38,10 @@ from ingot.backends.torch.state import (
     DeviceResult,
     WeightAverage,
     load_model,
-    load_optimizers,
     model_tensors,
     optimizer_tensors,
     snapshot,
+    tensor,
 )
 from ingot.backends.torch.tune import Tuned
 from ingot.config.memory import recomputed_every
@@ -342,7 +343,10 @@ class TorchBackend(TorchInference):
                 with compiled_backward(self._python_reducer):
                     (weighted * self._scale.value * self.ranks.world_size).backward()
             rank_loss += weighted.detach()
-        return self._group.sum_tensor(rank_loss)
+        if self.ranks.world_size > 1:
+            with peers_present():
+                torch.distributed.all_reduce(rank_loss)
+        return rank_loss
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
         """Step the optimizers unless `skip`; on CUDA the device decides, so that the host need not wait for it."""
@@ -395,7 +399,15 @@ class TorchBackend(TorchInference):
         load_model(self.model, state["model"], "the checkpoint")
         optimizer = dict(state["optimizer"])
         self._scale.restore(optimizer)
-        load_optimizers(self.optimizers, self._names, optimizer)
+        by_parameter: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for name, source in optimizer.items():
+            parameter, _, key = name.rpartition("/")
+            by_parameter[parameter][key] = tensor(source)
+        for o in self.optimizers:
+            o.state.clear()
+            for p in (p for group in o.param_groups for p in group["params"]):
+                if entries := by_parameter.get(self._names[p]):  # without records it starts without state
+                    o.state[p] = {key: value.to(p.device) for key, value in entries.items()}
         if self._average is not None:
             self._average.load(state.get("ema", {}))
 

@@ -15,7 +15,7 @@ from ingot.backends.sampling import RowScores, Sampling
 from ingot.backends.torch.build import build_model, build_outline, fill_outline
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device, torch_device
-from ingot.backends.torch.generate import continue_prompts, score_rows
+from ingot.backends.torch.generate import generate, score_rows
 from ingot.backends.torch.precision import DTYPES, arithmetic
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import WeightAverage, check_fits, load_model, model_records
@@ -94,7 +94,14 @@ class TorchInference:
         """Continue prompts, token by token."""
         self._show(average=True)
         self._use_form("repeated")  # no float32 kernel takes fewer key heads
-        return continue_prompts(self.model, prompts, sampling, self.vocab_size, self.records_steps)
+        lengths = [len(prompt) for prompt in prompts]
+        padded = [prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts]
+        start = torch.tensor(padded, device=self._device)
+        try:
+            for tokens in generate(self.model, start, sampling, self.vocab_size, record=self.records_steps, lengths=lengths):
+                yield tokens.tolist()
+        except torch.OutOfMemoryError:
+            raise MemoryError(f"the GPU's memory does not hold {len(prompts)} completions at once") from None
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         """Return log-probabilities of given tokens."""
