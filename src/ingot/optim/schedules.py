@@ -35,12 +35,11 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
         case "warmdown":
             # One, then linear to zero over the last decay_steps; under a budget of seconds, over the time they take, estimated by
             # the average step so far. If that is longer than the whole budget, the decay starts at once, below one.
-            length: float = o.decay_steps or 1
-            if config.budget.seconds is None:
-                left: float = (config.training.max_steps or 0) - step
-            else:
-                left, length = config.budget.seconds - seconds, length * seconds / max(step, 1)
-            decay = _clamp(left / length) if left <= length else 1.0
+            steps = o.decay_steps or 1
+            left, needed = float((config.training.max_steps or 0) - step), float(steps)
+            if config.budget.seconds is not None:
+                left, needed = config.budget.seconds - seconds, steps * seconds / max(step, 1)
+            decay = _clamp(left / needed) if left <= needed else 1.0
     return warmup * (o.floor + (1 - o.floor) * decay)
 
 
