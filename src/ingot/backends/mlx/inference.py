@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.backends.base import Rounder
-from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
 from ingot.backends.mlx.models import (
     Cached,
     Pass,
@@ -28,6 +27,7 @@ from ingot.backends.mlx.models import (
     head_loss,
     llama_hidden,
 )
+from ingot.backends.open import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
 from ingot.backends.sampling import RowScores, Sampling
 from ingot.backends.torch.build import build_model, build_outline, flops_per_token
 from ingot.backends.torch.state import NAMES as TORCH_NAMES
