@@ -17,15 +17,11 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.backends.base import GroupRates, State, StepPlan, StepResult
-from ingot.backends.limits import refuse_precision, refuse_torch_only
-from ingot.backends.mlx.inference import MLXInference, array, find_mlx_device, number, record, records
+from ingot.backends.mlx.inference import MLXInference, array, draw, find_mlx_device, number, record, records
 from ingot.backends.mlx.models import DROPOUTS, Pass, Weights
-from ingot.backends.torch.build import build_model
-from ingot.backends.torch.state import model_records
 from ingot.config.memory import recomputed_every
 from ingot.config.schema import Config, OptimizerSection
 from ingot.optim.assign import ParameterGroup
-from ingot.optim.groups import members
 from ingot.optim.muon import Polynomial, polynomials
 from ingot.runtime.machine import host_bytes
 from ingot.runtime.ranks import Ranks
@@ -116,12 +112,8 @@ class MLXBackend(MLXInference):
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         t, o = config.training, config.optimizer
-        refuse_torch_only(config)
-        refuse_precision(config)
-        model = build_model(config, vocab_size)  # its first weights depend on training.seed alone
-        initial = {record.name: record for record in model_records(model)}
-        self._groups = [(group, list(parameters)) for group, parameters in members(model, o)]
-        super().__init__(config, model.to("meta"), vocab_size, find_mlx_device().precision(t.precision), ranks)
+        outline, initial, self._groups = draw(config, vocab_size)
+        super().__init__(config, outline, vocab_size, find_mlx_device().precision(t.precision), ranks)
         self.load_weights(initial, "the initial model")
         self._optimizer, self._seed, self._micro_batch_setting = o, t.seed, t.micro_batch
         self._trained = [name for _, names in self._groups for name in names]

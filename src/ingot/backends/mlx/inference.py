@@ -16,14 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.backends.base import Rounder
-from ingot.backends.limits import refuse_ranks_on_mlx, refuse_torch_only
+from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
 from ingot.backends.mlx.models import Cached, Pass, Weights, golf_hidden, gpt2_hidden, head_logits, head_loss, llama_hidden
 from ingot.backends.sampling import RowScores, Sampling
-from ingot.backends.torch.build import build_outline, flops_per_token
+from ingot.backends.torch.build import build_model, build_outline, flops_per_token
 from ingot.backends.torch.state import NAMES as TORCH_NAMES
-from ingot.backends.torch.state import check_fits
+from ingot.backends.torch.state import check_fits, model_records
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, DataError, RunError, Setting
+from ingot.optim.assign import ParameterGroup
+from ingot.optim.groups import members
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED, Batch, TensorRecord, to_array
@@ -91,6 +93,16 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
     sums = p.cumsum()
     index = int(np.searchsorted(sums, draw.random() * sums[-1], side="right"))
     return int(ids[min(index, int(np.flatnonzero(p)[-1]))])
+
+
+def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord], list[tuple[ParameterGroup, list[str]]]]:
+    """Return torch's outline of a model, its first weights, which depend on training.seed alone, and its optimizer groups."""
+    refuse_torch_only(config)
+    refuse_precision(config)
+    model = build_model(config, vocab_size)
+    initial = {record.name: record for record in model_records(model)}
+    groups = [(group, list(parameters)) for group, parameters in members(model, config.optimizer)]
+    return model.to("meta"), initial, groups
 
 
 class MLXInference:
