@@ -98,6 +98,16 @@ class ModelConfig(KeySection):
             factor = self.rope_scaling_factor
             raise ConfigError(f"model.rope_scaling_factor={factor:g} must be 1 or more if rope_scaling_type is set")
 
+    @property
+    def kv_heads(self) -> int:
+        """Return the number of key and value heads."""
+        return self.n_kv_head or self.n_head
+
+    def intermediate_dim(self) -> int:
+        """Return the hidden size of the MLP."""
+        gated = -(-(8 * self.n_embd // 3) // 256) * 256
+        return self.intermediate_size or (gated if self.mlp_type == "gated" else 4 * self.n_embd)
+
 
 def _number(value: Any) -> Any:
     number = scalar(value) if isinstance(value, str) else value
