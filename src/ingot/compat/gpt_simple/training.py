@@ -99,7 +99,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
         open_data(resolved, world_size, _check(config, resolved, world_size, options.force))
         port = options.master_port or (PORT if options.nnodes > 1 else None)
         nodes = {"nnodes": options.nnodes, "node_rank": options.node_rank, "master_addr": options.master_addr}
-        return launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE)
+        return launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE, program="gpt-simple")
     status, result = run_training(config, log, options.force)
     if not ranks_from_environment().first:
         return 0  # on any other code the launcher would kill the first rank before it is done
