@@ -42,6 +42,9 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.backend import MLXBackend
+        refuse_ranks_on_mlx(ranks.world_size)
+        refuse_torch_only(config)
+        refuse_precision(config)
         return MLXBackend(config, vocab_size, ranks)
     from ingot.backends.torch.startup import Builders
 
@@ -60,6 +63,7 @@ def open_inference(config: Config, vocab_size: int) -> Inference:
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import MLXInference
+        refuse_torch_only(config)
         return MLXInference.of(config, vocab_size)
     from ingot.backends.torch.inference import TorchInference
 
