@@ -146,10 +146,7 @@ def foreign_weights(
 
 
 def _locate_gpt_simple(path: Path, which: str) -> Path | None:
-    """Return the gpt-simple checkpoint that a path refers to.
-
-    If a run folder holds the same step in both layouts, ours is used, because it stores more.
-    """
+    """Return the gpt-simple checkpoint that a path refers to; of the same step in both layouts, ours stores more and is used."""
     if is_checkpoint(path):
         return path
     if which != "latest" or not (found := saved_checkpoints(path)):
@@ -239,10 +236,7 @@ class LoadedModel:
     def generate_batch(
         self, prompts: Sequence[str], options: GenerationOptions | None = None, seeds: Sequence[int] | None = None
     ) -> list[str]:
-        """Return the completion of every prompt, in batches; prompt i is sampled with seed + i, as it would be alone.
-
-        `seeds` replaces these seeds.
-        """
+        """Return the completion of every prompt, in batches; prompt i is sampled with seeds[i], or else seed + i, as if alone."""
         options = options or GenerationOptions()
         ids, sampling = self._ids(prompts, options), options.sampling(len(prompts))
         seeds = sampling.seeds if seeds is None else seeds

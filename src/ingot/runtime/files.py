@@ -200,10 +200,7 @@ def sweep_temporaries(folder: Path) -> None:
 
 
 def to_json(record: object, indent: int | None = None, escape: bool = True) -> str:
-    """Return standard JSON: nan and infinities become null.
-
-    Dataclasses become objects, paths become strings. `escape`: escape non-ASCII characters.
-    """
+    """Return standard JSON: nan and infinities become null, dataclasses objects, paths strings; `escape`: only ASCII."""
     return json.dumps(_plain(record), allow_nan=False, indent=indent, ensure_ascii=escape)
 
 

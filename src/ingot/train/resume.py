@@ -143,23 +143,16 @@ def refuse_lost(folder: Path) -> None:
     """Raise an error if a run's checkpoints have been deleted: it would restart from scratch and overwrite its records."""
     state = read_state(folder)
     if state is not None and state.checkpoint is not None and not saved_steps(folder / "checkpoints"):
-        raise CheckpointError(
-            f"{folder} has saved {state.checkpoint}, but {folder / 'checkpoints'} holds no checkpoint",
-            Setting("training.output_dir"),
-            advice="bring them back (are they on a disk that is not mounted?) or choose another {0}",
-        )
+        lost = f"{folder} has saved {state.checkpoint}, but {folder / 'checkpoints'} holds no checkpoint"
+        advice = "bring them back (are they on a disk that is not mounted?) or choose another {0}"
+        raise CheckpointError(lost, Setting("training.output_dir"), advice=advice)
 
 
 def refuse_occupied(folder: Path) -> None:
     """Raise an error if a new run would start in a folder with checkpoints that must not be resumed."""
     if saved_steps(folder / "checkpoints"):
-        raise CheckpointError(
-            f"{folder} holds a run and {{0}}",
-            Setting("training.resume", "never"),
-            Setting("training.output_dir"),
-            Setting("training.resume", "auto"),
-            advice="choose another {1} or set {2}",
-        )
+        settings = Setting("training.resume", "never"), Setting("training.output_dir"), Setting("training.resume", "auto")
+        raise CheckpointError(f"{folder} holds a run and {{0}}", *settings, advice="choose another {1} or set {2}")
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
@@ -263,11 +256,10 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
     if had is not None and had != has:
         if tokenizer.vocab_size > had or weights.facts.get("tokenizer_fingerprint") not in (None, tokenizer.fingerprint()):
             kind = (weights.facts.get("tokenizer") or {}).get("kind", "another")
+            differs = f"{had:,} ids ({kind}), but the data has one of {tokenizer.vocab_size:,} ({tokenizer.kind})"
+            advice = "prepare the text with the tokenizer of the weights and set {0} to that"
             return CheckpointError(
-                f"{weights.path} was trained with a tokenizer of {had:,} ids ({kind}), but the data has one of "
-                f"{tokenizer.vocab_size:,} ({tokenizer.kind})",
-                Setting("data.path"),
-                advice="prepare the text with the tokenizer of the weights and set {0} to that",
+                f"{weights.path} was trained with a tokenizer of {differs}", Setting("data.path"), advice=advice
             )
         needed.append(Setting("model.vocab_size", had))
     context, seq_len = was.context or weights.config.data.seq_len, config.data.seq_len
@@ -298,8 +290,7 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
 def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:
     """Return the result of the run in training.output_dir if it has completed with exactly these settings.
 
-    Training it again would take no steps and only repeat its evaluation. `require_files`: require that its last checkpoint and
-    artifact still exist.
+    `require_files`: its last checkpoint and artifact must still exist.
     """
     if config.training.output_dir is None or config.training.resume == "never":
         return None

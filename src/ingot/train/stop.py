@@ -126,12 +126,9 @@ def find_walltime(
         raise ConfigError(past, Setting(SETTING), advice=advice)
     walltime = Walltime(ends_at, ends_at - began, source, training.walltime_reserve_seconds)
     if walltime.reserve is not None and walltime.reserve >= walltime.seconds:
-        raise ConfigError(
-            f"{{0}} leaves nothing of the {walltime.seconds:,.0f} s that {{1}} gives this session",
-            Setting("training.walltime_reserve_seconds", f"{walltime.reserve:g}"),
-            Setting(source),
-            advice="lower the first or give it more time",
-        )
+        reserve = Setting("training.walltime_reserve_seconds", f"{walltime.reserve:g}")
+        nothing = f"{{0}} leaves nothing of the {walltime.seconds:,.0f} s that {{1}} gives this session"
+        raise ConfigError(nothing, reserve, Setting(source), advice="lower the first or give it more time")
     return walltime
 
 

@@ -109,14 +109,8 @@ class Trainer:
         """Train until the budget is spent or a stop is requested, and save the state either way."""
         c, p = self.config, self.progress
         self.evaluation.shutdown = shutdown
-        reader = RowReader(
-            self.rows,
-            self.backend.ranks,
-            plan_step(c, p.position(p.elapsed_seconds)),
-            partial(following, c),
-            shapes(c),
-            self.backend.host_buffer,
-        )
+        first = plan_step(c, p.position(p.elapsed_seconds))
+        reader = RowReader(self.rows, self.backend.ranks, first, partial(following, c), shapes(c), self.backend.host_buffer)
         try:
             status = self._loop(reader, shutdown)
             self._finish_pending_step()
