@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from ingot.data.loading.rows import Rows
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import Batch
 
-MakeBuffer = Callable[[tuple[int, int, int]], Batch]
+rows_of = attrgetter("sample", "samples", "seq_len", "phase", "places")  # the fields of a plan that select its rows
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class RowReader:
         first: StepPlan,
         following: Callable[[StepPlan, RankBatch], StepPlan],
         shapes: Sequence[StepPlan],  # plans with every shape that may occur, to size the buffers
-        host_buffer: MakeBuffer,
+        host_buffer: Callable[[tuple[int, int, int]], Batch],
     ):
         self._source, self._ranks, self._following = source, ranks, following
         self._plan, self._turn, self._changing = first, 0, threading.Lock()
@@ -70,7 +71,7 @@ class RowReader:
     def next(self, plan: StepPlan) -> RankBatch:
         """Return the batch of the next step, whose plan is `plan`."""
         result, predicted, turn, buffer = self._take()
-        if _rows_of(predicted) != _rows_of(plan):
+        if rows_of(predicted) != rows_of(plan):
             with self._changing:
                 self._plan, self._turn = plan, self._turn + 1
             while turn != self._turn:
@@ -119,10 +120,6 @@ class RowReader:
                         self._plan = self._following(plan, result)
         except Exception as error:  # passed to the training loop, which raises it at its next step
             self._ready.put(error)
-
-
-def _rows_of(plan: StepPlan) -> tuple[object, ...]:
-    return plan.sample, plan.samples, plan.seq_len, plan.phase, plan.places
 
 
 def read_rank_batch(source: Rows, plan: StepPlan, ranks: Ranks, buffer: Batch) -> RankBatch:

@@ -88,12 +88,10 @@ class Progress:
         self.val_rows, self.val_rows_of, self.val_stride = score.rows, score.rows_of, score.stride
 
     def record_best(self, score: Score) -> bool:
-        """Store a score of this step if it is the best so far, and return whether it is. NaN is worse than any number.
-
-        Scores over other rows, which another session may have had, are not compared: the first over new rows is the best.
-        """
+        """Store a score of this step if it is the best so far, and return whether it is. NaN is worse than any number."""
         bpb = score.bits_per_byte
         by: list[int | str | None] = [score.rows, score.stride, score.rule]
+        # Another session may have scored other rows. Such scores are not compared: the first over new rows is the best.
         best = math.isfinite(bpb) and (self.best_bpb is None or self.best_by not in ([], by) or not self.best_bpb <= bpb)
         if best:
             self.best_step, self.best_bpb, self.best_by = self.step, bpb, by
@@ -229,12 +227,9 @@ def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer)
 
 
 def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
-    """Raise an error if the training.weights file is missing, damaged, or has a different number of parameters.
-
-    No framework is loaded, so gpt-simple's files, which only torch can read, are only checked for existence.
-    """
+    """Raise an error if the training.weights file is missing, damaged, or has a different number of parameters."""
     path = locate_weights(user_path(str(config.training.weights)))
-    if is_checkpoint(path) or tokenizer is None:
+    if is_checkpoint(path) or tokenizer is None:  # only torch can read the weights of gpt-simple, and it is not loaded
         return
     weights, size = open_weights(path), model_size(config, tokenizer.vocab_size)
     parameters = sum(math.prod(record.shape) for record in weights.tensors.values())
@@ -288,10 +283,7 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
 
 
 def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:
-    """Return the result of the run in training.output_dir if it has completed with exactly these settings.
-
-    `require_files`: its last checkpoint and artifact must still exist.
-    """
+    """Return the result of a run that has completed with exactly these settings; `require_files`: if its files still exist."""
     if config.training.output_dir is None or config.training.resume == "never":
         return None
     folder = user_path(config.training.output_dir)
