@@ -179,11 +179,6 @@ class Evaluator:
         return self.total([number for bucket_sums in sums.values() for number in bucket_sums])
 
     @property
-    def sliding(self) -> int | None:
-        """Return the tokens from one row to the next if rows overlap, otherwise None."""
-        return self.stride if self.stride < self.seq_len else None
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Return the names of the parts of the split that are scored separately."""
         return ("",)
@@ -193,7 +188,8 @@ class Evaluator:
         nats, tokens, piece_bytes, rows = sums[0], *map(int, sums[1:])
         split_bytes = self.split.piece_bytes
         text_bytes = piece_bytes * self.split.bytes / split_bytes if split_bytes else float(piece_bytes)
-        return Score(nats, tokens, piece_bytes, text_bytes, self.rule, rows, self.count(None), self.sliding)
+        sliding = self.stride if self.stride < self.seq_len else None
+        return Score(nats, tokens, piece_bytes, text_bytes, self.rule, rows, self.count(None), sliding)
 
 
 def evaluator_of(config: Config, dataset: Dataset, split: str) -> Evaluator:
@@ -209,7 +205,7 @@ def evaluator_of(config: Config, dataset: Dataset, split: str) -> Evaluator:
         if data.sampling in ("pack", "document") and split == "val":  # the training split is scored in windows
             bos = whole.tokenizer.bos if bucket.eos is None else None
             packed = PackedRows(bucket, data.seq_len, 0, bos, data.document_mask, data.overlap, data.sampling == "document")
-            parts[name] = PackedEvaluator(**fields, packed=packed)
+            parts[name] = PackedEvaluator(**{**fields, "stride": data.seq_len}, packed=packed)  # packed rows never overlap
         else:
             parts[name] = WindowEvaluator(**fields)
     return BucketEvaluator(**vars(whole), parts=parts)
@@ -225,7 +221,6 @@ class PackedEvaluator(Evaluator):
     """Scores a split whose rows are packed documents."""
 
     packed: PackedRows = field(kw_only=True)
-    sliding = None  # packed rows never overlap
 
     @cached_property
     def _all(self) -> int:

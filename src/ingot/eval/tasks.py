@@ -122,36 +122,23 @@ def _winogrande(line: Mapping[str, Any]) -> Item:
 
 TASKS = {
     "hellaswag": Task(
-        ("hellaswag_val.jsonl", "hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl"), "hf:Rowan/hellaswag:validation", _hellaswag
-    ),
+        ("hellaswag_val.jsonl", "hellaswag.jsonl", "hellaswag/hellaswag_val.jsonl"), "hf:Rowan/hellaswag:validation", _hellaswag),
     "lambada": Task(
-        ("lambada_openai.jsonl", "lambada_test.jsonl", "lambada.jsonl"),
-        "hf:EleutherAI/lambada_openai/default:test",
-        _lambada,
-        ("acc", "perplexity"),
-    ),
+        ("lambada_openai.jsonl", "lambada_test.jsonl", "lambada.jsonl"), "hf:EleutherAI/lambada_openai/default:test", _lambada,
+        ("acc", "perplexity")),
     "arc_easy": Task(
-        ("arc_easy.jsonl", "ARC-Easy-Test.jsonl", "ARC-Easy/ARC-Easy-Test.jsonl"), "hf:allenai/ai2_arc/ARC-Easy:test", _question
-    ),
+        ("arc_easy.jsonl", "ARC-Easy-Test.jsonl", "ARC-Easy/ARC-Easy-Test.jsonl"), "hf:allenai/ai2_arc/ARC-Easy:test", _question),
     "arc_challenge": Task(
         ("arc_challenge.jsonl", "ARC-Challenge-Test.jsonl", "ARC-Challenge/ARC-Challenge-Test.jsonl"),
-        "hf:allenai/ai2_arc/ARC-Challenge:test",
-        _question,
-    ),
+        "hf:allenai/ai2_arc/ARC-Challenge:test", _question),
     "piqa": Task(("piqa.jsonl", "piqa/valid.jsonl"), "hf:baber/piqa:validation", _question),
     "winogrande": Task(
-        ("winogrande.jsonl", "winogrande/dev.jsonl", "dev.jsonl"),
-        "hf:allenai/winogrande/winogrande_xl:validation",
-        _winogrande,
-        ("acc",),
-    ),
+        ("winogrande.jsonl", "winogrande/dev.jsonl", "dev.jsonl"), "hf:allenai/winogrande/winogrande_xl:validation", _winogrande,
+        ("acc",)),
     "blimp": Task(
-        ("blimp.tar.xz", "blimp/data/*.jsonl", "blimp/*.jsonl"),
-        "hf:nyu-mll/blimp/*:train",
-        lambda line: _item([("", line["sentence_good"]), ("", line["sentence_bad"])]),
-        ("acc",),
-    ),
-}
+        ("blimp.tar.xz", "blimp/data/*.jsonl", "blimp/*.jsonl"), "hf:nyu-mll/blimp/*:train",
+        lambda line: _item([("", line["sentence_good"]), ("", line["sentence_bad"])]), ("acc",)),
+}  # fmt: skip
 
 
 def task_names(words: str) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -165,18 +165,22 @@ class Engine:
     def _write(self, texts: list[Completion]) -> Generator[None]:
         """Generate one token of each completion per turn, until all are done."""
         rows, begun = {row: Writing(self.model, text) for row, text in enumerate(texts)}, False
-        sampling = Sampling(
-            temperature=texts[0].sampling.temperature,
-            top_p=texts[0].sampling.top_p,
-            seeds=tuple(text.sampling.seed for text in texts),
-        )
+        most = (self.model.context or 10**9) + 1  # tokens beyond the context are scored after those that the model sees
+        shared, seeds = texts[0].sampling, tuple(text.sampling.seed for text in texts)
+        sampling = Sampling(temperature=shared.temperature, top_p=shared.top_p, seeds=seeds)
         try:
             tokens = self.model.backend.generate([text.ids for text in texts], sampling)
             for next_tokens in tokens:
                 for row in [row for row, writing in rows.items() if writing.text.gone.is_set()]:
                     del rows[row]
                 ready = {row: piece for row, writing in rows.items() if (piece := writing.push(next_tokens[row])) is not None}
-                self._add_scores([(rows[row], piece) for row, piece in ready.items()])
+                scored = [(rows[row], piece) for row, piece in ready.items() if rows[row].text.logprobs is not None and piece.ids]
+                scored_rows = [writing.row[-most:] for writing, _ in scored]
+                firsts = [max(1, len(row) - len(piece.ids)) for row, (_, piece) in zip(scored_rows, scored, strict=True)]
+                highest = _max_logprobs([writing.text for writing, _ in scored])
+                scores = score_rows(self.model.backend, scored_rows, firsts, highest)  # of all chunks in one call
+                for (_, piece), row_scores in zip(scored, scores, strict=True):
+                    piece.scores = row_scores
                 for row, piece in ready.items():
                     rows[row].text.put(piece)
                     if piece.finish is not None:
@@ -193,16 +197,6 @@ class Engine:
                 self._waiting = texts + self._waiting
         except (Exception, GeneratorExit) as error:
             _fail([writing.text for writing in rows.values()], error)
-
-    def _add_scores(self, ready: Sequence[tuple[Writing, Chunk]]) -> None:
-        """Score the chunks that need log-probabilities, all in one call."""
-        scored = [(writing, piece) for writing, piece in ready if writing.text.logprobs is not None and piece.ids]
-        most = (self.model.context or 10**9) + 1  # tokens beyond the context are scored after those that the model sees
-        rows = [writing.row[-most:] for writing, _ in scored]
-        firsts = [max(1, len(row) - len(piece.ids)) for row, (_, piece) in zip(rows, scored, strict=True)]
-        scores = score_rows(self.model.backend, rows, firsts, _max_logprobs([writing.text for writing, _ in scored]))
-        for (_, piece), row_scores in zip(scored, scores, strict=True):
-            piece.scores = row_scores
 
 
 def _max_logprobs(texts: Iterable[Completion]) -> int:

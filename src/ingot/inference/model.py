@@ -107,10 +107,7 @@ def _known(path: Path, progress: Mapping[str, Any]) -> tuple[dict[str, Any], Con
 
 
 def scoring_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a model was scored, to be stored in exported files: the same weights must not have two scores.
-
-    `config` is the config in a checkpoint; settings that it lacks are left out.
-    """
+    """Return how a checkpoint's config scores its model, for exported files: the same weights must not have two scores."""
     length, evaluation = config.get("data", {}).get("seq_len"), config.get("evaluation", {})
     scoring = {"seq_len": length, "stride": evaluation.get("stride") or length, "bytes": evaluation.get("bytes")}
     return {name: value for name, value in scoring.items() if value is not None}
@@ -146,10 +143,7 @@ def foreign_weights(
 
 
 def _locate_gpt_simple(path: Path, which: str) -> Path | None:
-    """Return the gpt-simple checkpoint that a path refers to.
-
-    If a run folder holds the same step in both layouts, ours is used, because it stores more.
-    """
+    """Return the gpt-simple checkpoint that a path refers to; of the same step in both layouts, ours stores more and is used."""
     if is_checkpoint(path):
         return path
     if which != "latest" or not (found := saved_checkpoints(path)):
@@ -196,10 +190,8 @@ class LoadedModel:
     def __repr__(self) -> str:
         family, step = self.weights.config.model.family, self.weights.facts.get("step")
         trained = f", step {step:,}" if isinstance(step, int) else ""
-        return (
-            f"LoadedModel({self.weights.path}: {family}, {self.backend.parameters:,} parameters{trained}, {self.tokenizer.kind} "
-            f"tokenizer, on {self.backend.device.name})"
-        )
+        sized = f"{family}, {self.backend.parameters:,} parameters{trained}"
+        return f"LoadedModel({self.weights.path}: {sized}, {self.tokenizer.kind} tokenizer, on {self.backend.device.name})"
 
     def stream(
         self,
@@ -239,10 +231,7 @@ class LoadedModel:
     def generate_batch(
         self, prompts: Sequence[str], options: GenerationOptions | None = None, seeds: Sequence[int] | None = None
     ) -> list[str]:
-        """Return the completion of every prompt, in batches; prompt i is sampled with seed + i, as it would be alone.
-
-        `seeds` replaces these seeds.
-        """
+        """Return the completion of every prompt, in batches; prompt i is sampled with seeds[i], or else seed + i, as if alone."""
         options = options or GenerationOptions()
         ids, sampling = self._ids(prompts, options), options.sampling(len(prompts))
         seeds = sampling.seeds if seeds is None else seeds
@@ -340,13 +329,12 @@ class LoadedModel:
     def _evaluator(self, data: str | None, stride: int | None, seq_len: int | None) -> Evaluator:
         """Build the evaluator for the validation split of `data`, or of the training data by default."""
         config, path = self.scored_by(stride, seq_len), self.weights.path
+        choose = "choose the text to score it on with --data DIR"
         if data is None and not self.weights.names_data:
-            raise ConfigError(f"{path} does not name its training data; choose the text to score it on with --data DIR")
+            raise ConfigError(f"{path} does not name its training data; {choose}")
         named = config.data.path
         if data is None and not named.startswith(PREFIX) and not resolve(named).exists():
-            raise DataError(
-                f"{path} was trained on {named}, which is not on this machine; choose the text to score it on with --data DIR"
-            )
+            raise DataError(f"{path} was trained on {named}, which is not on this machine; {choose}")
         where, tokenizer = data or named, None if data else config.data.tokenizer
         try:
             dataset = open_dataset(where, tokenizer, config.data.trust_tokens)
@@ -355,20 +343,16 @@ class LoadedModel:
                 raise
             dataset = open_dataset(where, config.data.tokenizer, config.data.trust_tokens)
         if data is None and named.startswith(PREFIX) and dataset.fingerprint != self.weights.facts["data_fingerprint"]:
-            raise DataError(
-                f"{path} was trained on another version of {named}, with other works held out; --data {named} scores it on those "
-                "held out now, which it has read"
-            )
+            version = f"another version of {named}, with other works held out"
+            raise DataError(f"{path} was trained on {version}; --data {named} scores it on those held out now, which it has read")
         own, theirs = self.tokenizer, dataset.tokenizer
         same = own.fingerprint() == theirs.fingerprint()
         if not same and self.weights.facts.get("tokenizer_fingerprint") is None:  # another program may have added a padding token
             shared = range(min(own.vocab_size, theirs.vocab_size))
             same = all(own.decode_bytes([i]) == theirs.decode_bytes([i]) for i in shared)
         if not same:
-            raise DataError(
-                f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with; prepare its text "
-                "with that one"
-            )
+            prepared = f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with"
+            raise DataError(f"{prepared}; prepare its text with that one")
         return evaluator_of(config, dataset, "val")
 
     def scored_by(self, stride: int | None = None, seq_len: int | None = None) -> Config:

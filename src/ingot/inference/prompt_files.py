@@ -154,13 +154,10 @@ def plan_loads(requests: Sequence[Request], locate: Callable[[str], Path]) -> li
 def answer_all(
     requests: Sequence[Request],
     loads: Sequence[Load],
-    open_path: Callable[[Path, str | None, str], LoadedModel],
+    open_path: Callable[[Path, str | None, str], LoadedModel],  # takes a path, a tokenizer and a dtype
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Return the output lines in the requested order. A failed completion has an `error` in its line.
-
-    `open_path` opens a path with a tokenizer and a dtype.
-    """
+    """Return the output lines in the requested order. A failed completion has an `error` in its line."""
     answers: dict[int, dict[str, Any]] = {}
     for load in loads:
         say(f"opening {load.path} as {load.dtype} for {len(load.requests)} prompts")

@@ -115,11 +115,8 @@ def task_rows(items: Items, tokenizer: Tokenizer, context: int, truncate: Settin
             row = row[-most:]
             rows.append((row, max(1, len(row) - len(after))))
         if longer and truncate is not None:
-            raise ConfigError(
-                f"{longer:,} of {len(pairs):,} texts of {part} are longer than the model's context of {context:,} tokens",
-                truncate,
-                advice="{0} cuts them from the left",
-            )
+            what = f"{longer:,} of {len(pairs):,} texts of {part} are longer than the model's context of {context:,} tokens"
+            raise ConfigError(what, truncate, advice="{0} cuts them from the left")
     return TaskRows(items, rows)
 
 

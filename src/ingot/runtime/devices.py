@@ -36,11 +36,8 @@ class Device:
         if requested == "auto":
             return self.precisions[0]
         if requested not in self.precisions:
-            raise ConfigError(
-                "{0} needs a GPU",
-                Setting("training.precision", requested),
-                advice="on a CPU use fp32, or bf16 if the CPU supports it",
-            )
+            advice = "on a CPU use fp32, or bf16 if the CPU supports it"
+            raise ConfigError("{0} needs a GPU", Setting("training.precision", requested), advice=advice)
         return requested
 
 

@@ -29,6 +29,7 @@ from ingot.runtime.locks import FolderLock
 
 MOST_JSON = 1 << 28  # maximum size of a JSON file in bytes; the largest contain a model's tensor list or a tokenizer
 
+NO_PLAIN_FILE = "it is a pipe or a device, not a plain file"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers for a full disk
 _OUTPUT_DIR = Setting("training.output_dir")
 _LEFT_FOLDER = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)")
@@ -51,7 +52,7 @@ def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` when the block ends and is deleted when it fails; a device is never replaced."""
     temporary = temporary_beside(path)
     if not (path.is_symlink() or path.is_file() or path.is_dir()) and path.exists():
-        raise _no_plain_file(path)
+        raise OSError(errno.EINVAL, NO_PLAIN_FILE, str(path))
     try:
         with temporary.open("xb", buffering=1 << 20) as file:
             yield file
@@ -133,12 +134,8 @@ def open_plain(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):  # Python itself raises for folders
         os.close(descriptor)
-        raise _no_plain_file(path)
+        raise OSError(errno.EINVAL, NO_PLAIN_FILE, str(path))
     return descriptor
-
-
-def _no_plain_file(path: str | Path) -> OSError:
-    return OSError(errno.EINVAL, "it is a pipe or a device, not a plain file", str(path))
 
 
 def read_json(path: Path) -> Any:
@@ -200,10 +197,7 @@ def sweep_temporaries(folder: Path) -> None:
 
 
 def to_json(record: object, indent: int | None = None, escape: bool = True) -> str:
-    """Return standard JSON: nan and infinities become null.
-
-    Dataclasses become objects, paths become strings. `escape`: escape non-ASCII characters.
-    """
+    """Return standard JSON: nan and infinities become null, dataclasses objects, paths strings; `escape`: only ASCII."""
     return json.dumps(_plain(record), allow_nan=False, indent=indent, ensure_ascii=escape)
 
 

@@ -59,8 +59,6 @@ def cache_root() -> Path:
     return Path(base) / "ingot"
 
 
-# Versions of other packages, if installed.
-
 OF_KERNELS = ("triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl")  # GPU kernels are written in these
 
 
@@ -86,8 +84,6 @@ def keep_compiled_kernels() -> None:
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
     os.environ.setdefault("QUACK_CACHE_DIR", str(cache_root() / "quack"))
 
-
-# Which version of this package wrote a file.
 
 NOT_INSTALLED = "ingot (not installed)"
 

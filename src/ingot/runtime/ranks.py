@@ -44,9 +44,8 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
     try:
         ranks = Ranks(int(environment["RANK"]), int(environment["WORLD_SIZE"]), int(environment.get("LOCAL_RANK", 0)))
     except KeyError as missing:
-        raise ConfigError(
-            f"{missing.args[0]} is not set, although the other variables of a rank are; start ranks with torchrun"
-        ) from None
+        unset = f"{missing.args[0]} is not set, although the other variables of a rank are"
+        raise ConfigError(f"{unset}; start ranks with torchrun") from None
     except ValueError as error:
         raise ConfigError(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers: {error}") from None
     if not 0 <= ranks.rank < ranks.world_size:

@@ -29,10 +29,7 @@ _heard: list[int] = []
 
 @contextmanager
 def listening_early(listens: bool = True) -> Iterator[None]:
-    """Handle the signals that stop a run before the run itself does; blocked ones are delivered at the start of the block.
-
-    A single process raises Interrupted with the name of the signal.
-    """
+    """Handle the signals that stop a run before the run itself does; blocked ones are delivered at the start of the block."""
     try:
         if listens and threading.current_thread() is threading.main_thread():  # Python allows handlers only there
             for number in STOPPING:

@@ -64,10 +64,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
         training_seconds=progress.elapsed_seconds,
         tokens_per_second=progress.tokens / progress.elapsed_seconds if progress.elapsed_seconds else 0.0,
         checkpoint_path=checkpoints.get(progress.step),
-        artifact_path=exported.path,
-        artifact_bytes=exported.bytes,
-        artifact_bpb=exported.bpb,
-        artifact_rows=exported.rows,
+        **{f"artifact_{name}": getattr(exported, name) for name in ("path", "bytes", "bpb", "rows")},
         sample=evaluation.last_sample,
         run_dir=outputs.folder.path if outputs is not None else Path(config.training.output_dir or "."),
         stop_reason=reason_name(reason) if reason else trainer.end_reason,
@@ -102,10 +99,9 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., A
             with writing(path):
                 report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)
             if limit is not None and report.bytes > limit:
-                trainer.reporter.message(
-                    f"{path} has {report.bytes:,} bytes, {report.bytes - limit:,} more than budget.artifact_bytes={limit:,}; "
-                    f"to see what would fit: ingot export {shlex.quote(str(outputs.folder.path))}"
-                )
+                over = f"{report.bytes:,} bytes, {report.bytes - limit:,} more than budget.artifact_bytes={limit:,}"
+                fitting = f"ingot export {shlex.quote(str(outputs.folder.path))}"
+                trainer.reporter.message(f"{path} has {over}; to see what would fit: {fitting}")
     if trainer.backend.maximum([cut_short])[0]:
         raise Interrupted
     if report is None:
@@ -118,7 +114,6 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., A
             bpb = float(score(path, None, config.training.device, rows, waiting, lambda: shutdown.requested)["val_bpb"])
         except RunError as error:  # training has completed, so a failed evaluation does not fail the run
             reason = "interrupted" if shutdown.requested else error
-            trainer.reporter.message(
-                f"{path} was not scored: {reason}; score it with: ingot eval --artifact {shlex.quote(str(path))}"
-            )
+            again = f"ingot eval --artifact {shlex.quote(str(path))}"
+            trainer.reporter.message(f"{path} was not scored: {reason}; score it with: {again}")
     return Exported(path, report.bytes, bpb, rows)

@@ -67,7 +67,7 @@ class RunEvaluation:
         bounded = final_rows == "auto" and config.budget.seconds is not None and config.budget.artifact_bytes is None
         self._bound = max(MIN_ALLOWED_SECONDS, MAX_BUDGET_SHARE * self._budget_seconds) if bounded else None  # None: no bound
         self.tasks: TaskRows | None = None
-        self.shutdown: Shutdown | None = None
+        self.shutdown = Shutdown()  # until the run sets its own
         self.last_sample: str | None = None
         self.evaluator: Callable[[str], Evaluator] = cache(partial(evaluator_of, config, dataset))  # of a split
 
@@ -86,7 +86,7 @@ class RunEvaluation:
             tasks = {}
             if self.tasks is not None:
                 waiting = partial(self.reporter.waiting, "scoring tasks")
-                scores = score_tasks(self.tasks, self.backend, waiting, self._stop_requested)
+                scores = score_tasks(self.tasks, self.backend, waiting, lambda: self.shutdown.requested)
                 tasks = {name: replace(score, parts={}).record() for name, score in scores.items()}
             text = self._sample() if e.sample_tokens else None
             p.record_score(score, final)
@@ -94,17 +94,12 @@ class RunEvaluation:
                 step=p.step,
                 val_loss=score.loss,
                 val_bpb=score.bits_per_byte,
-                tokens=score.tokens,
-                bytes=score.bytes,
                 seconds=seconds,
                 elapsed_seconds=self.clock.elapsed,
                 best=p.record_best(compared),
                 trained_tokens=p.tokens,
                 train_loss=train_loss,
-                other=score.other,
-                rows=score.rows,
-                rows_of=score.rows_of,
-                stride=score.stride,
+                **{name: getattr(score, name) for name in ("tokens", "bytes", "other", "rows", "rows_of", "stride")},
                 buckets={name: bucket_record(bucket) for name, bucket in score.buckets.items()},
                 tasks=tasks,
             )
@@ -202,7 +197,7 @@ class RunEvaluation:
         own, most_calls = shares[ranks.rank], max(evaluator.calls(share) for share in shares)
         progress = partial(self.reporter.waiting, "evaluating")
         part = evaluator.score(own, self.backend.score, self._any_rank_stops, progress, at_least=most_calls)
-        *sums, stopped = self.backend.total([*part.sums, float(self._stop_requested())])
+        *sums, stopped = self.backend.total([*part.sums, float(self.shutdown.requested)])
         if stopped:
             raise Interrupted
         if self._bound is not None:
@@ -223,8 +218,5 @@ class RunEvaluation:
     def _any_rank_stops(self, number: int) -> bool:
         """Return True if any rank received a stop request; ranks synchronise periodically, so that all stop at the same batch."""
         if self.backend.ranks.world_size == 1:
-            return self._stop_requested()
-        return number % STOP_CHECK_INTERVAL == 0 and self.backend.maximum([self._stop_requested()])[0] > 0
-
-    def _stop_requested(self) -> bool:
-        return self.shutdown is not None and self.shutdown.requested
+            return self.shutdown.requested
+        return number % STOP_CHECK_INTERVAL == 0 and self.backend.maximum([self.shutdown.requested])[0] > 0

@@ -55,14 +55,11 @@ def find_codes(
     say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Codes:
-    """Return the codes of the large weights for the quantisers std and gptq; no codes for other quantisers.
-
-    This builds a second model, neither compiled nor replicated, so that the run's own model does not change.
-    """
+    """Return the codes of the large weights for the quantisers std and gptq; no codes for other quantisers."""
     a = config.artifact
     if a.quantiser not in BY_MODEL:
         return {}
-    model = open_inference(config, dataset.tokenizer.vocab_size)
+    model = open_inference(config, dataset.tokenizer.vocab_size)  # a second model, so that the run's own does not change
     model.load_weights({record.name: record for record in weights}, "the model")
     # Every other row of training text is used for calibration, the rest for scoring.
     length = config.data.seq_len
@@ -71,16 +68,16 @@ def find_codes(
     rows = evaluator.rows(max(2, (CPU_TOKENS if model.device.kind == "cpu" else GPU_TOKENS) // length))
     scored = rows[1::2] if len(rows) > 1 else rows
     rounder = model.rounder(evaluator.batches(rows[::2]) if a.quantiser == "gptq" else [])
-
-    def size(codes: Codes) -> int:
-        return next(artifact_sizes(weights, facts, a.quantiser, [a.codec], a.dtype, codes=codes))[1]
-
     if limit is None or a.k != "auto":
         k, embedding_k = (K if a.k == "auto" else a.k), (EMBEDDING_K if a.embedding_k == "auto" else a.embedding_k)
         steps = Steps(Rounding(a.bits, k), Rounding(a.embedding_bits, embedding_k))
         rounder.round(steps.matrices, steps.embeddings)
         say(f"rounded: {steps}")
         return rounder.codes()
+
+    def size(codes: Codes) -> int:
+        return next(artifact_sizes(weights, facts, a.quantiser, [a.codec], a.dtype, codes=codes))[1]
+
     return fit_codes(a, rounder, limit, size, lambda: evaluator.score(scored, model.score).bits_per_byte, say, stop)
 
 
@@ -125,7 +122,8 @@ def fit_codes(
         bpb = bits_per_byte()
         say(f"{steps}: about {estimate:,.0f} bytes, {bpb:.4f} bits per byte of training text")
         # Steps over the limit are ranked by size, after all steps within it.
-        return estimate if _step(steps.matrices) == LARGEST_STEP and estimate > limit else bpb
+        largest = steps.matrices.k / steps.matrices.most == LARGEST_STEP
+        return estimate if largest and estimate > limit else bpb
 
     steps = candidates[0] if len(candidates) == 1 else min(candidates, key=score)
     # Refine the best steps until the real file is just below the limit.
@@ -133,7 +131,7 @@ def fit_codes(
     for _ in range(TRIES):
         rounder.round(steps.matrices, steps.embeddings)
         codes = rounder.codes()
-        file_bytes, step = size(codes), _step(steps.matrices)
+        file_bytes, step = size(codes), steps.matrices.k / steps.matrices.most
         left = limit - file_bytes
         if kept is None or (kept[2] <= file_bytes <= limit if kept[2] <= limit else file_bytes < kept[2]):
             kept = steps, codes, file_bytes
@@ -144,7 +142,3 @@ def fit_codes(
     assert kept is not None
     say(f"rounded: {kept[0]}: {kept[2]:,} of {limit:,} bytes")
     return kept[1]
-
-
-def _step(rounding: Rounding) -> float:
-    return rounding.k / rounding.most

@@ -153,10 +153,9 @@ def open_outputs(
     if config_yaml is not None:
         folder.write_config(config_yaml)
     elif other_settings:
-        reporter.message(
-            f"this run was started from {config_path}, which is not changed; other settings are recorded in environment.json: "
-            + ", ".join(f"{name}={value}" for name, value in other_settings.items())
-        )
+        kept = f"this run was started from {config_path}, which is not changed"
+        others = ", ".join(f"{name}={value}" for name, value in other_settings.items())
+        reporter.message(f"{kept}; other settings are recorded in environment.json: {others}")
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
             write_atomically(folder.path / MODEL_COPY, user_path(config.model.file).read_bytes())

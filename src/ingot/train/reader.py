@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from ingot.data.loading.rows import Rows
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import Batch
 
-MakeBuffer = Callable[[tuple[int, int, int]], Batch]
+rows_of = attrgetter("sample", "samples", "seq_len", "phase", "places")  # the fields of a plan that select its rows
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,8 @@ class RankBatch:
     places: Places = field(default_factory=dict)  # rows of each bucket read by the end of the step
 
 
-@dataclass(frozen=True)
-class _Ahead:
-    """A prefetched batch, or DataExhausted, with its plan and the number of plan changes before it."""
-
-    result: RankBatch | DataExhausted
-    plan: StepPlan
-    turn: int
-    buffer: Batch
+# A prefetched batch, or DataExhausted, with its plan, the number of plan changes before it, and its buffer.
+Ahead = tuple[RankBatch | DataExhausted, StepPlan, int, Batch]
 
 
 class RowReader:
@@ -59,7 +54,7 @@ class RowReader:
         first: StepPlan,
         following: Callable[[StepPlan, RankBatch], StepPlan],
         shapes: Sequence[StepPlan],  # plans with every shape that may occur, to size the buffers
-        host_buffer: MakeBuffer,
+        host_buffer: Callable[[tuple[int, int, int]], Batch],
     ):
         self._source, self._ranks, self._following = source, ranks, following
         self._plan, self._turn, self._changing = first, 0, threading.Lock()
@@ -67,7 +62,7 @@ class RowReader:
         self._free: queue.Queue[Batch] = queue.Queue()
         for _ in range(self.ahead + 2):
             self._free.put(host_buffer((most, source.planes, source.seq_len)))
-        self._ready: queue.Queue[_Ahead | Exception] = queue.Queue(maxsize=self.ahead)
+        self._ready: queue.Queue[Ahead | Exception] = queue.Queue(maxsize=self.ahead)
         self._in_use: list[Batch] = []
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
@@ -75,22 +70,22 @@ class RowReader:
 
     def next(self, plan: StepPlan) -> RankBatch:
         """Return the batch of the next step, whose plan is `plan`."""
-        ahead = self._take()
-        if _rows_of(ahead.plan) != _rows_of(plan):
+        result, predicted, turn, buffer = self._take()
+        if rows_of(predicted) != rows_of(plan):
             with self._changing:
                 self._plan, self._turn = plan, self._turn + 1
-            while ahead.turn != self._turn:
-                self._free.put(ahead.buffer)
-                ahead = self._take()
-        if isinstance(ahead.result, DataExhausted):
-            self._free.put(ahead.buffer)
-            raise ahead.result
-        self._in_use.append(ahead.buffer)
+            while turn != self._turn:
+                self._free.put(buffer)
+                result, _, turn, buffer = self._take()
+        if isinstance(result, DataExhausted):
+            self._free.put(buffer)
+            raise result
+        self._in_use.append(buffer)
         if len(self._in_use) > 2:
             self._free.put(self._in_use.pop(0))
-        return ahead.result
+        return result
 
-    def _take(self) -> _Ahead:
+    def _take(self) -> Ahead:
         ahead = self._ready.get()
         if isinstance(ahead, Exception):
             self._ready.put(ahead)  # keep the error for later calls: the thread has ended and produces nothing more
@@ -119,16 +114,12 @@ class RowReader:
                     result = read_rank_batch(self._source, plan, self._ranks, buffer)
                 except DataExhausted as end:
                     result = end
-                self._ready.put(_Ahead(result, plan, turn, buffer))
+                self._ready.put((result, plan, turn, buffer))
                 with self._changing:
                     if turn == self._turn and isinstance(result, RankBatch):
                         self._plan = self._following(plan, result)
         except Exception as error:  # passed to the training loop, which raises it at its next step
             self._ready.put(error)
-
-
-def _rows_of(plan: StepPlan) -> tuple[object, ...]:
-    return plan.sample, plan.samples, plan.seq_len, plan.phase, plan.places
 
 
 def read_rank_batch(source: Rows, plan: StepPlan, ranks: Ranks, buffer: Batch) -> RankBatch:

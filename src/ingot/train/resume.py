@@ -88,12 +88,10 @@ class Progress:
         self.val_rows, self.val_rows_of, self.val_stride = score.rows, score.rows_of, score.stride
 
     def record_best(self, score: Score) -> bool:
-        """Store a score of this step if it is the best so far, and return whether it is. NaN is worse than any number.
-
-        Scores over other rows, which another session may have had, are not compared: the first over new rows is the best.
-        """
+        """Store a score of this step if it is the best so far, and return whether it is. NaN is worse than any number."""
         bpb = score.bits_per_byte
         by: list[int | str | None] = [score.rows, score.stride, score.rule]
+        # Another session may have scored other rows. Such scores are not compared: the first over new rows is the best.
         best = math.isfinite(bpb) and (self.best_bpb is None or self.best_by not in ([], by) or not self.best_bpb <= bpb)
         if best:
             self.best_step, self.best_bpb, self.best_by = self.step, bpb, by
@@ -143,23 +141,16 @@ def refuse_lost(folder: Path) -> None:
     """Raise an error if a run's checkpoints have been deleted: it would restart from scratch and overwrite its records."""
     state = read_state(folder)
     if state is not None and state.checkpoint is not None and not saved_steps(folder / "checkpoints"):
-        raise CheckpointError(
-            f"{folder} has saved {state.checkpoint}, but {folder / 'checkpoints'} holds no checkpoint",
-            Setting("training.output_dir"),
-            advice="bring them back (are they on a disk that is not mounted?) or choose another {0}",
-        )
+        lost = f"{folder} has saved {state.checkpoint}, but {folder / 'checkpoints'} holds no checkpoint"
+        advice = "bring them back (are they on a disk that is not mounted?) or choose another {0}"
+        raise CheckpointError(lost, Setting("training.output_dir"), advice=advice)
 
 
 def refuse_occupied(folder: Path) -> None:
     """Raise an error if a new run would start in a folder with checkpoints that must not be resumed."""
     if saved_steps(folder / "checkpoints"):
-        raise CheckpointError(
-            f"{folder} holds a run and {{0}}",
-            Setting("training.resume", "never"),
-            Setting("training.output_dir"),
-            Setting("training.resume", "auto"),
-            advice="choose another {1} or set {2}",
-        )
+        settings = Setting("training.resume", "never"), Setting("training.output_dir"), Setting("training.resume", "auto")
+        raise CheckpointError(f"{folder} holds a run and {{0}}", *settings, advice="choose another {1} or set {2}")
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
@@ -236,12 +227,9 @@ def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer)
 
 
 def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
-    """Raise an error if the training.weights file is missing, damaged, or has a different number of parameters.
-
-    No framework is loaded, so gpt-simple's files, which only torch can read, are only checked for existence.
-    """
+    """Raise an error if the training.weights file is missing, damaged, or has a different number of parameters."""
     path = locate_weights(user_path(str(config.training.weights)))
-    if is_checkpoint(path) or tokenizer is None:
+    if is_checkpoint(path) or tokenizer is None:  # only torch can read the weights of gpt-simple, and it is not loaded
         return
     weights, size = open_weights(path), model_size(config, tokenizer.vocab_size)
     parameters = sum(math.prod(record.shape) for record in weights.tensors.values())
@@ -263,11 +251,10 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
     if had is not None and had != has:
         if tokenizer.vocab_size > had or weights.facts.get("tokenizer_fingerprint") not in (None, tokenizer.fingerprint()):
             kind = (weights.facts.get("tokenizer") or {}).get("kind", "another")
+            differs = f"{had:,} ids ({kind}), but the data has one of {tokenizer.vocab_size:,} ({tokenizer.kind})"
+            advice = "prepare the text with the tokenizer of the weights and set {0} to that"
             return CheckpointError(
-                f"{weights.path} was trained with a tokenizer of {had:,} ids ({kind}), but the data has one of "
-                f"{tokenizer.vocab_size:,} ({tokenizer.kind})",
-                Setting("data.path"),
-                advice="prepare the text with the tokenizer of the weights and set {0} to that",
+                f"{weights.path} was trained with a tokenizer of {differs}", Setting("data.path"), advice=advice
             )
         needed.append(Setting("model.vocab_size", had))
     context, seq_len = was.context or weights.config.data.seq_len, config.data.seq_len
@@ -296,11 +283,7 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
 
 
 def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:
-    """Return the result of the run in training.output_dir if it has completed with exactly these settings.
-
-    Training it again would take no steps and only repeat its evaluation. `require_files`: require that its last checkpoint and
-    artifact still exist.
-    """
+    """Return the result of a run that has completed with exactly these settings; `require_files`: if its files still exist."""
     if config.training.output_dir is None or config.training.resume == "never":
         return None
     folder = user_path(config.training.output_dir)

@@ -97,9 +97,8 @@ def run(
             checkpoint.tensors.clear()  # free the memory: the backend has its own copy
         if outputs is not None and (tracking.tensorboard or tracking.wandb_project or tracking.trackio_project):
             shown_config, folder_path = front.tracked_config() or config.model_dump(mode="json"), outputs.folder.path
-            tracker = open_tracking(
-                tracking, folder_path, progress.step, progress.wandb_id, shown_config, front.tracked, reporter.message
-            )
+            session = folder_path, progress.step, progress.wandb_id
+            tracker = open_tracking(tracking, *session, shown_config, front.tracked, reporter.message)
             progress.wandb_id = tracker.wandb_id or progress.wandb_id
             reporter = MultiReporter(reporter, stack.enter_context(tracker))
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)

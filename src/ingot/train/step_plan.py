@@ -60,23 +60,15 @@ def refuse_idle_ranks(config: Config, world_size: int) -> None:
     least = min(shapes(config), key=lambda plan: plan.samples)
     if world_size > least.samples:
         of_stage = config.training.stages and config.training.stages[least.stage].tokens_per_step is not None
-        raise ConfigError(
-            f"{world_size} ranks cannot share the {least.samples} rows of a step",
-            Setting(f"training.stages.{least.stage}.tokens_per_step" if of_stage else "training.tokens_per_step"),
-            advice="use fewer ranks or raise {0}",
-        )
+        setting = Setting(f"training.stages.{least.stage}.tokens_per_step" if of_stage else "training.tokens_per_step")
+        what = f"{world_size} ranks cannot share the {least.samples} rows of a step"
+        raise ConfigError(what, setting, advice="use fewer ranks or raise {0}")
 
 
 def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
     """Predict the plan of the step after `plan`, whose rows are in `read`; without a clock this may be wrong."""
-    at = Position(
-        plan.step + 1,
-        read.next_sample,
-        plan.tokens + read.targets,
-        starts=(0,) * (plan.stage + 1),
-        phases=plan.phase + 1,
-        places=read.places,
-    )
+    tokens, starts = plan.tokens + read.targets, (0,) * (plan.stage + 1)
+    at = Position(plan.step + 1, read.next_sample, tokens, starts=starts, phases=plan.phase + 1, places=read.places)
     return plan_step(config, at)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 from ingot.backends.base import Group
 from ingot.config.schema import BudgetSection, TrainingSection
 from ingot.errors import INTERRUPTED, ConfigError, Interrupted, Setting
-from ingot.runtime.signals import handler_after_stop, heard_early, leave_closed_terminal, replace_handler
+from ingot.runtime.signals import STOPPING, handler_after_stop, heard_early, leave_closed_terminal, replace_handler
 
 
 class Clock:
@@ -104,10 +104,7 @@ def find_walltime(
     environment: Mapping[str, str] | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Walltime | None:
-    """Return the wall-clock limit of a session that began at a unix time: from the setting, else from the environment.
-
-    An environment variable that is not a number is ignored with a warning, so that it does not prevent a job from training.
-    """
+    """Return the wall-clock limit of a session that began at a unix time: from the setting, else from the environment."""
     variables = os.environ if environment is None else environment
     source, number = SETTING, training.max_runtime_seconds
     for name, unit in VARIABLES.items() if number is None else ():
@@ -116,6 +113,7 @@ def find_walltime(
                 if 0 < float(value) < math.inf:
                     source, number = name, float(value)
                     break
+            # Only a warning, so that a variable of the cluster does not prevent a job from training.
             warn(f"{name}={value} in the environment is not a number of {unit}: this session does not stop by it")
     if number is None:
         return None
@@ -126,16 +124,12 @@ def find_walltime(
         raise ConfigError(past, Setting(SETTING), advice=advice)
     walltime = Walltime(ends_at, ends_at - began, source, training.walltime_reserve_seconds)
     if walltime.reserve is not None and walltime.reserve >= walltime.seconds:
-        raise ConfigError(
-            f"{{0}} leaves nothing of the {walltime.seconds:,.0f} s that {{1}} gives this session",
-            Setting("training.walltime_reserve_seconds", f"{walltime.reserve:g}"),
-            Setting(source),
-            advice="lower the first or give it more time",
-        )
+        reserve = Setting("training.walltime_reserve_seconds", f"{walltime.reserve:g}")
+        nothing = f"{{0}} leaves nothing of the {walltime.seconds:,.0f} s that {{1}} gives this session"
+        raise ConfigError(nothing, reserve, Setting(source), advice="lower the first or give it more time")
     return walltime
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 WALLTIME, STOP_FILE = 1001, 1002  # reasons to stop; the others are signal numbers
 STOP_FILE_INTERVAL = 0.5  # seconds between checks for the stop file, because network disks are slow
 
@@ -158,8 +152,9 @@ class Shutdown:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only there
-            ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # nohup sets this
-            self._before = {number: replace_handler(number, self._handle) for number in SIGNALS if number not in ignored}
+            nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            numbers = [number for number in (signal.SIGINT, *STOPPING) if not (nohup and number == signal.SIGHUP)]
+            self._before = {number: replace_handler(number, self._handle) for number in numbers}
             if number := heard_early():
                 self.ask(number)
         return self

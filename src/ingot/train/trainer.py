@@ -97,9 +97,8 @@ class Trainer:
         buffer = self.backend.host_buffer((len(share), self.rows.planes, self.rows.seq_len))
         phase = plan_step(self.config, p.position(p.elapsed_seconds)).phase
         try:
-            return read_rank_batch(
-                self.rows, replace(plan, sample=p.sample, phase=phase, places=p.places), self.backend.ranks, buffer
-            )
+            current = replace(plan, sample=p.sample, phase=phase, places=p.places)
+            return read_rank_batch(self.rows, current, self.backend.ranks, buffer)
         except DataExhausted:  # the first step will raise it again; tuning only needs the shape
             batch = buffer.reshape(-1, self.rows.planes, plan.seq_len)
             batch[:] = 0
@@ -109,14 +108,8 @@ class Trainer:
         """Train until the budget is spent or a stop is requested, and save the state either way."""
         c, p = self.config, self.progress
         self.evaluation.shutdown = shutdown
-        reader = RowReader(
-            self.rows,
-            self.backend.ranks,
-            plan_step(c, p.position(p.elapsed_seconds)),
-            partial(following, c),
-            shapes(c),
-            self.backend.host_buffer,
-        )
+        first = plan_step(c, p.position(p.elapsed_seconds))
+        reader = RowReader(self.rows, self.backend.ranks, first, partial(following, c), shapes(c), self.backend.host_buffer)
         try:
             status = self._loop(reader, shutdown)
             self._finish_pending_step()
@@ -218,27 +211,20 @@ class Trainer:
         self._pending = None
         result = pending.result()
         self._overflows = self._overflows + 1 if result.skipped else 0
-        if (
-            not math.isfinite(result.loss)
-            or (result.skipped and not self.backend.uses_loss_scaling)
-            or self._overflows > MAX_OVERFLOWS
-        ):
+        failed = self._overflows > MAX_OVERFLOWS or (result.skipped and not self.backend.uses_loss_scaling)
+        if failed or not math.isfinite(result.loss):
             if not self.backend.ranks.first:
                 raise PeerLost  # every rank fails; the first reports it
             what = "gradient" if math.isfinite(result.loss) else "loss"
-            raise RunError(
-                f"the {what} is not finite at step {self.progress.step} (loss {result.loss}, gradient norm {result.grad_norm}); "
-                "the weights were not updated and the checkpoints before it are sound:",
-                Setting("optimizer.warmup_steps"),
-                advice="lower the learning rate, lengthen {0} or look at the data, and start again",
-            )
+            measured = f"loss {result.loss}, gradient norm {result.grad_norm}"
+            sound = "the weights were not updated and the checkpoints before it are sound"
+            what = f"the {what} is not finite at step {self.progress.step} ({measured}); {sound}:"
+            advice = "lower the learning rate, lengthen {0} or look at the data, and start again"
+            raise RunError(what, Setting("optimizer.warmup_steps"), advice=advice)
         self.progress.loss = result.loss
         report = self._report(result, plan, rank_batch)
-        log = (
-            report.step % self.config.tracking.log_every == 0
-            or report.step <= ALWAYS_LOGGED_STEPS
-            or report.step == report.max_steps
-        )
+        regular = report.step % self.config.tracking.log_every == 0
+        log = regular or report.step <= ALWAYS_LOGGED_STEPS or report.step == report.max_steps
         if self.outputs is not None:
             self.outputs.heartbeat.check()
             shown = ("step", "loss", "tokens", "tokens_per_second", "elapsed_seconds")
