@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data.loading.order import ByNumber
-from ingot.data.store.documents import Documents
+from ingot.data.store.dataset import Documents
 from ingot.errors import DataError
 from ingot.runtime.seeds import mix, permuted
 from ingot.runtime.tensors import IGNORED, Batch

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from ingot.config.schema import DataSection
 from ingot.data.loading.order import ByNumber, DataExhausted, Order, Places, Random, Sequential, Shuffle
 from ingot.data.loading.packing import PackedRows, RedrawnRows
-from ingot.data.store.dataset import Dataset
-from ingot.data.store.documents import Documents
+from ingot.data.store.dataset import Dataset, Documents
 from ingot.errors import DataError, Setting
 from ingot.runtime.files import read_json, user_path, write_atomically
 from ingot.runtime.seeds import mix, scramble

@@ -142,7 +142,7 @@ class Split(TokenStream):
     `marks_after`: separators follow documents (EOS) instead of preceding them (BOS).
     """
 
-    eos: int | None = None
+    eos: int | None = None  # the id after each document, in formats that have one; others may have a BOS id before each
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class Split(TokenStream):
         return starts
 
     def document_repeats(self) -> NDArray[np.uint16] | None:
-        """Return how many tokens each document repeats of the previous one; None if none does."""
+        """Return how many tokens each document repeats of the previous one (not predicted again); None if none does."""
         return None
 
     def bucket_documents(self, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
@@ -254,6 +254,9 @@ class Bucket:
         """Return how many tokens each document repeats of the previous one; None if none does."""
         repeats = self._split.document_repeats()
         return None if repeats is None else repeats[self._documents]
+
+
+Documents = Split | Bucket  # tokens with document boundaries
 
 
 class NoTokenizer(DataError):

@@ -376,9 +376,19 @@ def _audit_split(
     marked = (not complete or _check_marks(side, counts, index, problems)) and fits
     if marked and complete and split.is_prepared and (index is not None or tokenizer.bos is not None):
         _check_bytes(side, counts, byte_gap, problems)
-    if not (fits and _check_round_trip(side, problems) and marked):
-        return None, recorded or SplitCounts(None, split.tokens, None, None)
-    return side, recorded or SplitCounts(len(starts) - 1, split.tokens, None, counts.piece_bytes)
+    if fits:  # check that sampled documents round-trip through the tokenizer; with a wrong one they hardly ever do
+        numbers = np.unique(np.linspace(0, len(starts) - 2, SAMPLED).astype(np.int64)) if len(starts) > 1 else starts[:0]
+        begins, ends = starts[numbers].tolist(), starts[numbers + 1].tolist()
+        samples = (split.read(begin, min(end, begin + 2 * HEAD)) for begin, end in zip(begins, ends, strict=True))
+        result = round_trips(tokenizer, samples)
+        if not result.fit:
+            counted = f"{len(result.wrong)} of {result.tried} documents tried"
+            problem = f"the tokenizer makes other tokens of the text here, and of {counted}"
+            where, place = split.place(begins[result.wrong[0]])
+            problems.append(DataProblem("tokenizer-mismatch", where, problem, OTHER, place))
+        if result.fit and marked:
+            return side, recorded or SplitCounts(len(starts) - 1, split.tokens, None, counts.piece_bytes)
+    return None, recorded or SplitCounts(None, split.tokens, None, None)
 
 
 def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] | None, problems: list[DataProblem]) -> bool:
@@ -413,21 +423,6 @@ def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, 
         problems.append(DataProblem("byte-count", file, f"{problem}, and bits per byte by pieces are as wrong", advice, place))
 
 
-def _check_round_trip(side: ComparedSplit, problems: list[DataProblem]) -> bool:
-    """Check that sampled documents round-trip through the tokenizer; with a wrong tokenizer they hardly ever do."""
-    split, starts = side.split, side.starts
-    numbers = np.unique(np.linspace(0, len(starts) - 2, SAMPLED).astype(np.int64)) if len(starts) > 1 else np.empty(0, np.int64)
-    begins, ends = starts[numbers].tolist(), starts[numbers + 1].tolist()
-    samples = (split.read(a, min(b, a + 2 * HEAD)) for a, b in zip(begins, ends, strict=True))
-    result = round_trips(side.tokenizer, samples)
-    if not result.fit:
-        file, place = split.place(begins[result.wrong[0]])
-        counted = f"{len(result.wrong)} of {result.tried} documents tried"
-        problem = f"the tokenizer makes other tokens of the text here, and of {counted}"
-        problems.append(DataProblem("tokenizer-mismatch", file, problem, OTHER, place))
-    return bool(result.fit)
-
-
 # Train/validation overlap: validation documents that occur in train, whole or by word n-grams ("runs of words"). The hashes of
 # validation are kept in memory and train is streamed once against them, so memory grows only with the validation split.
 
@@ -452,11 +447,7 @@ class Match:
 
 
 def find_overlap(
-    val: ComparedSplit,
-    train: ComparedSplit,
-    run_words: int,
-    least_share: float,
-    on_tokens: OnTokens = lambda tokens: None,
+    val: ComparedSplit, train: ComparedSplit, run_words: int, least_share: float, on_tokens: OnTokens = lambda tokens: None
 ) -> tuple[TrainComparison, list[Match]]:
     """Compare validation with train. A document with more than `least_share` of its word n-grams in train is a match."""
     documents: dict[bytes, list[int]] = {}
