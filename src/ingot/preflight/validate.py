@@ -243,7 +243,15 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
         if output is not None and resume == "auto":
             refuse_lost(output)
     except CheckpointError as error:
-        code = UNREADABLE if isinstance(error, Unreadable) else _code(resume, output)
+        code = UNREADABLE if isinstance(error, Unreadable) else "resume.resolve_failed"
+        if code != UNREADABLE and resume not in ("auto", "never"):  # gpt-simple has codes for the reasons
+            path = named_path(resume, output)
+            if not path.is_dir():
+                code = "resume.path_missing"
+            elif not any((path / name).is_file() for name in (INDEX, STATE)) and not saved_steps(path / "checkpoints"):
+                code = "resume.no_trainer_state"
+            elif newest_index(output) is None:
+                code = UNREADABLE
         findings.append(Finding(code, "error", error))
         return None
     if checkpoint is None:
@@ -290,18 +298,6 @@ def foreign_checkpoint(resume: str, output: Path | None) -> Saved | None:
     if theirs and theirs[-1].step > saved.step:
         raise occupied(resume, output, "has newer checkpoints", theirs[-1].step)
     return saved
-
-
-def _code(resume: str, output: Path | None) -> str:
-    """Return gpt-simple's finding code for the reason why a run cannot resume."""
-    if resume in ("auto", "never"):
-        return "resume.resolve_failed"
-    path = named_path(resume, output)
-    if not path.is_dir():
-        return "resume.path_missing"
-    if not any((path / name).is_file() for name in (INDEX, STATE)) and not saved_steps(path / "checkpoints"):
-        return "resume.no_trainer_state"
-    return UNREADABLE if newest_index(output) is None else "resume.resolve_failed"
 
 
 # The report as JSON and as text.

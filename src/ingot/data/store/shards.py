@@ -54,8 +54,8 @@ class DataProblem:
 
 
 MAGIC, VERSION, WIDE_VERSION = 20240520, 1, 2
-LLM_C = (20240801, 7)
-DTYPES = {(MAGIC, VERSION): "<u2", (MAGIC, WIDE_VERSION): "<u4", LLM_C: "<u4"}  # keyed by magic number and version
+# The dtype for a magic number and a version; the last pair is llm.c's.
+DTYPES = {(MAGIC, VERSION): "<u2", (MAGIC, WIDE_VERSION): "<u4", (20240801, 7): "<u4"}
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 TOKEN_BYTES = 2  # bytes per token in version 1
@@ -215,10 +215,8 @@ class TokenStream:
             begin = start - (self._ends[number] - self.sizes[number])
             part = self.shard(number)[begin : begin + min(stop - start, CHUNK_TOKENS)]
             if part.dtype.itemsize > self.dtype.itemsize and (largest := int(part.max(initial=0))) > np.iinfo(self.dtype).max:
-                raise DataError(
-                    f"{self.paths[number]} holds token {largest:,}: ids above {np.iinfo(self.dtype).max:,} do not fit the "
-                    f"{8 * self.dtype.itemsize} bits of its tokenizer's ids; give the tokenizer that made the tokens"
-                )
+                limit = f"ids above {np.iinfo(self.dtype).max:,} do not fit the {8 * self.dtype.itemsize} bits of its tokenizer's"
+                raise DataError(f"{self.paths[number]} holds token {largest:,}: {limit}; give the one that made the tokens")
             yield part
             start += len(part)
             number += start == self._ends[number]

@@ -126,9 +126,7 @@ def check_output(output: Path, overwrite: bool) -> None:
         proven = any(EVIDENCE.fullmatch(name) or (path.suffix == ".bin" and has_header(path)) for path, name in found.items())
     if foreign or (found and not proven):
         holds = foreign or f"{min(found.values())}, which nothing shows to be tokens"
-        raise ConfigError(
-            f"output {output} holds {holds}, so it is not only token data and is never replaced; give another folder"
-        )
+        raise ConfigError(f"output {output} holds {holds}, so it is never replaced; give another folder")
     if found and not overwrite:
         raise ConfigError(f"output {output} exists; replace it with --force or give another folder")
 

@@ -185,9 +185,8 @@ class SplitWriter:
         previous, begins, tokens, total = OUTSIDE, 1, 0, 0
         for ids in parts:
             while len(ids):
-                part = ids[
-                    : min(self._shard_tokens - self.state.shard_tokens, PART_TOKENS)
-                ]  # counting a whole document at once takes many times its size in memory
+                # Counting a whole document at once takes many times its size in memory.
+                part = ids[: min(self._shard_tokens - self.state.shard_tokens, PART_TOKENS)]
                 ids = ids[len(part) :]
                 sizes = self._tokenizer.target_bytes(np.append(np.int32(previous), part[:-1].astype(np.int32)), part)
                 size = int(sizes.sum())

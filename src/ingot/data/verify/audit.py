@@ -188,12 +188,8 @@ def _inspect(tokenizer: Tokenizer, split: Split | Bucket, top: int, beginnings: 
         text = None if tokenizer.is_special(token) else tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
         count = int(ids[token])
         most_frequent.append({"id": token, "text": text, "count": count, "share": count / split.tokens})
-    vocabulary = {
-        "size": tokenizer.vocab_size,
-        "used": used,
-        "never_used": tokenizer.vocab_size - used,
-        "most_frequent": most_frequent,
-    }
+    unused = tokenizer.vocab_size - used
+    vocabulary = {"size": tokenizer.vocab_size, "used": used, "never_used": unused, "most_frequent": most_frequent}
 
     documents, lengths, shown = len(starts) - 1, None, []
     if documents:
@@ -316,16 +312,10 @@ def audit(
             comparison, matches = find_overlap(val, train, ngram_words, overlap_share, advance)
             comparisons.append(comparison)
             dataset.problems.extend(_overlap_problem(match, val, train, ngram_words) for match in matches)
-    return AuditReport(
-        folder=path,
-        tokenizer=dataset.known_tokenizer.kind if dataset.known_tokenizer else None,
-        vocab_size=dataset.known_tokenizer.vocab_size if dataset.known_tokenizer else None,
-        fingerprint=dataset.fingerprint if dataset.is_prepared else None,
-        splits=splits,
-        comparisons=comparisons,
-        findings=dataset.problems,
-        seconds=time.monotonic() - started,
-    )
+    own, fingerprint = dataset.known_tokenizer, dataset.fingerprint if dataset.is_prepared else None
+    kind, vocab_size = (own.kind, own.vocab_size) if own else (None, None)
+    seconds = time.monotonic() - started
+    return AuditReport(path, kind, vocab_size, fingerprint, splits, comparisons, dataset.problems, seconds)
 
 
 @dataclass(frozen=True)
@@ -482,10 +472,9 @@ def find_overlap(
         elif share > least_share:
             matches.append(Match(document, int(numbers[counts.argmax()]), "runs", share))
     similar = sum(match.kind == "runs" for match in matches)
-    counts_of_documents = (len(val.starts) - 1, len(matches) - similar, similar)
-    return TrainComparison(
-        str(train.split.folder), *counts_of_documents, total, total_found, total_found / max(1, total)
-    ), matches
+    documents_of_val, against, share = len(val.starts) - 1, str(train.split.folder), total_found / max(1, total)
+    copied = len(matches) - similar
+    return TrainComparison(against, documents_of_val, copied, similar, total, total_found, share), matches
 
 
 def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) -> Iterator[tuple[bytes, Hashes]]:
