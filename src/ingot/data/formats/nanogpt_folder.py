@@ -37,7 +37,7 @@ def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
     if (meta := folder / META).is_file():
         tokenizer = char_tokenizer(meta)
         about += f" with {META}" + (f" ({tokenizer.vocab_size} characters)" if tokenizer else "")
-    return Dataset(path, "nanogpt", splits, about, tokenizer=tokenizer)
+    return Dataset(path, "nanogpt", splits, about, tokenizer)
 
 
 MAX_META_BYTES = 1 << 24  # a vocabulary of 65,536 characters takes 1 MB

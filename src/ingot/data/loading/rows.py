@@ -303,12 +303,7 @@ def _rows(
         raise DataError(problem, Setting("data.seq_len"), advice="use more text or shorter rows")
     if redrawn is not None:
         return redrawn
-    order: Order
-    match settings.sampling:
-        case "random":
-            order = Random(tokens, seq_len, seed)
-        case "stream":
-            order = Sequential(tokens, seq_len, rows_per_step, settings.spans)
-        case _:
-            order = Shuffle(tokens, seq_len, seed)
+    order: Order = Random(tokens, seq_len, seed) if settings.sampling == "random" else Shuffle(tokens, seq_len, seed)
+    if settings.sampling == "stream":
+        order = Sequential(tokens, seq_len, rows_per_step, settings.spans)
     return WindowRows(split, order, seq_len, 3 if settings.document_mask else 2)

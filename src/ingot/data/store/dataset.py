@@ -261,25 +261,17 @@ class NoTokenizer(DataError):
         super().__init__(f"{folder} holds tokens and does not say their tokenizer; name it with {{0}}", Setting("data.tokenizer"))
 
 
+@dataclass(eq=False)
 class Dataset:
-    """Token data of one format: its splits and, if the data or the user specifies it, its tokenizer.
+    """Token data of one format: its splits and, if the data or the user specifies it, its tokenizer."""
 
-    `problems` lists the defects of damaged data that was opened for an audit. `about` describes the files for users.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        format: str,
-        splits: Mapping[str, Split],
-        about: str = "",
-        *,
-        tokenizer: Tokenizer | None = None,
-        manifest: Manifest | None = None,
-        problems: Sequence[DataProblem] = (),
-    ) -> None:
-        self.folder, self.format, self.splits, self.about = folder, format, splits, about
-        self.known_tokenizer, self._manifest, self.problems = tokenizer, manifest, list(problems)
+    folder: Path
+    format: str
+    splits: Mapping[str, Split]
+    about: str = ""  # describes the files for users
+    known_tokenizer: Tokenizer | None = None
+    problems: list[DataProblem] = field(default_factory=list)  # the defects of damaged data that was opened for an audit
+    record: Manifest | None = None  # dataset.json
 
     @classmethod
     def open(cls, path: Path | str, fitting: str = "byte", *, strict: bool = True) -> Dataset:
@@ -322,7 +314,7 @@ class Dataset:
         if strict and problems:
             raise problems[0].error()
         about = f"a prepared folder, {sum(split.documents for split in splits.values()):,} documents"
-        dataset = cls(folder, "ingot", splits, about, manifest=manifest, problems=problems)
+        dataset = cls(folder, "ingot", splits, about, None, problems, manifest)
         if tokenizer is not None:
             dataset.use_tokenizer(tokenizer)
         return dataset
@@ -330,13 +322,13 @@ class Dataset:
     @property
     def manifest(self) -> Manifest:
         """The dataset.json of a prepared folder."""
-        assert self._manifest is not None
-        return self._manifest
+        assert self.record is not None
+        return self.record
 
     @property
     def is_prepared(self) -> bool:
         """True if the data has a readable dataset.json."""
-        return self._manifest is not None
+        return self.record is not None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -363,8 +355,8 @@ class Dataset:
         For other programs' data it covers the name, size, first and last bytes of every file: enough to detect other data, and
         fast for a hundred files.
         """
-        if self._manifest is not None:
-            return self._manifest.fingerprint
+        if self.record is not None:
+            return self.record.fingerprint
         files: Any
         if self.format == "gpt-simple":
             pairs = [pair for split in self.splits.values() for path in split.paths for pair in (path, path.with_suffix(".idx"))]

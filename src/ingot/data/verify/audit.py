@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ingot.data.formats.opener import open_tokens
 from ingot.data.formats.shard_folder import paired_tokenizer
-from ingot.data.store.dataset import MANIFEST, Bucket, Dataset, Split, SplitCounts, tokenizer_problem
+from ingot.data.store.dataset import MANIFEST, Dataset, Documents, Split, SplitCounts, tokenizer_problem
 from ingot.data.store.documents import starts_at_marks
 from ingot.data.store.shards import TOKEN_BYTES, DataProblem
 from ingot.data.text.text_files import adding_up
@@ -94,7 +94,7 @@ class TokenCounts:
 
 
 def count_documents(
-    split: Split | Bucket, tokenizer: Tokenizer, index: NDArray[Any] | None, on_tokens: OnTokens = lambda tokens: None
+    split: Documents, tokenizer: Tokenizer, index: NDArray[Any] | None, on_tokens: OnTokens = lambda tokens: None
 ) -> tuple[TokenCounts, Starts]:
     """Read a split once; return its counts and document offsets: from the index or, without one, from the separators."""
     starts = None if index is None else np.asarray(index).astype(np.int64)
@@ -161,14 +161,14 @@ def inspect(
     if split is not None and split not in dataset.splits:
         raise DataError(f"{path} has no split {split!r}; it has {', '.join(dataset.splits)}")
     names = [split] if split else list(dataset.splits)
-    parts: list[Split | Bucket] = []
+    parts: list[Documents] = []
     for name in names:
         parts += [dataset.splits[name], *dataset.buckets(name).values()]
     inspected = {part.name: _inspect(dataset.tokenizer, part, top, beginnings) for part in parts}
     return Inspection(path, dataset.tokenizer.kind, inspected)
 
 
-def _inspect(tokenizer: Tokenizer, split: Split | Bucket, top: int, beginnings: int) -> SplitInspection:
+def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) -> SplitInspection:
     try:
         index = split.index() if isinstance(split, Split) else split.document_starts()
     except ValueError as problem:
