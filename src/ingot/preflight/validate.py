@@ -68,7 +68,6 @@ class Report:
     data: RunData
     vocab_size: int
     total_tokens: int | None  # None if the clock ends the run
-    phases: list[dict[str, Any]]
     output: Path | None
     size: Size | None
     memory: int | None = None  # bytes a rank needs
@@ -120,8 +119,8 @@ def validate(
         vocab_size = GPT2_PADDED_VOCAB_SIZE
         message = f"the vocabulary size is unknown; the size of the model assumes {GPT2_PADDED_VOCAB_SIZE:,} ids"
         findings.add("model.vocab_unknown", "warning", message)
-    size, phases = model_size(config, vocab_size), phases_of(config)
-    report = Report(config, ranks, data, vocab_size, total, phases, output, size, findings=findings)
+    size = model_size(config, vocab_size)
+    report = Report(config, ranks, data, vocab_size, total, output, size, findings=findings)
     if size is not None:
         report.memory = _check_memory(config, size, vocab_size, ranks, findings)
     report.resume = None if fresh else check_resume(config, output, data, findings)
@@ -334,7 +333,7 @@ def report_record(report: Report, strict: bool, name: Rename = str, advise: Rena
             "tokenizer": data.tokenizer.kind if data.tokenizer is not None else None,
             "splits": splits,
         },
-        "curriculum": report.phases,
+        "curriculum": phases_of(config),
         "training": {
             "world_size": report.world_size,
             "tokens_per_step": config.training.tokens_per_step,

@@ -139,13 +139,8 @@ def open_shard(path: Path) -> NDArray[Any]:
 
 def read_file(path: Path, limit: int = -1) -> tuple[bytes, int]:
     """Read the first `limit` bytes of a file, or all of them; return them and the file's size."""
-    try:
-        with open_to_read(path) as file:
-            return file.read(limit), os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        raise DataError(f"missing file {path}; copy the whole folder") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), open_to_read(path) as file:
+        return file.read(limit), os.fstat(file.fileno()).st_size
 
 
 def open_plain(path: Path) -> NDArray[np.uint16]:
