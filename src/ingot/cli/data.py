@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -180,9 +181,8 @@ def verify_command(
         counts[finding.code] += 1
         if counts[finding.code] <= MAX_LISTED_FINDINGS:
             print(finding.line)
-    for code, count in counts.items():
-        if count > MAX_LISTED_FINDINGS:
-            print(f"{code}: {count - MAX_LISTED_FINDINGS:,} more; --json lists them all")
+    for code, count in (counts - Counter(dict.fromkeys(counts, MAX_LISTED_FINDINGS))).items():
+        print(f"{code}: {count:,} more; --json lists them all")
     if not report.ok:
         raise typer.Exit(DataError.exit_code)
 
@@ -323,12 +323,9 @@ def train_tokenizer_command(
     as_json: AsJson = False,
 ) -> None:
     """Train a tokenizer on text."""
-    import time
-
     from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 
-    inputs = _inputs(more, files)
-    started = time.monotonic()
+    inputs, started = _inputs(more, files), time.monotonic()
     with progress_bar("reading", in_bytes=True) as progress:
         tokenizer = train_tokenizer(
             inputs,

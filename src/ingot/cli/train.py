@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -207,10 +207,7 @@ def sweep(
         warn("the current run has saved and stopped; the same command resumes the sweep")
         raise
     summary = summarise(trials, score, errors)
-    if as_json:
-        print_json({"output": str(output), "score": score, "arms": [asdict(arm) for arm in summary]})
-    else:
-        print_columns(table(summary))
+    print_json({"output": output, "score": score, "arms": summary}) if as_json else print_columns(table(summary))
     if errors:
         folder, error = next(iter(errors.items()))
         raise RunError(f"{len(errors)} of {len(trials)} runs failed, {folder} because {error}; the same command tries them again")

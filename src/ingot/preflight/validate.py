@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.gpt_simple import STATE, Saved, is_checkpoint, read_model, read_saved, refuse_other_shapes, saved_checkpoints
-from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
-from ingot.backends.open import find_device, open_backend, open_group
+from ingot.backends.open import find_device, open_backend, open_group, refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
 from ingot.config.memory import Size, model_size, row_bytes, state_bytes, step_bytes
 from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, Config
 from ingot.data.store.dataset import Dataset
