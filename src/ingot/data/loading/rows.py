@@ -46,13 +46,9 @@ class LimitedRows:
         if not has:
             raise DataExhausted
         mine = range(min(share.start, has), min(share.stop, has))
-        _empty(batch[len(mine) :])
+        padding = batch[len(mine) :]
+        padding[:], padding[:, 1] = 0, IGNORED
         return self.source.read(samples[:has], mine, batch[: len(mine)])
-
-
-def _empty(batch: Batch) -> None:
-    """Turn all rows of a batch into padding without targets."""
-    batch[:], batch[:, 1] = 0, IGNORED
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ class MixedRows:
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
         drawn, targets = self._draw(samples), 0
-        _empty(batch)
+        batch[:], batch[:, 1] = 0, IGNORED
         for number, (name, source) in enumerate(self.sources.items()):
             rows = np.flatnonzero(drawn == number)
             mine = range(*np.searchsorted(rows, [share.start, share.stop]).tolist())
