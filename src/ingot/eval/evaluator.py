@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from ingot.config.schema import Config
 from ingot.data.loading.packing import PackedRows
 from ingot.data.loading.rows import document_numbers
-from ingot.data.store.dataset import Dataset
-from ingot.data.store.documents import Documents
+from ingot.data.store.dataset import Dataset, Documents
 from ingot.data.tokenizers import Tokenizer
 from ingot.errors import DataError
 from ingot.runtime.tensors import IGNORED, Batch

@@ -181,8 +181,24 @@ def _facts(config: Config) -> Facts:
     size, chosen = text_bytes(data.path) if data.tokenizer is None else None, None
     dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens) if size is None else None
     on_gpu = device.kind not in ("cpu", "mlx")
-    probed = dataset.tokenizer.vocab_size if dataset else PROBED_IDS
-    name, rate = (device.name, GPU_UTILISATION * measure_flops(device)) if on_gpu else _timed(config, probed)
+    if on_gpu:
+        name, rate = device.name, GPU_UTILISATION * measure_flops(device)
+    else:  # time training steps of the recipe's model
+        vocab_size = dataset.tokenizer.vocab_size if dataset else PROBED_IDS
+        with closing(open_backend(config, vocab_size, Ranks())) as backend:  # otherwise the run would keep its threads
+            plan = shapes(config)[0]
+            batch = backend.host_buffer((plan.rows, 2, plan.seq_len))
+            batch[:] = np.arange(batch.size, dtype=np.int32).reshape(batch.shape) % vocab_size
+            backend.tune([(plan, batch)], {})
+            backend.step(batch, batch[:, 1].size, plan).result()  # allocates the memory
+            steps, began = 0, time.perf_counter()
+            while time.perf_counter() - began < PROBE_SECONDS or steps < 3:
+                backend.step(batch, batch[:, 1].size, plan).result()
+                steps += 1
+            tokens_per_second = steps * batch[:, 1].size / (time.perf_counter() - began)
+        model: Any = config.model
+        weights = _weights(model.width, vocab_size, model.layers) if model.family == "frontier" else backend.parameters
+        name, rate = backend.device.name, tokens_per_second * OPERATIONS * weights
     if dataset is None:
         chosen = choose_tokenizer(rate * seconds, size or 0)
         dataset = open_dataset(data.path, chosen)
@@ -192,24 +208,6 @@ def _facts(config: Config) -> Facts:
     except DataError:  # the data does not record document starts
         documents = False
     return Facts(name, on_gpu, rate, seconds, split.tokens, dataset.tokenizer.vocab_size, documents, split.bytes, chosen)
-
-
-def _timed(config: Config, vocab_size: int) -> tuple[str, float]:
-    """Time training steps of the recipe's model; return the device's name and its floating-point operations per second."""
-    with closing(open_backend(config, vocab_size, Ranks())) as backend:  # otherwise the run would keep its threads
-        plan = shapes(config)[0]
-        batch = backend.host_buffer((plan.rows, 2, plan.seq_len))
-        batch[:] = np.arange(batch.size, dtype=np.int32).reshape(batch.shape) % vocab_size
-        backend.tune([(plan, batch)], {})
-        backend.step(batch, batch[:, 1].size, plan).result()  # allocates the memory
-        steps, began = 0, time.perf_counter()
-        while time.perf_counter() - began < PROBE_SECONDS or steps < 3:
-            backend.step(batch, batch[:, 1].size, plan).result()
-            steps += 1
-        tokens = steps * batch[:, 1].size / (time.perf_counter() - began)
-    model: Any = config.model
-    weights = _weights(model.width, vocab_size, model.layers) if model.family == "frontier" else backend.parameters
-    return backend.device.name, tokens * OPERATIONS * weights
 
 
 def _width(weights: float, facts: Facts, heads: int) -> int:

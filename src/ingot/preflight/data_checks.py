@@ -143,7 +143,14 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
         try:
             dataset = open_dataset(data.path, data.tokenizer, data.trust_tokens, config.suggested_tokenizer)
         except IngotError as error:
-            problem = Finding(_code(folder, error), "error", error)
+            code = "data.unreadable"
+            if folder is not None and not folder.exists():
+                code = "data.path.missing"
+            elif any(setting.path in ("data.tokenizer", "data.trust_tokens") for setting in error.settings):
+                code = "data.tokenizer_mismatch"
+            elif folder is not None and folder.is_dir() and not any(folder.glob("*.bin")) and not (folder / MANIFEST).is_file():
+                code = "data.train.missing"
+            problem = Finding(code, "error", error)
         else:
             facts.dataset, facts.tokenizer, facts.format = dataset, dataset.tokenizer, facts.format or "tokens"
             if not facts.has_buckets:  # otherwise they were counted one by one
@@ -163,17 +170,6 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
     if problem is not None:
         findings.append(problem)
     return facts
-
-
-def _code(folder: Path | None, error: IngotError) -> str:
-    """Return the finding code for data that cannot be opened."""
-    if folder is not None and not folder.exists():
-        return "data.path.missing"
-    if any(setting.path in ("data.tokenizer", "data.trust_tokens") for setting in error.settings):
-        return "data.tokenizer_mismatch"
-    if folder is not None and folder.is_dir() and not any(folder.glob("*.bin")) and not (folder / MANIFEST).is_file():
-        return "data.train.missing"
-    return "data.unreadable"
 
 
 def _look_at_buckets(folder: Path, facts: RunData, findings: Findings) -> None:

@@ -67,7 +67,6 @@ class Report:
     data: RunData
     vocab_size: int
     total_tokens: int | None  # None if the clock ends the run
-    phases: list[dict[str, Any]]
     output: Path | None
     size: Size | None
     memory: int | None = None  # bytes a rank needs
@@ -119,8 +118,8 @@ def validate(
         vocab_size = GPT2_PADDED_VOCAB_SIZE
         message = f"the vocabulary size is unknown; the size of the model assumes {GPT2_PADDED_VOCAB_SIZE:,} ids"
         findings.add("model.vocab_unknown", "warning", message)
-    size, phases = model_size(config, vocab_size), phases_of(config)
-    report = Report(config, ranks, data, vocab_size, total, phases, output, size, findings=findings)
+    size = model_size(config, vocab_size)
+    report = Report(config, ranks, data, vocab_size, total, output, size, findings=findings)
     if size is not None:
         report.memory = _check_memory(config, size, vocab_size, ranks, findings)
     report.resume = None if fresh else check_resume(config, output, data, findings)
@@ -242,7 +241,15 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
         if output is not None and resume == "auto":
             refuse_lost(output)
     except CheckpointError as error:
-        code = UNREADABLE if isinstance(error, Unreadable) else _code(resume, output)
+        code = UNREADABLE if isinstance(error, Unreadable) else "resume.resolve_failed"
+        if code != UNREADABLE and resume not in ("auto", "never"):  # gpt-simple has codes for the reasons
+            path = named_path(resume, output)
+            if not path.is_dir():
+                code = "resume.path_missing"
+            elif not any((path / name).is_file() for name in (INDEX, STATE)) and not saved_steps(path / "checkpoints"):
+                code = "resume.no_trainer_state"
+            elif newest_index(output) is None:
+                code = UNREADABLE
         findings.append(Finding(code, "error", error))
         return None
     if checkpoint is None:
@@ -291,18 +298,6 @@ def foreign_checkpoint(resume: str, output: Path | None) -> Saved | None:
     return saved
 
 
-def _code(resume: str, output: Path | None) -> str:
-    """Return gpt-simple's finding code for the reason why a run cannot resume."""
-    if resume in ("auto", "never"):
-        return "resume.resolve_failed"
-    path = named_path(resume, output)
-    if not path.is_dir():
-        return "resume.path_missing"
-    if not any((path / name).is_file() for name in (INDEX, STATE)) and not saved_steps(path / "checkpoints"):
-        return "resume.no_trainer_state"
-    return UNREADABLE if newest_index(output) is None else "resume.resolve_failed"
-
-
 # The report as JSON and as text.
 
 MARKS = {"error": "x", "budget": "$", "warning": "!", "info": "i"}
@@ -337,7 +332,7 @@ def report_record(report: Report, strict: bool, name: Rename = str, advise: Rena
             "tokenizer": data.tokenizer.kind if data.tokenizer is not None else None,
             "splits": splits,
         },
-        "curriculum": report.phases,
+        "curriculum": phases_of(config),
         "training": {
             "world_size": report.world_size,
             "tokens_per_step": config.training.tokens_per_step,

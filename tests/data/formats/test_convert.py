@@ -218,9 +218,7 @@ def test_a_meta_that_lists_no_characters_must_have_as_many_ids_as_the_tokenizer(
 
 def test_what_the_tokens_stand_for_must_be_known_once_and_only_once(tmp_path):
     source = nanogpt(tmp_path / "in", 5)
-    refused(
-        "does not say what its tokens stand for; give --tokenizer", convert, source, tmp_path / "out", "ingot", error=ConfigError
-    )
+    refused("does not name its tokenizer; give --tokenizer", convert, source, tmp_path / "out", "ingot", error=ConfigError)
     prepared(tmp_path / "ours", BYTE, ["a"])
     ours = open_tokens(tmp_path / "ours")
     refused("names its own tokenizer, byte", convert, ours, tmp_path / "out", "shards", tokenizer="gpt2", error=ConfigError)

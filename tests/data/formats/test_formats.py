@@ -440,13 +440,13 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path):
     path.write_bytes(ids(1, 2, 3, 2, 3).tobytes())
     refused("size mismatch in", open_tokens, tmp_path)
     path.unlink()
-    refused("missing file", open_tokens, tmp_path)
+    refused("cannot read", open_tokens, tmp_path)
     write_windows(path, [([1, 2, 3], 0), ([9, 3, 4], 2)])
     refused("window 1 repeats 2 tokens that do not come before it", listed, Pair(path).documents(MARK))
     write_windows(path, [([1, 2, 3], 1)])
     refused("window 0 repeats 1 tokens that do not come before it", listed, Pair(path).documents(MARK))
     folder_of(tmp_path, **{"b.bin": b"\1\0"})
-    refused("missing file", open_tokens, tmp_path)
+    refused("cannot read", open_tokens, tmp_path)
 
 
 @pytest.mark.parametrize(("max_length", "overlap"), [(10, 6), (10, -1), (0, 0), (1 << 20, 1 << 17)])

@@ -146,9 +146,7 @@ def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:
             raise ConfigError(f"{source.folder} names its own tokenizer, {own.kind}; leave --tokenizer {name} out")
         return own
     if name is None and to == "ingot":
-        raise ConfigError(
-            f"{source.folder} does not say what its tokens stand for; give --tokenizer (gpt2, a .model, tokenizer.json)"
-        )
+        raise ConfigError(f"{source.folder} does not name its tokenizer; give --tokenizer (gpt2, a .model, tokenizer.json)")
     if name is None:
         return None
     opened = open_tokenizer(name)

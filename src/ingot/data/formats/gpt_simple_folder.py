@@ -95,10 +95,8 @@ class Pair:
         width, self.offsets, self.repeats = read_index(path.with_suffix(".idx"))
         _, size = read_file(path, 0)
         self.path, self.tokens, self.dtype = path, int(self.offsets[-1]), np.dtype(DTYPES[width])
-        if size != width * self.tokens:
-            raise DataError(
-                f"size mismatch in {path}: {width * self.tokens:,} bytes expected by its .idx, {size:,} found; {AGAIN}"
-            )
+        if size != (expected := width * self.tokens):
+            raise DataError(f"size mismatch in {path}: {expected:,} bytes expected by its .idx, {size:,} found; {AGAIN}")
 
     def map(self) -> NDArray[Any]:
         """Memory-map the tokens of the .bin."""
@@ -115,9 +113,8 @@ class Pair:
             ended = last is not None and marked and int(last[-1]) == eos
             skip = _repeated(window, last, repeats, ended) if repeats else 0
             if skip is None:
-                raise DataError(
-                    f"{self.path} is damaged: window {number} repeats {repeats} tokens that do not come before it; {AGAIN}"
-                )
+                problem = f"window {number} repeats {repeats} tokens that do not come before it"
+                raise DataError(f"{self.path} is damaged: {problem}; {AGAIN}")
             if skip == len(window):
                 continue
             if not repeats and last is not None and (ended or not marked):
@@ -169,9 +166,8 @@ class WindowSplit(Split):
 def check_windows(max_length: int, overlap: int) -> None:
     """Raise an error if the overlap is more than half a window, or more than an .idx can record."""
     if not 0 <= 2 * overlap <= max_length or max_length < 1 or overlap > 0xFFFF:
-        raise ConfigError(
-            f"an overlap of {overlap:,} does not fit windows of {max_length:,} tokens; give at most half of it, and up to 65,535"
-        )
+        problem = f"an overlap of {overlap:,} does not fit windows of {max_length:,} tokens"
+        raise ConfigError(f"{problem}; give at most half of it, and up to 65,535")
 
 
 def cut_windows(length: int, max_length: int, overlap: int) -> Iterator[tuple[int, int, int]]:

@@ -37,7 +37,7 @@ def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
     if (meta := folder / META).is_file():
         tokenizer = char_tokenizer(meta)
         about += f" with {META}" + (f" ({tokenizer.vocab_size} characters)" if tokenizer else "")
-    return Dataset(path, "nanogpt", splits, about, tokenizer=tokenizer)
+    return Dataset(path, "nanogpt", splits, about, tokenizer)
 
 
 MAX_META_BYTES = 1 << 24  # a vocabulary of 65,536 characters takes 1 MB
@@ -98,11 +98,8 @@ def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
         return characters
     if name is None:
         size = read_meta(path)["vocab_size"]
-        raise DataError(
-            f"{path} has {size:,} ids that are not single characters",
-            TOKENIZER,
-            advice="name what made them with {0}, or number where they stand for no text",
-        )
+        advice = "name what made them with {0}, or number where they stand for no text"
+        raise DataError(f"{path} has {size:,} ids that are not single characters", TOKENIZER, advice=advice)
     tokenizer = open_tokenizer(name)
     check_meta_size(folder, tokenizer)
     return tokenizer
@@ -112,10 +109,8 @@ def check_meta_size(folder: Path, tokenizer: Tokenizer) -> None:
     """Raise an error if the tokenizer's vocabulary size differs from the folder's meta.pkl, if there is one."""
     path = folder / META
     if path.is_file() and (size := read_meta(path)["vocab_size"]) != tokenizer.vocab_size:
-        raise DataError(
-            f"{path} says vocab_size {size:,} and the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids; name the one "
-            f"that made the tokens, or remove {META} if it is wrong"
-        )
+        problem = f"{path} says vocab_size {size:,} and the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids"
+        raise DataError(f"{problem}; name the one that made the tokens, or remove {META} if it is wrong")
 
 
 def meta_bytes(tokenizer: Tokenizer) -> bytes:

@@ -45,11 +45,9 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
         same = open_tokenizer(tokenizer).fingerprint() == dataset.tokenizer.fingerprint()
     if not same:
         made_by = trained or f"{dataset.tokenizer.kind} of {dataset.tokenizer.vocab_size:,} ids"
-        raise DataError(
-            f"{{0}} is {tokenizer} and {path} was prepared with another tokenizer, {made_by}",
-            Setting("data.tokenizer"),
-            advice=f"leave {{0}} out or prepare the text again with --tokenizer {tokenizer}",
-        )
+        problem = f"{{0}} is {tokenizer} and {path} was prepared with another tokenizer, {made_by}"
+        advice = f"leave {{0}} out or prepare the text again with --tokenizer {tokenizer}"
+        raise DataError(problem, Setting("data.tokenizer"), advice=advice)
     return dataset
 
 

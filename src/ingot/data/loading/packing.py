@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.data.loading.order import ByNumber
-from ingot.data.store.documents import Documents
+from ingot.data.store.dataset import Documents
 from ingot.errors import DataError
 from ingot.runtime.seeds import mix, permuted
 from ingot.runtime.tensors import IGNORED, Batch
@@ -58,7 +58,7 @@ class PackedRows(ByNumber):
     ):
         self.seq_len, self.planes = seq_len, 3 if documents else 2
         self._split, self._seed, self._bos, self._overlap, self._alone = split, seed, bos, overlap, alone
-        self._already_read = already_read
+        self._already_read, self._eos = already_read, -1 if split.eos is None else split.eos
         self._starts, self._repeats = split.document_starts(), split.document_repeats()  # memory-mapped, so ranks share the pages
         self._blocks = max(1, -(-(len(self._starts) - 1) // BLOCK))  # blocks per epoch
         self._firsts = [0]  # first sample of each block counted so far
@@ -95,7 +95,7 @@ class PackedRows(ByNumber):
             line[1, at : at + len(tokens) - 1] = tokens[1:]
             if part.ends and self._bos is not None:
                 line[1, here.stop - 1] = self._bos
-            ended = self._after_marks(line[0, here])
+            ended = line[0, here] == self._eos  # an EOS token has no successor in its own document
             line[1, here][ended] = IGNORED
             line[1, at : at + part.predicted] = IGNORED
             if self.planes == 3:
@@ -105,15 +105,11 @@ class PackedRows(ByNumber):
         if self.planes == 3:
             line[2, at:] = number  # padding attends only to itself
 
-    def _after_marks(self, tokens: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return a mask of the EOS tokens, which have no successor in their own document."""
-        return tokens == self._split.eos if self._split.eos is not None else np.zeros(len(tokens), bool)
-
     def _count(self, part: DocumentPart) -> int:
         """Return the number of targets in a part; every EOS token inside it reduces the count by one."""
         if self._split.eos is None:
             return max(0, part.length - part.predicted - (part.ends and self._bos is None))
-        inner = self._after_marks(self._split.read(part.start + part.predicted, part.start + part.length))
+        inner = self._split.read(part.start + part.predicted, part.start + part.length) == self._eos
         if part.ends and self._bos is None:
             inner[-1:] = True  # the last token has no target, whether or not it is EOS
         return len(inner) - int(np.count_nonzero(inner))

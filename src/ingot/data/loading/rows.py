@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from ingot.config.schema import DataSection
 from ingot.data.loading.order import ByNumber, DataExhausted, Order, Places, Random, Sequential, Shuffle
 from ingot.data.loading.packing import PackedRows, RedrawnRows
-from ingot.data.store.dataset import Dataset
-from ingot.data.store.documents import Documents
+from ingot.data.store.dataset import Dataset, Documents
 from ingot.errors import DataError, Setting
 from ingot.runtime.files import read_json, user_path, write_atomically
 from ingot.runtime.seeds import mix, scramble
@@ -47,13 +46,9 @@ class LimitedRows:
         if not has:
             raise DataExhausted
         mine = range(min(share.start, has), min(share.stop, has))
-        _empty(batch[len(mine) :])
+        padding = batch[len(mine) :]
+        padding[:], padding[:, 1] = 0, IGNORED
         return self.source.read(samples[:has], mine, batch[: len(mine)])
-
-
-def _empty(batch: Batch) -> None:
-    """Turn all rows of a batch into padding without targets."""
-    batch[:], batch[:, 1] = 0, IGNORED
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ class MixedRows:
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
         drawn, targets = self._draw(samples), 0
-        _empty(batch)
+        batch[:], batch[:, 1] = 0, IGNORED
         for number, (name, source) in enumerate(self.sources.items()):
             rows = np.flatnonzero(drawn == number)
             mine = range(*np.searchsorted(rows, [share.start, share.stop]).tolist())
@@ -150,10 +145,10 @@ Mask = NDArray[np.bool_]  # one entry per document of a bucket: True if already 
 
 def write_already_read(path: Path, masks: Mapping[str, Mask]) -> None:
     """Write the already read documents of each bucket as JSON."""
-    buckets = {
-        name: {"documents": len(mask), "read": np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()}
-        for name, mask in masks.items()
-    }
+    buckets = {}
+    for name, mask in masks.items():
+        read = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
+        buckets[name] = {"documents": len(mask), "read": read}
     write_atomically(path, json.dumps({"format": FORMAT, "version": VERSION, "buckets": buckets}))
 
 
@@ -167,12 +162,9 @@ def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
         for name, bucket in dataset.buckets("train").items():
             documents = len(bucket.document_starts()) - 1
             read = record["buckets"].get(name, {"documents": documents, "read": []})
-            if read["documents"] != documents:
-                raise DataError(
-                    f"{{0}} lists {read['documents']:,} documents in the bucket {name}, and {dataset.folder} has {documents:,}",
-                    setting,
-                    advice="it is of other data: give the data that the run began with",
-                )
+            if (listed := read["documents"]) != documents:
+                problem = f"{{0}} lists {listed:,} documents in the bucket {name}, and {dataset.folder} has {documents:,}"
+                raise DataError(problem, setting, advice="it is of other data: give the data that the run began with")
             masks[name] = np.zeros(documents, np.bool_)
             for first, stop in read["read"]:
                 if not 0 <= first <= stop <= documents:
@@ -278,10 +270,8 @@ def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Ro
     mixes = [phase.mix for phase in settings.phases] or [settings.mix]
     buckets = dataset.buckets("train")
     if unknown := sorted({name for weights in mixes for name in weights} - buckets.keys()):
-        raise DataError(
-            f"{{0}} names the bucket {unknown[0]}; the buckets of {dataset.folder} are {', '.join(buckets) or 'none'}",
-            Setting("data.phases" if settings.phases else "data.mix"),
-        )
+        problem = f"{{0}} names the bucket {unknown[0]}; the buckets of {dataset.folder} are {', '.join(buckets) or 'none'}"
+        raise DataError(problem, Setting("data.phases" if settings.phases else "data.mix"))
     sources = {}
     for name, bucket in buckets.items():
         if any(weights.get(name) for weights in mixes):
@@ -305,19 +295,11 @@ def _rows(
     redrawn = RedrawnRows(split, seq_len, seed, settings.document_mask) if settings.sampling == "redraw" else None
     tokens = split.tokens if redrawn is None else redrawn.tokens
     if tokens <= seq_len:
-        raise DataError(
-            f"the text has {tokens:,} tokens and a row needs {{0}} + 1 = {seq_len + 1:,}",
-            Setting("data.seq_len"),
-            advice="use more text or shorter rows",
-        )
+        problem = f"the text has {tokens:,} tokens and a row needs {{0}} + 1 = {seq_len + 1:,}"
+        raise DataError(problem, Setting("data.seq_len"), advice="use more text or shorter rows")
     if redrawn is not None:
         return redrawn
-    order: Order
-    match settings.sampling:
-        case "random":
-            order = Random(tokens, seq_len, seed)
-        case "stream":
-            order = Sequential(tokens, seq_len, rows_per_step, settings.spans)
-        case _:
-            order = Shuffle(tokens, seq_len, seed)
+    order: Order = Random(tokens, seq_len, seed) if settings.sampling == "random" else Shuffle(tokens, seq_len, seed)
+    if settings.sampling == "stream":
+        order = Sequential(tokens, seq_len, rows_per_step, settings.spans)
     return WindowRows(split, order, seq_len, 3 if settings.document_mask else 2)

@@ -36,8 +36,8 @@ from ingot.data.prepare.blocks import (
 )
 from ingot.data.prepare.workers import Engine, local_engine, workers_for
 from ingot.data.store.dataset import Manifest, SplitCounts
-from ingot.data.store.staging import StagedFolder, check_output, staged
-from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
+from ingot.data.store.staging import JOURNAL, StagedFolder, check_output, staged
+from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, write_manifest
 from ingot.data.text.hub_datasets import commits
 from ingot.data.text.text_files import (
     UTF8,
@@ -267,7 +267,10 @@ def fill_folder(
     `tell` is called after each block with the range of its documents. Return the manifest, the end point, and the number of
     documents kept from an interrupted run.
     """
-    begin = where_to_begin(stage)
+    begin = Point.model_validate(stage.saved or {})
+    for path in stage.folder.iterdir():
+        if path.name not in {JOURNAL, *begin.files()}:
+            path.unlink()  # written after the point from which the work resumes
     rules: deque[Rule] = deque()
 
     def noted() -> Iterator[Block]:

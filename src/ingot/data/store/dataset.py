@@ -117,10 +117,8 @@ def identity(record: dict[str, Any]) -> str:
     tokenizer = {**record["tokenizer"], "spec": {k: v for k, v in record["tokenizer"]["spec"].items() if k != PACKED}}
     splits = {}
     for name, split in record["splits"].items():
-        counted = {
-            "piece_bytes": split.get("piece_bytes") not in (None, split.get("bytes")),
-            "buckets": bool(split.get("buckets")),
-        }
+        counts_pieces = split.get("piece_bytes") not in (None, split.get("bytes"))
+        counted = {"piece_bytes": counts_pieces, "buckets": bool(split.get("buckets"))}
         splits[name] = {key: value for key, value in split.items() if key not in OPTIONAL or counted.get(key)}
     return digest({key: record.get(key) for key in IDENTITY} | {"tokenizer": tokenizer, "splits": splits})
 
@@ -142,7 +140,7 @@ class Split(TokenStream):
     `marks_after`: separators follow documents (EOS) instead of preceding them (BOS).
     """
 
-    eos: int | None = None
+    eos: int | None = None  # the id after each document, in formats that have one; others may have a BOS id before each
 
     def __init__(
         self,
@@ -192,16 +190,14 @@ class Split(TokenStream):
         if starts is None:
             marks = np.fromiter(self.positions(self._mark), np.int64) if self._mark is not None else np.empty(0, np.int64)
             if not len(marks):
-                raise DataError(
-                    f"nothing says where documents begin in {self.folder}: it has no index and no mark before documents; make a "
-                    f"folder that does: ingot data convert {self.folder} --mark ID"
-                )
+                command = f"ingot data convert {self.folder} --mark ID"
+                raise DataError(f"nothing says where documents begin in {self.folder}; make a folder that does: {command}")
             starts = starts_at_marks(self.tokens, marks).astype(np.uint64)
         self._starts = starts
         return starts
 
     def document_repeats(self) -> NDArray[np.uint16] | None:
-        """Return how many tokens each document repeats of the previous one; None if none does."""
+        """Return how many tokens each document repeats of the previous one (not predicted again); None if none does."""
         return None
 
     def bucket_documents(self, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
@@ -220,9 +216,8 @@ class Split(TokenStream):
         for number in range(first, stop):
             start, end = int(starts[number]), int(starts[number + 1])
             if bos is not None and (start >= end or self.token(start) != bos):
-                raise DataError(
-                    f"{self.folder} is damaged: document {number} of {self.name} starts without its mark; prepare the data again"
-                )
+                where = f"document {number} of {self.name}"
+                raise DataError(f"{self.folder} is damaged: {where} starts without its mark; prepare the data again")
             yield self.slice(start + (bos is not None), end)
 
 
@@ -256,6 +251,9 @@ class Bucket:
         return None if repeats is None else repeats[self._documents]
 
 
+Documents = Split | Bucket  # tokens with document boundaries
+
+
 class NoTokenizer(DataError):
     """Raised for token data that does not record its tokenizer."""
 
@@ -263,25 +261,17 @@ class NoTokenizer(DataError):
         super().__init__(f"{folder} holds tokens and does not say their tokenizer; name it with {{0}}", Setting("data.tokenizer"))
 
 
+@dataclass(eq=False)
 class Dataset:
-    """Token data of one format: its splits and, if the data or the user specifies it, its tokenizer.
+    """Token data of one format: its splits and, if the data or the user specifies it, its tokenizer."""
 
-    `problems` lists the defects of damaged data that was opened for an audit. `about` describes the files for users.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        format: str,
-        splits: Mapping[str, Split],
-        about: str = "",
-        *,
-        tokenizer: Tokenizer | None = None,
-        manifest: Manifest | None = None,
-        problems: Sequence[DataProblem] = (),
-    ) -> None:
-        self.folder, self.format, self.splits, self.about = folder, format, splits, about
-        self.known_tokenizer, self._manifest, self.problems = tokenizer, manifest, list(problems)
+    folder: Path
+    format: str
+    splits: Mapping[str, Split]
+    about: str = ""  # describes the files for users
+    known_tokenizer: Tokenizer | None = None
+    problems: list[DataProblem] = field(default_factory=list)  # the defects of damaged data that was opened for an audit
+    record: Manifest | None = None  # dataset.json
 
     @classmethod
     def open(cls, path: Path | str, fitting: str = "byte", *, strict: bool = True) -> Dataset:
@@ -290,13 +280,13 @@ class Dataset:
         With `strict` the first problem raises; otherwise all are collected. `fitting` is the tokenizer to suggest if the path is
         not a prepared folder.
         """
-        folder, problems = Path(path), list[DataProblem]()
+        folder, problems, splits = Path(path), list[DataProblem](), dict[str, Split]()
         if strict and not (folder / MANIFEST).is_file():
             holds_text = folder.is_dir() or (folder.is_file() and kind_of(folder))
             command = prepare_command(folder if holds_text else "FILE", "DIR" if folder.exists() else folder, fitting)
             problem = f"it has no {MANIFEST}" if folder.exists() else "there is no such folder"
             raise DataError(f"no data at {folder}: {problem}", advice=f"if you have text, prepare it with: {command}")
-        manifest, tokenizer, splits = _read_manifest(folder / MANIFEST, problems), None, {}
+        manifest, tokenizer = _read_manifest(folder / MANIFEST, problems), None
         if manifest is not None:
             file = str(folder / MANIFEST)
             try:
@@ -308,11 +298,23 @@ class Dataset:
                     problems.append(DataProblem("tokenizer-mismatch", file, problem, place="tokenizer"))
             except DataError as error:
                 problems.append(tokenizer_problem(file, error))
-            splits = {name: _open_split(name, folder, record, problems, strict) for name, record in manifest.splits.items()}
+            for name, record in manifest.splits.items():
+                paths = [folder / shard.file for shard in record.shards]
+                sizes, dtype = readable_shards(paths, problems)
+                for path, shard in zip(paths, record.shards, strict=True):
+                    if path in sizes and sizes[path] != shard.tokens:
+                        problem = f"holds {sizes.pop(path):,} tokens and {MANIFEST} says {shard.tokens:,}"
+                        problems.append(DataProblem("shard-size", str(path), problem))
+                if strict:  # an audit checks the whole index
+                    try:
+                        check_index_size(folder / record.document_index, record.documents)
+                    except ValueError as fault:
+                        problems.append(DataProblem("document-index", str(folder / record.document_index), str(fault)))
+                splits[name] = Split(name, folder, record, sizes, dtype=dtype)
         if strict and problems:
             raise problems[0].error()
         about = f"a prepared folder, {sum(split.documents for split in splits.values()):,} documents"
-        dataset = cls(folder, "ingot", splits, about, manifest=manifest, problems=problems)
+        dataset = cls(folder, "ingot", splits, about, None, problems, manifest)
         if tokenizer is not None:
             dataset.use_tokenizer(tokenizer)
         return dataset
@@ -320,13 +322,13 @@ class Dataset:
     @property
     def manifest(self) -> Manifest:
         """The dataset.json of a prepared folder."""
-        assert self._manifest is not None
-        return self._manifest
+        assert self.record is not None
+        return self.record
 
     @property
     def is_prepared(self) -> bool:
         """True if the data has a readable dataset.json."""
-        return self._manifest is not None
+        return self.record is not None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -353,8 +355,8 @@ class Dataset:
         For other programs' data it covers the name, size, first and last bytes of every file: enough to detect other data, and
         fast for a hundred files.
         """
-        if self._manifest is not None:
-            return self._manifest.fingerprint
+        if self.record is not None:
+            return self.record.fingerprint
         files: Any
         if self.format == "gpt-simple":
             pairs = [pair for split in self.splits.values() for path in split.paths for pair in (path, path.with_suffix(".idx"))]
@@ -434,21 +436,6 @@ def readable_shards(paths: Sequence[Path], problems: list[DataProblem]) -> tuple
             sizes[path] = header[1]
             dtype = max(dtype, np.dtype(header[0]), key=lambda dtype: dtype.itemsize)
     return sizes, dtype
-
-
-def _open_split(name: str, folder: Path, record: SplitRecord, problems: list[DataProblem], strict: bool) -> Split:
-    paths = [folder / shard.file for shard in record.shards]
-    sizes, dtype = readable_shards(paths, problems)
-    for path, shard in zip(paths, record.shards, strict=True):
-        if path in sizes and sizes[path] != shard.tokens:
-            problem = f"holds {sizes.pop(path):,} tokens and {MANIFEST} says {shard.tokens:,}"
-            problems.append(DataProblem("shard-size", str(path), problem))
-    if strict:  # an audit checks the whole index
-        try:
-            check_index_size(folder / record.document_index, record.documents)
-        except ValueError as problem:
-            problems.append(DataProblem("document-index", str(folder / record.document_index), str(problem)))
-    return Split(name, folder, record, sizes, dtype=dtype)
 
 
 def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,25 +39,6 @@ def marks_of(tokenizer: Tokenizer) -> Marks:
 def ends_of(tokenizer: Tokenizer) -> list[int]:
     """Return the ids that end a text: the BOS id of the next document, as in prepared folders, and the EOS id."""
     return [mark for mark in dict.fromkeys((tokenizer.bos, tokenizer.eos)) if mark is not None]
-
-
-class Documents(Protocol):
-    """Tokens with document boundaries: a split, or one bucket of it."""
-
-    tokens: int
-    documents: int
-    bytes: int
-    piece_bytes: int | None
-    eos: int | None  # the EOS id after each document, in formats that have one; other formats may have a BOS id before each
-
-    def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Copy tokens start..stop, into `out` if it is given."""
-
-    def document_starts(self) -> NDArray[np.uint64]:
-        """Return the offset of each document, followed by the end of the last."""
-
-    def document_repeats(self) -> NDArray[np.uint16] | None:
-        """Return how many tokens each document repeats of the previous one (not predicted again); None if none does."""
 
 
 def cut(stream: TokenStream, marks: Marks, ends_first: bool) -> Iterator[Document]:

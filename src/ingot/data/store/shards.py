@@ -54,8 +54,8 @@ class DataProblem:
 
 
 MAGIC, VERSION, WIDE_VERSION = 20240520, 1, 2
-LLM_C = (20240801, 7)
-DTYPES = {(MAGIC, VERSION): "<u2", (MAGIC, WIDE_VERSION): "<u4", LLM_C: "<u4"}  # keyed by magic number and version
+# The dtype for a magic number and a version; the last pair is llm.c's.
+DTYPES = {(MAGIC, VERSION): "<u2", (MAGIC, WIDE_VERSION): "<u4", (20240801, 7): "<u4"}
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 TOKEN_BYTES = 2  # bytes per token in version 1
@@ -139,13 +139,8 @@ def open_shard(path: Path) -> NDArray[Any]:
 
 def read_file(path: Path, limit: int = -1) -> tuple[bytes, int]:
     """Read the first `limit` bytes of a file, or all of them; return them and the file's size."""
-    try:
-        with open_to_read(path) as file:
-            return file.read(limit), os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        raise DataError(f"missing file {path}; copy the whole folder") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), open_to_read(path) as file:
+        return file.read(limit), os.fstat(file.fileno()).st_size
 
 
 def open_plain(path: Path) -> NDArray[np.uint16]:
@@ -215,10 +210,8 @@ class TokenStream:
             begin = start - (self._ends[number] - self.sizes[number])
             part = self.shard(number)[begin : begin + min(stop - start, CHUNK_TOKENS)]
             if part.dtype.itemsize > self.dtype.itemsize and (largest := int(part.max(initial=0))) > np.iinfo(self.dtype).max:
-                raise DataError(
-                    f"{self.paths[number]} holds token {largest:,}: ids above {np.iinfo(self.dtype).max:,} do not fit the "
-                    f"{8 * self.dtype.itemsize} bits of its tokenizer's ids; give the tokenizer that made the tokens"
-                )
+                limit = f"ids above {np.iinfo(self.dtype).max:,} do not fit the {8 * self.dtype.itemsize} bits of its tokenizer's"
+                raise DataError(f"{self.paths[number]} holds token {largest:,}: {limit}; give the one that made the tokens")
             yield part
             start += len(part)
             number += start == self._ends[number]

@@ -41,7 +41,6 @@ class StagedFolder:
 
     def __init__(self, folder: Path, work: Any, saved: Any = None) -> None:
         self.folder, self.work, self.saved = folder, work, saved
-        self.can_continue = saved is not None
 
     def save(self, point: Any) -> None:
         """Record a point from which this work can resume; all files it mentions must be synced to disk."""
@@ -53,7 +52,7 @@ class StagedFolder:
             file.flush()
             os.fsync(file.fileno())
         fsync_dir(self.folder)
-        self.can_continue = True
+        self.saved = point
 
 
 @contextmanager
@@ -78,7 +77,16 @@ def staged(
         if not lock.acquire() or (lock.held is None and any(folder.iterdir())):
             raise ConfigError(f"another process is writing {output}; wait for it, or remove {folder} if there is none")
         stage = StagedFolder(folder, work, _last_point(folder, work, is_sound))
-        undo.push(lambda kind, error, trace: _abandon(stage, error))
+
+        def abandon(kind: Any, error: BaseException | None, trace: Any) -> None:
+            """Remove the folder, unless its work can be resumed and the failure was not a user error."""
+            mistake = isinstance(error, ConfigError | DataError) and not isinstance(error.__cause__, OSError)
+            if stage.saved is not None and not mistake:
+                log.warning("what was prepared stays in %s; the same command continues it", folder)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+
+        undo.push(abandon)
         if os.path.lexists(target):
             shutil.rmtree(old, ignore_errors=True)
         elif old.exists():
@@ -118,21 +126,9 @@ def check_output(output: Path, overwrite: bool) -> None:
         proven = any(EVIDENCE.fullmatch(name) or (path.suffix == ".bin" and has_header(path)) for path, name in found.items())
     if foreign or (found and not proven):
         holds = foreign or f"{min(found.values())}, which nothing shows to be tokens"
-        raise ConfigError(
-            f"output {output} holds {holds}, so it is not only token data and is never replaced; give another folder"
-        )
+        raise ConfigError(f"output {output} holds {holds}, so it is never replaced; give another folder")
     if found and not overwrite:
         raise ConfigError(f"output {output} exists; replace it with --force or give another folder")
-
-
-def _abandon(stage: StagedFolder, error: BaseException | None) -> bool:
-    """Remove the folder, unless its work can be resumed and the failure was not a user error."""
-    mistake = isinstance(error, ConfigError | DataError) and not isinstance(error.__cause__, OSError)
-    if stage.can_continue and not mistake:
-        log.warning("what was prepared stays in %s; the same command continues it", stage.folder)
-    else:
-        shutil.rmtree(stage.folder, ignore_errors=True)
-    return False
 
 
 def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> Any:

@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ingot.data.store.dataset import MANIFEST, BucketRecord, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
 from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, TokenWriter
-from ingot.data.store.staging import JOURNAL, StagedFolder
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, IdArray
 from ingot.runtime.files import file_sha256, write_atomically
@@ -79,15 +78,6 @@ def is_sound(folder: Path, saved: Any) -> bool:
         return all((folder / file).stat().st_size >= size for file, size in files.items())
     except (ValidationError, OSError):
         return False
-
-
-def where_to_begin(stage: StagedFolder) -> Point:
-    """Return the point from which to resume a folder, and remove files that are not part of it."""
-    point = Point.model_validate(stage.saved or {})
-    for path in stage.folder.iterdir():
-        if path.name not in {JOURNAL, *point.files()}:
-            path.unlink()
-    return point
 
 
 def write_manifest(folder: Path, tokenizer: Tokenizer, splits: dict[str, SplitRecord], source: Any) -> Manifest:
@@ -185,9 +175,8 @@ class SplitWriter:
         previous, begins, tokens, total = OUTSIDE, 1, 0, 0
         for ids in parts:
             while len(ids):
-                part = ids[
-                    : min(self._shard_tokens - self.state.shard_tokens, PART_TOKENS)
-                ]  # counting a whole document at once takes many times its size in memory
+                # Counting a whole document at once takes many times its size in memory.
+                part = ids[: min(self._shard_tokens - self.state.shard_tokens, PART_TOKENS)]
                 ids = ids[len(part) :]
                 sizes = self._tokenizer.target_bytes(np.append(np.int32(previous), part[:-1].astype(np.int32)), part)
                 size = int(sizes.sum())

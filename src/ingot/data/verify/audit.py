@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ingot.data.formats.opener import open_tokens
 from ingot.data.formats.shard_folder import paired_tokenizer
-from ingot.data.store.dataset import MANIFEST, Bucket, Dataset, Split, SplitCounts, tokenizer_problem
+from ingot.data.store.dataset import MANIFEST, Dataset, Documents, Split, SplitCounts, tokenizer_problem
 from ingot.data.store.documents import starts_at_marks
 from ingot.data.store.shards import TOKEN_BYTES, DataProblem
 from ingot.data.text.text_files import adding_up
@@ -94,7 +94,7 @@ class TokenCounts:
 
 
 def count_documents(
-    split: Split | Bucket, tokenizer: Tokenizer, index: NDArray[Any] | None, on_tokens: OnTokens = lambda tokens: None
+    split: Documents, tokenizer: Tokenizer, index: NDArray[Any] | None, on_tokens: OnTokens = lambda tokens: None
 ) -> tuple[TokenCounts, Starts]:
     """Read a split once; return its counts and document offsets: from the index or, without one, from the separators."""
     starts = None if index is None else np.asarray(index).astype(np.int64)
@@ -161,14 +161,14 @@ def inspect(
     if split is not None and split not in dataset.splits:
         raise DataError(f"{path} has no split {split!r}; it has {', '.join(dataset.splits)}")
     names = [split] if split else list(dataset.splits)
-    parts: list[Split | Bucket] = []
+    parts: list[Documents] = []
     for name in names:
         parts += [dataset.splits[name], *dataset.buckets(name).values()]
     inspected = {part.name: _inspect(dataset.tokenizer, part, top, beginnings) for part in parts}
     return Inspection(path, dataset.tokenizer.kind, inspected)
 
 
-def _inspect(tokenizer: Tokenizer, split: Split | Bucket, top: int, beginnings: int) -> SplitInspection:
+def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) -> SplitInspection:
     try:
         index = split.index() if isinstance(split, Split) else split.document_starts()
     except ValueError as problem:
@@ -188,12 +188,8 @@ def _inspect(tokenizer: Tokenizer, split: Split | Bucket, top: int, beginnings: 
         text = None if tokenizer.is_special(token) else tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
         count = int(ids[token])
         most_frequent.append({"id": token, "text": text, "count": count, "share": count / split.tokens})
-    vocabulary = {
-        "size": tokenizer.vocab_size,
-        "used": used,
-        "never_used": tokenizer.vocab_size - used,
-        "most_frequent": most_frequent,
-    }
+    unused = tokenizer.vocab_size - used
+    vocabulary = {"size": tokenizer.vocab_size, "used": used, "never_used": unused, "most_frequent": most_frequent}
 
     documents, lengths, shown = len(starts) - 1, None, []
     if documents:
@@ -316,16 +312,10 @@ def audit(
             comparison, matches = find_overlap(val, train, ngram_words, overlap_share, advance)
             comparisons.append(comparison)
             dataset.problems.extend(_overlap_problem(match, val, train, ngram_words) for match in matches)
-    return AuditReport(
-        folder=path,
-        tokenizer=dataset.known_tokenizer.kind if dataset.known_tokenizer else None,
-        vocab_size=dataset.known_tokenizer.vocab_size if dataset.known_tokenizer else None,
-        fingerprint=dataset.fingerprint if dataset.is_prepared else None,
-        splits=splits,
-        comparisons=comparisons,
-        findings=dataset.problems,
-        seconds=time.monotonic() - started,
-    )
+    own, fingerprint = dataset.known_tokenizer, dataset.fingerprint if dataset.is_prepared else None
+    kind, vocab_size = (own.kind, own.vocab_size) if own else (None, None)
+    seconds = time.monotonic() - started
+    return AuditReport(path, kind, vocab_size, fingerprint, splits, comparisons, dataset.problems, seconds)
 
 
 @dataclass(frozen=True)
@@ -376,9 +366,19 @@ def _audit_split(
     marked = (not complete or _check_marks(side, counts, index, problems)) and fits
     if marked and complete and split.is_prepared and (index is not None or tokenizer.bos is not None):
         _check_bytes(side, counts, byte_gap, problems)
-    if not (fits and _check_round_trip(side, problems) and marked):
-        return None, recorded or SplitCounts(None, split.tokens, None, None)
-    return side, recorded or SplitCounts(len(starts) - 1, split.tokens, None, counts.piece_bytes)
+    if fits:  # check that sampled documents round-trip through the tokenizer; with a wrong one they hardly ever do
+        numbers = np.unique(np.linspace(0, len(starts) - 2, SAMPLED).astype(np.int64)) if len(starts) > 1 else starts[:0]
+        begins, ends = starts[numbers].tolist(), starts[numbers + 1].tolist()
+        samples = (split.read(begin, min(end, begin + 2 * HEAD)) for begin, end in zip(begins, ends, strict=True))
+        result = round_trips(tokenizer, samples)
+        if not result.fit:
+            counted = f"{len(result.wrong)} of {result.tried} documents tried"
+            problem = f"the tokenizer makes other tokens of the text here, and of {counted}"
+            where, place = split.place(begins[result.wrong[0]])
+            problems.append(DataProblem("tokenizer-mismatch", where, problem, OTHER, place))
+        if result.fit and marked:
+            return side, recorded or SplitCounts(len(starts) - 1, split.tokens, None, counts.piece_bytes)
+    return None, recorded or SplitCounts(None, split.tokens, None, None)
 
 
 def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] | None, problems: list[DataProblem]) -> bool:
@@ -413,21 +413,6 @@ def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, 
         problems.append(DataProblem("byte-count", file, f"{problem}, and bits per byte by pieces are as wrong", advice, place))
 
 
-def _check_round_trip(side: ComparedSplit, problems: list[DataProblem]) -> bool:
-    """Check that sampled documents round-trip through the tokenizer; with a wrong tokenizer they hardly ever do."""
-    split, starts = side.split, side.starts
-    numbers = np.unique(np.linspace(0, len(starts) - 2, SAMPLED).astype(np.int64)) if len(starts) > 1 else np.empty(0, np.int64)
-    begins, ends = starts[numbers].tolist(), starts[numbers + 1].tolist()
-    samples = (split.read(a, min(b, a + 2 * HEAD)) for a, b in zip(begins, ends, strict=True))
-    result = round_trips(side.tokenizer, samples)
-    if not result.fit:
-        file, place = split.place(begins[result.wrong[0]])
-        counted = f"{len(result.wrong)} of {result.tried} documents tried"
-        problem = f"the tokenizer makes other tokens of the text here, and of {counted}"
-        problems.append(DataProblem("tokenizer-mismatch", file, problem, OTHER, place))
-    return bool(result.fit)
-
-
 # Train/validation overlap: validation documents that occur in train, whole or by word n-grams ("runs of words"). The hashes of
 # validation are kept in memory and train is streamed once against them, so memory grows only with the validation split.
 
@@ -452,11 +437,7 @@ class Match:
 
 
 def find_overlap(
-    val: ComparedSplit,
-    train: ComparedSplit,
-    run_words: int,
-    least_share: float,
-    on_tokens: OnTokens = lambda tokens: None,
+    val: ComparedSplit, train: ComparedSplit, run_words: int, least_share: float, on_tokens: OnTokens = lambda tokens: None
 ) -> tuple[TrainComparison, list[Match]]:
     """Compare validation with train. A document with more than `least_share` of its word n-grams in train is a match."""
     documents: dict[bytes, list[int]] = {}
@@ -491,10 +472,9 @@ def find_overlap(
         elif share > least_share:
             matches.append(Match(document, int(numbers[counts.argmax()]), "runs", share))
     similar = sum(match.kind == "runs" for match in matches)
-    counts_of_documents = (len(val.starts) - 1, len(matches) - similar, similar)
-    return TrainComparison(
-        str(train.split.folder), *counts_of_documents, total, total_found, total_found / max(1, total)
-    ), matches
+    documents_of_val, against, share = len(val.starts) - 1, str(train.split.folder), total_found / max(1, total)
+    copied = len(matches) - similar
+    return TrainComparison(against, documents_of_val, copied, similar, total, total_found, share), matches
 
 
 def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) -> Iterator[tuple[bytes, Hashes]]:
