@@ -11,36 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ingot.model.settings import (
-    Count,
-    FileSettings,
-    Fraction,
-    FrontierSettings,
-    GolfSettings,
-    GPT2Settings,
-    LlamaSettings,
-    ModelSettings,
-    Positive,
-    Rate,
-    Section,
-    Seed,
-    Size,
-)
+from ingot.model.settings import FAMILIES as FAMILIES
+from ingot.model.settings import AnyModel, Count, Fraction, GPT2Settings, Positive, Rate, Section, Seed, Size
 
 GPT2_VOCAB_SIZE, GPT2_PADDED_VOCAB_SIZE = 50257, 50304  # the padded size is a multiple of 64
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 StdMultiple = Annotated[float, Field(gt=0, le=1000)]
 Kernel = Literal["loss", "rotary", "qkv", "mlp", "gate", "scales", "stream"]
-
-
-AnyModel = Annotated[GPT2Settings | LlamaSettings | GolfSettings | FrontierSettings | FileSettings, Field(discriminator="family")]
-FAMILIES: dict[str, type[ModelSettings]] = {
-    "gpt2": GPT2Settings,
-    "llama": LlamaSettings,
-    "golf": GolfSettings,
-    "frontier": FrontierSettings,
-    "file": FileSettings,
-}
 
 
 class PhaseSection(Section):

@@ -185,8 +185,8 @@ def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[
 
 def _from_hub(name: str, task: Task, limit: int | None) -> dict[str, list[Item]]:
     """Read a task's dataset on the hub, by configuration if these are parts of the task."""
-    from ingot.data.text.hub_datasets import EVERY, fetch, folder_of
-    from ingot.data.text.text_files import check_pyarrow, parquet_rows
+    from ingot.data.hub import EVERY, fetch
+    from ingot.data.text.text_files import check_pyarrow, folder_of, parquet_rows
 
     check_pyarrow(f"the task {name} from the hub")
     parts: dict[str, list[Path]] = {}

@@ -38,13 +38,13 @@ from ingot.data.prepare.workers import Engine, local_engine, workers_for
 from ingot.data.store.dataset import Manifest, SplitCounts
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
-from ingot.data.text.hub_datasets import commits
 from ingot.data.text.text_files import (
     UTF8,
     WHAT,
     Buckets,
     NotUtf8,
     adding_up,
+    commits,
     count_documents,
     file_bytes,
     file_identity,

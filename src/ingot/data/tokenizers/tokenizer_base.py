@@ -246,9 +246,11 @@ class FileTokenizer(PieceTokenizer):
     contents: bytes
 
     @cached_property
-    def packed(self) -> str:
-        """The file as stored in the spec: xz-compressed, base64-encoded."""
+    def _packed(self) -> str:
         return base64.b64encode(lzma.compress(self.contents)).decode()
+
+    def spec(self) -> dict[str, Any]:
+        return {"kind": self.kind, PACKED: self._packed}
 
     def fingerprint(self) -> str:
         return digest({"kind": self.kind, "sha256": hashlib.sha256(self.contents).hexdigest(), "bos": self.bos})
