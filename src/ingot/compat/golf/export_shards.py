@@ -33,8 +33,8 @@ from ingot.console.progress import work_line
 from ingot.data import SHARD_TOKENS
 from ingot.data.formats.shard_folder import parse_manifest
 from ingot.data.hub import Hub
-from ingot.data.prepare.blocks import EveryText, first_documents, text_blocks
-from ingot.data.prepare.pipeline import RuledBlocks, fill_folder
+from ingot.data.prepare.blocks import EveryText, text_blocks
+from ingot.data.prepare.pipeline import RuledBlocks, fill_folder, first_documents
 from ingot.data.prepare.workers import local_engine, workers_for
 from ingot.data.store import dataset as prepared
 from ingot.data.store.documents import marks_of
