@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.cli import main
-from ingot.cli.arguments import settings_help
+from ingot.config.fields import sections
 from ingot.config.loading import load_config
 from ingot.console.output import split_overrides
 from ingot.errors import ConfigError, DataError
@@ -180,7 +180,8 @@ def test_help_lists_the_verbs_in_groups_and_the_settings_of_a_verb(ingot: Any) -
     helped = ingot("--help")
     assert helped.code == 0 and "Settings:\n  recipes  List the recipes, or show one.\n" in helped.out
     shown = ingot("config", "show", "--help").out
-    assert settings_help() in shown and "learning_rate" in shown
+    assert "Settings, given as --section.key value" in shown and "learning_rate" in shown
+    assert all(f"\n  {section:<12}" in shown for section in sections()) and shown.endswith("shows their values.\n")
     assert ingot("--version").out.startswith("ingot")
 
 

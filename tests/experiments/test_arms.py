@@ -11,23 +11,23 @@ from toy_tokenizers import toy_sentencepiece
 
 from ingot.config.loading import load_config
 from ingot.data.prepare.pipeline import write_dataset
-from ingot.data.store.shards import ShardWriter
+from ingot.data.store.shards import TokenWriter
 from ingot.data.tokenizers import CharTokenizer
 from ingot.errors import ConfigError, DataError
-from ingot.experiments.sweep import Arm, make_arms, plan_trials, read_seeds
+from ingot.experiments.sweep import make_arms, plan_trials, read_seeds
 
 
 def names(*vary, file=None):
-    return [arm.name for arm in make_arms(vary, file)]
+    return list(make_arms(vary, file))
 
 
 def test_values_of_several_settings_are_combined_each_with_each():
     arms = make_arms(["optimizer.learning_rate=0.01,0.02", "data.sampling=shuffle,redraw"])
-    assert [arm.name for arm in arms] == [
+    assert list(arms) == [
         "learning_rate=0.01,sampling=shuffle", "learning_rate=0.01,sampling=redraw",
         "learning_rate=0.02,sampling=shuffle", "learning_rate=0.02,sampling=redraw",
     ]  # fmt: skip
-    assert arms[1].settings == {"optimizer.learning_rate": "0.01", "data.sampling": "redraw"}
+    assert arms["learning_rate=0.01,sampling=redraw"] == {"optimizer.learning_rate": "0.01", "data.sampling": "redraw"}
 
 
 def test_settings_of_one_name_are_told_apart_by_their_sections():
@@ -37,13 +37,13 @@ def test_settings_of_one_name_are_told_apart_by_their_sections():
 
 def test_values_with_commas_or_slashes_make_a_list_and_a_name_for_a_folder():
     assert names("data.path=data/a,data/b") == ["path=data-a", "path=data-b"]
-    assert [arm.settings for arm in make_arms(["data.spans=[[1, 2], 3]"])] == [{"data.spans": ["1", "2"]}, {"data.spans": "3"}]
+    assert list(make_arms(["data.spans=[[1, 2], 3]"]).values()) == [{"data.spans": ["1", "2"]}, {"data.spans": "3"}]
 
 
 def test_a_file_names_arms_and_what_they_set(tmp_path, resolve):
     (tmp_path / "arms.yaml").write_text("plain:\nwide:\n  model: {width: 32}\n  data.sampling: redraw\n")
     arms = make_arms([], tmp_path / "arms.yaml")
-    assert [arm.name for arm in arms] == ["plain", "wide"]
+    assert list(arms) == ["plain", "wide"]
     trials = plan_trials(arms, [1], tmp_path / "out", resolve)
     assert [(trial.config.model.width, trial.config.data.sampling) for trial in trials] == [(16, "shuffle"), (32, "redraw")]
     assert names("model.layers=1,2", file=tmp_path / "arms.yaml")[0] == "plain,layers=1"
@@ -138,7 +138,7 @@ def test_arms_on_different_data_are_refused(tmp_path, resolve, data, other_data)
 def test_an_arm_on_tokens_without_a_tokenizer_is_told_by_its_name_and_once(tmp_path, resolve):
     with ExitStack() as files:
         for split in ("train", "val"):
-            writer = ShardWriter(tmp_path / f"fineweb_{split}_000000.bin", files)
+            writer = TokenWriter(tmp_path / f"fineweb_{split}_000000.bin", files, header=True)
             writer.append(np.arange(100, dtype=np.uint16))
             writer.close()
     with pytest.raises(DataError) as found:
@@ -204,7 +204,7 @@ def test_pieces_of_two_tokenizers_are_different_bytes(tmp_path, resolve):
 )
 def test_arms_that_would_have_no_score_are_refused_before_they_train(tmp_path, resolve, settings, score, lacking):
     with pytest.raises(ConfigError, match=f"arm plain would have no {score} of its last step, because {lacking} is false"):
-        plan_trials([Arm("plain", settings)], [1], tmp_path / "out", resolve, score)
+        plan_trials({"plain": settings}, [1], tmp_path / "out", resolve, score)
 
 
 def test_an_arm_without_data_is_advised_the_tokenizer_of_its_recipe(tmp_path):

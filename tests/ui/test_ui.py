@@ -307,7 +307,7 @@ def test_a_page_that_is_closed_is_forgotten(opened, folder):
         events.loaded(1)
     watcher = web.app.state.watcher
     deadline = time.monotonic() + 60
-    while watcher.has_pages:  # the server finds out that the page is gone when it next says something
+    while watcher.pages:  # the server finds out that the page is gone when it next says something
         (folder / "old" / "state.json").touch()
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -76,7 +76,13 @@ class SettingsCommand(TyperCommand):
         return [*(["[RUN]"] if self.name == "train" else []), *super().collect_usage_pieces(ctx)]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(f"\n{settings_help()}\n")
+        from ingot.config.fields import known, sections
+
+        formatter.write("\nSettings, given as --section.key value, for example --training.max_steps 100:\n")
+        for section in sections():
+            names = ", ".join(path.partition(".")[2] for path in known() if path.startswith(f"{section}."))
+            formatter.write(fill(names, 108, initial_indent=f"  {section:<12}", subsequent_indent=" " * 14) + "\n")
+        formatter.write("`ingot init` explains each of them; `ingot config show` shows their values.\n")
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Complete setting names as well as options."""
@@ -115,17 +121,6 @@ class TwoSides(TyperCommand):
         end = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
         ctx.meta["second side"] = rest[:end]
         return super().parse_args(ctx, [*first, *rest[end:]])
-
-
-def settings_help() -> str:
-    """List the names of all settings by section, for the end of a command's help."""
-    from ingot.config.fields import known, sections
-
-    lines = ["Settings, given as --section.key value, for example --training.max_steps 100:"]
-    for section in sections():
-        names = ", ".join(path.partition(".")[2] for path in known() if path.startswith(f"{section}."))
-        lines.append(fill(names, 108, initial_indent=f"  {section:<12}", subsequent_indent=" " * 14))
-    return "\n".join([*lines, "`ingot init` explains each of them; `ingot config show` shows their values."])
 
 
 def resolve_config(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -106,7 +107,7 @@ def inspect_command(
     as_json: AsJson = False,
 ) -> None:
     """Show counts, frequent ids, document lengths and beginnings of a folder of tokens."""
-    from ingot.data.verify.contents import inspect
+    from ingot.data.verify.audit import inspect
 
     inspection = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents)
     if as_json:
@@ -128,10 +129,10 @@ def inspect_command(
             text = "(special)" if use["text"] is None else f"'{shown(use['text'], kept='')}'"
             print(f"{use['id']:>8}  {text:<16}{use['count']:>16,}{use['share']:>8.2%}")
         if lengths := split_counts.lengths:
-            middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
-            print(f"tokens in a document: {lengths.shortest:,} to {lengths.longest:,}, {middle}")
-            most = max(bin["documents"] for bin in lengths.histogram)
-            for bin in lengths.histogram:
+            text = "tokens in a document: {shortest:,} to {longest:,}, median {median:,.0f}, mean {mean:,.1f}"
+            print(text.format(**lengths))
+            most = max(bin["documents"] for bin in lengths["histogram"])
+            for bin in lengths["histogram"]:
                 bar = "#" * -(-BAR_CHARACTERS * bin["documents"] // most)
                 print(f"{bin['low']:>12,} to {bin['high']:<12,}{bin['documents']:>12,} {bar}".rstrip())
         for beginning in split_counts.beginnings:
@@ -180,9 +181,8 @@ def verify_command(
         counts[finding.code] += 1
         if counts[finding.code] <= MAX_LISTED_FINDINGS:
             print(finding.line)
-    for code, count in counts.items():
-        if count > MAX_LISTED_FINDINGS:
-            print(f"{code}: {count - MAX_LISTED_FINDINGS:,} more; --json lists them all")
+    for code, count in (counts - Counter(dict.fromkeys(counts, MAX_LISTED_FINDINGS))).items():
+        print(f"{code}: {count:,} more; --json lists them all")
     if not report.ok:
         raise typer.Exit(DataError.exit_code)
 
@@ -323,13 +323,10 @@ def train_tokenizer_command(
     as_json: AsJson = False,
 ) -> None:
     """Train a tokenizer on text."""
-    import time
-
     from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 
-    inputs = _inputs(more, files)
     check_target(output, False, force)
-    started = time.monotonic()
+    inputs, started = _inputs(more, files), time.monotonic()
     with progress_bar("reading", in_bytes=True) as progress:
         tokenizer = train_tokenizer(
             inputs,

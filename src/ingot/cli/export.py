@@ -133,9 +133,7 @@ def _export_file(
         codes = find_codes(config, tensors, facts, dataset, limit, partial(typer.echo, err=True))
     with progress_bar("compressing", in_bytes=True) as progress, writing_output(target):
         report = write_artifact(target, tensors, facts, section.quantiser, section.codec, section.dtype, progress, codes)
-    sizes = {name: getattr(report, name) for name in ("bytes", "payload_bytes", "parameters")}
-    how = {"quantiser": section.quantiser, "codec": section.codec, "limit": limit}
-    record = {"artifact": str(target), "checkpoint": str(source.path), **sizes, **how}
+    record = {"artifact": str(target), "checkpoint": str(source.path), **vars(report), "limit": limit}
     return record | (_alternatives(source, facts, limit) if limit is not None and report.bytes > limit else {})
 
 
@@ -191,9 +189,10 @@ def _export_layout(
             write_ckpt(target, as_checkpoint(source), keys_of(source.config))
             size = target.stat().st_size
         elif layout == "gpt-simple":
-            from ingot.compat.gpt_simple.files import export_folder
+            from ingot.compat.gpt_simple.files import keys_of, write_checkpoint
+            from ingot.inference.model import as_checkpoint
 
-            size = export_folder(source, target)
+            size = write_checkpoint(target, as_checkpoint(source), keys_of(source.config), tokenizer=True)
         elif layout == "gguf":
             from ingot.artifact.gguf import is_normalised, write_gguf
 
@@ -237,26 +236,21 @@ def _report(record: dict[str, Any], as_json: bool) -> None:
     """Print the result, then raise an error if the file exceeds the size limit."""
     limit, size = record["limit"], record["bytes"]
     within = limit is None or size <= limit
-    if as_json:
-        print_json({**record, "fits": within})
-    else:
-        rows = [("artifact", record["artifact"]), ("made from", record["checkpoint"])]
-        rows.append(("bytes", f"{size:,}" if limit is None else f"{size:,} of {limit:,}"))
-        if "quantiser" in record:
-            rows.append(("stored as", f"{record['quantiser']}, {record['codec']}"))
-            rows.append(("parameters", f"{record['parameters']:,} in {record['payload_bytes']:,} bytes before compression"))
-        if "val_bpb" in record:
-            change = record["val_bpb"] - record["checkpoint_val_bpb"]
-            rows.append(("val_bpb", f"{record['val_bpb']:.4f}, read back from the file"))
-            rows.append(("before", f"{record['checkpoint_val_bpb']:.4f} ({round(change, 4) + 0.0:+.4f})"))
-        print_columns(rows)
+    rows = [("artifact", record["artifact"]), ("made from", record["checkpoint"])]
+    rows.append(("bytes", f"{size:,}" if limit is None else f"{size:,} of {limit:,}"))
+    if "quantiser" in record:
+        rows.append(("stored as", f"{record['quantiser']}, {record['codec']}"))
+        rows.append(("parameters", f"{record['parameters']:,} in {record['payload_bytes']:,} bytes before compression"))
+    if "val_bpb" in record:
+        change = record["val_bpb"] - record["checkpoint_val_bpb"]
+        rows.append(("val_bpb", f"{record['val_bpb']:.4f}, read back from the file"))
+        rows.append(("before", f"{record['checkpoint_val_bpb']:.4f} ({round(change, 4) + 0.0:+.4f})"))
+    print_json({**record, "fits": within}) if as_json else print_columns(rows)
     if not within:
-        over = f"{record['artifact']} has {size:,} bytes, {size - limit:,} more than the limit of {limit:,}"
+        advice = "--format ingot is smaller"
         if fits := record.get("would_fit"):
             advice = f"{fits['options']} fits with {fits['bytes']:,} bytes"
         elif smallest := record.get("smallest"):
             tried = f"the smallest tried is {smallest['options']} with {smallest['bytes']:,} bytes"
             advice = f"{tried}; --quantiser std and gptq are smaller, or train a smaller model"
-        else:
-            advice = "--format ingot is smaller"
-        raise RunError(f"{over}; {advice}")
+        raise RunError(f"{record['artifact']} has {size:,} bytes, {size - limit:,} more than the limit of {limit:,}; {advice}")

@@ -43,22 +43,19 @@ def import_weights(
     weights = foreign_weights(Path(name), records, model, model_tokenizer, tokenizer, scoring)
     with writing_output(target):
         report = write_artifact(target, weights.tensors.values(), {**weights.facts, "imported_from": name}, "none", "none")
-    facts: dict[str, Any] = {
-        "artifact": str(target),
-        "bytes": report.bytes,
-        "parameters": report.parameters,
-        "tokenizer": model_tokenizer.kind,
-    }
+    size, parameters, kind = report.bytes, report.parameters, model_tokenizer.kind
     if as_json:
-        print_json({**facts, "model": model})
+        print_json({"artifact": target, "bytes": size, "parameters": parameters, "tokenizer": kind, "model": model})
         return
+    rows = [("artifact", str(target)), ("bytes", f"{size:,}"), ("parameters", f"{parameters:,}"), ("tokenizer", kind)]
     shape = ", ".join(f"{key} {model[key]}" for key in ("layers", "heads", "width", "context", "vocab_size"))
-    rows = [(key, f"{value:,}" if isinstance(value, int) else value) for key, value in facts.items()]
     print_columns([*rows, ("model", f"{model['family']}: {shape}")])
 
 
 def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
     """Return the weights, model settings, tokenizer, and evaluation settings if they are known."""
+    from ingot.artifact.gpt_simple import is_checkpoint, saved_checkpoints
+
     path = user_path(name)
     if path.is_file():
         from ingot.compat.golf.files import import_golf, is_golf
@@ -70,8 +67,6 @@ def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[st
 
         ckpt = read_ckpt(path)
         return list(ckpt.weights.values()), ckpt.settings, ckpt_tokenizer(ckpt, lambda line: None, tokenizer), ckpt.scoring
-    from ingot.artifact.gpt_simple import is_checkpoint, saved_checkpoints
-
     if is_checkpoint(path) or saved_checkpoints(path):
         from ingot.inference.model import find_tokenizer as find_own
         from ingot.inference.model import open_weights

@@ -65,12 +65,6 @@ COMMAND_BY_FOREIGN_NAME = {
 UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException; its module depends on the version of typer
 
 
-def load(name: str) -> Any:
-    """Import and return the function of a command, or the typer app of a group."""
-    module, _, attribute = COMMANDS[name].partition(".")
-    return getattr(import_module(f"ingot.cli.{module}"), attribute)
-
-
 class CommandGroup(TyperGroup):
     """The top-level command group: imports commands of the table when they are used, and lists them by topic."""
 
@@ -79,7 +73,8 @@ class CommandGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            command = load(cmd_name)
+            module, _, attribute = COMMANDS[cmd_name].partition(".")
+            command = getattr(import_module(f"ingot.cli.{module}"), attribute)
             if not isinstance(command, typer.Typer):
                 single = typer.Typer(add_completion=False, rich_markup_mode=None)
                 kind = SettingsCommand if cmd_name in WITH_SETTINGS else TwoSides if cmd_name == "compare" else None
@@ -166,16 +161,11 @@ def call(args: list[str]) -> int:
             print(message, file=sys.stderr)
             return int(error.exit_code)
         if message.startswith("No such command"):
-            message = _unknown_command(error.ctx, message.split("'")[1])
+            word, path = message.split("'")[1], error.ctx.command_path
+            close = COMMAND_BY_FOREIGN_NAME.get(word) if path == "ingot" else None
+            close = close or next(iter(get_close_matches(word, error.ctx.command.list_commands(error.ctx), n=1)), None)
+            hint = f"did you mean '{path} {close}'?" if close else f"{path} --help lists all commands"
+            message = f"unknown command {word!r}{'' if path == 'ingot' else f' of {path}'}; {hint}"
         mistake = ConfigError(message)
         mistake.exit_code = error.exit_code
         raise mistake from None
-
-
-def _unknown_command(group: Any, word: str) -> str:
-    """Return the error message for an unknown command, at the top level or in a group such as `ingot data`."""
-    path, names = group.command_path, group.command.list_commands(group)
-    close = COMMAND_BY_FOREIGN_NAME.get(word) if path == "ingot" else None
-    close = close or next(iter(get_close_matches(word, names, n=1)), None)
-    hint = f"did you mean '{path} {close}'?" if close else f"{path} --help lists all commands"
-    return f"unknown command {word!r}{'' if path == 'ingot' else f' of {path}'}; {hint}"

@@ -80,10 +80,7 @@ def list_recipes(ctx: typer.Context, as_json: AsJson = False) -> None:
     from ingot.config.loading import list_recipes
 
     recipes = list_recipes()
-    if as_json:
-        print_json([{"name": recipe.name, "description": recipe.description, "path": str(recipe.path)} for recipe in recipes])
-    else:
-        print_columns([(recipe.name, recipe.description) for recipe in recipes])
+    print_json(recipes) if as_json else print_columns([(recipe.name, recipe.description) for recipe in recipes])
 
 
 @recipe_commands.command("show")
@@ -93,10 +90,7 @@ def show_recipe(name: Annotated[str, typer.Argument(metavar="NAME", help="Name o
 
     recipe = find_recipe(name)
     text = recipe.path.read_text(encoding="utf-8")
-    if as_json:
-        print_json({"name": recipe.name, "description": recipe.description, "path": str(recipe.path), "yaml": text})
-    else:
-        print(text, end="")
+    print_json({**vars(recipe), "yaml": text}) if as_json else print(text, end="")
 
 
 def init(
@@ -116,7 +110,7 @@ def init(
     if output is not None:
         write_file(output, text, force)
     if as_json:
-        print_json({"recipe": recipe, "path": str(output) if output else None, "config": config.model_dump()})
+        print_json({"recipe": recipe, "path": output, "config": config.model_dump()})
     elif output is None:
         print(text, end="")
     else:

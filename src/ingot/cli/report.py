@@ -56,10 +56,7 @@ def report(
     page = _page(opened)
     with writing_output(output):
         write_atomically(output.resolve(), page)
-    if as_json:
-        print_json({"report": str(output), "bytes": len(page.encode()), "runs": list(opened)})
-    else:
-        print(output)
+    print_json({"report": output, "bytes": len(page.encode()), "runs": list(opened)}) if as_json else print(output)
 
 
 def _page(runs: Mapping[str, Run]) -> str:
@@ -86,23 +83,16 @@ def _page(runs: Mapping[str, Run]) -> str:
     rows = []
     for name, status in statuses.items():
         result = results[name]
-        score, stride = _number(status.get("val_bpb"), ".4f"), _number(result.get("val_stride"), ",")
+        score, stride = _number(status["val_bpb"], ".4f"), _number(result.get("val_stride"), ",")
         if (step := result.get("val_step")) not in (None, result.get("total_steps")):
             score += f" at step {_number(step, ',')}"
-        speed = _number(result.get("tokens_per_second") or status.get("tokens_per_second"), ",.0f")
-        numbers = [
-            _number(status.get("step"), ","),
-            _number(status.get("tokens"), ","),
-            speed,
-            _number(status.get("loss"), ".4f"),
-        ]
+        speed = _number(result.get("tokens_per_second") or status["tokens_per_second"], ",.0f")
+        numbers = _number(status["step"], ","), _number(status["tokens"], ","), speed, _number(status["loss"], ".4f")
         rows.append([name, status["status"], *numbers, *(("", f"{score} (stride {stride})") if stride else (score, ""))])
     table(("run", "status", "steps", "tokens", "tokens/s", "loss", "val_bpb", "val_bpb, sliding"), rows)
     differing = settings_table(list(settings.values()))
-    if len(runs) > 1:
-        section("Settings that differ", "" if differing else "None that change what is trained.")
-    else:
-        section("Settings that are not the defaults")
+    none = "None that change what is trained." if len(runs) > 1 and not differing else ""
+    section("Settings that differ" if len(runs) > 1 else "Settings that are not the defaults", none)
     table(("setting", *runs), differing)
 
     section("Curves")
@@ -136,10 +126,11 @@ def _page(runs: Mapping[str, Run]) -> str:
         rows.append([name, *times, describe_stalls(timing, MAX_STALLS)])
     table(("run", "median", "p95", "p99", "stalls"), rows)
 
-    rows = []
-    for name, result in results.items():
-        if size := _number(result.get("artifact_bytes"), ","):
-            rows.append([name, str(result.get("artifact_path") or ""), size, _number(result.get("artifact_bpb"), ".4f")])
+    rows = [
+        [name, str(result.get("artifact_path") or ""), size, _number(result.get("artifact_bpb"), ".4f")]
+        for name, result in results.items()
+        if (size := _number(result.get("artifact_bytes"), ","))
+    ]
     if rows:
         section("Artifacts")
         table(("run", "file", "bytes", "bits per byte of the file"), rows)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Option
@@ -30,9 +30,6 @@ from ingot.errors import CheckpointError, ConfigError, IngotError
 from ingot.runs.folder import INDEX
 from ingot.runs.view import RUNS, Run, run_names, runs_below
 from ingot.runtime.files import read_json
-
-if TYPE_CHECKING:
-    from ingot.experiments.compare import Side
 
 WATCH_SECONDS = 1.0
 MAX_CPU_SHARE = 0.02  # of one core: watching a run must not slow it down
@@ -74,9 +71,7 @@ def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
         best: dict[str, Any] = {}
         with suppress(IngotError):  # one damaged run must not hide the others
             best = run.series.read().best or {}
-        data, tokenizer = _data(run)
-        record |= {"best_val_bpb": best.get("val_bpb"), "best_step": best.get("step"), "best": False}
-        record |= {"data": data, "tokenizer": tokenizer}
+        record |= {"best_val_bpb": best.get("val_bpb"), "best_step": best.get("step"), "best": False, **_data(run)}
     scored = [record for record in records if record["best_val_bpb"] is not None]
     for data in {record["data"] for record in scored}:  # bits per byte are not comparable across texts
         same_data = [record for record in scored if record["data"] == data]
@@ -85,15 +80,14 @@ def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 @cache
-def _data(run: Run) -> tuple[str | None, str | None]:
+def _data(run: Run) -> dict[str, str | None]:
     """Return the path of a run's data, and the kind of tokenizer in its newest checkpoint."""
     path = kind = None
     with suppress(IngotError):  # settings written by another version
         path = run.config.data.path
-    checkpoints = run.checkpoints()
     with suppress(IngotError, OSError, ValueError, LookupError, TypeError):
-        kind = str(read_json(checkpoints[max(checkpoints)] / INDEX)["progress"]["tokenizer"]["kind"])
-    return path, kind
+        kind = str(read_json(max(run.checkpoints().items())[1] / INDEX)["progress"]["tokenizer"]["kind"])
+    return {"data": path, "tokenizer": kind}
 
 
 def _status_lines(records: Sequence[dict[str, Any]]) -> list[str]:
@@ -268,24 +262,22 @@ def compare(
     if not ctx.meta["second side"]:
         raise ConfigError("there is only one group of runs; put two dashes between the two arms: ingot compare a b -- c d")
     comparison = compare_runs(runs, [Path(word) for word in ctx.meta["second side"]], score)
-    a, b = comparison.a, comparison.b
+    sides, test = {"a": comparison.a, "b": comparison.b}, comparison.test
     if as_json:
-
-        def record(side: Side) -> dict[str, Any]:
-            of_runs = [{"run": str(run.path), "seed": run.seeds[0], score: run.score} for run in side.runs]
-            return {"runs": of_runs, "n": len(of_runs), "mean": side.mean, "std": side.std}
-
-        test = {"t": comparison.test.t, "degrees_of_freedom": comparison.test.freedom, "p": comparison.test.p}
-        facts = {name: getattr(comparison, name) for name in ("differing", "notes")}
-        difference = {"difference": comparison.difference, **test, "more_seeds": comparison.more}
-        print_json({"score": score, "a": record(a), "b": record(b), **difference, **facts})
+        record: dict[str, Any] = {"score": score}
+        for name, side in sides.items():
+            of_runs = [{"run": run.path, "seed": run.seeds[0], score: run.score} for run in side.runs]
+            record[name] = {"runs": of_runs, "n": len(of_runs), "mean": side.mean, "std": side.std}
+        record |= {"difference": comparison.difference, "t": test.t, "degrees_of_freedom": test.freedom, "p": test.p}
+        more = {"more_seeds": comparison.more, "differing": comparison.differing, "notes": comparison.notes}
+        print_json({**record, **more})
         return
     rows: list[Sequence[str]] = [("", "n", score, "std", "runs")]
-    for name, side in (("A", a), ("B", b)):
+    for name, side in sides.items():
         paths = " ".join(str(run.path) for run in side.runs)
-        rows.append((name, str(len(side.runs)), f"{side.mean:.5f}", f"{side.std:.5f}", paths))
+        rows.append((name.upper(), str(len(side.runs)), f"{side.mean:.5f}", f"{side.std:.5f}", paths))
     print_columns(rows)
-    share = f" ({100 * comparison.difference / a.mean:+.2f}%)" if a.mean else ""
+    share = f" ({100 * comparison.difference / comparison.a.mean:+.2f}%)" if comparison.a.mean else ""
     print(f"\nB - A  {comparison.difference:+.5f}{share}, {verdict(comparison)}")
     for name, values in comparison.differing.items():
         print(f"differ in {name}: {values[0]} and {values[1]}")

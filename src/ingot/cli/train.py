@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -207,10 +207,7 @@ def sweep(
         warn("the current run has saved and stopped; the same command resumes the sweep")
         raise
     summary = summarise(trials, score, errors)
-    if as_json:
-        print_json({"output": str(output), "score": score, "arms": [asdict(arm) for arm in summary]})
-    else:
-        print_columns(table(summary))
+    print_json({"output": output, "score": score, "arms": summary}) if as_json else print_columns(table(summary))
     if errors:
         folder, error = next(iter(errors.items()))
         raise RunError(f"{len(errors)} of {len(trials)} runs failed, {folder} because {error}; the same command tries them again")
@@ -248,7 +245,7 @@ def validate(
     as_json: AsJson = False,
 ) -> int:
     """Check the settings, data, plan and folder of a run. Exit code 0: nothing or notes, 2: warnings, 1: it cannot start."""
-    from ingot.preflight.findings import BLOCKED
+    from ingot.preflight.data_checks import BLOCKED
     from ingot.preflight.validate import add_probe, report_lines, report_record
     from ingot.preflight.validate import validate as validate_config
     from ingot.runtime.ranks import ranks_from_environment

@@ -78,10 +78,8 @@ def evaluate(
     if self_test:
         with progress_bar("checking"):
             checks = model.self_test(data, stride=stride, seq_len=seq_len)
-        if as_json:
-            print_json({"model": str(model.weights.path), "checks": checks})
-        else:
-            print_columns([(check.name, "passed" if check.passed else "FAILED", check.found) for check in checks])
+        rows_of_checks = [(check.name, "passed" if check.passed else "FAILED", check.found) for check in checks]
+        print_json({"model": model.weights.path, "checks": checks}) if as_json else print_columns(rows_of_checks)
         if failed := [check.name for check in checks if not check.passed]:
             raise RunError(
                 f'a score of {model.weights.path} would not be valid: it fails "{failed[0]}"; look at its forward pass'
@@ -109,19 +107,21 @@ def _print_score(
         record = {"model": str(model.weights.path), "val_loss": score.loss, "val_bpb": score.bits_per_byte, **score.other}
         record |= {name: getattr(score, name) for name in ("tokens", "bytes", "rows", "rows_of")}
         record |= {"seq_len": by.data.seq_len, "stride": by.stride, "sliding": score.stride is not None, "bytes_by": score.rule}
-        optional = {"buckets": buckets or None, "artifact_bytes": size}
-        print_json({**record, **{name: value for name, value in optional.items() if value is not None}})
+        record |= {"buckets": buckets} if buckets else {}
+        print_json(record | ({"artifact_bytes": size} if size is not None else {}))
         return
     sliding = by_rows(None, None, by.stride if score.stride is not None else None)
-    rows = [("model", str(model.weights.path)), ("val loss", f"{score.loss:.4f}{sliding}")]
-    rows.append(("val_bpb", f"{score.bits_per_byte:.4f}{sliding}"))
-    rows += [(name, f"{value:.4f}") for name, value in score.other.items()]
-    rows += [("tokens", f"{score.tokens:,}"), ("bytes", f"{score.bytes:,}, of the {score.rule}")]
-    layout = f"{by.data.seq_len:,} tokens long, {by.stride:,} apart"
-    rows.append(("rows", f"{score.rows:,} of {score.rows_of:,}, {layout}"))
-    rows += [(f"val_bpb {name}", f"{bucket['val_bpb']:.4f}") for name, bucket in buckets.items() if "val_bpb" in bucket]
-    rows += [("artifact", f"{size:,} bytes")] if size is not None else []
-    print_columns(rows)
+    rows = [
+        ("model", str(model.weights.path)),
+        ("val loss", f"{score.loss:.4f}{sliding}"),
+        ("val_bpb", f"{score.bits_per_byte:.4f}{sliding}"),
+        *((name, f"{value:.4f}") for name, value in score.other.items()),
+        ("tokens", f"{score.tokens:,}"),
+        ("bytes", f"{score.bytes:,}, of the {score.rule}"),
+        ("rows", f"{score.rows:,} of {score.rows_of:,}, {by.data.seq_len:,} tokens long, {by.stride:,} apart"),
+        *((f"val_bpb {name}", f"{bucket['val_bpb']:.4f}") for name, bucket in buckets.items() if "val_bpb" in bucket),
+    ]
+    print_columns([*rows, *([("artifact", f"{size:,} bytes")] if size is not None else [])])
 
 
 def _score_tasks(
@@ -137,9 +137,6 @@ def _score_tasks(
     tasks = task_rows(items, model.tokenizer, model.context, None if truncate else Setting("--truncate"))
     with progress_bar("scoring", unit="texts") as progress:
         scores = score_tasks(tasks, model.backend, progress)
-    if as_json:
-        print_json({"model": str(model.weights.path), "tasks": {name: score.record() for name, score in scores.items()}})
-        return
     rows = []
     for name, score in scores.items():
         parts = []
@@ -147,7 +144,8 @@ def _score_tasks(
             form = ".4g" if metric == "perplexity" else ".4f"
             parts.append(f"{metric} {value:{form}}{'' if error is None else f' +- {error:{form}}'}")
         rows.append((name, f"{', '.join(parts)} ({score.items:,} items)"))
-    print_columns(rows)
+    record = {"model": model.weights.path, "tasks": {name: score.record() for name, score in scores.items()}}
+    print_json(record) if as_json else print_columns(rows)
 
 
 def generate(
@@ -179,7 +177,8 @@ def generate(
 ) -> None:
     """Continue prompts with a trained model. Prints text, or JSON lines with --input or --output."""
     from ingot.backends.sampling import GenerationOptions
-    from ingot.console.completions import generate_records, prompts_of, read_prompt
+    from ingot.console.completions import generate_records, read_prompt
+    from ingot.inference.prompt_files import read_prompts
 
     prompt = read_prompt(prompt, prompt_file)
     options = GenerationOptions(
@@ -198,7 +197,9 @@ def generate(
     if prompts_file is not None or output is not None:
         if samples != 1:
             raise ConfigError("--samples is for plain text; repeat the prompt on several lines of --input")
-        prompts = prompts_of(prompt or "" if prompts_file is None else prompt, prompts_file)
+        if prompts_file is not None and prompt is not None:
+            raise ConfigError("give --prompt TEXT or --prompts-file FILE; one of them")
+        prompts = [{"prompt": prompt or ""}] if prompts_file is None else read_prompts(prompts_file)
         generate_records(open_any(path, device, tokenizer, dtype, which), prompts, options, output, stream, warn)
         return
     model, texts = open_any(path, device, tokenizer, dtype, which), []

@@ -52,19 +52,10 @@ Reader = Callable[[Path, ScoreName], Scored]
 class Side:
     """The runs of one arm."""
 
-    runs: tuple[Scored, ...]
-
-    @property
-    def scores(self) -> list[float]:
-        return [run.score for run in self.runs]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.scores)
-
-    @property
-    def std(self) -> float:
-        return statistics.stdev(self.scores)
+    runs: list[Scored]
+    scores: list[float]
+    mean: float
+    std: float
 
 
 @dataclass(frozen=True)
@@ -77,22 +68,20 @@ class Comparison:
     more: tuple[int, int] | None  # seeds that each side still needs for p < LEVEL; None if too many to be worthwhile
     differing: dict[str, tuple[Any, Any]]  # settings that differ between the sides
     notes: tuple[str, ...]
-
-    @property
-    def difference(self) -> float:
-        return self.b.mean - self.a.mean
+    difference: float  # mean of b minus mean of a
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", read: Reader | None = None) -> Comparison:
     """Compare the scores of two arms; `read` replaces `read_scored`."""
     sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
-    runs = [run for side in sides for run in side.runs]
+    runs = sides[0].runs + sides[1].runs
     if both := {path.resolve() for path in a} & {path.resolve() for path in b}:
         raise ConfigError(f"{min(both)} is given on both sides, which are then not independent; leave it out of one")
-    check_same_text(runs, score)
-    first_scores, second_scores = sides[0].scores, sides[1].scores
-    test, needed = welch(first_scores, second_scores), seeds_needed(first_scores, second_scores, LEVEL)
-    more = None if needed is None else (max(0, needed - len(first_scores)), max(0, needed - len(second_scores)))
+    _check_same_text(runs, score)
+    scores = sides[0].scores, sides[1].scores
+    test, needed, more = welch(*scores), seeds_needed(*scores, LEVEL), None
+    if needed is not None:
+        more = (0, 0) if test.p < LEVEL else (max(0, needed - len(a)), max(0, needed - len(b)))
     first, second = (side.runs[0].settings for side in sides)
     differing = {name: (first.get(name), second.get(name)) for name in unlike([first, second])}
     parts = " and ".join(dict.fromkeys(run.part or "by all rows" for run in runs)) if any(run.part for run in runs) else ""
@@ -102,7 +91,7 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
         notes.append(f"scores are {' and '.join(kinds)}: tokens of one side saw more before them; set evaluation.stride alike")
     elif runs[0].sliding:
         notes.append(f"scores are {kinds[0]}: rows overlap, so they are below those of rows that do not")
-    return Comparison(*sides, test, (0, 0) if test.p < LEVEL else more, differing, tuple(notes))
+    return Comparison(*sides, test, more, differing, tuple(notes), sides[1].mean - sides[0].mean)
 
 
 def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
@@ -140,29 +129,27 @@ def verdict(comparison: Comparison) -> str:
         return f"{p}: {'B' if comparison.difference < 0 else 'A'} is lower"
     if more is None:
         return f"{p}: no sensible number of seeds would tell them apart"
-    if more[0] == more[1]:
-        return f"{p}: not settled, {more[0]} more seeds of each needed for p < {LEVEL:g}"
-    return f"{p}: not settled, {more[0]} more seeds of A and {more[1]} of B needed for p < {LEVEL:g}"
+    seeds = f"{more[0]} more seeds of each" if more[0] == more[1] else f"{more[0]} more seeds of A and {more[1]} of B"
+    return f"{p}: not settled, {seeds} needed for p < {LEVEL:g}"
 
 
-def check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
+def _check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
     """Raise an error if scores are not comparable: different texts, losses of different tokens, or bytes counted differently."""
     first = runs[0]
     for run in runs[1:]:
         same_text = run.text_bytes is not None and run.text_bytes == first.text_bytes and score != "val_loss"
         counted = [side.settings.get(BYTES) for side in (first, run)]
-        if same_text or (run.data == first.data and (score == "val_loss" or counted[0] == counted[1])):
-            continue
-        if score != "val_loss" and counted[0] != counted[1]:
+        if not same_text and score != "val_loss" and counted[0] != counted[1]:
             raise ConfigError(
                 f"{first.path} and {run.path} count bytes in different ways, {BYTES}={counted[0]} and {counted[1]}: {score} does "
                 "not compare; train one of them with the other's"
             )
-        paths = [side.settings.get("data.path") for side in (first, run)]
-        raise ConfigError(
-            f"{first.path} and {run.path} are scored on different data, {paths[0]} (fingerprint {first.data[:12]}) and "
-            f"{paths[1]} ({run.data[:12]}): {score} of different texts does not compare; give runs of one validation text"
-        )
+        if not same_text and run.data != first.data:
+            paths = [side.settings.get("data.path") for side in (first, run)]
+            raise ConfigError(
+                f"{first.path} and {run.path} are scored on different data, {paths[0]} (fingerprint {first.data[:12]}) and "
+                f"{paths[1]} ({run.data[:12]}): {score} of different texts does not compare; give runs of one validation text"
+            )
 
 
 def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
@@ -183,7 +170,8 @@ def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
                 f"{runs[0].path} and {run.path} are on one side and are not one arm: {names[0]} is {' and '.join(values)}; "
                 "put them on two sides"
             )
-    return Side(tuple(runs))
+    scores = [run.score for run in runs]
+    return Side(runs, scores, statistics.fmean(scores), statistics.stdev(scores))
 
 
 # Grouping runs by settings, for the report and the live page.

@@ -23,20 +23,21 @@ class Welch:
     p: float  # two-sided p-value: probability of a difference at least this large if the true means are equal
 
 
-def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
-    """Run Welch's t-test on two samples of at least two numbers each."""
+def welch(a: Sequence[float], b: Sequence[float], at_least: int = 2) -> Welch:
+    """Run Welch's t-test on two samples of at least two numbers each, as if both had `at_least` numbers."""
     difference = statistics.fmean(b) - statistics.fmean(a)
-    return _welch(difference, statistics.variance(a), len(a), statistics.variance(b), len(b))
+    size_a, size_b = max(at_least, len(a)), max(at_least, len(b))
+    error_a, error_b = statistics.variance(a) / size_a, statistics.variance(b) / size_b
+    total = error_a + error_b
+    if total == 0:
+        return Welch(math.copysign(math.inf, difference) if difference else 0.0, math.inf, 0.0 if difference else 1.0)
+    t, freedom = difference / math.sqrt(total), total**2 / (error_a**2 / (size_a - 1) + error_b**2 / (size_b - 1))
+    return Welch(t, freedom, 2 * student_tail(abs(t), freedom))
 
 
 def seeds_needed(a: Sequence[float], b: Sequence[float], level: float) -> int | None:
     """Return how many seeds each sample needs for p < `level` with these means and variances; None for over MOST_SEEDS."""
-    difference, variances = statistics.fmean(b) - statistics.fmean(a), (statistics.variance(a), statistics.variance(b))
-
-    def p(n: int) -> float:
-        return _welch(difference, variances[0], max(n, len(a)), variances[1], max(n, len(b))).p
-
-    return next((n for n in range(2, MOST_SEEDS + 1) if p(n) < level), None)
+    return next((n for n in range(2, MOST_SEEDS + 1) if welch(a, b, n).p < level), None)
 
 
 def one_sample_p(scores: Sequence[float], reference: float) -> float:
@@ -72,11 +73,3 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
             fraction *= change
         m += 1
     return front * (fraction - 1)
-
-
-def _welch(difference: float, variance_a: float, size_a: int, variance_b: float, size_b: int) -> Welch:
-    a, b = variance_a / size_a, variance_b / size_b
-    if a + b == 0:
-        return Welch(math.copysign(math.inf, difference) if difference else 0.0, math.inf, 0.0 if difference else 1.0)
-    t, freedom = difference / math.sqrt(a + b), (a + b) ** 2 / (a**2 / (size_a - 1) + b**2 / (size_b - 1))
-    return Welch(t, freedom, 2 * student_tail(abs(t), freedom))

@@ -42,12 +42,7 @@ NOT_SET = {
 _NAME = re.compile(r"(?!\.+$)[\w.=,+-]+")  # valid folder names in the output; not . or ..
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One arm of a sweep and the settings it changes."""
-
-    name: str
-    settings: dict[str, Any]
+Arms = dict[str, dict[str, Any]]  # the settings that each arm changes, by its name
 
 
 @dataclass(frozen=True)
@@ -67,26 +62,34 @@ class Trial:
         return Path(str(self.config.training.output_dir))
 
 
-def make_arms(vary: Sequence[str], file: Path | None = None) -> list[Arm]:
+def make_arms(vary: Sequence[str], file: Path | None = None) -> Arms:
     """Build all combinations of --vary arguments, such as optimizer.learning_rate=0.01,0.02, and the arms in a YAML file."""
     if not vary and file is None:
         raise ConfigError("there is nothing to sweep: give --vary SETTING=VALUE,VALUE or --arms FILE")
-    varied = [_values(word) for word in vary]
-    if twice := [name for name, count in Counter(name for name, _ in varied).items() if count > 1]:
-        raise ConfigError(f"--vary {twice[0]} is given twice; give all its values at once")
-    short = Counter(name.rpartition(".")[2] for name, _ in varied)
-    named = _read_arms(file) if file is not None else [Arm("", {})]
-    arms: dict[str, Arm] = {}
-    for base, *values in product(named, *([(name, value) for value in values] for name, values in varied)):
-        parts = [base.name] if base.name else []
+    varied: dict[str, list[Any]] = {}
+    for word in vary:
+        name, equals, text = word.partition("=")
+        if name in varied:
+            raise ConfigError(f"--vary {name} is given twice; give all its values at once")
+        refuse_fixed([name], f"--vary {name}")
+        varied[name] = [Plain(value.strip()) for value in text.split(",")] if text.strip() else []
+        if text.strip().startswith("["):
+            varied[name] = parse_yaml(text, f"--vary {name}")
+        if not equals or not varied[name]:
+            raise ConfigError(f"--vary {word} has no values; write it as --vary optimizer.learning_rate=0.01,0.02")
+    short = Counter(name.rpartition(".")[2] for name in varied)
+    named = _read_arms(file) if file is not None else {"": {}}
+    arms: Arms = {}
+    for (base, settings), *values in product(named.items(), *([(name, value) for value in varied[name]] for name in varied)):
+        parts = [base] if base else []
         for name, value in values:
             last = name.rpartition(".")[2]
             parts.append(f"{last if short[last] == 1 else name}={_shown(value)}")
-        arm = Arm(re.sub(r"[^\w.=,+-]+", "-", ",".join(parts)), {**base.settings, **dict(values)})
-        if arm.name in arms:
-            raise ConfigError(f"two arms have the name {arm.name}; leave one of equal values out, or name arms with --arms FILE")
-        arms[arm.name] = arm
-    return list(arms.values())
+        arm = re.sub(r"[^\w.=,+-]+", "-", ",".join(parts))
+        if arm in arms:
+            raise ConfigError(f"two arms have the name {arm}; leave one of equal values out, or name arms with --arms FILE")
+        arms[arm] = {**settings, **dict(values)}
+    return arms
 
 
 def read_seeds(text: str) -> list[int]:
@@ -101,7 +104,7 @@ def read_seeds(text: str) -> list[int]:
 
 
 def plan_trials(
-    arms: Sequence[Arm],
+    arms: Arms,
     seeds: Sequence[int],
     output: Path,
     resolve: Callable[[Mapping[str, Any]], ResolvedConfig],
@@ -111,11 +114,11 @@ def plan_trials(
     trials = []
     for seed, arm in product(seeds, arms):
         own: dict[str, Any] = dict.fromkeys(SEEDS, seed)
-        own["training.output_dir"] = str(output / arm.name / f"seed-{seed}")
+        own["training.output_dir"] = str(output / arm / f"seed-{seed}")
         try:
-            trials.append(Trial(arm.name, seed, resolve({**arm.settings, **own})))
+            trials.append(Trial(arm, seed, resolve({**arms[arm], **own})))
         except ConfigError as error:
-            raise error.within(f"arm {arm.name}") from None
+            raise error.within(f"arm {arm}") from None
     for trial in trials:
         artifact, needed = trial.config.artifact, {"evaluation.at_end": trial.config.evaluation.at_end}
         if score == "artifact_bpb":
@@ -164,27 +167,13 @@ def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
             raise ConfigError(f"the arms {arm} and {trial.arm} {why}; sweep each by itself")
 
 
-def _values(word: str) -> tuple[str, list[Any]]:
-    name, equals, text = word.partition("=")
-    values: list[Any] = []
-    if text.strip().startswith("["):
-        values = parse_yaml(text, f"--vary {name}")
-    elif text.strip():
-        values = [Plain(value.strip()) for value in text.split(",")]
-    if not equals or not values:
-        raise ConfigError(f"--vary {word} has no values; write it as --vary optimizer.learning_rate=0.01,0.02")
-    refuse_fixed([name], f"--vary {name}")
-    return name, values
-
-
-def _read_arms(file: Path) -> list[Arm]:
+def _read_arms(file: Path) -> Arms:
     try:
         tree = parse_yaml(file.read_text(encoding="utf-8-sig"), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--arms {file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
     if not isinstance(tree, dict) or not tree:
         raise ConfigError(f"--arms {file} holds no arms; write each as its name with its settings below, `plain: {{}}` for none")
-    arms = []
     for name, settings in tree.items():
         if not _NAME.fullmatch(name):
             raise ConfigError(
@@ -195,8 +184,7 @@ def _read_arms(file: Path) -> list[Arm]:
         for key, value in (settings or {}).items():
             keys = [f"{key}.{part}" for part in value] if isinstance(value, Mapping) and "." not in key else [key]
             refuse_fixed(keys, f"--arms {file}: {name}")
-        arms.append(Arm(name, dict(settings or {})))
-    return arms
+    return {name: dict(settings or {}) for name, settings in tree.items()}
 
 
 def refuse_fixed(names: Iterable[str], where: str) -> None:
@@ -226,8 +214,7 @@ def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], end_trial
         if completed_result(trial.config, require_files=False) is not None:  # its score is enough, so files may be missing
             continue
         tick(trial)
-        error = train_apart(trial, tick)
-        if error is not None:
+        if (error := train_apart(trial, tick)) is not None:
             errors[trial.folder] = error
         end_trial(trial, error)
     return errors
@@ -331,7 +318,17 @@ def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, s
     """Return a summary of each arm, in order."""
     arms: dict[str, list[TrialSummary]] = {}
     for trial in trials:
-        arms.setdefault(trial.arm, []).append(_trial_summary(trial, score, errors or {}))
+        run, error = Run(trial.folder), (errors or {}).get(trial.folder)
+        record = run.record()
+        status, speed, seconds = record["status"], record["tokens_per_second"], record["elapsed_seconds"] or 0.0
+        if status == "unreadable":  # it has not started
+            status = "failed" if error else "waiting"
+        else:
+            error = error or record["error"]
+        result = (run.result() or {}) if status == "completed" else {}
+        speed = result.get("tokens_per_second") or speed
+        row = TrialSummary(record["run"], trial.seed, status, result.get(score), speed, seconds, error)
+        arms.setdefault(trial.arm, []).append(row)
     scores = {arm: [one.score for one in found if one.score is not None] for arm, found in arms.items()}
     first = next(iter(scores.values()))
     means = {arm: statistics.fmean(found) for arm, found in scores.items() if found}
@@ -349,14 +346,3 @@ def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, s
         )
         for arm, found in arms.items()
     ]
-
-
-def _trial_summary(trial: Trial, score: ScoreName, errors: Mapping[Path, str]) -> TrialSummary:
-    run = Run(trial.folder)
-    record, error = run.record(), errors.get(trial.folder)
-    if record["status"] == "unreadable":  # it has not started
-        return TrialSummary(record["run"], trial.seed, "failed" if error else "waiting", None, None, 0.0, error)
-    result = (run.result() or {}) if record["status"] == "completed" else {}
-    speed = result.get("tokens_per_second") or record["tokens_per_second"]
-    error = error or record["error"]
-    return TrialSummary(record["run"], trial.seed, record["status"], result.get(score), speed, record["elapsed_seconds"], error)

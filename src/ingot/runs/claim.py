@@ -38,15 +38,11 @@ class RunLock:
             if not self._lock.acquire(LOCK_TIMEOUT_SECONDS):
                 raise self._in_use(_record(self._lock.read()))
             try:
-                self._take_over(self._lock.read())
+                self._take_over()
             except BaseException:
                 self._lock.release()
                 raise
         return self
-
-    def release(self) -> None:
-        """Release the lock."""
-        self._lock.release()
 
     def __enter__(self) -> Self:
         return self.acquire()
@@ -54,27 +50,25 @@ class RunLock:
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def _take_over(self, before: bytes) -> None:
+    def release(self) -> None:
+        """Release the lock."""
+        self._lock.release()
+
+    def _take_over(self) -> None:
         """Record this process as the holder, unless a process that our lock cannot exclude still writes to the folder."""
         host, pid, boot_id = this_process()
-        holder, ours = _record(before), not before.strip() or bool(_record(before))  # never overwrite a file with other content
-        if ours:
-            self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
-        try:
-            state = read_state(self.folder)
-            if state is None or state.status != "running":
-                return
+        before, state = self._lock.read(), read_state(self.folder)
+        holder = _record(before)
+        if state is not None and state.status == "running":
             # Our lock proves that the previous process on this host is gone if it is a lock on the folder itself, or on the same
             # lock file that names the process: a file that was deleted and recreated is a different lock.
             same_file = (holder.get("pid"), holder.get("boot_id")) == (state.pid, state.boot_id)
             dead = state.boot_id == boot_id and (self._lock.folder_held or bool(self._lock.held and same_file))
             if not dead and self._is_beating(state):
                 raise self._in_use({})
-        except BaseException:
-            if ours:
-                self._lock.write(before)
-            raise
-        self._notify(f"taking over from process {state.pid} on {state.host}, which was last heard of at step {state.step}")
+            self._notify(f"taking over from process {state.pid} on {state.host}, which was last heard of at step {state.step}")
+        if holder or not before.strip():  # never overwrite a file with other content
+            self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
 
     def _is_beating(self, seen: State) -> bool:
         """Return True if a process that our lock cannot exclude still writes state.json."""

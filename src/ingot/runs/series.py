@@ -81,19 +81,11 @@ MAX_STALLS = 64
 
 
 @dataclass(frozen=True)
-class Stall:
-    """A stretch of steps that took far longer than usual."""
-
-    step: int  # its last step
-    seconds: float  # in excess of the usual time
-
-
-@dataclass(frozen=True)
 class Timing:
-    """Seconds per step: percentiles by name, and stalls, longest first."""
+    """Seconds per step: percentiles by name, and stalls, longest first: their last step, and seconds beyond the usual time."""
 
     percentiles: dict[str, float]
-    stalls: list[Stall]
+    stalls: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -138,7 +130,7 @@ class Series:
         excess = (seconds - median) * np.diff(step, prepend=np.nan)
         slow = np.flatnonzero(seconds > STALL_FACTOR * median)
         longest = slow[np.argsort(-excess[slow])][:MAX_STALLS]
-        return Timing(percentiles, [Stall(int(step[line]), float(excess[line])) for line in longest])
+        return Timing(percentiles, [(int(step[line]), float(excess[line])) for line in longest])
 
     def curves(self, axis: Axis = "steps") -> Curves:
         """Return the curves over steps, tokens or seconds; a number that is not finite leaves a gap."""
@@ -177,30 +169,26 @@ class Series:
             file.seek(self.offset)
             content = file.read(BLOCK_BYTES)
         end = content.rfind(b"\n") + 1
-        if not end and len(content) == BLOCK_BYTES:  # Ingot writes no line this long
+        is_full = len(content) == BLOCK_BYTES
+        if end:
+            self.offset += end
+            self._last_line = content[content.rfind(b"\n", 0, end - 1) + 1 : end][-LAST_LINE_BYTES:]
+            self._add(content[:end])
+        elif is_full:  # Ingot writes no line this long
             self.damaged += 1
             self.offset, self._last_line = self.offset + BLOCK_BYTES, content[-LAST_LINE_BYTES:]
-            return True
-        if not end:
-            return False  # the last line may still be being written
-        self.offset += end
-        self._last_line = content[content.rfind(b"\n", 0, end - 1) + 1 : end][-LAST_LINE_BYTES:]
-        self._add(content[:end])
-        return len(content) == BLOCK_BYTES
+        return is_full  # otherwise the last line may still be being written
 
     def _add(self, content: bytes) -> None:
         parsed, damaged = parse_lines(content)
-        records = [
-            record
-            for record in parsed
-            if (record.get("kind") not in COLUMNS or isinstance(record.get("step"), int | float))
-            and not any(isinstance(value := record.get(name), int | float) and abs(value) > MAX_AXIS for name in AXES)
-        ]
-        damaged += len(parsed) - len(records)
-        self.lines, self.damaged = self.lines + len(records) + damaged, self.damaged + damaged
+        self.lines, self.damaged = self.lines + len(parsed) + damaged, self.damaged + damaged
         train, evaluations = [], []
-        for record in records:
-            if record.get("kind") == "train":
+        for record in parsed:
+            if (record.get("kind") in COLUMNS and not isinstance(record.get("step"), int | float)) or any(
+                isinstance(value := record.get(name), int | float) and abs(value) > MAX_AXIS for name in AXES
+            ):
+                self.damaged += 1
+            elif record.get("kind") == "train":
                 train.append(record)
                 self._tokens = record.get("tokens")
             elif record.get("kind") == "evaluation":  # its "tokens" are those scored, not trained

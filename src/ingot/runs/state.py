@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -141,21 +141,24 @@ class Heartbeat:
 def read_state(folder: Path) -> State | None:
     """Read state.json of a run folder; None if there is none or it is damaged."""
     try:
-        record = read_json(folder / STATE)
-        state = State(**{field.name: record[field.name] for field in fields(State) if field.name in record})
-        valid = all(_has_type(getattr(state, field.name), str(field.type)) for field in fields(State))
-        valid = valid and state.status in get_args(Status) and math.isfinite(state.age_seconds)
+        state = State(**_values(State, read_json(folder / STATE)))
+        valid = state.status in get_args(Status) and math.isfinite(state.age_seconds)
         valid = valid and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # pids <= 0 would signal process groups
     except (OSError, ValueError, TypeError, OverflowError):
         return None
     return state if valid else None
 
 
-def _has_type(value: object, annotation: str) -> bool:
-    """Return True if a value is of the annotated type of a field."""
+def _values(kind: type[State | TrainingResult], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a dataclass's fields in a record; raise TypeError if one is of another type."""
     types: dict[str, Any] = {"None": type(None), "int": int, "float": int | float, "dict[str, float]": dict}
     types["0"] = object  # annotations are stripped in the one-file golf program
-    return any(isinstance(value, types.get(name, str)) for name in annotation.split(" | "))
+    values = {field.name: record[field.name] for field in fields(kind) if field.name in record}
+    for field in fields(kind):
+        names = str(field.type).split(" | ")
+        if field.name in values and not any(isinstance(values[field.name], types.get(name, str)) for name in names):
+            raise TypeError(f"{field.name} is not {field.type}")
+    return values
 
 
 def this_process() -> tuple[str, int, str]:
@@ -204,14 +207,10 @@ class TrainingResult:
 
 def read_training_result(folder: Path) -> TrainingResult | None:
     """Read result.json as a TrainingResult; None if it is missing or was written by an incompatible version."""
-    record = read_dict(folder / RESULT) or {}
-    stored = [field for field in fields(TrainingResult) if field.name in record]
-    if not all(_has_type(record[field.name], str(field.type)) for field in stored):
-        return None
-    values = {field.name: record[field.name] for field in stored}
-    for name in ("checkpoint_path", "artifact_path"):
-        values[name] = folder / values[name] if values.get(name) else None
     try:
+        values = _values(TrainingResult, read_dict(folder / RESULT) or {})
+        for name in ("checkpoint_path", "artifact_path"):
+            values[name] = folder / values[name] if values.get(name) else None
         return TrainingResult(**values, run_dir=folder)
     except TypeError:
         return None

@@ -27,9 +27,6 @@ from ingot.runtime.files import read_dict, write_atomically, writing
 
 Report = StepReport | EvaluationReport
 ChooseValues = Callable[[Report], Mapping[str, float] | None]  # None: what `numbers_of` returns
-PACKAGES = {"wandb": "Weights & Biases", "trackio": "trackio"}
-
-
 Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], None]]  # log(step, values) and close(failed)
 
 
@@ -77,46 +74,41 @@ def open_tracking(
     warn: Callable[[str], None],
 ) -> Tracking:
     """Start the trackers enabled in the settings, after a given step; a tracker that fails to start is reported and skipped."""
-    tracking, name = Tracking(choose_values, warn), folder.resolve().name
+    tracking, name, facts = Tracking(choose_values, warn), folder.resolve().name, dict(config)
 
-    def start_wandb() -> Tracker:
-        wandb = check_installed(f"tracking.wandb_project={settings.wandb_project}")
+    def start_wandb(project: str) -> Tracker:
+        wandb = check_installed(f"tracking.wandb_project={project}")
         tracking.wandb_id = wandb_id or read_id(folder / WANDB_ID) or secrets.token_hex(4)
         write_id(folder / WANDB_ID, tracking.wandb_id)
-        arguments: dict[str, Any] = {
-            "project": settings.wandb_project,
-            "name": settings.wandb_run_name or name,
-            "resume": "allow",
-        }
-        arguments |= {"config": dict(config), "dir": os.environ.get("WANDB_DIR") or str(folder), "id": tracking.wandb_id}
-        run = wandb.init(**arguments, mode=settings.wandb_mode)
+        place = {"dir": os.environ.get("WANDB_DIR") or str(folder), "mode": settings.wandb_mode}
+        title = settings.wandb_run_name or name
+        run = wandb.init(project=project, name=title, id=tracking.wandb_id, resume="allow", config=facts, **place)
         return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: run.finish(exit_code=int(failed)))
 
-    def start_trackio() -> Tracker:
+    def start_trackio(project: str) -> Tracker:
         """Start a run in trackio's local store; a resumed run continues under the same name."""
-        trackio = check_installed(f"tracking.trackio_project={settings.trackio_project}", "trackio")
+        trackio = check_installed(f"tracking.trackio_project={project}", "trackio")
         before = read_id(folder / TRACKIO_ID) if step > 0 else None
-        run_name = before or f"{name}-{secrets.token_hex(4)}"
-        write_id(folder / TRACKIO_ID, run_name)
-        arguments: dict[str, Any] = {"project": settings.trackio_project, "name": run_name, "config": dict(config)}
-        arguments |= {"resume": "never" if before is None else "allow", "embed": False}
+        title = before or f"{name}-{secrets.token_hex(4)}"
+        write_id(folder / TRACKIO_ID, title)
+        local = {"resume": "never" if before is None else "allow", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         with redirect_stdout(io.StringIO()):  # it prints advertisements
-            run = trackio.init(**arguments, auto_log_gpu=False, auto_log_cpu=False)
+            run = trackio.init(project=project, name=title, config=facts, **local)
         return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: trackio.finish())
 
-    def start_tensorboard() -> Tracker:
+    def start_tensorboard(wanted: bool) -> Tracker:
         file = EventFile(folder / EVENTS, step)
         return file.log, file.close
 
-    wanted: dict[str, tuple[object, Callable[[], Tracker], str]] = {
+    starts: dict[str, tuple[Any, Callable[[Any], Tracker], str]] = {
         "Weights & Biases": (settings.wandb_project, start_wandb, "log in with `wandb login` or set WANDB_MODE=offline; "),
         "trackio": (settings.trackio_project, start_trackio, ""),
         "TensorBoard": (settings.tensorboard, start_tensorboard, ""),
     }
-    for tracker, (is_wanted, start, advice) in wanted.items():
+    for tracker, (wanted, start, advice) in starts.items():
         try:
-            if is_wanted:
-                tracking.trackers[tracker] = start()
+            if wanted:
+                tracking.trackers[tracker] = start(wanted)
         except ConfigError as error:
             warn(f"{error}; training goes on without it")
         except Exception as error:  # the exception classes have changed with the packages' versions
@@ -127,12 +119,11 @@ def open_tracking(
 def numbers_of(report: Report) -> dict[str, float]:
     """Return the numbers of a report under the names that dashboards get: gpt-simple's names, and more."""
     if isinstance(report, EvaluationReport):
-        train = {"eval/train_loss": report.train_loss} if report.train_loss is not None else {}
-        buckets = {f"eval/{name}/loss": scores["val_loss"] for name, scores in report.buckets.items() if "val_loss" in scores}
-        tasks = {f"tasks/{name}/{metric}": v for name, task in report.tasks.items() for metric, v in task_metrics(task).items()}
         perplexity = math.exp(min(report.val_loss, 20.0))
-        scores = {"eval/loss": report.val_loss, "eval/perplexity": perplexity, "eval/bpb": report.val_bpb}
-        return {**scores, **train, **buckets, **tasks}
+        values = {"eval/loss": report.val_loss, "eval/perplexity": perplexity, "eval/bpb": report.val_bpb}
+        values |= {"eval/train_loss": report.train_loss} if report.train_loss is not None else {}
+        values |= {f"eval/{name}/loss": scores["val_loss"] for name, scores in report.buckets.items() if "val_loss" in scores}
+        return values | {f"tasks/{name}/{key}": v for name, task in report.tasks.items() for key, v in task_metrics(task).items()}
     return {
         "train/loss": report.loss,
         "train/learning_rate": report.learning_rate,
@@ -161,8 +152,8 @@ def check_installed(setting: str, package: str = "wandb") -> Any:
     try:
         return importlib.import_module(package)
     except ImportError:
-        install = f"install it with: pip install 'ingot-lm[{package}]'"
-        raise ConfigError(f"{setting} needs {PACKAGES[package]}", advice=install) from None
+        name = "Weights & Biases" if package == "wandb" else package
+        raise ConfigError(f"{setting} needs {name}", advice=f"install it with: pip install 'ingot-lm[{package}]'") from None
 
 
 def _reason(error: Exception) -> str:
@@ -199,12 +190,12 @@ class EventFile:
 
 
 def _field(number: int, value: int | float | bytes) -> bytes:
-    """Return a field of a protocol buffer: a varint, a 32-bit float or bytes."""
+    """Return a field of a protocol buffer, whose number is below 16: a varint, a 32-bit float or bytes."""
     if isinstance(value, bytes):
-        return _varint(number << 3 | 2) + _varint(len(value)) + value
+        return bytes([number << 3 | 2]) + _varint(len(value)) + value
     if isinstance(value, float):
-        return _varint(number << 3 | 5) + struct.pack("<f", value)
-    return _varint(number << 3) + _varint(value)
+        return struct.pack("<Bf", number << 3 | 5, value)
+    return bytes([number << 3]) + _varint(value)
 
 
 def _varint(value: int) -> bytes:

@@ -48,6 +48,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path, self._folder = path, RunFolder(path)
+        self.config_path = self._folder.config_path
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -56,11 +57,6 @@ class Run:
         if not run.config_path.is_file() and read_state(run.path) is None:
             raise CheckpointError(f"{path} is not a run folder: it has no {run.config_path.name}; name a run folder")
         return run
-
-    @property
-    def config_path(self) -> Path:
-        """Path of config.yaml."""
-        return self._folder.config_path
 
     @property
     def config(self) -> Config:
@@ -84,18 +80,18 @@ class Run:
     def record(self) -> dict[str, Any]:
         """Return the status as JSON values; a run that cannot be read has the status "unreadable" and an error message."""
         record: dict[str, Any] = {"run": str(self.path), "status": "unreadable", **dict.fromkeys(COPIED)}
-        record |= dict.fromkeys(("steps_left", "budget_seconds_left", "last_heard_seconds"))
+        left: dict[str, Any] = dict.fromkeys(("steps_left", "budget_seconds_left", "last_heard_seconds"))
         try:
             status = self.status()
         except (CheckpointError, OSError) as error:
-            return {**record, "error": str(error)}
+            return {**record, **left, "error": str(error)}
         state = status.state
-        record |= {"status": status.status, **{name: getattr(state, name) for name in COPIED}}
         if state.max_steps is not None:
-            record["steps_left"] = max(0, state.max_steps - state.step)
+            left["steps_left"] = max(0, state.max_steps - state.step)
         if state.budget_seconds is not None:
-            record["budget_seconds_left"] = max(0.0, state.budget_seconds - state.elapsed_seconds)
-        return {**record, "last_heard_seconds": max(0.0, round(status.age_seconds, 3))}  # another host's clock may be ahead
+            left["budget_seconds_left"] = max(0.0, state.budget_seconds - state.elapsed_seconds)
+        left["last_heard_seconds"] = max(0.0, round(status.age_seconds, 3))  # another host's clock may be ahead
+        return {**record, "status": status.status, **{name: getattr(state, name) for name in COPIED}, **left}
 
     def stop(self) -> RunStatus:
         """Write a stop file, so that the run saves and stops, and return its status; raise RunError if it is not running."""
@@ -108,9 +104,9 @@ class Run:
     def signal(self, number: int) -> None:
         """Send a signal to the process of a run; raise RunError unless that process holds the run's lock."""
         status = self.status()
-        pid, host = status.state.pid, status.state.host
+        pid = status.state.pid
         if not status.here:
-            raise RunError(f"the process {pid} of {self.path} is on {host}: use --force there")
+            raise RunError(f"the process {pid} of {self.path} is on {status.state.host}: use --force there")
         if not holds_lock(self.path, pid):  # the pid in state.json may belong to any process
             raise RunError(f"process {pid} does not hold the lock of {self.path}, or is another user's, and gets no signal")
         with suppress(ProcessLookupError):  # it has just ended
@@ -122,14 +118,6 @@ class Run:
         from ingot.runs.series import Series
 
         return Series(self._folder.metrics.path)
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return all records of metrics.jsonl; lines that are damaged or still being written are skipped."""
-        from ingot.runs.series import parse_lines
-
-        path = self._folder.metrics.path
-        content = path.read_bytes() if path.exists() else b""
-        return parse_lines(content[: content.rfind(b"\n") + 1])[0]
 
     def samples(self) -> dict[int, Path]:
         """Return the text sample files by step; files with other names, such as copies, are skipped."""

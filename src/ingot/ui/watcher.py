@@ -86,8 +86,7 @@ class WatchedRun:
         except Exception as error:
             before, why = self.facts, one_line(f"the run cannot be read: {type(error).__name__}: {error}")
             self._reset()  # so that it is read again from the beginning
-            path = shown(str(self.path), kept="")
-            self.loaded = True
+            self.loaded, path = True, shown(str(self.path), kept="")
             self.facts = {"status": "unreadable", "error": why, "path": path, "loaded": True, "arm": None}
             return [self.message()] if self.facts != before else []
 
@@ -126,7 +125,7 @@ class WatchedRun:
             "lines": self.series.lines,
             "damaged": self.series.damaged,
             "percentiles": timing.percentiles,
-            "stalls": [[stall.step, round(stall.seconds, 3)] for stall in timing.stalls[:MAX_STALLS]],
+            "stalls": [[step, round(seconds, 3)] for step, seconds in timing.stalls[:MAX_STALLS]],
             "loaded": self.loaded,
             "arm": arm,
             "seed": settings.get("training.seed") if settings is not None else None,
@@ -163,10 +162,9 @@ class WatchedRun:
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
         except OSError:
             stamp = None
-        if name in self._stamps and self._stamps[name] == stamp:
-            return False
+        changed = name not in self._stamps or self._stamps[name] != stamp
         self._stamps[name] = stamp
-        return True
+        return changed
 
 
 class Watcher:
@@ -176,21 +174,12 @@ class Watcher:
         self.runs: dict[str, WatchedRun] = {}  # newest first
         self._folders = list(folders)
         self.first, self._total = 0, 0  # index of the first run on the page, and number of runs
-        self._pages: list[Page] = []
+        self.pages: list[Page] = []
         self._lock = threading.Lock()  # guards the pages and `_ended`
         self._ended = False
         self._wake, self._closed = threading.Event(), False
         self._scanned = -SCAN_SECONDS
-        self._thread = threading.Thread(target=self._work, name="ingot-ui", daemon=True)
-
-    @property
-    def has_pages(self) -> bool:
-        """Return True if a page is open."""
-        return bool(self._pages)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        self.thread = threading.Thread(target=self._work, name="ingot-ui", daemon=True)
 
     def turn(self, first: int) -> None:
         """Show the runs from index `first`, counted from the newest."""
@@ -201,21 +190,21 @@ class Watcher:
         """End the thread and all pages' event streams."""
         self._closed = True
         self._wake.set()
-        self._thread.join()
+        self.thread.join()
         self.end_pages()
 
     def end_pages(self) -> None:
         """End the event streams of all open pages, and of those opened later."""
         with self._lock:
             self._ended = True
-            for page in list(self._pages):
+            for page in list(self.pages):
                 self._put(page, None)
 
     def open_page(self) -> Page:
         """Return a page whose queue receives the current state and then every change."""
         page = Page(asyncio.get_running_loop(), asyncio.Queue())
         with self._lock:
-            self._pages.append(page)
+            self.pages.append(page)
             if self._ended:
                 self._put(page, None)
         self._wake.set()
@@ -224,13 +213,13 @@ class Watcher:
     def close_page(self, page: Page) -> None:
         """Send nothing more to a page."""
         with self._lock:
-            self._pages = [other for other in self._pages if other is not page]
+            self.pages = [other for other in self.pages if other is not page]
 
     def _work(self) -> None:
         while not self._closed:
             self.look()
             if all(run.loaded for run in self.runs.values()):
-                self._wake.wait(POLL_SECONDS if self.has_pages else None)
+                self._wake.wait(POLL_SECONDS if self.pages else None)
                 self._wake.clear()
 
     def look(self) -> None:
@@ -245,8 +234,7 @@ class Watcher:
 
     def _greet(self) -> None:
         """Send the current state to newly opened pages."""
-        with self._lock:
-            pages = [page for page in self._pages if not page.greeted]
+        pages = [page for page in self.pages if not page.greeted]
         if not pages:
             return
         runs = list(self.runs.values())
@@ -281,20 +269,20 @@ class Watcher:
         return {"type": "runs", "ids": list(self.runs), "first": self.first, "total": self._total, "page": PAGE_RUNS}
 
     def _send(self, messages: Sequence[Message]) -> None:
-        if not messages or not self._pages:
+        if not messages or not self.pages:
             return
         event = _event(messages)
         with self._lock:
-            for page in [page for page in self._pages if page.greeted]:
+            for page in [page for page in self.pages if page.greeted]:
                 self._put(page, event)
 
     def _put(self, page: Page, event: bytes | None) -> None:
-        if page not in self._pages:  # its stream has ended
+        if page not in self.pages:  # its stream has ended
             return
         if page.queue.qsize() > MAX_QUEUED:
             event = None
         if event is None:
-            self._pages.remove(page)
+            self.pages.remove(page)
         with suppress(RuntimeError):  # the server has shut down
             page.loop.call_soon_threadsafe(page.queue.put_nowait, event)
 

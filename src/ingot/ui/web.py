@@ -74,7 +74,7 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        watcher.start()
+        watcher.thread.start()
         yield
         await asyncio.to_thread(watcher.close)
         await asyncio.to_thread(playground.close)
@@ -115,16 +115,16 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
         """Return the settings that differ between runs; for a single run, those that differ from the defaults."""
         from ingot.experiments.compare import settings_table
 
-        readable = [run for run in _runs(watcher, runs) if run.settings is not None]
-        rows = settings_table([run.settings or {} for run in readable]) if readable else []
-        return {"runs": [run.id for run in readable], "rows": rows}
+        readable = _readable(watcher, runs)
+        rows = settings_table([settings for _, settings in readable]) if readable else []
+        return {"runs": [run.id for run, _ in readable], "rows": rows}
 
     @app.get("/api/statistics")
     def statistics(runs: str) -> dict[str, Any]:
         """Return statistics over groups of runs that differ only in their seeds, and tests between the groups."""
         from ingot.experiments.compare import SeedRun, over_seeds, tested
 
-        readable = [(run, run.settings) for run in _runs(watcher, runs) if run.settings is not None]
+        readable = _readable(watcher, runs)
         arms = over_seeds([SeedRun(run.name, run.path, settings, run.facts.get("val_bpb")) for run, settings in readable])
         tests = [{"a": a.name, "b": b.name, "said": said} for a, b, said in tested(arms)]
         return {"arms": [{"runs": arm.name, "n": arm.n, "mean": arm.mean, "std": arm.std} for arm in arms], "tests": tests}
@@ -176,8 +176,10 @@ def _run(watcher: Watcher, run_id: str) -> WatchedRun:
     return run
 
 
-def _runs(watcher: Watcher, ids: str) -> list[WatchedRun]:
-    return [_run(watcher, run) for run in ids.split(",")]
+def _readable(watcher: Watcher, ids: str) -> list[tuple[WatchedRun, dict[str, Any]]]:
+    """Return runs with their settings, without those whose settings are unknown."""
+    runs = [_run(watcher, run) for run in ids.split(",")]
+    return [(run, run.settings) for run in runs if run.settings is not None]
 
 
 async def _events(watcher: Watcher) -> AsyncIterator[bytes]:

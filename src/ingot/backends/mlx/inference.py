@@ -16,18 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.backends.base import Rounder
-from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
-from ingot.backends.mlx.models import (
-    Cached,
-    Pass,
-    Weights,
-    document_mask,
-    golf_hidden,
-    gpt2_hidden,
-    head_logits,
-    head_loss,
-    llama_hidden,
-)
+from ingot.backends.mlx.models import Cached, Pass, Weights, golf_hidden, gpt2_hidden, head_logits, head_loss, llama_hidden
+from ingot.backends.open import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
 from ingot.backends.sampling import RowScores, Sampling
 from ingot.backends.torch.build import build_model, build_outline, flops_per_token
 from ingot.backends.torch.state import NAMES as TORCH_NAMES
@@ -152,7 +142,9 @@ class MLXInference:
     def _losses(self, weights: Weights, run: Pass, tokens: mx.array, targets: mx.array, *documents: mx.array) -> mx.array:
         """Return the summed loss of the targets that count."""
         if documents:
-            run = replace(run, mask=document_mask(documents[0]))
+            same = documents[0][:, None, :, None] == documents[0][:, None, None, :]
+            T = tokens.shape[1]
+            run = replace(run, mask=same & mx.tri(T, T, 0, dtype=mx.bool_))
         hidden, head, softcap = self._hidden(weights, run, tokens)
         return head_loss(hidden, head, targets, softcap, run.dtype, self._loss_chunk)
 

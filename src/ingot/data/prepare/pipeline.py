@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, groupby, islice
@@ -23,7 +23,7 @@ import numpy as np
 
 from ingot.data import SHARD_TOKENS, SPLITS
 from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks, texts_of
-from ingot.data.prepare.workers import Engine, local_engine, workers_for
+from ingot.data.prepare.workers import local_engine, workers_for
 from ingot.data.store.dataset import Manifest, SplitCounts
 from ingot.data.store.staging import StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, where_to_begin, write_manifest
@@ -205,13 +205,12 @@ def prepare(
             "the tokens in a file": shard_tokens,
             "the size of a block": BLOCK_BYTES,
         }
-        encoders = local_engine(built, workers or workers_for(built, total))
         with staged(output, overwrite, work, is_sound) as stage:
             manifest, last, continued = fill_folder(
                 stage,
                 lambda begin: islice(blocks, begin.blocks, None),
                 built,
-                encoders,
+                workers or workers_for(built, total),
                 source=source | {key: value for key, value in details.items() if value},
                 shard_tokens=shard_tokens,
             )
@@ -279,8 +278,7 @@ def write_dataset(
     """Write the folder `output` from (split, text) pairs, atomically."""
     blocks = _piece_blocks(pieces)
     with staged(output, False) as stage:
-        engine = local_engine(tokenizer, 1)
-        manifest, _, _ = fill_folder(stage, lambda _: blocks, tokenizer, engine, source=source, shard_tokens=shard_tokens)
+        manifest, _, _ = fill_folder(stage, lambda _: blocks, tokenizer, 1, source=source, shard_tokens=shard_tokens)
     return manifest
 
 
@@ -288,7 +286,7 @@ def fill_folder(
     stage: StagedFolder,
     blocks_from: Callable[[Point], RuledBlocks],
     tokenizer: Tokenizer,
-    engine: AbstractContextManager[Engine],
+    workers: int,
     *,
     source: Any,
     shard_tokens: int,
@@ -314,8 +312,8 @@ def fill_folder(
         for split in SPLITS:
             name = prefix + split
             writers[split] = SplitWriter(stage.folder, name, tokenizer, shard_tokens, files, begin.splits.get(name))
-        saved = sum(writer.tokens for writer in writers.values())
-        with engine as encode:
+        saved = sum(writer.state.tokens for writer in writers.values())
+        with local_engine(tokenizer, workers) as encode:
             for encoded in encode(noted()):
                 rule, numbers = rules.popleft(), range(documents, documents + len(encoded.tokens))
                 if isinstance(rule, Into) and rule.bucket is not None:
@@ -325,7 +323,7 @@ def fill_folder(
                     writer.add(encoded.select(splits == split))
                 done, documents, empty = done + 1, numbers.stop, empty + encoded.empty
                 tell(numbers)
-                written = sum(writer.tokens for writer in writers.values())
+                written = sum(writer.state.tokens for writer in writers.values())
                 if stage.work and written - saved >= SAVE_TOKENS:
                     points = {writer.name: writer.save() for writer in writers.values()}
                     stage.save(Point(blocks=done, documents=documents, empty=empty, splits=points).model_dump())
