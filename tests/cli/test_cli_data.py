@@ -170,6 +170,15 @@ def test_a_trained_tokenizer_as_json(ingot, english, tmp_path):
     assert again["fingerprint"] == result["fingerprint"]
 
 
+def test_a_trained_tokenizer_replaces_a_file_only_by_force_and_makes_no_folder(ingot, english, tmp_path):
+    output = tmp_path / "a.model"
+    output.write_text("mine")
+    for path, said in ((output, "exists; --force replaces it"), (tmp_path / "gone" / "a.model", "gone does not exist")):
+        result = train_tokenizer(ingot, english, path, "--kind", "sentencepiece")
+        assert isinstance(result.exception, ConfigError) and said in str(result.exception)
+    assert output.read_text() == "mine" and not (tmp_path / "gone").exists()
+
+
 def test_both_counts_of_bytes_are_shown_where_they_differ(ingot, english, tmp_path):
     train_tokenizer(ingot, english, tmp_path / "a.model", "--kind", "sentencepiece")
     prepared = ingot(

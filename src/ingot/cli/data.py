@@ -15,7 +15,7 @@ from typer import Option
 
 from ingot.cli.arguments import AsJson, CommandList
 from ingot.compat.golf import PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
-from ingot.console.output import print_columns, print_json
+from ingot.console.output import check_target, print_columns, print_json
 from ingot.console.progress import progress_bar
 from ingot.data import SHARD_TOKENS
 from ingot.errors import ConfigError, DataError, shown
@@ -325,6 +325,7 @@ def train_tokenizer_command(
     """Train a tokenizer on text."""
     from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 
+    check_target(output, False, force)
     inputs, started = _inputs(more, files), time.monotonic()
     with progress_bar("reading", in_bytes=True) as progress:
         tokenizer = train_tokenizer(
@@ -335,7 +336,6 @@ def train_tokenizer_command(
             documents=documents,
             text_field=text_field,
             mark_capitals=mark_capitals,
-            overwrite=force,
             progress=progress,
         )
     seconds = time.monotonic() - started

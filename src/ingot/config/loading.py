@@ -17,18 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ingot.config.fields import (
-    DEFAULT_FAMILY,
-    SettingSpec,
-    either,
-    item_at,
-    known,
-    leaf_values,
-    sections,
-    setting_at,
-    settings,
-    suggest,
-)
+from ingot.config.fields import SettingSpec, either, item_at, known, leaf_values, sections, setting_at, settings, suggest
 from ingot.config.schema import FAMILIES, Config
 from ingot.config.text import NULLS, Plain, format_value, parse_yaml, plain_data, scalar
 from ingot.errors import ConfigError, Setting
@@ -59,7 +48,7 @@ def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, lis
     A source that chooses a family discards the values that lower sources set for another family. Its own values, and those of
     higher sources, must be settings of the chosen family.
     """
-    family, chosen = DEFAULT_FAMILY, Given((), None, "default", -1)
+    family, chosen = "gpt2", Given((), None, "default", -1)
     named_at = {item.level for item in given if item.name == "model.family"}
     for item in given:
         is_null = item.value is None or (isinstance(item.value, Plain) and item.value.lower() in NULLS)

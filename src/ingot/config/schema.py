@@ -11,36 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ingot.model.settings import (
-    Count,
-    FileSettings,
-    Fraction,
-    FrontierSettings,
-    GolfSettings,
-    GPT2Settings,
-    LlamaSettings,
-    ModelSettings,
-    Positive,
-    Rate,
-    Section,
-    Seed,
-    Size,
-)
+from ingot.model.settings import FAMILIES as FAMILIES
+from ingot.model.settings import AnyModel, Count, Fraction, GPT2Settings, Positive, Rate, Section, Seed, Size
 
 GPT2_VOCAB_SIZE, GPT2_PADDED_VOCAB_SIZE = 50257, 50304  # the padded size is a multiple of 64
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 StdMultiple = Annotated[float, Field(gt=0, le=1000)]
 Kernel = Literal["loss", "rotary", "qkv", "mlp", "gate", "scales", "stream"]
-
-
-AnyModel = Annotated[GPT2Settings | LlamaSettings | GolfSettings | FrontierSettings | FileSettings, Field(discriminator="family")]
-FAMILIES: dict[str, type[ModelSettings]] = {
-    "gpt2": GPT2Settings,
-    "llama": LlamaSettings,
-    "golf": GolfSettings,
-    "frontier": FrontierSettings,
-    "file": FileSettings,
-}
 
 
 class PhaseSection(Section):
@@ -549,8 +526,7 @@ class Config(Section):
             raise ValueError(f"this run would never end: {advice}")
         if not self.training.save_every and not self.training.save_seconds:
             raise ValueError("training.save_every and training.save_seconds are both 0, so nothing would be saved; set one")
-        _check_schedule(self.optimizer, self.training.max_steps)
-        _check_groups(self.optimizer)
+        _check_optimizer(self.optimizer, self.training.max_steps)
         _check_stages(self)
         return self
 
@@ -617,21 +593,7 @@ def _check_data(data: DataSection, training: TrainingSection) -> None:
         raise ValueError("data.phases cannot be combined with training.stages that have their own seq_len")
 
 
-def _check_schedule(o: OptimizerSection, max_steps: int | None) -> None:
-    name = f"optimizer.schedule={o.schedule}"
-    if o.schedule == "warmdown" and o.decay_steps is None:
-        raise ValueError(f"{name} needs optimizer.decay_steps, the length of the decay in steps")
-    if o.schedule not in ("cosine", "wsd"):
-        return
-    if max_steps is None and (o.schedule == "wsd" or o.decay_steps is None):
-        advice = "set it, or use optimizer.schedule=budget, which follows the clock"
-        raise ValueError(f"{name} counts steps, but training.max_steps is null; {advice}")
-    if o.warmup_steps >= (o.decay_steps if o.schedule == "cosine" and o.decay_steps else max_steps or 1):
-        advice = "lower it or raise training.max_steps"
-        raise ValueError(f"optimizer.warmup_steps={o.warmup_steps} leaves no step to decay in; {advice}")
-
-
-def _check_groups(o: OptimizerSection) -> None:
+def _check_optimizer(o: OptimizerSection, max_steps: int | None) -> None:
     counts = Counter(group.name for group in o.groups)
     for number, group in enumerate(o.groups):
         name = f"optimizer.groups.{number}"
@@ -643,6 +605,17 @@ def _check_groups(o: OptimizerSection) -> None:
             if getattr(group, setting) is not None:
                 why = f"is a setting of {other}, but {name}.optimizer={group.optimizer}"
                 raise ValueError(f"{name}.{setting} {why}; leave it out")
+    name = f"optimizer.schedule={o.schedule}"
+    if o.schedule == "warmdown" and o.decay_steps is None:
+        raise ValueError(f"{name} needs optimizer.decay_steps, the length of the decay in steps")
+    if o.schedule not in ("cosine", "wsd"):
+        return
+    if max_steps is None and (o.schedule == "wsd" or o.decay_steps is None):
+        advice = "set it, or use optimizer.schedule=budget, which follows the clock"
+        raise ValueError(f"{name} counts steps, but training.max_steps is null; {advice}")
+    if o.warmup_steps >= (o.decay_steps if o.schedule == "cosine" and o.decay_steps else max_steps or 1):
+        advice = "lower it or raise training.max_steps"
+        raise ValueError(f"optimizer.warmup_steps={o.warmup_steps} leaves no step to decay in; {advice}")
 
 
 def _check_stages(config: Config) -> None:

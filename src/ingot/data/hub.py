@@ -1,46 +1,51 @@
-"""A repository on the Hugging Face hub: list and download its files at one commit.
+"""A repository on the Hugging Face hub: list and download its files at one commit, and the parquet files of a dataset.
 
 Every request goes through the official client, which retries, resumes and caches; its exceptions become one-line errors here.
 An unreachable hub is detected within seconds, because the client would retry for half a minute. The client verifies the size of
-a download but not its hash, so `fetch` verifies the hash, once.
+a download but not its hash, so `Hub.fetch` verifies the hash, once.
+
+The files of a dataset are those listed in its card or, without a list, selected by path. For a dataset without parquet files the
+hub's own converted copy is used; a partial copy is an error, because the rest would be missing silently. The selection is
+recorded in the hub's cache, so that the same name means the same files offline.
 """
 
 from __future__ import annotations
 
+import glob
 import json
+import logging
+import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import getproxies
 
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils.sha import git_hash
 from huggingface_hub.utils.tqdm import tqdm
 
 from ingot.errors import ConfigError, DataError, IngotError
-from ingot.runtime.files import file_sha256, reading
+from ingot.runtime.files import file_sha256, read_json, reading, write_atomically
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RepoType = Literal["dataset", "model"]
-NetworkError: type[Exception] = HfHubHTTPError.__mro__[1]  # base class of httpx's exceptions, however the client imports it
+NetworkError: type[Exception] = errors.HfHubHTTPError.__mro__[1]  # base of httpx's exceptions, however the client imports it
 ANSWER_SECONDS = 30.0
 CONNECT_SECONDS = 3.0
+NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+))?(?::(?P<split>[\w.-]+))?")
+CONVERTED = "refs/convert/parquet"  # revision with the hub's converted copy: CONFIG/SPLIT/NUMBER.parquet
+SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
+WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}  # wildcards of data_files, as regular expressions
+EVERY = "*"  # as the configuration: selects the files of all configurations
 
 
 @dataclass(frozen=True)
@@ -163,27 +168,27 @@ class Hub:
                 self._answers = True
             return request()
         except (NetworkError, OSError, RuntimeError, ValueError) as error:
-            with suppress(LocalEntryNotFoundError):
+            with suppress(errors.LocalEntryNotFoundError):
                 if from_cache is not None and not (self._answers or self.offline):
                     return from_cache()
-            while isinstance(error, LocalEntryNotFoundError | ValueError) and isinstance(error.__cause__, Exception):
+            while isinstance(error, errors.LocalEntryNotFoundError | ValueError) and isinstance(error.__cause__, Exception):
                 error = error.__cause__  # the original exception behind the client's "not found in the cache either"
             raise self._explained(error, what) from error
 
     def _explained(self, error: BaseException, what: str) -> IngotError:
         """Convert an exception of the client into one of ours."""
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
         repository = f"{self.repo_type} repository {self.repo} at {self.endpoint}"
-        if isinstance(error, HFValidationError):
+        if isinstance(error, errors.HFValidationError):
             return ConfigError(f"{self.repo!r} is not the name of a repository, which is written OWNER/NAME")
-        if isinstance(error, OfflineModeIsEnabled) or (self.offline and isinstance(error, LocalEntryNotFoundError)):
+        if isinstance(error, errors.OfflineModeIsEnabled) or (self.offline and isinstance(error, errors.LocalEntryNotFoundError)):
             absent = f"{what} of {self.repo} is neither here nor in the hub's cache {self.cache}"
             return Unreachable(f"HF_HUB_OFFLINE is set and {absent}; unset it to download")
-        if isinstance(error, RevisionNotFoundError):
+        if isinstance(error, errors.RevisionNotFoundError):
             return Missing(f"{repository} has no such revision")
-        if isinstance(error, EntryNotFoundError) and status is not None:
+        if isinstance(error, errors.EntryNotFoundError) and status is not None:
             return Missing(f"{repository} has no {what}")
-        if isinstance(error, RepositoryNotFoundError | GatedRepoError) or status in (401, 403, 404):
+        if isinstance(error, errors.RepositoryNotFoundError | errors.GatedRepoError) or status in (401, 403, 404):
             advice = "check the name, and for a private or gated one log in with `hf auth login` or set HF_TOKEN"
             return DataError(f"no access to {repository} (HTTP {status})", advice=advice)
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
@@ -203,3 +208,102 @@ def connect(endpoint: str) -> None:
         socket.create_connection((address.hostname, port), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         raise ConnectionError(error.strerror or str(error)) from error
+
+
+def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]:
+    """Return the files of hf:ORG/NAME[/CONFIG][:SPLIT], from the hub or its cache; SPLIT defaults to train.
+
+    `instead` is the advice to print if the hub cannot be reached.
+    """
+    parts = NAME.fullmatch(name)
+    if not parts:
+        raise ConfigError(f"{name} is not a dataset on the Hugging Face hub; write hf:ORG/NAME[/CONFIG][:SPLIT]")
+    hub = Hub(parts["repository"])
+    note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # in the cache, deleted with it
+    try:
+        listing = hub.listing()
+        card = (listing.card.get("configs") if listing.card else None) or []
+        configs = [config for config in card if isinstance(config, dict) and ("data_files" in config or "data_dir" in config)]
+        if not (files := [file for file in listing.files if file.endswith(".parquet")]):
+            try:
+                listing = hub.listing(CONVERTED)
+            except Missing:
+                raise DataError(f"{name} has no parquet files; download its files and give those that hold text") from None
+            files = [file for file in listing.files if file.endswith(".parquet")]
+            configs = [{"config_name": c, "data_dir": c} for c in sorted({file.partition("/")[0] for file in files})]
+        revision = listing.commit
+        chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
+        folder = hub.snapshot([glob.escape(file) for file in chosen], revision)
+        if missing := [file for file in chosen if not (folder / file).is_file()]:  # the client does not raise every failure
+            raise Unreachable(f"{missing[0]} of {hub.repo} did not arrive from {hub.endpoint}")
+    except Unreachable as error:
+        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # no recorded selection, or a damaged one
+            record = read_json(note)
+            paths = [hub.folder / "snapshots" / record["revision"] / file for file in record["files"]]
+            if paths and all(path.is_file() for path in paths):
+                log.warning("%s; using the files of %s that were fetched before", error, name)
+                return paths
+        raise DataError(f"cannot fetch {name}: {error}; try again online, or {instead}") from None
+    with suppress(OSError):  # a read-only cache
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(note, json.dumps({"revision": revision, "files": chosen}) + "\n")
+    return [folder / file for file in chosen]
+
+
+def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: str | None, split: str, name: str) -> list[str]:
+    """Return the parquet files of a configuration and a split."""
+    if config == EVERY and configs:
+        chosen = [file for each in configs for file in select(files, [each], None, split, name)]
+    elif configs:
+        selected = _config(configs, config, name)
+        folder = str(selected.get("data_dir") or "").strip("/")
+        entries = selected.get("data_files", "**")
+        entries = entries if isinstance(entries, list) else [entries]
+        by_split = all(isinstance(entry, dict) for entry in entries)  # else the split is selected by path
+        paths = [entry.get("path") for entry in entries if entry.get("split") in _words(split)] if by_split else entries
+        patterns = []
+        for path in chain.from_iterable(path if isinstance(path, list) else [path] for path in paths):
+            pieces = re.split(r"(\*\*/|\*\*|\*|\?)", (folder and f"{folder}/") + str(path).removeprefix("./"))
+            patterns.append(re.compile("".join(WILD.get(piece, re.escape(piece)) for piece in pieces)))
+        files = [file for file in files if any(pattern.fullmatch(file) for pattern in patterns)]
+        chosen = files if by_split else _of_split(files, split)
+    else:
+        inside = [file for file in files if config in (None, EVERY) or f"/{config}/" in f"/{file}"]
+        if not inside:
+            folders = sorted({folder for file in files if (folder := file.rpartition("/")[0])})
+            raise DataError(f"{name}: no folder {config!r} with parquet files; there are: {_some(folders)}")
+        chosen = _of_split(inside, split)
+    if not chosen:
+        raise DataError(f"{name}: no parquet files for the split {split!r}; name another after a colon; files: {_some(files)}")
+    if partial := next((file for file in chosen if "partial-" in file), None):
+        raise DataError(f"{name}: the hub has only part of it as parquet ({partial}); download its original files and give those")
+    return sorted(chosen)
+
+
+def _config(configs: Sequence[Mapping[str, Any]], wanted: str | None, name: str) -> Mapping[str, Any]:
+    names = {str(config.get("config_name", "default")): config for config in configs}
+    if wanted is None:
+        marked = [config for config in configs if config.get("default") is True]
+        if len(names) > 1 and not marked and "default" not in names:
+            raise DataError(f"{name} has several configurations; name one after a slash: {_some(list(names))}")
+        return marked[0] if marked else names.get("default", configs[0])
+    if wanted not in names:
+        raise DataError(f"{name}: no configuration {wanted!r}; there are: {_some(list(names))}")
+    return names[wanted]
+
+
+def _of_split(files: Sequence[str], split: str) -> list[str]:
+    """Return the files whose path contains the split's name as a word; if no path names a split, all files are train."""
+    words = {file: set(re.split(r"[^a-z0-9]+", file.lower())) for file in files}
+    if split == "train" and not any(words[file] & set(names) for file in files for names in SPLITS):
+        return list(files)
+    return [file for file in files if words[file] & _words(split) or f"/{split}/" in f"/{file}"]
+
+
+def _words(split: str) -> set[str]:
+    """Return the split's name and its synonyms."""
+    return next((set(names) for names in SPLITS if split in names), {split})
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "") if names else "none"

@@ -155,8 +155,8 @@ def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[
     """Read the items of a task by file name, at most `limit` per file; without a folder from the hub."""
     task = TASKS[name]
     if folder is None:
-        from ingot.data.text.hub_datasets import EVERY, fetch, folder_of
-        from ingot.data.text.text_files import check_pyarrow, parquet_rows
+        from ingot.data.hub import EVERY, fetch
+        from ingot.data.text.text_files import check_pyarrow, folder_of, parquet_rows
 
         check_pyarrow(f"the task {name} from the hub")
         files: dict[str, list[Path]] = {}  # by configuration if these are parts of the task

@@ -305,3 +305,13 @@ class FrontierSettings(RotarySettings):
         with_values = sum(self.has_values(layer) for layer in range(self.layers))
         values = kv * (rows if self.values == "tables" else width) + kv_heads * min(VALUE_GATE_CHANNELS, width)
         return self.layers * (block + gates) + with_values * values + (0 if self.tied else rows * width)
+
+
+AnyModel = Annotated[GPT2Settings | LlamaSettings | GolfSettings | FrontierSettings | FileSettings, Field(discriminator="family")]
+FAMILIES: dict[str, type[ModelSettings]] = {
+    "gpt2": GPT2Settings,
+    "llama": LlamaSettings,
+    "golf": GolfSettings,
+    "frontier": FrontierSettings,
+    "file": FileSettings,
+}

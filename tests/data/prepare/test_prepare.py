@@ -18,8 +18,7 @@ from stopping import stop_behind, take_small_steps
 from toy_tokenizers import llama_config, sentencepiece_file, shared
 
 import ingot.data.prepare.pipeline as prepare_module
-from ingot.data.prepare.blocks import hold_out_ends, spread_documents
-from ingot.data.prepare.pipeline import prepare
+from ingot.data.prepare.pipeline import hold_out_ends, prepare, spread_documents
 from ingot.data.store.dataset import Dataset
 from ingot.data.text.text_files import WHAT
 from ingot.data.tokenizers import open_tokenizer

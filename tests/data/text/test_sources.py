@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ingot
-from ingot.data.text.hub_datasets import commits, fetch, select
-from ingot.data.text.text_files import count_documents, file_bytes, find_files, kind_of, read_documents
+from ingot.data.hub import fetch, select
+from ingot.data.text.text_files import commits, count_documents, file_bytes, find_files, kind_of, read_documents
 from ingot.errors import ConfigError, DataError
 
 PACK = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}
@@ -522,7 +522,7 @@ def test_a_disk_that_refuses_is_not_hidden_by_files_fetched_before(fetched, monk
 
 @pytest.mark.parametrize("error", [DataError("no such split"), ZeroDivisionError()])
 def test_what_goes_wrong_in_choosing_files_is_not_hidden_by_files_fetched_before(fetched, monkeypatch, error):
-    fail(monkeypatch, "ingot.data.text.hub_datasets.select", error)
+    fail(monkeypatch, "ingot.data.hub.select", error)
     with pytest.raises(type(error)):
         fetch("hf:org/name")
 

@@ -147,21 +147,10 @@ def test_text_of_nothing_but_blanks_is_refused(tmp_path, kind, content):
     assert "\n" not in str(caught.value)
 
 
-@KINDS
-def test_a_file_that_exists_is_replaced_only_by_force(text, kind):
-    output, _ = train(text, kind)
-    before = output.read_bytes()
-    with pytest.raises(ConfigError, match=r"exists; replace it with --force"):
-        train(text, kind, 290)
-    assert output.read_bytes() == before
-    assert open_tokenizer(str(train(text, kind, 290, overwrite=True)[0])).vocab_size == 290
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
         ({"output": "out.json"}, ConfigError, "a sentencepiece tokenizer is a .model file"),
-        ({"output": "gone/out.model"}, DataError, ".*gone does not exist; make it first"),
         ({"inputs": "gone.txt"}, DataError, "no input at"),
     ],
 )

@@ -33,9 +33,9 @@ from ingot.console.progress import work_line
 from ingot.data import SHARD_TOKENS
 from ingot.data.formats.shard_folder import parse_manifest
 from ingot.data.hub import Hub
-from ingot.data.prepare.blocks import EveryText, first_documents, text_blocks
-from ingot.data.prepare.pipeline import RuledBlocks, fill_folder
-from ingot.data.prepare.workers import local_engine, workers_for
+from ingot.data.prepare.blocks import EveryText, text_blocks
+from ingot.data.prepare.pipeline import RuledBlocks, fill_folder, first_documents
+from ingot.data.prepare.workers import workers_for
 from ingot.data.store import dataset as prepared
 from ingot.data.store.documents import marks_of
 from ingot.data.store.shards import MAX_TOKENS
@@ -409,10 +409,10 @@ class Export:
                 self.notify(f"{name}: {written.stop:,} of {docs['num_docs']:,} documents")
 
         source = {"inputs": [str(path)], "validation": f"the first {val_documents} documents", "golf": work}
-        engine = local_engine(tokenizer, self.workers or workers_for(tokenizer, path.stat().st_size))
+        workers = self.workers or workers_for(tokenizer, path.stat().st_size)
         with staged(target, True, work, is_sound) as stage:
             manifest, last, _ = fill_folder(
-                stage, blocks, tokenizer, engine, source=source, shard_tokens=self.chunk_tokens, prefix="fineweb_", tell=report
+                stage, blocks, tokenizer, workers, source=source, shard_tokens=self.chunk_tokens, prefix="fineweb_", tell=report
             )
             if last.documents != docs["num_docs"]:
                 raise DataError(

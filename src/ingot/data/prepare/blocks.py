@@ -1,15 +1,12 @@
-"""Blocks of text, the unit of work for encoding, and the rules that hold out documents for validation.
+"""Blocks of text, the unit of work for encoding.
 
-Text is split into blocks by size alone, and rules know only the number of a document, so the result does not depend on the number
-of workers or on interruptions. Workers parse JSON lines.
+Text is split into blocks by size alone, so the result does not depend on the number of workers. Workers parse JSON lines.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +19,6 @@ from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import OUTSIDE, utf8
 from ingot.runtime.files import reading
 
-Piece = tuple[str, str]  # (split, text)
-Rule = Callable[[int], str]  # maps the index of a document to its split
 BLOCK_BYTES = 1 << 20  # target block size; a longer document is a block by itself
 
 
@@ -96,45 +91,3 @@ def texts_of(block: Block) -> tuple[list[bytes], int]:
     encoded = list(map(utf8, texts))
     documents = encoded if isinstance(block, EveryText) else [text for text in encoded if text]
     return documents, len(encoded) - len(documents)
-
-
-@dataclass(frozen=True)
-class Into:
-    """A rule that assigns all documents to one split and, optionally, to one of its buckets."""
-
-    split: str
-    bucket: str | None = None
-
-    def __call__(self, number: int) -> str:
-        return self.split
-
-
-def first_documents(count: int) -> Rule:
-    """Return a rule that holds out the first `count` documents."""
-    return lambda number: "val" if number < count else "train"
-
-
-def spread_documents(fraction: float) -> Rule:
-    """Return a rule that holds out document i where ceil(i * fraction) increases: evenly spaced, starting with the first."""
-    part = Fraction(str(fraction))  # exact: 0.1 is every tenth document, however many there are
-    above, below = part.numerator, part.denominator
-    return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
-
-
-def hold_out_ends(texts: Iterable[str], fraction: float) -> Iterator[Piece]:
-    """Hold out the last `fraction` of the characters of every document, rounded as nanoGPT does."""
-    for text in texts:
-        cut = int(len(text) * (1 - fraction))
-        if cut or not text:
-            yield "train", text[:cut]
-        if cut < len(text):
-            yield "val", text[cut:]
-
-
-def training_texts(blocks: Iterable[tuple[Rule, Block]]) -> Iterator[bytes]:
-    """Yield the documents of blocks that are not held out."""
-    count = 0
-    for rule, block in blocks:
-        documents, _ = texts_of(block)
-        yield from (text for number, text in enumerate(documents, count) if rule(number) == "train")
-        count += len(documents)

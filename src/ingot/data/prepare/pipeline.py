@@ -12,8 +12,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
@@ -21,30 +22,18 @@ from typing import Any
 import numpy as np
 
 from ingot.data import SHARD_TOKENS, SPLITS
-from ingot.data.prepare.blocks import (
-    BLOCK_BYTES,
-    Block,
-    Into,
-    Piece,
-    Rule,
-    first_documents,
-    hold_out_ends,
-    read_blocks,
-    spread_documents,
-    text_blocks,
-    training_texts,
-)
-from ingot.data.prepare.workers import Engine, local_engine, workers_for
+from ingot.data.prepare.blocks import BLOCK_BYTES, Block, read_blocks, text_blocks, texts_of
+from ingot.data.prepare.workers import local_engine, workers_for
 from ingot.data.store.dataset import Manifest, SplitCounts
 from ingot.data.store.staging import JOURNAL, StagedFolder, check_output, staged
 from ingot.data.store.writer import SAVE_TOKENS, Point, SplitWriter, is_sound, write_manifest
-from ingot.data.text.hub_datasets import commits
 from ingot.data.text.text_files import (
     UTF8,
     WHAT,
     Buckets,
     NotUtf8,
     adding_up,
+    commits,
     count_documents,
     file_bytes,
     file_identity,
@@ -63,7 +52,42 @@ SMALL_TEXT_BYTES, LARGER_TEXT = 1 << 19, "bpe:2048"  # default tokenizer: bytes 
 FEW_DOCUMENTS = 20  # up to this many documents, the end of each is held out; with more, whole documents are held out
 VAL_FRACTION = 0.1
 Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
+Piece = tuple[str, str]  # (split, text)
+Rule = Callable[[int], str]  # maps the index of a document to its split: the same for any number of workers and after a resume
 RuledBlocks = Iterator[tuple[Rule, Block]]
+
+
+@dataclass(frozen=True)
+class Into:
+    """A rule that assigns all documents to one split and, optionally, to one of its buckets."""
+
+    split: str
+    bucket: str | None = None
+
+    def __call__(self, number: int) -> str:
+        return self.split
+
+
+def first_documents(count: int) -> Rule:
+    """Return a rule that holds out the first `count` documents."""
+    return lambda number: "val" if number < count else "train"
+
+
+def spread_documents(fraction: float) -> Rule:
+    """Return a rule that holds out document i where ceil(i * fraction) increases: evenly spaced, starting with the first."""
+    part = Fraction(str(fraction))  # exact: 0.1 is every tenth document, however many there are
+    above, below = part.numerator, part.denominator
+    return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
+
+
+def hold_out_ends(texts: Iterable[str], fraction: float) -> Iterator[Piece]:
+    """Hold out the last `fraction` of the characters of every document, rounded as nanoGPT does."""
+    for text in texts:
+        cut = int(len(text) * (1 - fraction))
+        if cut or not text:
+            yield "train", text[:cut]
+        if cut < len(text):
+            yield "val", text[cut:]
 
 
 @dataclass(frozen=True)
@@ -165,7 +189,7 @@ def prepare(
         built = opened or learn_from(
             tokenizer,
             lambda: read_documents(files + val_files, text_field, advance, encoding),
-            lambda: training_texts(held_out(lambda size: None)[1]),
+            lambda: _training_texts(held_out(lambda size: None)[1]),
         )
         rule, blocks = held_out(advance)
         source = {"inputs": [str(path) for path in inputs], "validation": rule}
@@ -181,13 +205,12 @@ def prepare(
             "the tokens in a file": shard_tokens,
             "the size of a block": BLOCK_BYTES,
         }
-        encoders = local_engine(built, workers or workers_for(built, total))
         with staged(output, overwrite, work, is_sound) as stage:
             manifest, last, continued = fill_folder(
                 stage,
                 lambda begin: islice(blocks, begin.blocks, None),
                 built,
-                encoders,
+                workers or workers_for(built, total),
                 source=source | {key: value for key, value in details.items() if value},
                 shard_tokens=shard_tokens,
             )
@@ -204,6 +227,15 @@ def prepare(
         fingerprint=manifest.fingerprint,
         seconds=time.monotonic() - started,
     )
+
+
+def _training_texts(blocks: RuledBlocks) -> Iterator[bytes]:
+    """Yield the documents of blocks that are not held out."""
+    count = 0
+    for rule, block in blocks:
+        documents, _ = texts_of(block)
+        yield from (text for number, text in enumerate(documents, count) if rule(number) == "train")
+        count += len(documents)
 
 
 @contextmanager
@@ -246,8 +278,7 @@ def write_dataset(
     """Write the folder `output` from (split, text) pairs, atomically."""
     blocks = _piece_blocks(pieces)
     with staged(output, False) as stage:
-        engine = local_engine(tokenizer, 1)
-        manifest, _, _ = fill_folder(stage, lambda _: blocks, tokenizer, engine, source=source, shard_tokens=shard_tokens)
+        manifest, _, _ = fill_folder(stage, lambda _: blocks, tokenizer, 1, source=source, shard_tokens=shard_tokens)
     return manifest
 
 
@@ -255,7 +286,7 @@ def fill_folder(
     stage: StagedFolder,
     blocks_from: Callable[[Point], RuledBlocks],
     tokenizer: Tokenizer,
-    engine: AbstractContextManager[Engine],
+    workers: int,
     *,
     source: Any,
     shard_tokens: int,
@@ -285,7 +316,7 @@ def fill_folder(
             name = prefix + split
             writers[split] = SplitWriter(stage.folder, name, tokenizer, shard_tokens, files, begin.splits.get(name))
         saved = sum(writer.state.tokens for writer in writers.values())
-        with engine as encode:
+        with local_engine(tokenizer, workers) as encode:
             for encoded in encode(noted()):
                 rule, numbers = rules.popleft(), range(documents, documents + len(encoded.tokens))
                 if isinstance(rule, Into) and rule.bucket is not None:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from pydantic_core import from_json
 
 from ingot.data import SPLITS
-from ingot.data.text.hub_datasets import HUB, fetch
 from ingot.errors import ConfigError, DataError, Setting
 from ingot.runtime.files import open_to_read, reading
 
@@ -37,6 +36,8 @@ CHUNK_BYTES = 1 << 18  # bytes read from the disk at once
 PIECE_BYTES = 1 << 10  # compressed bytes passed to the decompressor at once: zstd expands them to at most 32 MB
 XZ_MEMORY = 1 << 30  # memory limit in bytes; `xz -9` needs 65 MB
 ZST_WINDOW = 1 << 31  # maximum window in bytes; large public dumps are written with `zstd --long=31`
+HUB = "hf:"  # begins the name of a dataset on the Hugging Face hub
+CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")  # a folder in the hub's cache
 TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the right one with {0}"
 CONVERT = "convert it or leave it out; `ingot data prepare` has --encoding and --skip-unreadable"
 BYTE_ORDER_MARK = "\ufeff"  # removed at the start of a file, because it is not text
@@ -306,6 +307,8 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     for path in inputs:
         with reading(path):
             if str(path).startswith(HUB):
+                from ingot.data.hub import fetch
+
                 files += fetch(str(path))
             elif path.is_dir():
                 for file in _files_below(path):
@@ -321,6 +324,17 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             else:
                 files.append(path)
     return files, ignored
+
+
+def folder_of(path: Path) -> str:
+    """Return the top-level folder of a file's path in its repository, which is often the configuration's name."""
+    return CACHED.split(path.as_posix())[-1].partition("/")[0]
+
+
+def commits(files: Iterable[Path]) -> dict[str, str]:
+    """Return the commit of each dataset, read from the paths of its files in the hub's cache."""
+    matches = (CACHED.search(str(path)) for path in files)
+    return {match["repository"].replace("--", "/"): match["commit"] for match in matches if match}
 
 
 def file_identity(path: Path) -> list[str | int]:

@@ -14,7 +14,6 @@ from base64 import b64decode
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -49,9 +48,6 @@ class GPT2Tokenizer(PieceTokenizer):
         utf8(text)
         cuts = [0, *(run.end() - 1 for run in CUT.finditer(text)), len(text)]
         return np.array([i for a, b in pairwise(cuts) for i in self._encoding.encode_ordinary(text[a:b])], np.uint16)
-
-    def spec(self) -> dict[str, Any]:
-        return {"kind": self.kind}
 
 
 def from_merges(vocabulary: bytes, merges: bytes) -> GPT2Tokenizer:

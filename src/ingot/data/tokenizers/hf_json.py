@@ -16,17 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.data.tokenizers.tokenizer_base import (
-    PACKED,
-    SPACE,
-    FileTokenizer,
-    IdArray,
-    Ids,
-    NoSpacePiece,
-    byte_alphabet,
-    check_size,
-    utf8,
-)
+from ingot.data.tokenizers.tokenizer_base import SPACE, FileTokenizer, IdArray, Ids, NoSpacePiece, byte_alphabet, check_size, utf8
 from ingot.data.tokenizers.word_table import GPT2_RULE, WordTable
 from ingot.errors import DataError
 
@@ -83,7 +73,7 @@ class HFTokenizer(FileTokenizer):
         return super().decode(ids)
 
     def spec(self) -> dict[str, Any]:
-        return {"kind": self.kind, "bos": self.bos, PACKED: self.packed}
+        return {"kind": self.kind, "bos": self.bos, **super().spec()}
 
     def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
         if self._table:

@@ -23,7 +23,7 @@ from ingot.data.tokenizers.hf_json import from_json
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer, folded, message_parts
 from ingot.data.tokenizers.tokenizer_base import CAPITAL, CAPITALS, MARKS, SPACE, Tokenizer
 from ingot.errors import ConfigError, DataError, Setting
-from ingot.runtime.files import write_atomically
+from ingot.runtime.files import write_atomically, writing_output
 
 Trainable = Literal["sentencepiece", "bpe"]
 VOCAB_SIZE = Setting("--vocab-size")
@@ -98,7 +98,6 @@ def train_tokenizer(
     documents: int | None = None,
     text_field: str = "text",
     mark_capitals: bool = False,
-    overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tokenizer:
     """Learn a vocabulary from text files, or from their first `documents`, and write it as one file.
@@ -109,10 +108,6 @@ def train_tokenizer(
         raise ConfigError(f"a {kind} tokenizer is a {SUFFIXES[kind]} file; give --output that suffix, not {output.name}")
     if mark_capitals and kind != "sentencepiece":
         raise ConfigError(f"{{0}} is for --kind sentencepiece, not {kind}", Setting("--mark-capitals"))
-    if output.exists() and not overwrite:
-        raise ConfigError(f"output {output} exists; replace it with --force or give another name")
-    if not output.parent.is_dir():
-        raise DataError(f"cannot write {output}: the folder {output.parent} does not exist; make it first")
     files, _ = find_files(inputs)
     advance = adding_up(progress, sum(map(file_bytes, files)))
     with tempfile.TemporaryDirectory() as folder:
@@ -124,10 +119,8 @@ def train_tokenizer(
     if tokenizer.vocab_size < vocab_size:
         most = f"the text has only enough different pieces for {tokenizer.vocab_size:,} ids, fewer than {{0}} {vocab_size:,}"
         raise DataError(most, VOCAB_SIZE, advice=f"give {tokenizer.vocab_size} or less, or more text")
-    try:
+    with writing_output(output):
         write_atomically(output.resolve(), contents)
-    except OSError as error:
-        raise DataError(f"cannot write {output}: {error.strerror or error}") from error
     return tokenizer
 
 

@@ -43,9 +43,6 @@ class ByteTokenizer(Tokenizer):
     def token_bytes(self) -> NDArray[np.int32]:
         return (np.arange(self.vocab_size) >= self.specials).astype(np.int32)
 
-    def spec(self) -> dict[str, Any]:
-        return {"kind": self.kind}
-
 
 def byte_file() -> bytes:
     """Return the JSON file that describes the byte tokenizer to golf's scripts."""

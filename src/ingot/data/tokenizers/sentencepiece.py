@@ -24,18 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.tokenizers.tokenizer_base import (
-    CAPITAL,
-    MARKS,
-    PACKED,
-    SPACE,
-    FileTokenizer,
-    IdArray,
-    Ids,
-    NoSpacePiece,
-    check_size,
-    utf8,
-)
+from ingot.data.tokenizers.tokenizer_base import MARKS, SPACE, FileTokenizer, IdArray, Ids, NoSpacePiece, check_size, utf8
 from ingot.data.tokenizers.word_table import LETTERS, WordTable
 from ingot.errors import DataError
 
@@ -124,7 +113,7 @@ class SentencePieceTokenizer(FileTokenizer):
                 raise RuntimeError
             model = sentencepiece.SentencePieceProcessor(model_proto=contents)
             check_size(model.vocab_size())
-            marks = MARKS if CAPITAL in model.normalize("A") else ""
+            marks = MARKS if MARKS[0] in model.normalize("A") else ""
             table = [_entry(model, token, marks) for token in range(model.vocab_size())]
         except (RuntimeError, ValueError, OSError):
             raise DataError("this is not a SentencePiece model, or it is damaged") from None
@@ -171,9 +160,6 @@ class SentencePieceTokenizer(FileTokenizer):
 
     def token_bytes(self) -> NDArray[np.int32]:
         return np.array(self._piece_sizes, np.int32)
-
-    def spec(self) -> dict[str, Any]:
-        return {"kind": self.kind, PACKED: self.packed}
 
     def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
         return self._table.encode_all(texts) if self._table else super()._encode_all(texts)

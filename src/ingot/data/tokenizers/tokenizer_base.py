@@ -80,9 +80,9 @@ class Tokenizer(ABC):
     def token_bytes(self) -> NDArray[np.int32]:
         """Return the number of UTF-8 bytes that each id contributes inside a text; 0 for special ids."""
 
-    @abstractmethod
     def spec(self) -> dict[str, Any]:
         """Return the JSON object from which `from_spec` rebuilds this tokenizer."""
+        return {"kind": self.kind}
 
     def target_bytes(self, previous: Ids, targets: Ids) -> NDArray[np.int32]:
         """Return the number of bytes of each target, given the token before it; 0 for ids outside the vocabulary, such as -1."""
@@ -246,9 +246,11 @@ class FileTokenizer(PieceTokenizer):
     contents: bytes
 
     @cached_property
-    def packed(self) -> str:
-        """The file as stored in the spec: xz-compressed, base64-encoded."""
+    def _packed(self) -> str:
         return base64.b64encode(lzma.compress(self.contents)).decode()
+
+    def spec(self) -> dict[str, Any]:
+        return {"kind": self.kind, PACKED: self._packed}
 
     def fingerprint(self) -> str:
         return digest({"kind": self.kind, "sha256": hashlib.sha256(self.contents).hexdigest(), "bos": self.bos})
