@@ -25,8 +25,6 @@ from ingot.errors import ConfigError
 from ingot.optim.assign import Kind, ParameterGroup, assign, groups_of
 from ingot.optim.muon import Muon
 
-Parameters = list[tuple[str, nn.Parameter]]
-
 
 def make_optimizers(
     model: nn.Module, settings: OptimizerSection, device: torch.device, compiled: bool = False
@@ -100,7 +98,7 @@ def kinds(model: nn.Module) -> dict[str, Kind]:
     return {name: kind(name, p) for name, p in trainable(model)}
 
 
-def block_matrices(model: nn.Module) -> Parameters:
+def block_matrices(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the matrices inside the blocks, or in a model without `blocks` those of all linear layers but the head."""
     blocks = getattr(model, "blocks", None)
     if isinstance(blocks, nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ingot.backends.torch.inference import TorchInference
-from ingot.backends.torch.startup import compile_kernels, needed_builds
+from ingot.backends.torch.startup import BUILDS, needed_builds
 from ingot.config.schema import Config
 from ingot.runtime.processes import python_command
 
@@ -46,7 +46,7 @@ class Operations(TorchDispatchMode):
 def test_a_program_computes_one_row_by_what_it_is_to_build(family, documents):
     for build, found in (("attention", OF_FLASH4), ("matmuls", OF_MATMULS)):
         with Operations() as operations:
-            compile_kernels(build, config(family, documents), 64)
+            TorchInference.of(config(family, documents), 64).run_row(*BUILDS[build], 16, documents, 1 / 32)
         assert {name.endswith("backward") for name in operations.used & found} == {True, False}, (build, operations.used)
         assert not operations.used & (OF_FLASH4 | OF_MATMULS) - found
 
@@ -74,7 +74,7 @@ def test_a_model_whose_memory_the_run_may_need_is_not_built(monkeypatch):
 
 
 def test_a_program_whose_run_is_gone_ends():
-    code = "import time; from ingot.backends.torch import startup; startup.compile_kernels = lambda *_: time.sleep(600); "
+    code = "import time; from ingot.backends.torch import startup; startup.needed_builds = lambda *_: time.sleep(600); "
     command = python_command(code + "startup.main(*sys.argv[1:])", "attention", config().model_dump_json(), "64")
     with subprocess.Popen(command, stdin=subprocess.PIPE) as program:
         program.stdin.close()

@@ -30,7 +30,7 @@ from ingot.backends.torch.build import build_model, checkpoint_blocks, flops_per
 from ingot.backends.torch.collectives import Collectives, peers_present
 from ingot.backends.torch.compile import begin_pass, compiled, compiled_backward, compiles, compiles_optimizer, uses_cuda_graphs
 from ingot.backends.torch.custom_model import check_custom_model
-from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
+from ingot.backends.torch.device import cpu_name, find_torch_device
 from ingot.backends.torch.inference import TorchInference
 from ingot.backends.torch.precision import FLASH4, LossScale
 from ingot.backends.torch.startup import Builders, prepare_ahead
@@ -82,10 +82,10 @@ class TorchBackend(TorchInference):
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         if isinstance(config.model, FileSettings):
             wait_for_imports()  # custom code may import any of them first
-            check_custom_model(config, config.model.file, vocab_size, torch_device(device))
+            check_custom_model(config, config.model.file, vocab_size, torch.device(str(device)))
         self._choices = tune.Choices(config.model, config.data, t, device, ranks.world_size)
         self._builders = builders
-        model = build_model(config, vocab_size).to(torch_device(device))
+        model = build_model(config, vocab_size).to(str(device))
         if t.fp8_head:
             nvidia = device.kind == "cuda" and torch.version.hip is None
             capability = torch.cuda.get_device_capability(device.index) if nvidia else None

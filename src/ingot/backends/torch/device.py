@@ -45,15 +45,10 @@ def cpu_name(threads: int) -> str:
     return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def torch_device(device: Device) -> torch.device:
-    """Return torch's device."""
-    return torch.device(str(device))
-
-
 def make_matmul(device: Device) -> tuple[int, Callable[[], object]]:
     """Return a function that multiplies large matrices, in bf16 on a GPU and in float32 elsewhere, and their size."""
     size, dtype = (8192, torch.bfloat16) if device.kind == "cuda" else (1024, torch.float32)
-    a = torch.ones(size, size, device=torch_device(device), dtype=dtype)
+    a = torch.ones(size, size, device=str(device), dtype=dtype)
     return size, lambda: (a @ a)[0, 0].item()  # waits for the result
 
 

@@ -55,13 +55,17 @@ class Reader:
         self._lengths: Tensor | None = None  # (B)
         self._seen: Tensor | None = None  # (B, T), at most a context; shorter rows are padded at their end
         self._cached = 0  # tokens in the cache
-        cached = use_cache and in_parts(model) and hasattr(model, "new_cache")
+        # A custom model, even a subclass of ours, may count its tokens on the host, which a step with positions on the device
+        # would not update.
+        takes_positions = isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
+        cached, device = use_cache and in_parts(model) and hasattr(model, "new_cache"), next(model.parameters()).device
         if lengths is not None:
-            self._lengths = torch.tensor(lengths, device=next(model.parameters()).device)
-            cached = cached and takes_positions(model) and max(lengths) <= self._context
+            self._lengths = torch.tensor(lengths, device=device)
+            cached = cached and takes_positions and max(lengths) <= self._context
         self._cache: list[Any] | None = model.new_cache(rows) if cached else None
         self._step: Step | None = None
-        record = record and can_record(model)
+        # Autocast casts the weights at every use: nothing is recorded then.
+        record = record and takes_positions and device.type in RECORDS_ON and not torch.is_autocast_enabled(device.type)
         if self._cache is not None and (record or lengths is not None):
             self._step = Step(model, self._cache, record, positions=1 if lengths is None else rows)
 
@@ -154,18 +158,6 @@ class Step:
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._scores = self._compute()
         self._recorded = self._cache[0].keys
-
-
-def can_record(model: nn.Module) -> bool:
-    """Return True if steps of a model can be recorded: it is built in, and its weights are not cast at every use."""
-    kind = next(model.parameters()).device.type
-    return takes_positions(model) and kind in RECORDS_ON and not torch.is_autocast_enabled(kind)
-
-
-def takes_positions(model: nn.Module) -> bool:
-    """Return True if a model's cache accepts positions on the device, as in the built-in models."""
-    # A custom model, even a subclass of ours, may count its tokens on the host, which such a step would not update.
-    return isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
 
 
 DRAWS_AT_ONCE = 64  # random numbers per row that are copied to the device together

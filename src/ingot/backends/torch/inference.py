@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 
 from ingot.backends.sampling import RowScores, Sampling
 from ingot.backends.torch.build import build_model, build_outline, fill_outline
 from ingot.backends.torch.collectives import Collectives
-from ingot.backends.torch.device import find_torch_device, torch_device
+from ingot.backends.torch.device import find_torch_device
 from ingot.backends.torch.generate import generate, score_rows
-from ingot.backends.torch.precision import DTYPES, arithmetic
+from ingot.backends.torch.precision import ATTENTION, DTYPES, GROUPED
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import WeightAverage, check_fits, load_model, model_records
 from ingot.backends.torch.tune import attention_form, use_form, use_kernels
@@ -54,7 +55,7 @@ class TorchInference:
         self.ranks, self.maximum, self.total = group.ranks, group.maximum, group.total
         self.broadcast, self.close = group.broadcast, group.close
         self.parameters = sum(p.numel() for p in model.parameters())
-        self._device = torch_device(device)
+        self._device = torch.device(str(device))
         self._average: WeightAverage | None = None
         self._attention, self._deterministic = "default", False
         self._form: Form = "repeated"
@@ -67,7 +68,7 @@ class TorchInference:
         precision = device.precision("auto" if trained_in == "fp16" else trained_in)  # trained on a GPU, scored anywhere
         # A custom model may compute buffers, which `fill_outline` would leave undefined.
         own = config.model.family == "file"
-        model = build_model(config, vocab_size).to(torch_device(device)) if own else build_outline(config, vocab_size)
+        model = build_model(config, vocab_size).to(str(device)) if own else build_outline(config, vocab_size)
         return cls(model.eval(), vocab_size, device, precision, Collectives(Ranks(), device))
 
     def score(self, batch: Batch) -> float:
@@ -181,10 +182,18 @@ class TorchInference:
 
     @contextmanager
     def _computing(self, attention: str | None = None) -> Iterator[None]:
-        """Use the chosen attention kernel, or another one, inside the block; the model's form changes only when needed."""
+        """Use the chosen attention kernel, or another one, the precision and, if deterministic, a fixed order of sums."""
         name = attention or self._attention
         self._use_form(attention_form(name))
-        with arithmetic(self.device.kind, self.precision, name, self._deterministic):
+        with ExitStack() as stack:
+            if self._deterministic:  # only bit-reproducible algorithms; sampling tokens has none, and happens outside the block
+                before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+                stack.callback(torch.use_deterministic_algorithms, before[0], warn_only=before[1])
+                torch.use_deterministic_algorithms(True)
+            if self.precision != "fp32":
+                stack.enter_context(torch.autocast(self.device.kind, DTYPES[self.precision]))
+            if (kernel := name.removesuffix(GROUPED)) in ATTENTION:
+                stack.enter_context(sdpa_kernel(ATTENTION[kernel]))
             yield
 
     def _use_form(self, form: Form) -> None:

@@ -1,13 +1,10 @@
-"""The precision of passes: autocast dtype, attention kernel, order of sums, and the scale of an fp16 loss."""
+"""Dtypes and attention kernels of passes by name, and the scale of an fp16 loss."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 from ingot.backends.torch.state import Named, tensor
 from ingot.runtime.tensors import TensorRecord
@@ -21,21 +18,6 @@ ATTENTION = {
 }
 FLASH4 = "flash4"  # FlashAttention 4, from its own package: models call it themselves
 CUDNN_FLASH4 = "cudnn-flash4"  # FlashAttention 4's backward pass and cuDNN's forward pass
-
-
-@contextlib.contextmanager
-def arithmetic(kind: str, precision: str, attention: str = "default", deterministic: bool = False) -> Iterator[None]:
-    """Set the precision, the attention kernel and, if deterministic, a fixed order of sums for the passes in the block."""
-    with contextlib.ExitStack() as stack:
-        if deterministic:  # only bit-reproducible algorithms; sampling tokens has none, and happens outside the block
-            before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-            stack.callback(torch.use_deterministic_algorithms, before[0], warn_only=before[1])
-            torch.use_deterministic_algorithms(True)
-        if precision != "fp32":
-            stack.enter_context(torch.autocast(kind, DTYPES[precision]))
-        if (kernel := attention.removesuffix(GROUPED)) in ATTENTION:
-            stack.enter_context(sdpa_kernel(ATTENTION[kernel]))
-        yield
 
 
 class LossScale:

@@ -81,7 +81,22 @@ class TorchRounder:
                     raise CheckpointError(f"{name} holds numbers that are not finite; use an earlier checkpoint")
                 kind = (tuple(weight.shape), id(weight) in tables, id(weight) in moments)
                 alike.setdefault(kind, []).append((name, weight))
-        self._stacks = [_stack(weights, kind[1], moments) for kind, weights in alike.items()]
+        self._stacks = []
+        for (_, embedding, _), members in alike.items():
+            names, targets = [name for name, _ in members], [weight.detach() for _, weight in members]
+            on_mps = targets[0].device.type == "mps"  # which has no Cholesky decomposition
+            device = torch.device("cpu") if on_mps else targets[0].device
+            weights = torch.stack([w.to(device).float() for w in targets])  # (N, R, C)
+            input_moments = [moments[id(w)].to(device) for _, w in members if id(w) in moments]
+            order = torch.arange(weights.size(2), device=device).expand(len(names), -1)
+            upper = None
+            if input_moments:
+                h = torch.stack(input_moments)  # (N, C, C)
+                order = h.diagonal(dim1=1, dim2=2).argsort(dim=1, descending=True)
+                take = partial(torch.take_along_dim, indices=order[:, :, None])
+                upper = _upper(take(take(h, dim=1).mT, dim=1), names)
+            columns = torch.take_along_dim(weights.mT, order[:, :, None], dim=1).contiguous()
+            self._stacks.append(_Stack(names, targets, columns, weights.square().mean(2).sqrt(), order, upper, embedding))
 
     @torch.no_grad()
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
@@ -120,22 +135,6 @@ class TorchRounder:
                 codes = stack.codes[i][back[i]].T.to(torch.int8)
                 stored[name] = [record(name, codes), record(name + SCALE, _stored(stack.scale[i]))]
         return stored
-
-
-def _stack(members: list[tuple[str, Tensor]], embedding: bool, moments: Mapping[int, Tensor]) -> _Stack:
-    names, targets = [name for name, _ in members], [weight.detach() for _, weight in members]
-    device = torch.device("cpu") if targets[0].device.type == "mps" else targets[0].device  # MPS has no Cholesky decomposition
-    weights = torch.stack([w.to(device).float() for w in targets])  # (N, R, C)
-    input_moments = [moments[id(w)].to(device) for _, w in members if id(w) in moments]
-    order = torch.arange(weights.size(2), device=device).expand(len(names), -1)
-    upper = None
-    if input_moments:
-        h = torch.stack(input_moments)  # (N, C, C)
-        order = h.diagonal(dim1=1, dim2=2).argsort(dim=1, descending=True)
-        take = partial(torch.take_along_dim, indices=order[:, :, None])
-        upper = _upper(take(take(h, dim=1).mT, dim=1), names)
-    columns = torch.take_along_dim(weights.mT, order[:, :, None], dim=1).contiguous()
-    return _Stack(names, targets, columns, weights.square().mean(2).sqrt(), order, upper, embedding)
 
 
 def _upper(h: Tensor, names: list[str]) -> Tensor:

@@ -170,7 +170,11 @@ def main(build: str, settings: str, vocab_size: str) -> None:
     end_with_parent()
     config = Config.model_validate_json(settings)
     if build in needed_builds(config, int(vocab_size)):
-        compile_kernels(build, config, int(vocab_size))
+        from ingot.backends.torch.inference import TorchInference
+
+        attention, kernels = BUILDS[build]
+        model = TorchInference.of(config, int(vocab_size))
+        model.run_row(attention, kernels, config.data.seq_len, config.data.document_mask, MAX_MEMORY_SHARE)
 
 
 def needed_builds(config: Config, vocab_size: int) -> list[str]:
@@ -182,12 +186,3 @@ def needed_builds(config: Config, vocab_size: int) -> list[str]:
     recorded = uses_cuda_graphs(config, vocab_size, compiles(t, config.model.family, True), on_cuda=True, ranks=Ranks())
     tried = kernels_to_try(t.kernels, launch_bound=t.tokens_per_step <= SHORT_STEP_TOKENS and not recorded)
     return [build for build, (_, names) in BUILDS.items() if build == "attention" or any(name in tried for name in names)]
-
-
-def compile_kernels(build: str, config: Config, vocab_size: int) -> None:
-    """Compile the kernels of a build, unless the run may need the GPU memory that this would take."""
-    from ingot.backends.torch.inference import TorchInference
-
-    attention, kernels = BUILDS[build]
-    model = TorchInference.of(config, vocab_size)
-    model.run_row(attention, kernels, config.data.seq_len, config.data.document_mask, MAX_MEMORY_SHARE)
