@@ -22,7 +22,7 @@ from ingot.model.kernels.matmul import matmul_dtype
 def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk: int, compiled: bool) -> Tensor:
     """Return the summed loss of (N) targets given (N, C) hidden states; `compiled`: compile each chunk, like the model."""
     if not torch.is_grad_enabled():
-        parts = zip(hidden.split(chunk), targets.split(chunk), strict=True)
+        parts = zip(hidden.split(chunk), targets.split(chunk), strict=True)  # type: ignore[no-untyped-call]
         return torch.stack([summed_loss(head_logits(h, weight, softcap), y) for h, y in parts]).sum()
     grad_of = _compiled_grad() if compiled else loss_and_grad
     return _ChunkedLoss.apply(hidden, weight, targets, softcap, chunk, matmul_dtype(hidden), grad_of)  # type: ignore[no-untyped-call]
@@ -46,7 +46,8 @@ class _ChunkedLoss(torch.autograd.Function):
         loss = hidden.new_zeros((), dtype=torch.float32)
         d_hidden = torch.empty_like(hidden, dtype=dtype)
         d_weight = torch.zeros_like(weight, dtype=torch.float32)
-        for x, y, d_x in zip(hidden.split(chunk), targets.split(chunk), d_hidden.split(chunk), strict=True):
+        parts = (t.split(chunk) for t in (hidden, targets, d_hidden))  # type: ignore[no-untyped-call]
+        for x, y, d_x in zip(*parts, strict=True):
             ignored = (y == IGNORED)[:, None]
             h = x.to(dtype).masked_fill(ignored, 0.0)
             more, grad = grad_of(h, w, y, softcap)
