@@ -51,19 +51,26 @@ def encode(parts: Sequence[bytes | memoryview], progress: Callable[[int], None] 
 
 def decode(data: memoryview, size: int) -> bytes:
     """Return exactly `size` bytes; raise ValueError before allocating memory if the data holds anything else."""
-    end = COUNT.size + int.from_bytes(data[: COUNT.size], "little")
-    if len(data) < end:
+    head_end = COUNT.size + int.from_bytes(data[: COUNT.size], "little")
+    if len(data) < head_end:
         raise ValueError("it is cut short")
     unpacker = zlib.decompressobj()
     try:
         # Each empty part takes nine bytes of the head, and there may be a few thousand.
-        head = memoryview(unpacker.decompress(data[COUNT.size : end], 2 * size + (1 << 20)))
+        head = memoryview(unpacker.decompress(data[COUNT.size : head_end], 2 * size + (1 << 20)))
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if not unpacker.eof or unpacker.unused_data:
         raise ValueError("its head is invalid")
-    sections, rest = _sections(head, size)
-    tables, rest = _tables(rest, sum(places for places, _ in sections))
+    end = COUNT.size + int.from_bytes(head[: COUNT.size], "little") * SECTION.size
+    if len(head) < max(end, COUNT.size):
+        raise ValueError("its head is cut short")
+    sections = list(SECTION.iter_unpack(head[COUNT.size : end]))  # item size and byte count of each part
+    if any(places and (places not in PLACES or length < LEAST or length % places) for places, length in sections):
+        raise ValueError("its head describes an impossible part")
+    if sum(length for _, length in sections) != size:
+        raise ValueError("its parts have another size")
+    tables, rest = _tables(head[end:], sum(places for places, _ in sections))
     if len(rest) != sum(length for places, length in sections if not places):
         raise ValueError("its head does not fit its parts")
     out = np.empty(size, np.uint8)
@@ -76,22 +83,8 @@ def decode(data: memoryview, size: int) -> bytes:
         else:
             part[:] = np.frombuffer(rest[taken : taken + length], np.uint8)
             taken += length
-    _decode(streams, tables, data[end:])
+    _decode(streams, tables, data[head_end:])
     return out.tobytes()
-
-
-def _sections(head: memoryview, size: int) -> tuple[list[tuple[int, int]], memoryview]:
-    """Return the item size and byte count of each part, and the rest of the head."""
-    end = COUNT.size + int.from_bytes(head[: COUNT.size], "little") * SECTION.size
-    if len(head) < max(end, COUNT.size):
-        raise ValueError("its head is cut short")
-    sections = list(SECTION.iter_unpack(head[COUNT.size : end]))
-    for places, length in sections:
-        if places and (places not in PLACES or length < LEAST or length % places):
-            raise ValueError("its head describes an impossible part")
-    if sum(length for _, length in sections) != size:
-        raise ValueError("its parts have another size")
-    return sections, head[end:]
 
 
 def _places(array: Bytes) -> int:

@@ -22,14 +22,10 @@ from ingot.model.kernels.matmul import matmul_dtype
 def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk: int, compiled: bool) -> Tensor:
     """Return the summed loss of (N) targets given (N, C) hidden states; `compiled`: compile each chunk, like the model."""
     if not torch.is_grad_enabled():
-        parts = [summed_loss(head_logits(hidden[part], weight, softcap), targets[part]) for part in _parts(targets, chunk)]
-        return torch.stack(parts).sum()
+        parts = zip(hidden.split(chunk), targets.split(chunk), strict=True)  # type: ignore[no-untyped-call]
+        return torch.stack([summed_loss(head_logits(h, weight, softcap), y) for h, y in parts]).sum()
     grad_of = _compiled_grad() if compiled else loss_and_grad
     return _ChunkedLoss.apply(hidden, weight, targets, softcap, chunk, matmul_dtype(hidden), grad_of)  # type: ignore[no-untyped-call]
-
-
-def _parts(targets: Tensor, chunk: int) -> list[slice]:
-    return [slice(start, start + chunk) for start in range(0, len(targets), chunk)]
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -50,12 +46,13 @@ class _ChunkedLoss(torch.autograd.Function):
         loss = hidden.new_zeros((), dtype=torch.float32)
         d_hidden = torch.empty_like(hidden, dtype=dtype)
         d_weight = torch.zeros_like(weight, dtype=torch.float32)
-        for part in _parts(targets, chunk):
-            ignored = (targets[part] == IGNORED)[:, None]
-            h = hidden[part].to(dtype).masked_fill(ignored, 0.0)
-            more, grad = grad_of(h, w, targets[part], softcap)
+        parts = (t.split(chunk) for t in (hidden, targets, d_hidden))  # type: ignore[no-untyped-call]
+        for x, y, d_x in zip(*parts, strict=True):
+            ignored = (y == IGNORED)[:, None]
+            h = x.to(dtype).masked_fill(ignored, 0.0)
+            more, grad = grad_of(h, w, y, softcap)
             loss += more
-            d_hidden[part] = (grad @ w).masked_fill_(ignored, 0.0)
+            d_x.copy_((grad @ w).masked_fill_(ignored, 0.0))
             if grad.dtype == torch.float32:
                 d_weight.addmm_(grad.T, h)
             else:  # GPUs give bf16 and fp16 matmuls in float32: no sum over a chunk's tokens overflows or is rounded twice

@@ -45,14 +45,15 @@ class GolfAttention(nn.Module):
     form: Form = "repeated"
     fused_rotary = False  # compute norm, rotation and gain with one of our kernels
 
-    def __init__(self, width: int, heads: int, kv_heads: int, qk_gain: float):
+    def __init__(self, s: GolfSettings):
         super().__init__()
-        self.head_size = width // heads
-        self.c_q = CastedLinear(width, width)
-        self.c_k = CastedLinear(width, kv_heads * self.head_size)
-        self.c_v = CastedLinear(width, kv_heads * self.head_size)
-        self.proj = CastedLinear(width, width)
-        self.q_gain = nn.Parameter(torch.full((heads,), qk_gain))
+        self.head_size = s.width // s.heads
+        kv_width = (s.kv_heads or s.heads) * self.head_size
+        self.c_q = CastedLinear(s.width, s.width)
+        self.c_k = CastedLinear(s.width, kv_width)
+        self.c_v = CastedLinear(s.width, kv_width)
+        self.proj = CastedLinear(s.width, s.width)
+        self.q_gain = nn.Parameter(torch.full((s.heads,), s.qk_gain))
 
     def forward(
         self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None, scale: Tensor | None = None
@@ -92,10 +93,11 @@ class GolfMLP(nn.Module):
 class GolfBlock(nn.Module):
     fused_scales = False  # multiply the last weights of each branch by its scale, instead of its output
 
-    def __init__(self, width: int, heads: int, kv_heads: int, mlp_multiple: int, qk_gain: float):
+    def __init__(self, s: GolfSettings):
         super().__init__()
-        self.attn = GolfAttention(width, heads, kv_heads, qk_gain)
-        self.mlp = GolfMLP(width, mlp_multiple)
+        width = s.width
+        self.attn = GolfAttention(s)
+        self.mlp = GolfMLP(width, s.mlp_multiple)
         self.attn_scale = nn.Parameter(torch.ones(width))
         self.mlp_scale = nn.Parameter(torch.ones(width))
         self.resid_mix = nn.Parameter(torch.stack([torch.ones(width), torch.zeros(width)]))
@@ -127,9 +129,7 @@ class Golf(LanguageModel):
         self.softcap = s.softcap
         self.skips = s.layers // 2
         self.tok_emb = nn.Embedding(vocab_size, s.width)
-        self.blocks = nn.ModuleList(
-            GolfBlock(s.width, s.heads, self.kv_heads, s.mlp_multiple, s.qk_gain) for _ in range(s.layers)
-        )
+        self.blocks = nn.ModuleList(GolfBlock(s) for _ in range(s.layers))
         # A model of one layer has no skips.
         self.skip_weights = nn.Parameter(torch.ones(self.skips, s.width), requires_grad=self.skips > 0)
         self.lm_head = None if s.tied else CastedLinear(s.width, vocab_size)

@@ -36,7 +36,6 @@ from ingot.model.layers import (
 )
 from ingot.model.settings import LlamaSettings, mlp_width
 
-Make = Callable[[], nn.Module]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": partial(F.gelu, approximate="tanh"), "relu": F.relu}
 
 
@@ -47,19 +46,23 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
+def norm_of(s: LlamaSettings) -> nn.Module:
+    return (RMSNorm if s.norm == "rmsnorm" else nn.LayerNorm)(s.width, s.norm_epsilon)
+
+
 class LlamaAttention(nn.Module):
     fused_qkv = False  # compute queries, keys and values as one matmul, for FlashAttention 4
     form: Form = "repeated"
     fused_rotary = False  # rotate with our kernel
 
-    def __init__(self, width: int, heads: int, kv_heads: int, qkv_bias: bool, out_bias: bool, dropout: float):
+    def __init__(self, s: LlamaSettings):
         super().__init__()
-        self.head_size = width // heads
-        self.q_proj = nn.Linear(width, width, bias=qkv_bias)
-        self.k_proj = nn.Linear(width, kv_heads * self.head_size, bias=qkv_bias)
-        self.v_proj = nn.Linear(width, kv_heads * self.head_size, bias=qkv_bias)
-        self.c_proj = nn.Linear(width, width, bias=out_bias)
-        self.dropout = dropout
+        self.head_size, self.dropout = s.width // s.heads, s.dropout
+        kv_width, (qkv_bias, out_bias, _) = (s.kv_heads or s.heads) * self.head_size, s.biases
+        self.q_proj = nn.Linear(s.width, s.width, bias=qkv_bias)
+        self.k_proj = nn.Linear(s.width, kv_width, bias=qkv_bias)
+        self.v_proj = nn.Linear(s.width, kv_width, bias=qkv_bias)
+        self.c_proj = nn.Linear(s.width, s.width, bias=out_bias)
 
     def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None, cache: LayerCache | None) -> Tensor:
         B, T, C = x.shape
@@ -82,14 +85,14 @@ class LlamaAttention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    def __init__(self, width: int, inner: int, activation: str, bias: bool, dropout: float):
+    def __init__(self, s: LlamaSettings):
         super().__init__()
-        self.c_up = nn.Linear(width, inner, bias=bias)
-        self.c_gate = nn.Linear(width, inner, bias=bias)
-        self.c_down = nn.Linear(inner, width, bias=bias)
-        self.activation = ACTIVATIONS[activation]
-        self.dropout = dropout
-        if activation == "silu" and not bias:
+        inner, bias = mlp_width(s.width, s.inner_width), s.biases[2]
+        self.c_up = nn.Linear(s.width, inner, bias=bias)
+        self.c_gate = nn.Linear(s.width, inner, bias=bias)
+        self.c_down = nn.Linear(inner, s.width, bias=bias)
+        self.activation, self.dropout = ACTIVATIONS[s.activation], s.dropout
+        if s.activation == "silu" and not bias:
             self.fused_gate = False  # compute the gate within the matmuls around it
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,24 +104,24 @@ class GatedMLP(nn.Module):
 
 
 class PlainMLP(nn.Module):
-    def __init__(self, width: int, inner: int, activation: str, bias: bool, dropout: float):
+    def __init__(self, s: LlamaSettings):
         super().__init__()
-        self.c_fc = nn.Linear(width, inner, bias=bias)
-        self.c_proj = nn.Linear(inner, width, bias=bias)
-        self.activation = ACTIVATIONS[activation]
-        self.dropout = dropout
+        inner, bias = mlp_width(s.width, s.inner_width, gated=False), s.biases[2]
+        self.c_fc = nn.Linear(s.width, inner, bias=bias)
+        self.c_proj = nn.Linear(inner, s.width, bias=bias)
+        self.activation, self.dropout = ACTIVATIONS[s.activation], s.dropout
 
     def forward(self, x: Tensor) -> Tensor:
         return F.dropout(self.c_proj(self.activation(self.c_fc(x))), self.dropout, self.training)
 
 
 class LlamaBlock(nn.Module):
-    def __init__(self, norm: Make, attention: Make, mlp: Make):
+    def __init__(self, s: LlamaSettings):
         super().__init__()
-        self.ln_1 = norm()
-        self.attn = attention()
-        self.ln_2 = norm()
-        self.mlp = mlp()
+        self.ln_1 = norm_of(s)
+        self.attn = LlamaAttention(s)
+        self.ln_2 = norm_of(s)
+        self.mlp = GatedMLP(s) if s.mlp == "gated" else PlainMLP(s)
 
     def forward(self, x: Tensor, rotary: RotaryTables, mask: Mask | None = None, cache: LayerCache | None = None) -> Tensor:
         x = x + self.attn(self.ln_1(x), rotary, mask, cache)
@@ -139,15 +142,9 @@ class Llama(LanguageModel):
         self.head_size, self.kv_heads = s.width // s.heads, s.kv_heads or s.heads
         base = s.rope_base * (s.rope_factor if s.rope_scaling == "ntk" else 1.0)
         self.rotation = Rotation(context, self.head_size, base, stretch=s.rope_factor if s.rope_scaling == "linear" else 1.0)
-        qkv_bias, out_bias, mlp_bias = (s.bias if b is None else b for b in (s.qkv_bias, s.attention_out_bias, s.mlp_bias))
-        gated = s.mlp == "gated"
-        inner = mlp_width(s.width, s.inner_width, gated)
-        make_norm = partial(RMSNorm if s.norm == "rmsnorm" else nn.LayerNorm, s.width, s.norm_epsilon)
-        make_attention = partial(LlamaAttention, s.width, s.heads, self.kv_heads, qkv_bias, out_bias, s.dropout)
-        make_mlp = partial(GatedMLP if gated else PlainMLP, s.width, inner, s.activation, mlp_bias, s.dropout)
         self.wte = nn.Embedding(vocab_size, s.width)
-        self.h = nn.ModuleList(LlamaBlock(make_norm, make_attention, make_mlp) for _ in range(s.layers))
-        self.ln_f = make_norm()
+        self.h = nn.ModuleList(LlamaBlock(s) for _ in range(s.layers))
+        self.ln_f = norm_of(s)
         self.lm_head = None if s.tied else nn.Linear(s.width, vocab_size, bias=False)
         initialise(self, s.layers)
 

@@ -76,8 +76,16 @@ class _HostLoss(torch.autograd.Function):
         parts = max(1, min(math.ceil(tokens * vocabulary / HOST_LOGITS), tokens // HOST_TOKENS))
         d_hidden, d_weight, losses = torch.empty_like(hidden), torch.zeros_like(weight), []
         for h, y, d in zip(hidden.chunk(parts), targets.chunk(parts), d_hidden.chunk(parts), strict=True):
-            loss, grad = _host_loss_and_grad(head_logits(h, weight, softcap), y, softcap)
-            losses.append(loss)
+            logits, ignored, index = head_logits(h, weight, softcap), y == IGNORED, y.clamp(min=0)[:, None]
+            grad = logits.softmax(-1)
+            # By way of the largest logit: its probability is never so small that it has no logarithm.
+            log_total = logits.amax(-1, keepdim=True) - grad.amax(-1, keepdim=True).log()
+            losses.append((log_total - logits.gather(1, index)).masked_fill_(ignored[:, None], 0.0).sum())
+            grad.scatter_(1, index, grad.gather(1, index) - 1.0)
+            if ignored.any():
+                grad.masked_fill_(ignored[:, None], 0.0)
+            if softcap is not None:  # the gradient before it
+                grad.mul_(1 - (logits / softcap).square_())
             torch.mm(grad, weight, out=d)
             d_weight.addmm_(grad.T, h)
         ctx.save_for_backward(d_hidden, d_weight)
@@ -88,18 +96,3 @@ class _HostLoss(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor, None, None]:
         d_hidden, d_weight = ctx.saved_tensors
         return d_hidden * scale, d_weight * scale, None, None
-
-
-def _host_loss_and_grad(logits: Tensor, targets: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of (n) targets given their logits (n, V), and its gradient for the logits before the softcap."""
-    ignored, index = targets == IGNORED, targets.clamp(min=0)[:, None]
-    grad = logits.softmax(-1)
-    # By way of the largest logit: its probability is never so small that it has no logarithm.
-    log_total = logits.amax(-1, keepdim=True) - grad.amax(-1, keepdim=True).log()
-    losses = (log_total - logits.gather(1, index)).masked_fill_(ignored[:, None], 0.0)
-    grad.scatter_(1, index, grad.gather(1, index) - 1.0)
-    if ignored.any():
-        grad.masked_fill_(ignored[:, None], 0.0)
-    if softcap is not None:
-        grad.mul_(1 - (logits / softcap).square_())
-    return losses.sum(), grad

@@ -27,9 +27,14 @@ from ingot.model.llama import Llama
 
 MODULE_PREFIX = "ingot_model_"  # prefix of the module names under which users' files are imported
 
+FAMILIES: dict[str, Any] = {"gpt2": GPT2, "llama": Llama, "golf": Golf, "frontier": Frontier}
+OURS: tuple[Any, ...] = tuple(FAMILIES.values())
 
-def build_custom(settings: Mapping[str, Any]) -> nn.Module:
-    """Build the custom model of a `model` section; raise ValueError with the problem and the line of the file."""
+
+def build(settings: Mapping[str, Any]) -> nn.Module:
+    """Build the model of a `model` section; raise ValueError with the problem and the line of a custom model's file."""
+    if settings["family"] != "file":
+        return FAMILIES[settings["family"]](**{name: value for name, value in settings.items() if name != "family"})
     standard = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}
     file, extra = settings["file"], settings["settings"]
     model_class = load_class(file)
@@ -89,14 +94,3 @@ def error_location(file: str, error: BaseException) -> str:
     frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)
     return f"{file}:{line}" if line else file
-
-
-FAMILIES: dict[str, Any] = {"gpt2": GPT2, "llama": Llama, "golf": Golf, "frontier": Frontier}
-OURS: tuple[Any, ...] = tuple(FAMILIES.values())
-
-
-def build(settings: Mapping[str, Any]) -> nn.Module:
-    """Build the model that a `model` section describes; raise ValueError if a custom model's file is invalid."""
-    if settings["family"] == "file":
-        return build_custom(settings)
-    return FAMILIES[settings["family"]](**{name: value for name, value in settings.items() if name != "family"})

@@ -165,11 +165,14 @@ class LlamaSettings(DropoutSettings, RotarySettings):
         1.0, description="Stretching factor of rope_scaling."
     )
 
+    @property
+    def biases(self) -> list[bool]:
+        """Return True for biases in the projections to queries, keys and values, in the one after attention, and in the MLP."""
+        return [self.bias if given is None else given for given in (self.qkv_bias, self.attention_out_bias, self.mlp_bias)]
+
     def weights_besides_embedding(self, rows: int, context: int) -> int:
         width, kv = self.width, (self.kv_heads or self.heads) * (self.width // self.heads)
-        biases = self.qkv_bias, self.attention_out_bias, self.mlp_bias
-        qkv_bias, out_bias, mlp_bias = (self.bias if bias is None else bias for bias in biases)
-        gated = self.mlp == "gated"
+        (qkv_bias, out_bias, mlp_bias), gated = self.biases, self.mlp == "gated"
         inner = mlp_width(width, self.inner_width, gated)
         attention = 2 * width * width + 2 * width * kv + qkv_bias * (width + 2 * kv) + out_bias * width
         mlp = (3 if gated else 2) * width * inner + mlp_bias * ((2 if gated else 1) * inner + width)
