@@ -22,7 +22,7 @@ from ingot.eval.evaluator import evaluator_of
 from ingot.runs.checkpoints import load_checkpoint
 from ingot.runs.reporter import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.state import TrainingResult
-from ingot.runs.tracking import open_tracking
+from ingot.runs.tracking import Tracking
 from ingot.runtime.machine import collected_later
 from ingot.runtime.processes import die_with
 from ingot.runtime.ranks import ranks_from_environment
@@ -98,7 +98,7 @@ def run(
         projects = tracking.wandb_project, tracking.trackio_project
         if outputs is not None and (tracking.tensorboard or projects != (None, None)):
             shown_config, folder_path = front.tracked_config() or config.model_dump(mode="json"), outputs.folder.path
-            tracker = open_tracking(
+            tracker = Tracking(
                 tracking, folder_path, progress.step, progress.wandb_id, shown_config, front.tracked, reporter.message
             )
             progress.wandb_id = tracker.wandb_id or progress.wandb_id
