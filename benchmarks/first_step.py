@@ -183,7 +183,7 @@ def time_parts(phases: Phases) -> None:
     from ingot.backends.torch import tune as kernels
 
     for name in PARTS:
-        owner = backend if hasattr(backend, name) else backend.TorchBackend
+        owner = next(owner for owner in (backend, kernels, backend.TorchBackend) if hasattr(owner, name))
         setattr(owner, name, phases.timed(name, getattr(owner, name)))
     use, fails = kernels.use_kernels, kernels.failure_of
     tried: list[str] = []

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from step_profile import SHAPES, TOY, WARM_UP, Shape, Stepper, open_engine
 
-from ingot.backends.torch import backend
+from ingot.backends.torch import tune
 
 
 def trials(shape: Shape) -> tuple[dict[int, float], dict[str, Any], float]:
     """Milliseconds per row of every size that a run tries, what it chooses, and the seconds that trying takes."""
     seconds: dict[int, list[float]] = {}
-    plain = backend.smallest_micro_batch
+    plain = tune.smallest_micro_batch
 
     def watched(largest: int, attempt: Any, maximum: Any) -> int:
         def timed(size: int, times: int) -> None:
@@ -36,7 +36,7 @@ def trials(shape: Shape) -> tuple[dict[int, float], dict[str, Any], float]:
 
         return plain(largest, timed, maximum)
 
-    backend.smallest_micro_batch = watched
+    tune.smallest_micro_batch = watched
     try:
         config = shape.config()
         engine = open_engine(config, config.model.vocab_size or 0)
@@ -48,7 +48,7 @@ def trials(shape: Shape) -> tuple[dict[int, float], dict[str, Any], float]:
             raise SystemExit("an earlier run of this shape left a note; set INGOT_CACHE to an empty folder")
         return {size: 1000 * min(each) for size, each in seconds.items()}, engine.tuned(), took
     finally:
-        backend.smallest_micro_batch = plain
+        tune.smallest_micro_batch = plain
 
 
 def stepped(shape: Shape, size: int, kept: dict[str, Any], steps: int) -> tuple[float, float]:

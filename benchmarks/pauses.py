@@ -64,7 +64,7 @@ def told_at(shape: Shape, changes: dict[str, Any]) -> list[float]:
 
 def write_shards(folder: Path, tokens: int, count: int) -> None:
     """So many shards of random bytes, and one to validate by, out of the system's memory."""
-    from ingot.data.store.shards import ShardWriter
+    from ingot.data.store.shards import TokenWriter
 
     folder.mkdir()
     draw = np.random.default_rng(0)
@@ -72,7 +72,7 @@ def write_shards(folder: Path, tokens: int, count: int) -> None:
         for number in range(files):
             path = folder / f"fineweb_{split}_{number:06}.bin"
             with ExitStack() as opened:
-                writer = ShardWriter(path, opened)
+                writer = TokenWriter(path, opened, header=True)
                 writer.append(draw.integers(0, 256, tokens, np.uint16))
                 writer.close()
             with path.open("rb") as file:

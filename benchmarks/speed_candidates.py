@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from step_profile import SHAPES, TOY, WARM_UP, Shape, Stepper, open_engine, settings_of
 from torch import Tensor
 
-from ingot.backends.torch.tune import KERNELS, has_kernel
+from ingot.backends.torch.tune import KERNELS
 from ingot.model.kernels.fused_mlp import ACTIVATIONS, fused_mlp
 from ingot.model.kernels.rotary import EPSILON, fused_rotation
 from ingot.model.layers import Rotation, rotate
@@ -43,7 +43,7 @@ Variants = dict[str, dict[str, Any]]  # settings, by a name
 
 def variants(model: torch.nn.Module, names: list[str], also: Variants) -> Variants:
     """Each kernel that the model can use, all of these, and what else is asked for."""
-    there = [name for name in names if has_kernel(model, name)]
+    there = [name for name in names if any(hasattr(module, f"fused_{name}") for module in model.modules())]
     sets = [[name] for name in there] + ([there] if len(there) > 1 else [])
     return {**{" + ".join(kernels): {"training.kernels": kernels} for kernels in sets}, **also}
 

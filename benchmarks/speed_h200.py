@@ -188,13 +188,13 @@ def make_golf_data(folder: Path) -> None:
     """Shards of random tokens, and a tokenizer of 1,024 pieces, which the program needs to count bytes."""
     import sentencepiece
 
-    from ingot.data.store.shards import ShardWriter
+    from ingot.data.store.shards import TokenWriter
 
     draw = np.random.default_rng(0)
     (folder / "data").mkdir()
     for split, count in (("train", 8_000_000), ("val", 300_000)):
         with ExitStack() as files:
-            writer = ShardWriter(folder / "data" / f"fineweb_{split}_000000.bin", files)
+            writer = TokenWriter(folder / "data" / f"fineweb_{split}_000000.bin", files, header=True)
             writer.append(draw.integers(0, 1024, count, np.uint16))
             writer.close()
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))

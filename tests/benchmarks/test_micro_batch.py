@@ -5,7 +5,7 @@ import sys
 import micro_batch
 from step_profile import TOY
 
-from ingot.backends.torch import backend
+from ingot.backends.torch import tune
 from ingot.backends.torch.backend import TorchBackend
 
 
@@ -17,10 +17,10 @@ def test_a_toy_is_stepped_in_every_size(monkeypatch, capsys):
 
 
 def test_the_trials_of_a_run_are_told_and_left_as_they_were(monkeypatch):
-    plain = backend.smallest_micro_batch
+    plain = tune.smallest_micro_batch
     monkeypatch.setattr(
-        TorchBackend, "_tune", lambda self, batch, *_: backend.Tuned(self._smallest_micro_batch(batch, len(batch)), "default")
+        TorchBackend, "_tune", lambda self, batch, *_: tune.Tuned(self._smallest_micro_batch(batch, len(batch)), "default")
     )
     tried, kept, _ = micro_batch.trials(TOY)
     assert max(tried) == 8 and kept["micro_batch"] in tried and min(tried.values()) > 0
-    assert backend.smallest_micro_batch is plain
+    assert tune.smallest_micro_batch is plain

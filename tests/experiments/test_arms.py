@@ -11,7 +11,7 @@ from toy_tokenizers import toy_sentencepiece
 
 from ingot.config.loading import load_config
 from ingot.data.prepare.pipeline import write_dataset
-from ingot.data.store.shards import ShardWriter
+from ingot.data.store.shards import TokenWriter
 from ingot.data.tokenizers import CharTokenizer
 from ingot.errors import ConfigError, DataError
 from ingot.experiments.sweep import make_arms, plan_trials, read_seeds
@@ -138,7 +138,7 @@ def test_arms_on_different_data_are_refused(tmp_path, resolve, data, other_data)
 def test_an_arm_on_tokens_without_a_tokenizer_is_told_by_its_name_and_once(tmp_path, resolve):
     with ExitStack() as files:
         for split in ("train", "val"):
-            writer = ShardWriter(tmp_path / f"fineweb_{split}_000000.bin", files)
+            writer = TokenWriter(tmp_path / f"fineweb_{split}_000000.bin", files, header=True)
             writer.append(np.arange(100, dtype=np.uint16))
             writer.close()
     with pytest.raises(DataError) as found:

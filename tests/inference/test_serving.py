@@ -13,7 +13,7 @@ from ingot.backends.sampling import GenerationOptions, Sampling
 from ingot.errors import RunError
 from ingot.inference import scoring
 from ingot.inference.batching import Closed, Completion, Engine
-from ingot.inference.prompt_files import ModelReference, Request, answer_all, plan_loads
+from ingot.inference.prompt_files import Request, answer_all, plan_loads
 from ingot.inference.scoring import score_rows
 
 
@@ -201,6 +201,6 @@ def test_models_of_a_file_of_requests_are_open_one_at_a_time(tmp_path):
         return found
 
     names = ["one", "two", "one", "three"]
-    asked = [Request(name, {"prompt": name}, ModelReference(name, "fp32", None), GenerationOptions()) for name in names]
+    asked = [Request(name, {"prompt": name}, name, "fp32", None, GenerationOptions()) for name in names]
     answers = answer_all(asked, plan_loads(asked, lambda name: tmp_path / name), open_path, lambda line: None)
     assert [one["completion"] for one in answers] == ["one!", "two!", "one!", "three!"]

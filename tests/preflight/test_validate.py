@@ -12,8 +12,7 @@ from ingot.backends.torch.build import build_model
 from ingot.backends.torch.state import model_records
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError, ConfigError, DataError, IngotError
-from ingot.preflight.data_checks import RunData
-from ingot.preflight.findings import Finding, Findings
+from ingot.preflight.data_checks import Finding, Findings, RunData
 from ingot.preflight.validate import check_before_training, check_resume, report_lines, report_record, validate
 from ingot.runs.checkpoints import save_checkpoint
 from ingot.train.resume import facts_of

@@ -67,21 +67,15 @@ def compress(codec: str, parts: Sequence[bytes | memoryview], progress: Progress
 def decompress(codec: str, data: memoryview, size: int) -> bytes:
     """Return exactly `size` bytes; raise ValueError if the data expands into fewer or more, or is damaged."""
     try:
-        payload = _DECOMPRESS[codec](data, size)
+        if codec == "rans":
+            payload, whole = rans.decode(data, size), True
+        else:
+            limits: Any = {"format": lzma.FORMAT_XZ, "memlimit": LZMA_MEMORY_BYTES}
+            stream: Any = zlib.decompressobj() if codec == "zlib" else lzma.LZMADecompressor(**limits)
+            payload = stream.decompress(data, size + 1)
+            whole = stream.eof and not stream.unused_data
     except (zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
         raise ValueError(f"its {codec} data is damaged ({error})") from None
-    if payload is None or len(payload) != size:
+    if not whole or len(payload) != size:
         raise ValueError(f"its {codec} data does not expand into the {size:,} bytes it announces")
     return payload
-
-
-def _expand(stream: Any, data: memoryview, size: int) -> bytes | None:
-    payload = stream.decompress(data, size + 1)
-    return payload if stream.eof and not stream.unused_data else None
-
-
-_DECOMPRESS: dict[str, Callable[[memoryview, int], bytes | None]] = {
-    "zlib": lambda data, size: _expand(zlib.decompressobj(), data, size),
-    "lzma": lambda data, size: _expand(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LZMA_MEMORY_BYTES), data, size),
-    "rans": rans.decode,
-}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,76 +28,68 @@ from ingot.model.settings import mlp_width
 from ingot.runtime.files import replace_folder, write_atomically
 from ingot.runtime.tensors import TensorRecord, to_array
 
-# The vocabulary of a GGUF file: tokens, token types, and the settings of llama.cpp's tokenizer.
-
 UNUSED = 5  # token type of an embedding row without an id
-GPT2_RULE = "gpt-2"
 
 
-@dataclass
-class Vocabulary:
-    """The vocabulary that is written to the keys `tokenizer.ggml.*`."""
+def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """Return the keys of a tokenizer for `rows` embedding rows, named as in the methods `add_*` of GGUFWriter.
 
-    model: str  # gpt2: byte-level BPE; llama: SentencePiece
-    tokens: list[str]
-    kinds: list[int]
-    bos: int | None
-    ends: list[int]  # ids that end a text
-    merges: list[str] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    unknown: int | None = None
-    adds_space: bool | None = None
-
-    def write(self, writer: Any) -> None:
-        """Write the keys to a GGUF file."""
-        writer.add_tokenizer_model(self.model)
-        writer.add_token_list(self.tokens)
-        writer.add_token_types(self.kinds)
-        if self.model == "gpt2":
-            writer.add_tokenizer_pre(GPT2_RULE)
-            writer.add_token_merges(self.merges)
-        else:
-            writer.add_token_scores(self.scores)
-            writer.add_add_space_prefix(bool(self.adds_space))
-        if self.bos is not None:
-            writer.add_bos_token_id(self.bos)
-        # llama.cpp has keys for two end tokens, and generation stops at either.
-        for add, token in zip((writer.add_eos_token_id, writer.add_eot_token_id), self.ends, strict=False):
-            add(token)
-        if self.unknown is not None:
-            writer.add_unk_token_id(self.unknown)
-        writer.add_add_bos_token(self.bos is not None)  # `ingot generate` starts with it too
-        writer.add_add_eos_token(False)
-
-
-def vocabulary_of(spec: Mapping[str, Any], rows: int) -> Vocabulary:
-    """Build the vocabulary of a tokenizer spec for `rows` embedding rows; raise ConfigError if llama.cpp cannot express it."""
+    Raise ConfigError if llama.cpp cannot express the tokenizer.
+    """
     tokenizer = from_spec(spec)
+    merges, more = list[str](), dict[str, Any]()
     if isinstance(tokenizer, GPT2Tokenizer):
-        words, merges = gpt2_files(tokenizer)
-        tokens = list(json.loads(words))
+        words, listed = gpt2_files(tokenizer)
+        tokens, merges = list(json.loads(words)), listed.decode().splitlines()[1:]
         kinds = [CONTROL if token == END_OF_TEXT else NORMAL for token in tokens]
-        found = Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), merges.decode().splitlines()[1:])
     elif isinstance(tokenizer, ByteTokenizer):
         letters = {byte: letter for letter, byte in byte_alphabet().items()}
         tokens, kinds = [*SPECIALS, *(letters[byte] for byte in range(256))], [CONTROL] * len(SPECIALS) + [NORMAL] * 256
         # llama.cpp requires at least one merge. This one joins two bytes that never occur in UTF-8.
-        merge = f"{letters[0xFF]} {letters[0xFF]}"
-        found = Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), [merge])
+        merges = [f"{letters[0xFF]} {letters[0xFF]}"]
     elif isinstance(tokenizer, SentencePieceTokenizer):
-        found = _sentencepiece(tokenizer)
+        file = SentencePieceFile(tokenizer.contents)
+        if tokenizer.marks_capitals:
+            raise ConfigError("this SentencePiece model encodes capitals as marks, which GGUF cannot decode")
+        if file.algorithm != BPE or not file.has_bytes:
+            raise ConfigError(
+                "GGUF does not support this SentencePiece model, only BPE with byte fallback",
+                advice="--format huggingface takes it",
+            )
+        tokens, kinds = [piece.text for piece in file.pieces], [piece.kind for piece in file.pieces]
+        scores = [piece.score for piece in file.pieces] + [0.0] * (rows - len(tokens))
+        more = {"token_scores": scores, "add_space_prefix": file.adds_prefix, "unk_token_id": file.unknown}
     elif isinstance(tokenizer, HFTokenizer):
-        found = _huggingface(tokenizer)
+        config = json.loads(tokenizer.contents)
+        splits, model, added = config.get("pre_tokenizer") or {}, config["model"], config.get("added_tokens") or ()
+        by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
+        if model.get("type") != "BPE" or not by_rule or config.get("normalizer") or not tokenizer.lossless:
+            raise ConfigError(
+                f"the {THEIRS} of this model cuts text in a way that GGUF has no name for",
+                advice="byte-level BPE that splits words by GPT-2's rule has one; --format huggingface takes any",
+            )
+        names = {i: name for name, i in model["vocab"].items()} | {token["id"]: token["content"] for token in added}
+        special = {token["id"] for token in added if token.get("special")}
+        tokens = [names.get(i, f"[unused {i}]") for i in range(tokenizer.vocab_size)]
+        kinds = [CONTROL if i in special else NORMAL if i in names else UNUSED for i in range(tokenizer.vocab_size)]
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     else:
         raise ConfigError(
             f"GGUF does not support a {tokenizer.kind} tokenizer",
             advice="it supports byte, gpt2, SentencePiece's BPE and byte-level BPE; --format huggingface supports characters too",
         )
-    more = range(len(found.tokens), rows)  # embedding rows without an id: llama.cpp requires one token per row
-    found.tokens += [f"[unused {row}]" for row in more]
-    found.kinds += [UNUSED for _ in more]
-    found.scores += [0.0 for _ in more] if found.scores else []
-    return found
+    unused = range(len(tokens), rows)  # embedding rows without an id: llama.cpp requires one token per row
+    return {
+        "tokenizer_model": "llama" if more else "gpt2",  # SentencePiece or byte-level BPE
+        "token_list": tokens + [f"[unused {row}]" for row in unused],
+        "token_types": kinds + [UNUSED] * len(unused),
+        **(more or {"tokenizer_pre": "gpt-2", "token_merges": merges}),
+        **({"bos_token_id": tokenizer.bos} if tokenizer.bos is not None else {}),
+        # llama.cpp has keys for two end tokens, and generation stops at either.
+        **dict(zip(("eos_token_id", "eot_token_id"), ends_of(tokenizer), strict=False)),
+        "add_bos_token": tokenizer.bos is not None,  # `ingot generate` starts with it too
+        "add_eos_token": False,
+    }
 
 
 def is_normalised(spec: Mapping[str, Any]) -> bool:
@@ -106,40 +97,6 @@ def is_normalised(spec: Mapping[str, Any]) -> bool:
     tokenizer = from_spec(spec)
     file = SentencePieceFile(tokenizer.contents) if isinstance(tokenizer, SentencePieceTokenizer) else None
     return file is not None and (bool(file.rules) or file.folds_spaces)
-
-
-def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Vocabulary:
-    file = SentencePieceFile(tokenizer.contents)
-    if tokenizer.marks_capitals:
-        raise ConfigError("this SentencePiece model encodes capitals as marks, which GGUF cannot decode")
-    if file.algorithm != BPE or not file.has_bytes:
-        raise ConfigError(
-            "GGUF does not support this SentencePiece model, only BPE with byte fallback", advice="--format huggingface takes it"
-        )
-    found = Vocabulary(
-        "llama", [piece.text for piece in file.pieces], [piece.kind for piece in file.pieces], tokenizer.bos, ends_of(tokenizer)
-    )
-    found.scores, found.adds_space = [piece.score for piece in file.pieces], file.adds_prefix
-    found.unknown = file.unknown
-    return found
-
-
-def _huggingface(tokenizer: HFTokenizer) -> Vocabulary:
-    config = json.loads(tokenizer.contents)
-    splits, model = config.get("pre_tokenizer") or {}, config["model"]
-    by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
-    if model.get("type") != "BPE" or not by_rule or config.get("normalizer") or not tokenizer.lossless:
-        raise ConfigError(
-            f"the {THEIRS} of this model cuts text in a way that GGUF has no name for",
-            advice="byte-level BPE that splits words by GPT-2's rule has one; --format huggingface takes any",
-        )
-    ids = {**model["vocab"], **{token["content"]: token["id"] for token in config.get("added_tokens") or ()}}
-    special = {token["id"] for token in config.get("added_tokens") or () if token.get("special")}
-    names = {i: name for name, i in ids.items()}
-    tokens = [names.get(i, f"[unused {i}]") for i in range(tokenizer.vocab_size)]
-    kinds = [CONTROL if i in special else NORMAL if i in names else UNUSED for i in range(tokenizer.vocab_size)]
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return Vocabulary("gpt2", tokens, kinds, tokenizer.bos, ends_of(tokenizer), merges)
 
 
 FILE, MODELFILE = "model.gguf", "Modelfile"
@@ -176,11 +133,12 @@ def write_gguf(
     if tokenizer is None:
         raise ConfigError("a GGUF file contains a tokenizer, but this model has none; leave --no-tokenizer out")
     tensors = _tensors(records, settings)
+    keys = _model_keys(gguf, settings, tensors, dtype, name)
     vocabulary = vocabulary_of(tokenizer, tensors["token_embd.weight"].shape[0])
     with replace_folder(folder, keep_others=True) as partial:
         writer = gguf.GGUFWriter(partial / FILE, settings["family"])
-        _describe(gguf, writer, settings, tensors, dtype, name)
-        vocabulary.write(writer)
+        for key, value in (keys | vocabulary).items():
+            getattr(writer, f"add_{key}")(value)
         for key, array in tensors.items():
             exact = array.ndim < 2 or key.startswith("position_embd")  # gains, biases and positions
             # q8_0 cannot split every row into blocks.
@@ -198,8 +156,7 @@ def write_gguf(
                 raise OSError(errno.EIO, "it was written only in part; is the disk full?") from refused
             raise
         writer.close()
-        context = tensors["position_embd.weight"].shape[0] if "position_embd.weight" in tensors else settings["context"]
-        modelfile = f"FROM ./{FILE}\nTEMPLATE {{{{ .Prompt }}}}\nPARAMETER num_ctx {context}\n"
+        modelfile = f"FROM ./{FILE}\nTEMPLATE {{{{ .Prompt }}}}\nPARAMETER num_ctx {keys['context_length']}\n"
         write_atomically(partial / MODELFILE, modelfile)
         return (partial / FILE).stat().st_size + len(modelfile)
 
@@ -228,30 +185,33 @@ def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> di
     return found
 
 
-def _describe(
-    gguf: Any, writer: Any, settings: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], dtype: str, name: str
-) -> None:
-    """Write the keys from which llama.cpp builds the model."""
+def _model_keys(
+    gguf: Any, settings: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], dtype: str, name: str
+) -> dict[str, Any]:
+    """Return the keys from which llama.cpp builds the model, named as in the methods `add_*` of GGUFWriter."""
     llama = settings["family"] == "llama"
-    writer.add_type("model")
-    writer.add_name(name)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     kinds = {"fp32": "ALL_F32", "fp16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
-    writer.add_file_type(gguf.LlamaFileType[kinds[dtype]])
-    writer.add_context_length(settings["context"] if llama else tensors["position_embd.weight"].shape[0])
-    writer.add_embedding_length(settings["width"])
-    writer.add_block_count(settings["layers"])
-    writer.add_feed_forward_length(mlp_width(settings["width"], settings["inner_width"]) if llama else 4 * settings["width"])
-    writer.add_head_count(settings["heads"])
+    keys = {
+        "type": "model",
+        "name": name,
+        "quantization_version": gguf.GGML_QUANT_VERSION,
+        "file_type": gguf.LlamaFileType[kinds[dtype]],
+        "context_length": settings["context"] if llama else tensors["position_embd.weight"].shape[0],
+        "embedding_length": settings["width"],
+        "block_count": settings["layers"],
+        "feed_forward_length": mlp_width(settings["width"], settings["inner_width"]) if llama else 4 * settings["width"],
+        "head_count": settings["heads"],
+    }
     if not llama:
-        writer.add_layer_norm_eps(1e-5)
-        return
-    writer.add_vocab_size(tensors["token_embd.weight"].shape[0])
-    writer.add_head_count_kv(settings["kv_heads"] or settings["heads"])
-    writer.add_layer_norm_rms_eps(settings["norm_epsilon"])
-    writer.add_rope_dimension_count(settings["width"] // settings["heads"])
+        return keys | {"layer_norm_eps": 1e-5}
     scaling, factor = settings["rope_scaling"], settings["rope_factor"]
-    writer.add_rope_freq_base(settings["rope_base"] * (factor if scaling == "ntk" else 1.0))
+    keys |= {
+        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "head_count_kv": settings["kv_heads"] or settings["heads"],
+        "layer_norm_rms_eps": settings["norm_epsilon"],
+        "rope_dimension_count": settings["width"] // settings["heads"],
+        "rope_freq_base": settings["rope_base"] * (factor if scaling == "ntk" else 1.0),
+    }
     if scaling == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(factor)
+        keys |= {"rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": factor}
+    return keys

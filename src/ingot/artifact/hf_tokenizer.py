@@ -11,7 +11,6 @@ import logging
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +57,6 @@ class SentencePieceFile:
         self.has_bytes = BYTE in kinds  # characters outside the vocabulary are encoded as bytes (byte fallback)
         self.unknown = kinds.index(UNKNOWN)
 
-    @cached_property
-    def merges(self) -> list[tuple[str, str]]:
-        """Return the pairs that merge into a piece, best-scoring piece first."""
-        ids = {piece.text: i for i, piece in enumerate(self.pieces) if piece.kind in (NORMAL, USER_DEFINED)}
-        pairs = []
-        for i, piece in enumerate(self.pieces):
-            if piece.kind == NORMAL:
-                text = piece.text
-                parts = [(text[:at], text[at:]) for at in range(1, len(text)) if text[:at] in ids and text[at:] in ids]
-                pairs += [(-piece.score, i, ids[left], ids[right], (left, right)) for left, right in parts]
-        return [pair for *_, pair in sorted(pairs)]
-
 
 def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
     """Build a tokenizer.json that encodes text as in training; return None if the tokenizers library cannot express it."""
@@ -111,14 +98,20 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
     from tokenizers import Tokenizer as Built
 
     file = SentencePieceFile(tokenizer.contents)
-    if tokenizer.marks_capitals:  # the tokenizers library cannot restore capital letters
-        return None
-    if any(piece.kind == USER_DEFINED for piece in file.pieces) or not file.escapes_spaces:
+    # The tokenizers library cannot restore capital letters.
+    if tokenizer.marks_capitals or not file.escapes_spaces or any(piece.kind == USER_DEFINED for piece in file.pieces):
         return None
     if file.algorithm == BPE:
         vocabulary = {piece.text: i for i, piece in enumerate(file.pieces)}
-        unknown = file.pieces[file.unknown].text
-        model: Any = models.BPE(vocabulary, file.merges, unk_token=unknown, fuse_unk=True, byte_fallback=file.has_bytes)
+        ids = {piece.text: i for i, piece in enumerate(file.pieces) if piece.kind == NORMAL}
+        pairs = []  # pairs that merge into a piece, best-scoring piece first
+        for i, piece in enumerate(file.pieces):
+            if piece.kind == NORMAL:
+                text = piece.text
+                parts = [(text[:at], text[at:]) for at in range(1, len(text)) if text[:at] in ids and text[at:] in ids]
+                pairs += [(-piece.score, i, ids[left], ids[right], (left, right)) for left, right in parts]
+        merges, unknown = [pair for *_, pair in sorted(pairs)], file.pieces[file.unknown].text
+        model: Any = models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=file.has_bytes)
     elif file.algorithm == UNIGRAM:
         model = models.Unigram([(piece.text, piece.score) for piece in file.pieces], file.unknown, file.has_bytes)
     else:
@@ -130,8 +123,8 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
     if file.adds_prefix:
         rules.append(normalizers.Prepend(SPACE))
     built.normalizer = normalizers.Sequence([*rules, normalizers.Replace(" ", SPACE)])
-    parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    built.decoder = decoders.Sequence([*parts, *([decoders.Strip(" ", 1, 0)] if file.adds_prefix else [])])
+    stripped = [decoders.Strip(" ", 1, 0)] if file.adds_prefix else []
+    built.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped])
     marks = [piece.text for piece in file.pieces if piece.kind in (CONTROL, UNKNOWN)]
     return _marked(built, tokenizer, marks)
 
@@ -234,16 +227,10 @@ def gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:
     ranks = {token: rank for rank, token in enumerate(tokens)}
     merges = ["#version: 0.2"]
     for rank, token in enumerate(tokens[256:], 256):
-        left, right = _parts(token, ranks, rank)
-        merges.append(f"{spelled[ranks[left]]} {spelled[ranks[right]]}")
+        parts = [token[i : i + 1] for i in range(len(token))]
+        while len(parts) > 2:  # the two parts left after all merges of a lower rank
+            best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], rank))
+            parts[best : best + 2] = [parts[best] + parts[best + 1]]
+        merges.append(" ".join(spelled[ranks[part]] for part in parts))
     vocabulary = {word: i for i, word in enumerate([*spelled, END_OF_TEXT])}
     return json.dumps(vocabulary).encode(), ("\n".join(merges) + "\n").encode()
-
-
-def _parts(token: bytes, ranks: Mapping[bytes, int], rank: int) -> tuple[bytes, bytes]:
-    """Return the pair a token is merged from: the two parts left after all merges of a lower rank."""
-    parts = [token[i : i + 1] for i in range(len(token))]
-    while len(parts) > 2:
-        best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], rank))
-        parts[best : best + 2] = [parts[best] + parts[best + 1]]
-    return parts[0], parts[1]

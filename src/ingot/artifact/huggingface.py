@@ -24,18 +24,11 @@ from ingot.model.settings import ModelSettings, mlp_width
 from ingot.runtime.files import read_object, readable, replace_folder, write_atomically
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
-# GPT-2 and Llama in Hugging Face's layout: the keys of config.json, and the names and shapes of tensors.
-
-Shapes = dict[str, tuple[int, ...]]
+# Maps a tensor's name in Hugging Face's layout to its name in ours and its shape in theirs.
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+HEAD = "lm_head.weight"
 GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf"}
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "relu": "relu"}
-# Tensor names of a Llama block in Hugging Face's layout and in ours.
-BLOCK = {
-    "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn.q_proj": "attn.q_proj",
-    "self_attn.k_proj": "attn.k_proj", "self_attn.v_proj": "attn.v_proj", "self_attn.o_proj": "attn.c_proj",
-    "mlp.gate_proj": "mlp.c_gate", "mlp.up_proj": "mlp.c_up", "mlp.down_proj": "mlp.c_down",
-}  # fmt: skip
-ENDS = {"embed_tokens.weight": "wte.weight", "norm.weight": "ln_f.weight", "lm_head.weight": "lm_head.weight"}
 # Sizes in our section `model`, and their keys in config.json.
 GPT2_SIZES = {"layers": "n_layer", "heads": "n_head", "width": "n_embd", "vocab_size": "vocab_size", "context": "n_positions"}
 LLAMA_SIZES = {
@@ -48,35 +41,25 @@ LLAMA_SIZES = {
 class Layout:
     """Hugging Face's layout of one model family. Tensor names exclude `prefix`, which only some files have."""
 
-    family: str
     shown: str
     prefix: str
+    written_prefix: str  # GPT-2's files on the hub have none: MLX reads nothing else
     embedding: str
     transposed: tuple[str, ...]
     buffers: re.Pattern[str]  # tensors of old files that can be derived from the settings
     fixed: Mapping[str, tuple[object, ...]]  # keys that change the architecture, and the values we support
     settings: Callable[[Mapping[str, Any], Path], dict[str, Any]]  # converts their config.json to our section `model`
     config: Callable[[Mapping[str, Any]], dict[str, Any]]  # converts our section to their config.json
-    shapes: Callable[[Mapping[str, Any]], Shapes]  # returns their tensor names and shapes
-    ours: Callable[[str], str]  # converts their tensor name to ours
-
-    def stored(self, name: str) -> str:
-        """Return a tensor's name in files that we write. GPT-2 has no prefix, as on the hub: MLX reads nothing else."""
-        return name if name == "lm_head.weight" or self.family == "gpt2" else self.prefix + name
+    tensors: Callable[[Mapping[str, Any]], Tensors]
 
 
-def _count(config: Mapping[str, Any], path: Path, name: str) -> int:
-    value = config.get(name)
-    if type(value) is not int or not 0 < value < 1 << 31:
-        raise CheckpointError(f"{path}: {name} is {value!r:.60}, and must be a number above 0")
-    return value
-
-
-def _real(config: Mapping[str, Any], path: Path, name: str, default: float) -> float:
+def _number(config: Mapping[str, Any], path: Path, name: str, default: float | None = None) -> Any:
+    """Return a positive number of config.json: a size, or with a default a float."""
+    kinds, limit = ((int,), 1 << 31) if default is None else ((int, float), math.inf)
     value = config.get(name, default)
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if type(value) not in kinds or not 0 < value < limit:
         raise CheckpointError(f"{path}: {name} is {value!r:.60}, and must be a number above 0")
-    return float(value)
+    return value if default is None else float(value)
 
 
 def _word(config: Mapping[str, Any], path: Path, name: str, default: str, known: Mapping[str, str]) -> str:
@@ -89,7 +72,7 @@ def _word(config: Mapping[str, Any], path: Path, name: str, default: str, known:
 def _gpt2_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     gelu = _word(config, path, "activation_function", "gelu_new", GELU)
     settings: dict[str, Any] = {"family": "gpt2", "bias": True, "gelu": gelu, "dropout": 0.0}
-    settings |= {ours: _count(config, path, theirs) for ours, theirs in GPT2_SIZES.items()}
+    settings |= {ours: _number(config, path, theirs) for ours, theirs in GPT2_SIZES.items()}
     if config.get("n_inner") not in (None, 4 * settings["width"]):
         raise ConfigError(f"{path}: n_inner is {config['n_inner']!r:.60}, and only {4 * settings['width']} can be read")
     return settings
@@ -109,8 +92,7 @@ def _gpt2_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gpt2_shapes(settings: Mapping[str, Any]) -> Shapes:
-    """Return GPT-2's tensor shapes; matrices are stored as (inputs, outputs)."""
+def _gpt2_tensors(settings: Mapping[str, Any]) -> Tensors:
     C = settings["width"]
     block = {
         "ln_1.weight": (C,), "ln_1.bias": (C,), "attn.c_attn.weight": (C, 3 * C), "attn.c_attn.bias": (3 * C,),
@@ -119,11 +101,12 @@ def _gpt2_shapes(settings: Mapping[str, Any]) -> Shapes:
     }  # fmt: skip
     blocks = {f"h.{i}.{name}": shape for i in range(settings["layers"]) for name, shape in block.items()}
     ends = {"wte.weight": (settings["vocab_size"], C), "wpe.weight": (settings["context"], C)}
-    return {**ends, **blocks, "ln_f.weight": (C,), "ln_f.bias": (C,)}
+    shapes = {**ends, **blocks, "ln_f.weight": (C,), "ln_f.bias": (C,)}
+    return {name: (f"transformer.{name}", shape) for name, shape in shapes.items()}
 
 
 def _llama_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    sizes = {ours: _count(config, path, theirs) for ours, theirs in LLAMA_SIZES.items()}
+    sizes = {ours: _number(config, path, theirs) for ours, theirs in LLAMA_SIZES.items()}
     head_size = sizes["width"] // sizes["heads"]
     if config.get("head_dim") not in (None, head_size):
         raise ConfigError(f"{path}: head_dim is {config['head_dim']!r:.60}, and only {head_size} can be read")
@@ -137,8 +120,8 @@ def _llama_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
         "family": "llama",
         **sizes,
         "dropout": 0.0,
-        "kv_heads": sizes["heads"] if config.get("num_key_value_heads") is None else _count(config, path, "num_key_value_heads"),
-        "rope_base": _real(rotary if "rope_theta" in rotary else config, path, "rope_theta", 10000.0),
+        "kv_heads": sizes["heads"] if config.get("num_key_value_heads") is None else _number(config, path, "num_key_value_heads"),
+        "rope_base": _number(rotary if "rope_theta" in rotary else config, path, "rope_theta", 10000.0),
         "bias": False,
         "qkv_bias": bool(config.get("attention_bias")),
         "attention_out_bias": bool(config.get("attention_bias")),
@@ -146,10 +129,10 @@ def _llama_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
         "activation": _word(config, path, "hidden_act", "silu", ACTIVATIONS),
         "mlp": "gated",
         "norm": "rmsnorm",
-        "norm_epsilon": _real(config, path, "rms_norm_eps", 1e-6),
+        "norm_epsilon": _number(config, path, "rms_norm_eps", 1e-6),
         "tied": bool(config.get("tie_word_embeddings", False)),
         "rope_scaling": "linear" if kind == "linear" else None,
-        "rope_factor": _real(rotary, path, "factor", 1.0) if kind == "linear" else 1.0,
+        "rope_factor": _number(rotary, path, "factor", 1.0) if kind == "linear" else 1.0,
     }
 
 
@@ -181,34 +164,31 @@ def _biases(settings: Mapping[str, Any]) -> tuple[bool, bool]:
     return qkv or out, mlp
 
 
-def _llama_shapes(settings: Mapping[str, Any]) -> Shapes:
-    C, F = settings["width"], mlp_width(settings["width"], settings["inner_width"])
+def _llama_tensors(settings: Mapping[str, Any]) -> Tensors:
+    C, F, V = settings["width"], mlp_width(settings["width"], settings["inner_width"]), settings["vocab_size"]
     K = (settings["kv_heads"] or settings["heads"]) * (C // settings["heads"])
     attention, mlp = _biases(settings)
-    outputs = {"q_proj": (C, C), "k_proj": (K, C), "v_proj": (K, C), "o_proj": (C, C)}
-    inner = {"gate_proj": (F, C), "up_proj": (F, C), "down_proj": (C, F)}
-    block: Shapes = {"input_layernorm.weight": (C,), "post_attention_layernorm.weight": (C,)}
-    for part, shapes, biased in (("self_attn", outputs, attention), ("mlp", inner, mlp)):
-        block |= {f"{part}.{name}.weight": shape for name, shape in shapes.items()}
-        block |= {f"{part}.{name}.bias": shape[:1] for name, shape in shapes.items() if biased}
-    blocks = {f"layers.{i}.{name}": shape for i in range(settings["layers"]) for name, shape in block.items()}
-    head: Shapes = {} if settings["tied"] else {"lm_head.weight": (settings["vocab_size"], C)}
-    return {"embed_tokens.weight": (settings["vocab_size"], C), **blocks, "norm.weight": (C,), **head}
-
-
-def _llama_name(theirs: str) -> str:
-    if theirs in ENDS:
-        return ENDS[theirs]
-    _, layer, rest = theirs.split(".", 2)
-    part, kind = rest.rsplit(".", 1)
-    return f"h.{layer}.{BLOCK[part]}.{kind}"
+    block = {
+        "input_layernorm": ("ln_1", (C,), False), "post_attention_layernorm": ("ln_2", (C,), False),
+        "self_attn.q_proj": ("attn.q_proj", (C, C), attention), "self_attn.k_proj": ("attn.k_proj", (K, C), attention),
+        "self_attn.v_proj": ("attn.v_proj", (K, C), attention), "self_attn.o_proj": ("attn.c_proj", (C, C), attention),
+        "mlp.gate_proj": ("mlp.c_gate", (F, C), mlp), "mlp.up_proj": ("mlp.c_up", (F, C), mlp),
+        "mlp.down_proj": ("mlp.c_down", (C, F), mlp),
+    }  # fmt: skip
+    tensors: Tensors = {"embed_tokens.weight": ("wte.weight", (V, C)), "norm.weight": ("ln_f.weight", (C,))}
+    for i in range(settings["layers"]):
+        for theirs, (ours, shape, biased) in block.items():
+            tensors[f"layers.{i}.{theirs}.weight"] = f"h.{i}.{ours}.weight", shape
+            if biased:
+                tensors[f"layers.{i}.{theirs}.bias"] = f"h.{i}.{ours}.bias", shape[:1]
+    return tensors if settings["tied"] else {**tensors, HEAD: (HEAD, (V, C))}
 
 
 LAYOUTS = {
     "gpt2": Layout(
-        "gpt2",
         "GPT-2",
         "transformer.",
+        "",
         "wte.weight",
         ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"),
         re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),  # the causal mask
@@ -220,12 +200,11 @@ LAYOUTS = {
         },
         _gpt2_settings,
         _gpt2_config,
-        _gpt2_shapes,
-        lambda name: f"transformer.{name}",
+        _gpt2_tensors,
     ),
     "llama": Layout(
-        "llama",
         "Llama",
+        "model.",
         "model.",
         "embed_tokens.weight",
         (),
@@ -233,8 +212,7 @@ LAYOUTS = {
         {"pretraining_tp": (1, None)},
         _llama_settings,
         _llama_config,
-        _llama_shapes,
-        _llama_name,
+        _llama_tensors,
     ),
 }
 
@@ -269,7 +247,6 @@ def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
 SCORING = "ingot_scoring"  # our key in their config.json; transformers preserves it and ignores it
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 WHOLE = f"a folder with {CONFIG} and {WEIGHTS}"
-HEAD = "lm_head.weight"
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY, MERGES, OURS)  # files fetched from the hub
 
@@ -327,17 +304,17 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
             raise CheckpointError(f"{folder} has a separate output head, but {whose}; it cannot be read")
     if settings["layers"] > len(found):
         raise CheckpointError(f"{path} says {settings['layers']:,} layers, but the files contain fewer tensors than that")
-    shapes = layout.shapes(settings)
+    tensors = layout.tensors(settings)
     records = []
-    for name, shape in shapes.items():
+    for name, (ours, shape) in tensors.items():
         if (record := found.get(name)) is None:
             raise CheckpointError(f"{folder} has no tensor {name}; it is not a {layout.shown}, or not all of it")
         if record.dtype not in FLOATS:
             raise CheckpointError(f"{folder}: {name} holds {record.dtype}; only floating-point weights can be read")
         if record.shape != shape:
             raise CheckpointError(f"{folder}: {name} has shape {list(record.shape)}, but {CONFIG} implies {list(shape)}")
-        records.append(_turned(record, layout.ours(name), name.endswith(layout.transposed)))
-    if unknown := sorted(name for name in found.keys() - shapes.keys() if not layout.buffers.fullmatch(name)):
+        records.append(_turned(record, ours, name.endswith(layout.transposed)))
+    if unknown := sorted(name for name in found.keys() - tensors.keys() if not layout.buffers.fullmatch(name)):
         raise CheckpointError(f"{folder} has a tensor {unknown[0]!r:.100} that {layout.shown} does not have; it is another model")
     return records, settings
 
@@ -362,22 +339,23 @@ def write_model(
     refuse_unportable(settings, "huggingface")
     layout = LAYOUTS[settings["family"]]
     found = {record.name: record for record in records}
-    embedding, places = found.get(layout.ours(layout.embedding)), found.get("transformer.wpe.weight")
-    if embedding is None or (layout.family == "gpt2" and places is None):
+    embedding, places = found.get("wte.weight", found.get("transformer.wte.weight")), found.get("transformer.wpe.weight")
+    if embedding is None or (settings["family"] == "gpt2" and places is None):
         raise CheckpointError(f"the model has no embeddings; it is not a whole {layout.shown}")
     whole = {**settings, "vocab_size": embedding.shape[0], "context": places.shape[0] if places else settings["context"]}
-    shapes = layout.shapes(whole)
-    if unknown := sorted(found.keys() - {layout.ours(name) for name in shapes}):
+    tensors = layout.tensors(whole)
+    if unknown := sorted(found.keys() - {ours for ours, _ in tensors.values()}):
         raise CheckpointError(f"{layout.shown}'s layout has no tensor {unknown[0]}")
     stored = []
-    for name, shape in shapes.items():
-        record = found.get(layout.ours(name))
+    for name, (ours, shape) in tensors.items():
+        record = found.get(ours)
         if record is None:
             if not name.endswith("bias"):
-                raise CheckpointError(f"the model has no tensor {layout.ours(name)}; it is not a whole {layout.shown}")
+                raise CheckpointError(f"the model has no tensor {ours}; it is not a whole {layout.shown}")
             zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))  # our model may lack biases that theirs has
             record = TensorRecord(name, embedding.dtype, shape, zeros)
-        turned = _turned(record, layout.stored(name), name.endswith(layout.transposed))
+        written = name if name == HEAD else layout.written_prefix + name
+        turned = _turned(record, written, name.endswith(layout.transposed))
         if turned.shape != shape:
             raise CheckpointError(
                 f"the tensor {record.name} has shape {list(turned.shape)}, but its settings imply {list(shape)}"

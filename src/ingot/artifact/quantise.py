@@ -85,17 +85,13 @@ def dequantise(stored: Mapping[str, TensorRecord], formats: Mapping[str, str]) -
         kept = tensors[name].dtype if name in tensors else None
         if dtype not in FLOATS or (kept not in FLOATS if name + SCALE not in stored else kept != "I8"):
             raise ValueError(f"{name!r:.100} cannot have the dtype {dtype!r:.100}")
-    return {name: _restored(record, stored.get(name + SCALE), formats.get(name)) for name, record in tensors.items()}
-
-
-def _restored(record: TensorRecord, scale: TensorRecord | None, dtype: str | None) -> TensorRecord:
-    if dtype is None:
-        return record
-    w = to_array(record)
-    if scale is not None:
-        s = to_array(scale).astype(np.float32)  # (R) or ()
-        w = w * s.reshape(s.shape + (1,) * (w.ndim - s.ndim if s.ndim else 0))
-    return to_record(record.name, w, dtype)
+    for name, dtype in formats.items():
+        w = to_array(tensors[name])
+        if name + SCALE in stored:
+            s = to_array(stored[name + SCALE]).astype(np.float32)  # (R) or ()
+            w = w * s.reshape(s.shape + (1,) * (w.ndim - s.ndim if s.ndim else 0))
+        tensors[name] = to_record(name, w, dtype)
+    return tensors
 
 
 def _numbers(record: TensorRecord) -> NDArray[Any]:

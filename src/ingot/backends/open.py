@@ -1,4 +1,7 @@
-"""Choose and import the framework of a device. Only this module names frameworks."""
+"""Choose and import the framework of a device, and refuse what it does not support on any machine.
+
+Only this module names frameworks. It imports none at the top, because preflight checks load none.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from ingot.backends.base import Backend, Group, Inference
-from ingot.backends.limits import refuse_ranks_on_mlx
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, IngotError, PeerLost, Setting
 from ingot.runtime.devices import Device
@@ -20,6 +23,18 @@ from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
 MLX = "mlx"  # the only training.device that is not torch's
+ON_MLX = Setting("training.device", MLX)
+MLX_FAMILIES = ("golf", "gpt2", "llama")
+TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that mlx lacks, and the values it still accepts
+    "optimizer.muon_cautious": (False,),
+    "optimizer.muon_beta2": (None,),
+    "optimizer.muon_precision": ("auto", "fp32"),
+    "training.fp8_head": (False,),
+    "training.deterministic": (False,),
+    "training.kernels": ("auto", "off", []),
+    "training.cuda_graphs": ("auto", False),
+    "training.threads": ("auto",),
+}
 
 
 def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
@@ -27,6 +42,9 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.backend import MLXBackend
+        refuse_ranks_on_mlx(ranks.world_size)
+        refuse_torch_only(config)
+        refuse_precision(config)
         return MLXBackend(config, vocab_size, ranks)
     from ingot.backends.torch.startup import Builders
 
@@ -45,6 +63,7 @@ def open_inference(config: Config, vocab_size: int) -> Inference:
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import MLXInference
+        refuse_torch_only(config)
         return MLXInference.of(config, vocab_size)
     from ingot.backends.torch.inference import TorchInference
 
@@ -126,7 +145,7 @@ def _mlx_installed() -> Iterator[None]:
             raise
         raise ConfigError(
             "{0} needs mlx, which is not installed",
-            Setting("training.device", MLX),
+            ON_MLX,
             advice="pip install 'ingot-lm[mlx]' (Linux: pip install 'mlx[cpu]')",
         ) from None
 
@@ -145,3 +164,28 @@ def framework_version(device: str = "auto") -> str:
     from ingot.backends.torch.device import VERSION
 
     return VERSION
+
+
+def refuse_precision(config: Config) -> None:
+    """Refuse a training precision that the device does not support."""
+    device, precision = config.training.device.partition(":")[0], config.training.precision
+    if device == "mlx" and precision == "fp16":
+        raise ConfigError("{0} is not supported by {1}; use fp32 or bf16", Setting("training.precision", precision), ON_MLX)
+    if device == "cpu":
+        Device("cpu", 0, "cpu", None, ("fp32", "bf16")).precision(precision)
+
+
+def refuse_ranks_on_mlx(world_size: int) -> None:
+    """Refuse several ranks: MLX trains in one process."""
+    if world_size > 1:
+        raise ConfigError(f"{{0}} runs in one process and this run has {world_size} ranks; start it without torchrun", ON_MLX)
+
+
+def refuse_torch_only(config: Config) -> None:
+    """Refuse settings that only torch supports."""
+    if config.model.family not in MLX_FAMILIES:
+        raise ConfigError("{0} needs torch; leave {1} out", Setting("model.family", config.model.family), ON_MLX)
+    for path, accepted in TORCH_ONLY.items():
+        if (value := attrgetter(path)(config)) not in accepted:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise ConfigError("{0} needs torch; leave it out with {1}", Setting(path, shown), ON_MLX)

@@ -107,7 +107,7 @@ def inspect_command(
     as_json: AsJson = False,
 ) -> None:
     """Show counts, frequent ids, document lengths and beginnings of a folder of tokens."""
-    from ingot.data.verify.contents import inspect
+    from ingot.data.verify.audit import inspect
 
     inspection = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents)
     if as_json:
@@ -129,10 +129,10 @@ def inspect_command(
             text = "(special)" if use["text"] is None else f"'{shown(use['text'], kept='')}'"
             print(f"{use['id']:>8}  {text:<16}{use['count']:>16,}{use['share']:>8.2%}")
         if lengths := split_counts.lengths:
-            middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
-            print(f"tokens in a document: {lengths.shortest:,} to {lengths.longest:,}, {middle}")
-            most = max(bin["documents"] for bin in lengths.histogram)
-            for bin in lengths.histogram:
+            text = "tokens in a document: {shortest:,} to {longest:,}, median {median:,.0f}, mean {mean:,.1f}"
+            print(text.format(**lengths))
+            most = max(bin["documents"] for bin in lengths["histogram"])
+            for bin in lengths["histogram"]:
                 bar = "#" * -(-BAR_CHARACTERS * bin["documents"] // most)
                 print(f"{bin['low']:>12,} to {bin['high']:<12,}{bin['documents']:>12,} {bar}".rstrip())
         for beginning in split_counts.beginnings:

@@ -191,9 +191,10 @@ def _export_layout(
             write_ckpt(target, as_checkpoint(source), keys_of(source.config))
             size = target.stat().st_size
         elif layout == "gpt-simple":
-            from ingot.compat.gpt_simple.files import export_folder
+            from ingot.compat.gpt_simple.files import keys_of, write_checkpoint
+            from ingot.inference.model import as_checkpoint
 
-            size = export_folder(source, target)
+            size = write_checkpoint(target, as_checkpoint(source), keys_of(source.config), tokenizer=True)
         elif layout == "gguf":
             from ingot.artifact.gguf import is_normalised, write_gguf
 

@@ -239,7 +239,7 @@ def validate(
     as_json: AsJson = False,
 ) -> int:
     """Check the settings, data, plan and folder of a run. Exit code 0: nothing or notes, 2: warnings, 1: it cannot start."""
-    from ingot.preflight.findings import BLOCKED
+    from ingot.preflight.data_checks import BLOCKED
     from ingot.preflight.validate import add_probe, report_lines, report_record
     from ingot.preflight.validate import validate as validate_config
     from ingot.runtime.ranks import ranks_from_environment

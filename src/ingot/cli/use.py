@@ -177,7 +177,8 @@ def generate(
 ) -> None:
     """Continue prompts with a trained model. Prints text, or JSON lines with --input or --output."""
     from ingot.backends.sampling import GenerationOptions
-    from ingot.console.completions import generate_records, prompts_of, read_prompt
+    from ingot.console.completions import generate_records, read_prompt
+    from ingot.inference.prompt_files import read_prompts
 
     prompt = read_prompt(prompt, prompt_file)
     options = GenerationOptions(
@@ -196,7 +197,9 @@ def generate(
     if prompts_file is not None or output is not None:
         if samples != 1:
             raise ConfigError("--samples is for plain text; repeat the prompt on several lines of --input")
-        prompts = prompts_of(prompt or "" if prompts_file is None else prompt, prompts_file)
+        if prompts_file is not None and prompt is not None:
+            raise ConfigError("give --prompt TEXT or --prompts-file FILE; one of them")
+        prompts = [{"prompt": prompt or ""}] if prompts_file is None else read_prompts(prompts_file)
         generate_records(open_any(path, device, tokenizer, dtype, which), prompts, options, output, stream, warn)
         return
     model, texts = open_any(path, device, tokenizer, dtype, which), []

@@ -56,25 +56,23 @@ class SettingSpec:
     @property
     def allowed(self) -> str:
         """Return the allowed values in words: `integer >= 1 or null`."""
-        return either(*[word for part in self._alternatives for word in _words(part) or _kind(part)])
+        words: list[str] = []
+        for part in self._alternatives:
+            items = part.get("items", {})
+            listed = "mappings" if "$ref" in items else "words" if items.get("type") == "string" else "numbers"
+            mapping = "mapping of names to numbers" if isinstance(part.get("additionalProperties"), dict) else "mapping"
+            names = {"string": "text", "object": mapping, "array": f"list of {listed}"}
+            signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+            # Bounds above 2**31 are not worth showing.
+            bounds = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part and part[key] < 2**31]
+            kind = names.get(part.get("type", ""), part.get("type"))
+            boolean = ["true", "false"] if kind == "boolean" else []
+            words += _words(part) or boolean or [f"{kind} {' and '.join(bounds)}".strip()]
+        return either(*words)
 
 
 def _words(part: Mapping[str, Any]) -> list[str]:
     return list(part.get("enum", [part["const"]] if "const" in part else []))
-
-
-def _kind(part: Mapping[str, Any]) -> list[str]:
-    if part["type"] == "boolean":
-        return ["true", "false"]
-    items = part.get("items", {})
-    listed = "mappings" if "$ref" in items else "words" if items.get("type") == "string" else "numbers"
-    name = {"string": "text", "object": "mapping", "array": f"list of {listed}"}.get(part["type"], part["type"])
-    if isinstance(part.get("additionalProperties"), dict):
-        name = "mapping of names to numbers"
-    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    # Bounds above 2**31 are not worth showing.
-    bounds = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part and part[key] < 2**31]
-    return [f"{name} {' and '.join(bounds)}".strip()]
 
 
 def either(*words: str) -> str:

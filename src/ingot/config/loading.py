@@ -72,22 +72,18 @@ def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, lis
     kept = [Given(("model", "family"), family, chosen.origin, chosen.level)] if chosen.path else []
     for item in given:
         families = [name for name in FAMILIES if setting_at(item.path, name)]
-        if not families:
-            problems.append(_unknown(item))
+        if not families and item.name in sections():
+            example = next(path for path in settings() if path.startswith(f"{item.name}."))
+            problems.append(f"{item.name} ({item.origin}) is a section; set one of its settings, such as {example}")
+        elif not families:
+            meant = suggest(item.name)
+            hint = f"did you mean {either(*meant)}?" if meant else "`ingot config schema` lists all settings"
+            problems.append(f"unknown setting {item.name} ({item.origin}); {hint}")
         elif family not in families and item.level >= chosen.level:
             problems.append(f"{item.name} ({item.origin}) is a setting of model.family={either(*families)}, not of {family}")
         elif family in families and item.name != "model.family":
             kept.append(item)
     return family, kept
-
-
-def _unknown(item: Given) -> str:
-    name, meant = item.name, suggest(item.name)
-    if name in sections():
-        example = next(path for path in settings() if path.startswith(f"{name}."))
-        return f"{name} ({item.origin}) is a section; set one of its settings, such as {example}"
-    hint = f"did you mean {either(*meant)}?" if meant else "`ingot config schema` lists all settings"
-    return f"unknown setting {name} ({item.origin}); {hint}"
 
 
 def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dict[str, Any], dict[SettingPath, str]]:
@@ -123,8 +119,21 @@ def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dic
 
 
 def _convert(setting: SettingSpec, value: Any) -> Any:
-    if setting.items:
-        return _convert_items(setting, value)
+    if setting.items:  # a list of mappings: each value is converted by its own setting
+        if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
+            raise TypeError("not a list of mappings")
+        entries: list[dict[str, Any]] = [{} for _ in value]
+        for number, key, item in ((number, *pair) for number, entry in enumerate(value) for pair in entry.items()):
+            name = f"{setting.path}.{number}.{key}"
+            if key not in setting.items:
+                close = get_close_matches(str(key), setting.items, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"its settings are {', '.join(setting.items)}"
+                raise ConfigError(f"unknown setting {name}; {hint}")
+            try:
+                entries[number][key] = _convert(setting.items[key], item)
+            except TypeError:
+                raise _mistake(setting.items[key], item, "", name) from None
+        return entries
     if setting.free_form or isinstance(value, list | Mapping):
         return plain_data(value)
     if isinstance(value, os.PathLike):
@@ -138,26 +147,6 @@ def _convert(setting: SettingSpec, value: Any) -> Any:
     return value
 
 
-def _convert_items(setting: SettingSpec, value: Any) -> list[dict[str, Any]]:
-    """Convert a list of mappings, each value by its own setting."""
-    if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
-        raise TypeError("not a list of mappings")
-    entries: list[dict[str, Any]] = []
-    for number, entry in enumerate(value):
-        entries.append({})
-        for key, item in entry.items():
-            name = f"{setting.path}.{number}.{key}"
-            if key not in setting.items:
-                close = get_close_matches(str(key), setting.items, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"its settings are {', '.join(setting.items)}"
-                raise ConfigError(f"unknown setting {name}; {hint}")
-            try:
-                entries[-1][key] = _convert(setting.items[key], item)
-            except TypeError:
-                raise _mistake(setting.items[key], item, "", name) from None
-    return entries
-
-
 def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str, problems: list[Problem]) -> Config:
     """Return the Config of a merged tree, or raise a ConfigError with all problems."""
     details: dict[SettingPath, list[Mapping[str, Any]]] = {}
@@ -167,15 +156,16 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
             return config
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            path = _path_of(detail)
-            path = path[:4] if item_at(path, family) else path[:2]
-            details.setdefault(path if detail["type"] != "value_error" else (), []).append(detail)
+            section, *rest = map(str, detail["loc"] or ("",))
+            path = (section, *(rest[1:] if section == "model" else rest))  # without the family that pydantic adds for models
+            setting_path = path[:4] if item_at(path, family) else path[:2]
+            details.setdefault(setting_path if detail["type"] != "value_error" else (), []).append({**detail, "path": path})
     across = details.pop((), [])
     for path, mistakes in details.items():
         setting = item_at(path, family) or setting_at(path, family)
         assert setting is not None, mistakes
         within = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # a mapping may have several origins
-        origin = within.get(_path_of(mistakes[0])[:3]) or within.get(path[:2]) or next(iter(within.values()), "default")
+        origin = within.get(mistakes[0]["path"][:3]) or within.get(path[:2]) or next(iter(within.values()), "default")
         if mistakes[0]["type"] == "missing":
             problems.append(f"{setting.path} is not set ({setting.description.rstrip('.')})")
             continue
@@ -185,17 +175,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
         problems.append(_mistake(setting, value, origin, details=mistakes))
     if not problems:  # checks across settings are only worth reporting when each value is valid
         problems = [str(detail["ctx"]["error"]) for detail in across]
-    raise _together(problems)
-
-
-def _path_of(detail: Mapping[str, Any]) -> SettingPath:
-    """Return where in the tree an error is, without the family that pydantic adds for models."""
-    section, *rest = map(str, detail["loc"] or ("",))
-    return (section, *rest[1:]) if section == "model" else (section, *rest)
-
-
-def _together(problems: Sequence[Problem]) -> ConfigError:
-    """Return one error for all problems; setting paths in the validators' messages become Setting fields."""
+    # One error for all problems: setting paths in the validators' messages become fields.
     named: list[Setting] = []
 
     def number(setting: Setting) -> str:
@@ -209,7 +189,7 @@ def _together(problems: Sequence[Problem]) -> ConfigError:
         else paths.sub(lambda path: number(Setting(path[0])), problem)
         for problem in problems
     ]
-    return ConfigError("; ".join(sentences), *named)
+    raise ConfigError("; ".join(sentences), *named)
 
 
 def _mistake(
@@ -356,20 +336,6 @@ def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Sourc
     if real in above:
         circle = " -> ".join(step.name for step in (*above, path))
         raise ConfigError(f"the `base:` lines form a cycle: {circle}; remove one")
-    tree = _read(path)
-    base = tree.pop("base", None)
-    if base is None:
-        return [(origin, tree)]
-    if not isinstance(base, str):
-        raise ConfigError(f"base ({origin}) must be the name of a recipe or a YAML file")
-    if base.endswith((".yaml", ".yml")):
-        below, below_origin = path.parent / base, f"file {path.parent / base}"
-    else:
-        below, below_origin = find_recipe(base).path, f"recipe {base}"
-    return [*_chain(below, below_origin, (*above, real)), (origin, tree)]
-
-
-def _read(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # a pipe could block forever
         raise ConfigError(f"{path} cannot be read: it is not a regular file; give a YAML file, such as a run's config.yaml")
     try:
@@ -381,9 +347,20 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; give a YAML file") from None
     tree = parse_yaml(text, str(path))
-    if tree is not None and not isinstance(tree, dict):
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a config: it needs sections such as `training:` with settings below them")
-    return tree or {}
+    base = tree.pop("base", None)
+    if base is None:
+        return [(origin, tree)]
+    if not isinstance(base, str):
+        raise ConfigError(f"base ({origin}) must be the name of a recipe or a YAML file")
+    if base.endswith((".yaml", ".yml")):
+        below, below_origin = path.parent / base, f"file {path.parent / base}"
+    else:
+        below, below_origin = find_recipe(base).path, f"recipe {base}"
+    return [*_chain(below, below_origin, (*above, real)), (origin, tree)]
 
 
 def _flatten(tree: Mapping[str, Any], origin: str, problems: list[Problem]) -> dict[SettingPath, Any]:

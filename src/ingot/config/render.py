@@ -93,17 +93,14 @@ def _table(listed: Iterable[SettingSpec]) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for setting in listed:
         default = "required" if setting.required else f"`{format_value(setting.default)}`"
-        cells = [f"`{setting.path}`", setting.allowed, default, f"{setting.description}{_portable(setting)}"]
+        # The values of a model setting that can be exported to files of other programs, if not all can.
+        targets: dict[str, list[str]] = {k: v for k, v in setting.schema.get("portable", {}).items() if v != "any"}
+        limits = [f"{target} {' or '.join(map(str, values))}" for target, values in targets.items()]
+        everything = all(set(values) >= set(setting.choices) for values in targets.values())
+        meaning = setting.description + ("" if everything else f" Portable: {', '.join(limits)}.")
+        cells = [f"`{setting.path}`", setting.allowed, default, meaning]
         rows.append("| " + " | ".join(re.sub(r"\||<(?=[a-z])", r"\\\g<0>", cell) for cell in cells) + " |")
     return "\n".join(rows)
-
-
-def _portable(setting: SettingSpec) -> str:
-    """Return which values of a model setting can be exported to files of other programs, if not all can."""
-    targets: dict[str, list[str] | str] = setting.schema.get("portable") or {}
-    limits = [f"{target} {' or '.join(map(str, values))}" for target, values in targets.items() if values != "any"]
-    everything = all(set(values) >= set(setting.choices) for values in targets.values() if values != "any")
-    return f" Portable: {', '.join(limits)}." if limits and not everything else ""
 
 
 def json_schema() -> dict[str, Any]:

@@ -544,7 +544,11 @@ class Config(Section):
     def _sections_agree(self) -> Config:
         _check_rows(self)
         _check_data(self.data, self.training)
-        _check_end(self.training, self.budget)
+        if self.training.max_steps is None and self.budget.seconds is None:
+            advice = "set training.max_steps or budget.seconds, or start from one of `ingot recipes`"
+            raise ValueError(f"this run would never end: {advice}")
+        if not self.training.save_every and not self.training.save_seconds:
+            raise ValueError("training.save_every and training.save_seconds are both 0, so nothing would be saved; set one")
         _check_schedule(self.optimizer, self.training.max_steps)
         _check_groups(self.optimizer)
         _check_stages(self)
@@ -596,9 +600,7 @@ def _check_data(data: DataSection, training: TrainingSection) -> None:
     if data.sampling not in ("pack", "document"):
         for name, is_set in ((f"data.overlap={data.overlap}", data.overlap), ("data.already_read", data.already_read)):
             if is_set:
-                raise ValueError(
-                    f"{name} works only with rows of whole documents, not with data.sampling={data.sampling}; use pack"
-                )
+                raise ValueError(f"{name} works only with rows of whole documents, not data.sampling={data.sampling}; use pack")
     if data.overlap > data.seq_len // 2:
         raise ValueError(f"data.overlap={data.overlap} is more than half of data.seq_len={data.seq_len}")
     if data.epochs is not None and data.sampling == "random":
@@ -613,15 +615,6 @@ def _check_data(data: DataSection, training: TrainingSection) -> None:
             raise ValueError(f"{name} cannot be combined with data.sampling=stream, which reads one stream; use shuffle or pack")
     if data.phases and any(stage.seq_len not in (None, data.seq_len) for stage in training.stages):
         raise ValueError("data.phases cannot be combined with training.stages that have their own seq_len")
-
-
-def _check_end(training: TrainingSection, budget: BudgetSection) -> None:
-    if training.max_steps is None and budget.seconds is None:
-        raise ValueError(
-            "this run would never end: set training.max_steps or budget.seconds, or start from one of `ingot recipes`"
-        )
-    if not training.save_every and not training.save_seconds:
-        raise ValueError("training.save_every and training.save_seconds are both 0, so nothing would be saved; set one")
 
 
 def _check_schedule(o: OptimizerSection, max_steps: int | None) -> None:
@@ -675,9 +668,8 @@ def _check_stages(config: Config) -> None:
         raise ValueError("training.stages cannot be combined with data.sampling=stream; use shuffle, redraw, random or pack")
     longest = max(stage.seq_len or seq_len for stage in stages)
     if longest < seq_len:
-        raise ValueError(
-            f"training.stages: the longest rows have {longest} tokens, but data.seq_len={seq_len}; set it to {longest}"
-        )
+        rows = f"the longest rows have {longest} tokens"
+        raise ValueError(f"training.stages: {rows}, but data.seq_len={seq_len}; set it to {longest}")
     shares, steps = [stage.share for stage in stages if stage.share], [stage.steps for stage in stages if stage.steps]
     if shares and steps:
         raise ValueError("training.stages: some stages have a share and some have steps; use one of them for all")

@@ -13,7 +13,6 @@ from typing import Any
 
 from ingot.backends.sampling import GenerationOptions
 from ingot.errors import ConfigError, DataError
-from ingot.inference.prompt_files import read_prompts
 from ingot.runtime.files import is_utf8, readable, write_atomically, writing_output
 
 Say = Callable[[str], None]
@@ -32,13 +31,6 @@ def read_prompt(prompt: str | None, file: Path | None) -> str | None:
     with readable(file or Path("stdin"), DataError):
         text = (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode("utf-8-sig")  # keeps line breaks
     return text.removesuffix("\n").removesuffix("\r")
-
-
-def prompts_of(prompt: str | None, prompts_file: Path | None) -> list[dict[str, Any]]:
-    """Return the command's prompt, or those in a file, as a list of records."""
-    if (prompt is None) == (prompts_file is None):
-        raise ConfigError("give --prompt TEXT or --prompts-file FILE; one of them")
-    return read_prompts(prompts_file) if prompts_file is not None else [{"prompt": prompt}]
 
 
 def generate_records(

@@ -19,18 +19,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
 
 from ingot.console.entry import STARTED_AT, process_start
 from ingot.errors import INTERRUPTED, ConfigError, RunError
 from ingot.runtime.processes import cpu_count, die_with
 from ingot.runtime.signals import STOPPING, handler_after_stop, replace_handler
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-
 _Rank = subprocess.Popen[bytes]
-_Events = queue.SimpleQueue[_Rank | signal.Signals]  # ended ranks and received signals; put() is safe in a signal handler
+# Ended ranks with their exit codes, and received signals; put() is safe in a signal handler.
+_Events = queue.SimpleQueue[tuple[_Rank, int] | signal.Signals]
 
 
 def launch(
@@ -42,12 +39,13 @@ def launch(
     master_addr: str = "127.0.0.1",
     master_port: int | None = None,
     module: str = "ingot",
+    program: str = "ingot",
     command: Sequence[str] | None = None,
     grace_seconds: float = 10.0,
 ) -> int:
     """Run `python -m module <argv>`, or another command, as `nproc` ranks; return the exit code of the first to fail, or 0.
 
-    On several machines the exit code is torchrun's: 1 for any failure.
+    On several machines the exit code is torchrun's: 1 for any failure. `program` is the name in error messages.
     """
     if nproc < 1 or not 0 <= node_rank < nnodes:
         raise ConfigError(f"--nproc-per-node {nproc} has to be at least 1, and --node-rank {node_rank} from 0 to {nnodes - 1}")
@@ -71,25 +69,34 @@ def launch(
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(nproc)]
     events: _Events = queue.SimpleQueue()
     ranks: list[_Rank] = []
-
-    def report_end(rank: _Rank) -> None:
-        rank.wait()
-        events.put(rank)
-
-    with _signals_into(events):
+    with _signals_into(events), contextlib.ExitStack() as at_end:
+        at_end.callback(_kill, ranks)
+        # Signals are blocked until the ranks can handle them: one that arrived while Python starts would kill a rank.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING if hold_back else ())
         try:
             for of_rank in own:
-                ranks.append(_start(command, {**environment, **of_rank}, hold_back))
-            for rank in ranks:
-                threading.Thread(target=report_end, args=(rank,), daemon=True).start()
-            # torchrun forwards SIGTERM and dies of SIGUSR1 and SIGUSR2.
-            instead = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), signal.SIGTERM) if nnodes > 1 else {}
-            return _supervise(ranks, events, grace_seconds, instead)
+                rank = subprocess.Popen(
+                    command,
+                    env={**environment, **of_rank},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no threads are running yet
+                )
+                ranks.append(rank)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise RunError(f"cannot start a rank with {command[0]}: {error}") from error
         finally:
-            _kill(ranks)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for rank in ranks:
+            threading.Thread(target=lambda rank: events.put((rank, rank.wait())), args=(rank,), daemon=True).start()
+        # torchrun forwards SIGTERM and dies of SIGUSR1 and SIGUSR2.
+        instead = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), signal.SIGTERM) if nnodes > 1 else {}
+        return _supervise(program, ranks, events, grace_seconds, instead)
 
 
-def _supervise(ranks: list[_Rank], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]) -> int:
+def _supervise(
+    program: str, ranks: list[_Rank], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]
+) -> int:
     """Wait for all ranks and forward signals, mapped by `instead`; after a failure the others get the grace period to exit."""
     alive, exit_code, deadline = list(ranks), 0, None
     while alive:
@@ -103,54 +110,33 @@ def _supervise(ranks: list[_Rank], events: _Events, grace_seconds: float, instea
             for rank in alive:
                 rank.send_signal(instead.get(event, event))
             continue
-        alive.remove(event)
-        code = event.returncode
+        ended, code = event
+        alive.remove(ended)
         if code and not exit_code:
             exit_code = code if code > 0 else INTERRUPTED if code == -signal.SIGINT else RunError.exit_code
             if code < 0:  # a rank killed by a signal could not print a reason
-                name = signal.Signals(-code).name
-                print(f"ingot: error: rank process {event.pid} was ended by {name}", file=sys.stderr)
+                print(f"{program}: error: rank process {ended.pid} was ended by {signal.Signals(-code).name}", file=sys.stderr)
             deadline = time.monotonic() + grace_seconds
             for rank in alive:
                 rank.send_signal(signal.SIGTERM)
     return exit_code
 
 
-def _start(command: Sequence[str], environment: dict[str, str], hold_back: bool) -> _Rank:
-    # Signals are blocked until the rank can handle them: one that arrived while Python starts would kill it.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING if hold_back else ())
-    try:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,  # safe: no threads are running yet
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise RunError(f"cannot start a rank with {command[0]}: {error}") from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 @contextlib.contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
     """Put received signals into the queue, except those that the parent process ignores, as with nohup."""
-    before: dict[signal.Signals, Any] = {}
     seen: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
         seen.append(number)
         events.put(signal.Signals(number))
 
-    for number in _FORWARDED:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = replace_handler(number, receive)
+    heard = [number for number in (signal.SIGINT, *STOPPING) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: replace_handler(number, receive) or signal.SIG_DFL for number in heard}
     try:
         yield
     finally:
         for number, handler in before.items():
-            handler = handler or signal.SIG_DFL
             signal.signal(number, handler_after_stop(number, handler) if seen else handler)
 
 

@@ -122,7 +122,22 @@ class Hub:
 
         `count` is called with the number of bytes received since the last call.
         """
-        request = partial(hf_hub_download, self.repo, path, revision=commit, tqdm_class=_meter(count), **self._place)
+
+        class Meter(tqdm):
+            """A progress bar for the client that prints nothing and only counts bytes."""
+
+            def __init__(self, *_: object, **settings: object) -> None:
+                super().__init__(disable=True)  # type: ignore[no-untyped-call]
+
+            def update(self, size: float | None = 1) -> None:
+                count(int(size or 0))
+
+            def update_transfer(self, *_: object, **settings: object) -> None:
+                """Ignore bytes on the wire, which are fewer than the file's because the hub deduplicates equal chunks."""
+
+            set_transfer_postfix_str = update_transfer
+
+        request = partial(hf_hub_download, self.repo, path, revision=commit, tqdm_class=Meter, **self._place)
         blob = Path(self._ask(path, partial(request, local_files_only=self.offline), partial(request, local_files_only=True)))
         if (problem := info.problem(blob)) and not self.offline:
             blob = Path(self._ask(path, partial(request, force_download=True)))
@@ -162,23 +177,18 @@ class Hub:
         if isinstance(error, HFValidationError):
             return ConfigError(f"{self.repo!r} is not the name of a repository, which is written OWNER/NAME")
         if isinstance(error, OfflineModeIsEnabled) or (self.offline and isinstance(error, LocalEntryNotFoundError)):
-            return Unreachable(
-                f"HF_HUB_OFFLINE is set and {what} of {self.repo} is neither here nor in the hub's cache {self.cache}; "
-                "unset it to download"
-            )
+            absent = f"{what} of {self.repo} is neither here nor in the hub's cache {self.cache}"
+            return Unreachable(f"HF_HUB_OFFLINE is set and {absent}; unset it to download")
         if isinstance(error, RevisionNotFoundError):
             return Missing(f"{repository} has no such revision")
         if isinstance(error, EntryNotFoundError) and status is not None:
             return Missing(f"{repository} has no {what}")
         if isinstance(error, RepositoryNotFoundError | GatedRepoError) or status in (401, 403, 404):
-            return DataError(
-                f"no access to {repository} (HTTP {status}); check the name, and for a private or gated one log in with "
-                "`hf auth login` or set HF_TOKEN"
-            )
+            advice = "check the name, and for a private or gated one log in with `hf auth login` or set HF_TOKEN"
+            return DataError(f"no access to {repository} (HTTP {status})", advice=advice)
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
-            return DataError(
-                f"cannot read or write {error.filename or self.cache}: {error.strerror}; make room or set HF_HOME to another disk"
-            )
+            advice = "make room or set HF_HOME to another disk"
+            return DataError(f"cannot read or write {error.filename or self.cache}: {error.strerror}", advice=advice)
         reason = f"HTTP {status}" if status else str(error).strip().partition("\n")[0][:200] or type(error).__name__
         return Unreachable(f"gave up on {what} of {self.repo} at {self.endpoint}: {reason}; the same command continues from here")
 
@@ -193,21 +203,3 @@ def connect(endpoint: str) -> None:
         socket.create_connection((address.hostname, port), timeout=CONNECT_SECONDS).close()
     except OSError as error:
         raise ConnectionError(error.strerror or str(error)) from error
-
-
-def _meter(count: Callable[[int], None]) -> type[Any]:
-    """Return a progress bar class for the client that prints nothing and only counts bytes."""
-
-    class Meter(tqdm):
-        def __init__(self, *_: object, **settings: object) -> None:
-            super().__init__(disable=True)  # type: ignore[no-untyped-call]
-
-        def update(self, size: float | None = 1) -> None:
-            count(int(size or 0))
-
-        def update_transfer(self, *_: object, **settings: object) -> None:
-            """Ignore bytes on the wire, which are fewer than the file's because the hub deduplicates equal chunks."""
-
-        set_transfer_postfix_str = update_transfer
-
-    return Meter

@@ -114,9 +114,9 @@ class Evaluator:
         targets = self.split.tokens - 1
         rows = targets // self.stride if self.whole_rows else -(-targets // self.stride)
         if rows <= 0:
-            if targets > 0:
-                raise DataError(f"the validation split of {targets + 1:,} tokens does not fill a row of {self.seq_len:,}")
-            raise DataError("the validation split is empty; prepare the data with a larger --val-fraction or a --val-input")
+            empty = "is empty; prepare the data with a larger --val-fraction or a --val-input"
+            short = f"of {targets + 1:,} tokens does not fill a row of {self.seq_len:,}"
+            raise DataError(f"the validation split {short if targets > 0 else empty}")
         return rows if limit is None else min(limit, rows)
 
     def batches(self, rows: NDArray[np.int64]) -> Iterator[Batch]:
@@ -227,12 +227,12 @@ class PackedEvaluator(Evaluator):
     packed: PackedRows = field(kw_only=True)
     sliding = None  # packed rows never overlap
 
-    def count(self, limit: int | None) -> int:
-        return self._all if limit is None else min(limit, self._all)
-
     @cached_property
     def _all(self) -> int:
         return self.packed.available(range(ALL_ROWS), 1)
+
+    def count(self, limit: int | None) -> int:
+        return self._all if limit is None else min(limit, self._all)
 
     def _fill(self, line: Batch, row: int) -> None:
         self.packed.read(range(row, row + 1), range(1), line[None])
@@ -250,10 +250,8 @@ class WindowEvaluator(Evaluator):
         super()._fill(line, row)
         if (repeats := self._repeats) is None:
             return
-        starts, target = (
-            self.split.document_starts(),
-            max(0, (row + 1) * self.stride - self.seq_len) + 1,
-        )  # the first scored target of the row
+        starts = self.split.document_starts()
+        target = max(0, (row + 1) * self.stride - self.seq_len) + 1  # the first scored target of the row
         first, last = np.searchsorted(starts, np.array([target, target + self.seq_len], np.uint64))
         for document in range(max(0, int(first) - 1), min(int(last), len(repeats))):
             begin = int(starts[document]) - target
@@ -284,14 +282,10 @@ class BucketEvaluator(Evaluator):
     def total(self, sums: Sequence[float]) -> Score:
         bucket_sums = np.reshape(np.array(sums, float), (-1, 4)).tolist()
         scores = [part.total(numbers) for part, numbers in zip(self.parts.values(), bucket_sums, strict=True)]
+        summed = ("nats", "tokens", "piece_bytes", "text_bytes", "rows", "rows_of")
         return Score(
-            nats=sum(score.nats for score in scores),
-            tokens=sum(score.tokens for score in scores),
-            piece_bytes=sum(score.piece_bytes for score in scores),
-            text_bytes=sum(score.text_bytes for score in scores),
+            **{name: sum(getattr(score, name) for score in scores) for name in summed},
             rule=self.rule,
-            rows=sum(score.rows for score in scores),
-            rows_of=sum(score.rows_of for score in scores),
             stride=scores[0].stride,
             buckets=dict(zip(self.parts, scores, strict=True)),
         )

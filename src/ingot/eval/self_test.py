@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ingot.eval.evaluator import Evaluator
 from ingot.runtime.tensors import IGNORED, Batch
@@ -19,7 +19,6 @@ from ingot.runtime.tensors import IGNORED, Batch
 ROWS, POSITIONS = 4, 4  # checked rows, and positions in each
 SAME_SHAPE_TOLERANCE = 1e-3  # nats: two passes of one shape over the same tokens differ by rounding alone, which is far less
 TOLERANCE = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 5e-2}  # nats per token: another shape may be computed by another kernel
-
 
 Probe = Callable[[Sequence[Sequence[int]], Sequence[int], int], Sequence[Any]]  # score_rows of a backend
 
@@ -51,25 +50,15 @@ def self_test(
     return [
         *(_tiled(name, part) for name, part in parts.items() if type(part) is Evaluator),  # packed rows are not covered
         _check_causal(lines, score, vocab_size, draw),
-        _check_loss(lines, score, probabilities, precision),
-        _check_sum(lines, probabilities, vocab_size, head_rows),
+        *_check_probabilities(lines, score, probabilities, vocab_size, head_rows, TOLERANCE[precision]),
     ]
-
-
-@dataclass(frozen=True)
-class _Numbered:
-    """A split in which the id of each token is its position."""
-
-    tokens: int
-
-    def read(self, start: int, stop: int, *_: Any) -> NDArray[np.int64]:
-        return np.arange(start, stop)
 
 
 def _tiled(bucket: str, evaluator: Evaluator) -> Check:
     """Check that the windows of a split score each of its tokens once."""
     tokens = evaluator.split.tokens
-    numbered = replace(evaluator, split=_Numbered(tokens), document_mask=False)  # type: ignore[arg-type]
+    positions: Any = SimpleNamespace(tokens=tokens, read=np.arange)  # a split in which the id of each token is its position
+    numbered = replace(evaluator, split=positions, document_mask=False)
     times, wrong = np.zeros(tokens, np.int64), 0
     for batch in numbered.batches(numbered.rows()):
         row, place = np.nonzero(batch[:, 1] != IGNORED)
@@ -104,34 +93,32 @@ def _check_causal(lines: Sequence[Batch], score: Callable[[Batch], float], vocab
     return Check("no token sees itself or the future", bool(largest <= SAME_SHAPE_TOLERANCE), result)
 
 
-def _check_loss(lines: Sequence[Batch], score: Callable[[Batch], float], probabilities: Probe, precision: str) -> Check:
-    """Check the loss against probabilities that are computed without targets."""
-    largest = 0.0
+def _check_probabilities(
+    lines: Sequence[Batch],
+    score: Callable[[Batch], float],
+    probabilities: Probe,
+    vocab_size: int,
+    head_rows: int,
+    tolerance: float,
+) -> list[Check]:
+    """Check the loss against probabilities that are computed without targets, and that these sum to one."""
+    largest, least, most = 0.0, np.inf, -np.inf
     for line in lines:
         one = line.copy()
         one[0, 2:] = 0  # one document: the probabilities are computed without a document mask
         scored = np.flatnonzero(one[0, 1] != IGNORED)
-        ids, first = _row(one, scored)
-        asked = probabilities([ids], [first], 1)[0].chosen[scored - scored[0]]
-        largest = max(largest, abs(score(one) + float(asked.astype(np.float64).sum())) / len(scored))
-    result = f"{len(lines)} rows, largest difference {largest:.2g} nats per token"
-    return Check("losses match the model's probabilities", bool(largest <= TOLERANCE[precision]), result)
-
-
-def _check_sum(lines: Sequence[Batch], probabilities: Probe, vocab_size: int, head_rows: int) -> Check:
-    least, most = np.inf, -np.inf
-    for line in lines:
-        ids, _ = _row(line, np.flatnonzero(line[0, 1] != IGNORED))
-        total = float(np.exp(probabilities([ids], [len(ids) - 1], vocab_size)[0].top.astype(np.float64)).sum())
+        first, last = int(scored[0]), int(scored[-1])
+        ids = [*one[0, 0, : last + 1].tolist(), int(one[0, 1, last])]
+        chosen = probabilities([ids], [first + 1], 1)[0].chosen[scored - first]
+        largest = max(largest, abs(score(one) + float(chosen.astype(np.float64).sum())) / len(scored))
+        total = float(np.exp(probabilities([ids], [last + 1], vocab_size)[0].top.astype(np.float64)).sum())
         least, most = min(least, total), max(most, total)
+    difference = f"{len(lines)} rows, largest difference {largest:.2g} nats per token"
     padded = head_rows > vocab_size  # rows of the head without a token take a share of the probability
     passed = most <= 1 + SAME_SHAPE_TOLERANCE and least >= (0 if padded else 1 - SAME_SHAPE_TOLERANCE)
     result = f"sum over all {vocab_size:,} tokens after {len(lines)} rows: {least:.6f} to {most:.6f}"
     rest = f"; {head_rows - vocab_size:,} padding rows in the head" if padded else ""
-    return Check("probabilities sum to one", bool(passed), result + rest)
-
-
-def _row(line: Batch, scored: NDArray[np.int64]) -> tuple[list[int], int]:
-    """Return the tokens of a row with its last scored target, and the position of the first scored one."""
-    last = int(scored[-1])
-    return [*line[0, 0, : last + 1].tolist(), int(line[0, 1, last])], int(scored[0]) + 1
+    return [
+        Check("losses match the model's probabilities", bool(largest <= tolerance), difference),
+        Check("probabilities sum to one", bool(passed), result + rest),
+    ]

@@ -85,9 +85,11 @@ def _cleaned(text: str) -> str:
 
 
 def _question(line: Mapping[str, Any]) -> Item:
-    """Read an ARC record as published, as on the hub, or with the question as `query`."""
+    """Read a record of ARC (as published or as on the hub) or PIQA, or of either with the question as `query`."""
     if "query" in line:
         return _choices(f"{line['query'].rstrip()}\nAnswer:", line["choices"], int(line["gold"]))
+    if "goal" in line:
+        return _choices(f"Question: {line['goal']}\nAnswer:", [line["sol1"], line["sol2"]], int(line["label"]))
     published = isinstance(line["question"], dict)
     question = line["question"]["stem"] if published else line["question"]
     choices = (line["question"] if published else line)["choices"]
@@ -96,12 +98,6 @@ def _question(line: Mapping[str, Any]) -> Item:
     if (answer := line["answerKey"]) not in choices["label"]:
         raise ValueError("answerKey is not the label of a choice")
     return _choices(f"Question: {question}\nAnswer:", choices["text"], choices["label"].index(answer))
-
-
-def _piqa(line: Mapping[str, Any]) -> Item:
-    if "query" in line:
-        return _question(line)
-    return _choices(f"Question: {line['goal']}\nAnswer:", [line["sol1"], line["sol2"]], int(line["label"]))
 
 
 def _lambada(line: Mapping[str, Any]) -> Item:
@@ -142,7 +138,7 @@ TASKS = {
         "hf:allenai/ai2_arc/ARC-Challenge:test",
         _question,
     ),
-    "piqa": Task(("piqa.jsonl", "piqa/valid.jsonl"), "hf:baber/piqa:validation", _piqa),
+    "piqa": Task(("piqa.jsonl", "piqa/valid.jsonl"), "hf:baber/piqa:validation", _question),
     "winogrande": Task(
         ("winogrande.jsonl", "winogrande/dev.jsonl", "dev.jsonl"),
         "hf:allenai/winogrande/winogrande_xl:validation",
@@ -161,10 +157,10 @@ TASKS = {
 def task_names(words: str) -> list[str]:
     """Return the tasks named in a comma-separated list."""
     names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
-    if unknown := [name for name in names if name not in TASKS]:
-        raise ConfigError(f"unknown task {unknown[0]!r:.60}; choose from {', '.join(TASKS)}")
-    if not names:
-        raise ConfigError(f"no task was named; choose from {', '.join(TASKS)}")
+    unknown = [name for name in names if name not in TASKS]
+    if unknown or not names:
+        what = f"unknown task {unknown[0]!r:.60}" if unknown else "no task was named"
+        raise ConfigError(f"{what}; choose from {', '.join(TASKS)}")
     return names
 
 
@@ -172,7 +168,18 @@ def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[
     """Read the items of a task by file name, at most `limit` per file; without a folder from the hub."""
     task = TASKS[name]
     if folder is None:
-        return _from_hub(name, task, limit)
+        from ingot.data.text.hub_datasets import EVERY, fetch, folder_of
+        from ingot.data.text.text_files import check_pyarrow, parquet_rows
+
+        check_pyarrow(f"the task {name} from the hub")
+        files: dict[str, list[Path]] = {}  # by configuration if these are parts of the task
+        for path in fetch(task.hub, "give the folder with its files"):
+            files.setdefault(folder_of(path) if f"/{EVERY}:" in task.hub else name, []).append(path)
+        items = {}
+        for part, paths in files.items():
+            rows = (record for path in paths for rows in parquet_rows(path) for record in rows)
+            items[part] = _read_items(task, task.hub, part, islice(rows, limit))
+        return items
     for pattern in task.files:
         if paths := sorted(folder.glob(pattern)):
             parts = _archive(paths[0]) if paths[0].suffix == ".xz" else {path.stem: _content(path) for path in paths}
@@ -181,22 +188,6 @@ def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[
             lines = {part: islice(_lines(paths[0], text), limit) for part, text in parts.items()}
             return {part: _read_items(task, paths[0], part, records, labels) for part, records in lines.items()}
     raise DataError(f"the task {name} needs one of the files {', '.join(task.files)} in {folder}")
-
-
-def _from_hub(name: str, task: Task, limit: int | None) -> dict[str, list[Item]]:
-    """Read a task's dataset on the hub, by configuration if these are parts of the task."""
-    from ingot.data.text.hub_datasets import EVERY, fetch, folder_of
-    from ingot.data.text.text_files import check_pyarrow, parquet_rows
-
-    check_pyarrow(f"the task {name} from the hub")
-    parts: dict[str, list[Path]] = {}
-    for path in fetch(task.hub, "give the folder with its files"):
-        parts.setdefault(folder_of(path) if f"/{EVERY}:" in task.hub else name, []).append(path)
-    items = {}
-    for part, paths in parts.items():
-        records = (record for path in paths for rows in parquet_rows(path) for record in rows)
-        items[part] = _read_items(task, task.hub, part, islice(records, limit))
-    return items
 
 
 def _content(path: Path) -> bytes:
@@ -252,9 +243,8 @@ def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tu
             values["acc_norm"].append(float(np.argmax(lls / np.array(item.lengths, float)) == item.gold))
     score, count = TaskScore(len(items), {}), len(items)
     for name, numbers in values.items():
-        mean, error = sum(numbers) / count, None
-        if count > 1:
-            error = math.sqrt(sum((number - mean) ** 2 for number in numbers) / (count - 1)) / math.sqrt(count)
+        mean = sum(numbers) / count
+        error = math.sqrt(sum((n - mean) ** 2 for n in numbers) / (count - 1)) / math.sqrt(count) if count > 1 else None
         if name == "perplexity":  # its error follows from that of the mean log-probability
             mean = math.exp(min(-mean, 700.0))
             error = None if error is None else mean * error

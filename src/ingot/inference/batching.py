@@ -58,11 +58,6 @@ class Completion:
     stream: bool = False  # send chunks as they come, otherwise one chunk
     gone: threading.Event = field(default_factory=threading.Event)  # set when the client has left
 
-    @property
-    def kind(self) -> tuple[float, float]:
-        """Return the batch key: completions with the same key can share a batch."""
-        return self.sampling.temperature, self.sampling.top_p
-
 
 class Engine:
     """The generating thread. Completions may be submitted from any other thread."""
@@ -135,7 +130,10 @@ class Engine:
         if not self._waiting:
             return
         part: list[Completion] = []
-        for text in [text for text in self._waiting if text.kind == self._waiting[0].kind]:
+        first = self._waiting[0].sampling
+        for text in self._waiting:
+            if (text.sampling.temperature, text.sampling.top_p) != (first.temperature, first.top_p):
+                continue
             longest = max(len(member.ids) + member.tokens for member in [*part, text])
             if part and (len(part) == self._at_once or longest * (len(part) + 1) > BATCH_TOKENS):
                 break

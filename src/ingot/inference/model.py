@@ -61,7 +61,15 @@ def open_weights(path: Path, which: str = "latest") -> Weights:
         artifact = read_artifact(path)
         return Weights(path, None, artifact.tensors, *_known(path, artifact.facts))
     if (theirs := _locate_gpt_simple(path, which)) is not None:
-        return _gpt_simple(theirs)
+        settings, records = read_model(theirs), read_torch_weights(theirs / MODEL / WEIGHTS).values()
+        folder = tokenizer_folder(theirs)
+        tokenizer = find_hf_tokenizer(folder, settings["vocab_size"]) if folder is not None else None
+        try:
+            weights = foreign_weights(theirs, records, settings, tokenizer, None if folder is None else str(folder))
+        except ConfigError as error:
+            raise CheckpointError(f"{theirs / MODEL} lacks the settings to build its model: {error}") from None
+        # Accept any tokenizer: the one beside the model has one more token, for padding, than the one its data was made with.
+        return replace(weights, run=theirs.parent.parent, facts={**weights.facts, "tokenizer_fingerprint": None})
     checkpoint = find_checkpoint(path, which)
     run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
     known = dict(checkpoint.progress)
@@ -135,20 +143,6 @@ def foreign_weights(
         facts |= {"tokenizer": tokenizer.spec(), "tokenizer_fingerprint": tokenizer.fingerprint()}
         facts["vocab_size"] = tokenizer.vocab_size
     return Weights(path, None, {record.name: record for record in records}, facts, config)
-
-
-def _gpt_simple(saved: Path) -> Weights:
-    """Return the weights of a gpt-simple checkpoint."""
-    settings = read_model(saved)
-    records = read_torch_weights(saved / MODEL / WEIGHTS)
-    folder = tokenizer_folder(saved)
-    tokenizer = find_hf_tokenizer(folder, settings["vocab_size"]) if folder is not None else None
-    try:
-        opened = foreign_weights(saved, records.values(), settings, tokenizer, None if folder is None else str(folder))
-    except ConfigError as error:
-        raise CheckpointError(f"{saved / MODEL} lacks the settings to build its model: {error}") from None
-    # Accept any tokenizer: the one beside the model has one more token, for padding, than the one its data was made with.
-    return replace(opened, run=saved.parent.parent, facts={**opened.facts, "tokenizer_fingerprint": None})
 
 
 def _locate_gpt_simple(path: Path, which: str) -> Path | None:
@@ -263,9 +257,8 @@ class LoadedModel:
                 pieces = list(self._write(*batch, seeded, options.max_new_tokens, options.stop_at_end))
             except MemoryError:
                 if len(part) == 1:
-                    raise RunError(
-                        "a single completion does not fit into the device's memory; shorten it or use another device"
-                    ) from None
+                    message = "a single completion does not fit into the device's memory; shorten it or use another device"
+                    raise RunError(message) from None
                 at_once = len(part) // 2
                 continue
             order = order[len(part) :]
@@ -317,10 +310,8 @@ class LoadedModel:
         if dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {dtype}; choose from {', '.join(DTYPES)}")
         if not self.backend.cast(DTYPES[dtype]):
-            raise ConfigError(
-                f"{self.weights.path} cannot be opened with dtype {dtype}: a custom model keeps its dtype, and mlx has no "
-                "fp16; leave dtype out"
-            )
+            reason = "a custom model keeps its dtype, and mlx has no fp16; leave dtype out"
+            raise ConfigError(f"{self.weights.path} cannot be opened with dtype {dtype}: {reason}")
         return self
 
     def evaluate(
@@ -388,9 +379,8 @@ class LoadedModel:
             if config.model.family not in ("gpt2", "file"):  # gpt2 and custom models may have learnt positions
                 most = max(most, LONGEST_ROW)
             if not 1 <= seq_len <= most:
-                raise ConfigError(
-                    f"a row length of {seq_len:,} tokens is outside 1 to {most:,}, the limit of {self.weights.path}"
-                )
+                where = f"1 to {most:,}, the limit of {self.weights.path}"
+                raise ConfigError(f"a row length of {seq_len:,} tokens is outside {where}")
             config = _with(_with(config, "data", seq_len=seq_len), "evaluation", stride=None)
         if stride is not None:
             if not 1 <= stride <= config.data.seq_len:

@@ -25,26 +25,15 @@ GENERATION_KEYS = (
 
 
 @dataclass(frozen=True)
-class ModelReference:
-    """A reference to a model: a checkpoint, a run folder or an artifact."""
-
-    path: str
-    dtype: str
-    tokenizer: str | None
-
-
-@dataclass(frozen=True)
 class Request:
     """A requested completion."""
 
     line: str  # file and line number of the request
     fields: Mapping[str, Any]  # fields of the line, returned with the completion
-    model: ModelReference
+    model: str  # a checkpoint, a run folder or an artifact
+    dtype: str
+    tokenizer: str | None
     options: GenerationOptions
-
-    @property
-    def prompt(self) -> str:
-        return str(self.fields["prompt"])
 
     def answer(self, **result: str) -> dict[str, Any]:
         """Return the output line: the fields of the request, the completion or the error, and the sampling settings."""
@@ -62,11 +51,6 @@ class Problems(ConfigError):
 def expand(path: str) -> str:
     """Expand ~ and $VARIABLES in a path."""
     return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises for an unknown user)
-
-
-def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a file, each with a prompt; Problems lists every line that has none."""
-    return [fields for _, fields in _read_lines(path, lambda line, fields: ())]
 
 
 def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | None, options: GenerationOptions) -> list[Request]:
@@ -97,16 +81,18 @@ def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | No
         problems += [f"generation.{problem}" for problem in line_options.problems()]
         if not problems:
             own = chosen.get("tokenizer") or tokenizer
-            location = ModelReference(expand(str(reference)), DTYPES[line_dtype], None if own is None else expand(own))
-            requests.append(Request(line, fields, location, line_options))
+            tokenizer_path = None if own is None else expand(own)
+            requests.append(Request(line, fields, expand(str(reference)), DTYPES[line_dtype], tokenizer_path, line_options))
         return problems
 
-    _read_lines(path, add)
+    read_prompts(path, add)
     return requests
 
 
-def _read_lines(path: Path, check: Callable[[str, dict[str, Any]], Sequence[str]]) -> list[tuple[str, dict[str, Any]]]:
-    """Return (file:line, object) for each line of a file; Problems lists the defects of all lines, those of `check` included."""
+def read_prompts(
+    path: Path, check: Callable[[str, dict[str, Any]], Sequence[str]] = lambda line, fields: ()
+) -> list[dict[str, Any]]:
+    """Read the objects of a file, each with a prompt; Problems lists the defects of all lines, also those that `check` finds."""
     with readable(path, DataError), open_to_read(path) as file:
         lines = file.read().decode("utf-8-sig").split("\n")  # split at \n only: a prompt may contain other line separators
     records, problems = [], []
@@ -125,7 +111,7 @@ def _read_lines(path: Path, check: Callable[[str, dict[str, Any]], Sequence[str]
         prompt = fields.get("prompt")
         wrong = [] if isinstance(prompt, str) and is_utf8(prompt) else ["prompt is missing or is not UTF-8 text"]
         problems += [f"{line}: {problem}" for problem in [*wrong, *check(line, fields)]]
-        records.append((line, fields))
+        records.append(fields)
     if not records and not problems:
         problems = [f"{path} contains no prompts; it needs an object with a prompt on each line"]
     if problems:
@@ -148,7 +134,7 @@ def plan_loads(requests: Sequence[Request], locate: Callable[[str], Path]) -> li
     """Group requests by the model to open: references to the same model share one load. Reads no weights."""
     paths: dict[str, Path] = {}
     problems: list[str] = []
-    for name in dict.fromkeys(request.model.path for request in requests):
+    for name in dict.fromkeys(request.model for request in requests):
         try:
             paths[name] = locate(name)
         except IngotError as error:
@@ -157,11 +143,11 @@ def plan_loads(requests: Sequence[Request], locate: Callable[[str], Path]) -> li
         raise Problems(problems)
     loads: dict[tuple[Path, str, str | None], Load] = {}
     for number, request in enumerate(requests):
-        key = (paths[request.model.path], request.model.dtype, request.model.tokenizer)
+        key = (paths[request.model], request.dtype, request.tokenizer)
         load = loads.setdefault(key, Load(*key))
         load.requests.append(number)
-        if request.model.path not in load.references:
-            load.references.append(request.model.path)
+        if request.model not in load.references:
+            load.references.append(request.model)
     return list(loads.values())
 
 
@@ -199,7 +185,7 @@ def _answer(
     """Answer requests with equal settings; if the batch fails, try each alone, so that only the failing one has an error."""
     seeds = [secrets.randbits(31) if r.options.seed is None else r.options.seed for r in batch.values()]
     try:
-        texts = model.generate_batch([request.prompt for request in batch.values()], options, seeds)
+        texts = model.generate_batch([request.fields["prompt"] for request in batch.values()], options, seeds)
     except IngotError as error:
         if len(batch) > 1:
             return {n: a for number, r in batch.items() for n, a in _answer(model, {number: r}, options, say).items()}

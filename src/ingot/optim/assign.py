@@ -43,23 +43,22 @@ def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
         )
         for kind in o.kinds
     ]
-    return [_resolved(o, group) for group in (*o.groups, *by_kind)]
-
-
-def _resolved(o: OptimizerSection, group: GroupSection) -> ParameterGroup:
-    """Fill in the general settings for everything that a group leaves null."""
-    muon = group.optimizer == "muon"
-    rate, decay = group.learning_rate, group.weight_decay
-    if rate is None:
-        rate = o.muon_learning_rate if muon else o.learning_rate
-    if decay is None:
-        decay = o.muon_weight_decay if muon else o.weight_decay
-    if muon:
-        return ParameterGroup(group.name, "muon", rate, decay, o.muon_momentum if group.momentum is None else group.momentum)
-    betas = (o.beta1 if group.beta1 is None else group.beta1, o.beta2 if group.beta2 is None else group.beta2)
-    return ParameterGroup(
-        group.name, "adamw", rate, decay, betas=betas, epsilon=o.epsilon if group.epsilon is None else group.epsilon
-    )
+    resolved = []
+    for group in (*o.groups, *by_kind):  # the general settings stand in for everything that a group leaves null
+        muon = group.optimizer == "muon"
+        rate, decay = group.learning_rate, group.weight_decay
+        if rate is None:
+            rate = o.muon_learning_rate if muon else o.learning_rate
+        if decay is None:
+            decay = o.muon_weight_decay if muon else o.weight_decay
+        if muon:
+            momentum = o.muon_momentum if group.momentum is None else group.momentum
+            resolved.append(ParameterGroup(group.name, "muon", rate, decay, momentum))
+        else:
+            betas = (o.beta1 if group.beta1 is None else group.beta1, o.beta2 if group.beta2 is None else group.beta2)
+            epsilon = o.epsilon if group.epsilon is None else group.epsilon
+            resolved.append(ParameterGroup(group.name, "adamw", rate, decay, betas=betas, epsilon=epsilon))
+    return resolved
 
 
 def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Collection[str]) -> dict[str, str]:

@@ -221,31 +221,29 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     by_shape[p.shape].append(p)
             for params in by_shape.values():
-                self._update(params, group, skip)
-
-    def _update(self, params: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
-        rows, columns = params[0].shape
-        # GPUs multiply bf16 many times faster and the iteration tolerates it; CPUs gain nothing.
-        half = group["precision"] == "bf16" or (group["precision"] == "auto" and params[0].is_cuda)
-        options = Options(
-            nesterov=group["nesterov"],
-            dtype=torch.bfloat16 if half else torch.float32,
-            steps=polynomials(group["coefficients"], group["iterations"]),
-            normalise_rows=group["normalise_rows"],
-            beta2=group["beta2"],
-            decays=bool(group["weight_decay"]) or self._compiled,  # True when compiled: one graph, even if a schedule ends at 0
-            cautious=group["cautious"],
-        )
-        grads = torch.stack([p.grad for p in params])  # type: ignore[misc]  # (P, m, n)
-        momentum = self._state_stack(params, "momentum", (rows, columns))
-        squares = None
-        if options.beta2 is not None:
-            squares = self._state_stack(params, "squares", (rows, 1) if rows >= columns else (1, columns))
-        lr, beta, decay = group["lr"], group["momentum"], group["weight_decay"]
-        if self._compiled:  # tensors, because every new float would compile another graph
-            lr, beta, decay = (torch.full((), float(number), device=grads.device) for number in (lr, beta, decay))
-        new = self._update_matrices(torch.stack(params), grads, momentum, squares, lr, beta, decay, skip, options)
-        torch._foreach_copy_(params, list(new.unbind(0)))
+                rows, columns = params[0].shape
+                # GPUs multiply bf16 many times faster and the iteration tolerates it; CPUs gain nothing.
+                half = group["precision"] == "bf16" or (group["precision"] == "auto" and params[0].is_cuda)
+                options = Options(
+                    nesterov=group["nesterov"],
+                    dtype=torch.bfloat16 if half else torch.float32,
+                    steps=polynomials(group["coefficients"], group["iterations"]),
+                    normalise_rows=group["normalise_rows"],
+                    beta2=group["beta2"],
+                    # True when compiled: one graph, even if a schedule ends at 0.
+                    decays=bool(group["weight_decay"]) or self._compiled,
+                    cautious=group["cautious"],
+                )
+                grads = torch.stack([p.grad for p in params])  # type: ignore[misc]  # (P, m, n)
+                momentum = self._state_stack(params, "momentum", (rows, columns))
+                squares = None
+                if options.beta2 is not None:
+                    squares = self._state_stack(params, "squares", (rows, 1) if rows >= columns else (1, columns))
+                lr, beta, decay = group["lr"], group["momentum"], group["weight_decay"]
+                if self._compiled:  # tensors, because every new float would compile another graph
+                    lr, beta, decay = (torch.full((), float(number), device=grads.device) for number in (lr, beta, decay))
+                new = self._update_matrices(torch.stack(params), grads, momentum, squares, lr, beta, decay, skip, options)
+                torch._foreach_copy_(params, list(new.unbind(0)))
 
     def _state_stack(self, params: list[Tensor], name: str, shape: tuple[int, int]) -> Tensor:
         """Return the stacked state (P, ...) of parameters under a name; zeros at first.

@@ -33,28 +33,19 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
         case "budget":
             decay = linear(fraction_spent(config, step, seconds) - (1 - o.decay_fraction), o.decay_fraction)
         case "warmdown":
-            decay = warmdown(config, step, seconds)
+            # One, then linear to zero over the last decay_steps; under a budget of seconds, over the time they take, estimated by
+            # the average step so far. If that is longer than the whole budget, the decay starts at once, below one.
+            steps = o.decay_steps or 1
+            left, needed = float((config.training.max_steps or 0) - step), float(steps)
+            if config.budget.seconds is not None:
+                left, needed = config.budget.seconds - seconds, steps * seconds / max(step, 1)
+            decay = _clamp(left / needed) if left <= needed else 1.0
     return warmup * (o.floor + (1 - o.floor) * decay)
 
 
 def linear(done: float, length: float) -> float:
     """Decay linearly from one to zero; one before, zero after."""
     return 1.0 - _clamp(done / length) if length > 0 else 1.0
-
-
-def warmdown(config: Config, step: int, seconds: float) -> float:
-    """Stay at one, then decay linearly to zero over the last decay_steps; under a budget of seconds, over the time they take.
-
-    That time is estimated by the average step so far. If it is longer than the whole budget, the decay starts at once, below one.
-    """
-    steps = config.optimizer.decay_steps or 1
-    if config.budget.seconds is None:
-        left: float = (config.training.max_steps or 0) - step
-        length: float = steps
-    else:
-        left = config.budget.seconds - seconds
-        length = steps * seconds / max(step, 1)
-    return _clamp(left / length) if left <= length else 1.0
 
 
 def muon_momentum(config: Config, step: int, final: float | None = None) -> float:

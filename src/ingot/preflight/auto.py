@@ -150,7 +150,14 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
     own = {name: value for name, value in above.items() if isinstance(value, int) and value > 0}
     # The recipe's optimizer groups match parameters of the frontier family only.
     groups: dict[str, Any] = {} if above.get("model.family", "frontier") == "frontier" else {"optimizer.groups": []}
-    before = sources.load(_stand_in(own) | groups)
+    shape: dict[str, Any] = {}  # changes that make the recipe's model, which is timed, compatible with the user's settings
+    if "model.width" in own:
+        shape["model.heads"] = _heads(own["model.width"])
+    elif "model.heads" in own:
+        shape["model.width"] = 32 * own["model.heads"]
+    if "data.seq_len" in own:
+        shape["training.tokens_per_step"] = _whole_rows(SMALLEST, own["data.seq_len"])
+    before = sources.load(shape | groups)
     if world_size > 1:
         raise ConfigError("--recipe auto supports a single rank only; train with one rank and pass its config.yaml as --config")
     if before.config.budget.seconds is None:
@@ -164,8 +171,7 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
     resolved = sources.load(choice.settings | groups)
     for line in choice.reasons:
         say(line)
-    changed = [name for name in choice.settings if RECIPE not in resolved.origins.get(name, RECIPE)]
-    if changed:
+    if changed := [name for name in choice.settings if RECIPE not in resolved.origins.get(name, RECIPE)]:
         say(f"overridden by your settings: {', '.join(changed)}")
     return resolved
 
@@ -204,18 +210,6 @@ def _timed(config: Config, vocab_size: int) -> tuple[str, float]:
     model: Any = config.model
     weights = _weights(model.width, vocab_size, model.layers) if model.family == "frontier" else backend.parameters
     return backend.device.name, tokens * OPERATIONS * weights
-
-
-def _stand_in(own: Mapping[str, int]) -> dict[str, Any]:
-    """Return changes that make the recipe's model, which is timed, compatible with the user's settings."""
-    shape = {}
-    if "model.width" in own:
-        shape["model.heads"] = _heads(own["model.width"])
-    elif "model.heads" in own:
-        shape["model.width"] = 32 * own["model.heads"]
-    if "data.seq_len" in own:
-        shape["training.tokens_per_step"] = _whole_rows(SMALLEST, own["data.seq_len"])
-    return shape
 
 
 def _width(weights: float, facts: Facts, heads: int) -> int:

@@ -1,15 +1,17 @@
-"""Checks of a run's data: it can be opened, has the buckets that the settings name, and has enough tokens.
+"""Findings of the checks before a run, and the checks of its data: it opens, has the named buckets, and has enough tokens.
 
-A folder of buckets is checked file by file, so that everything missing is reported at once. Other data is opened as in training.
-JSON lines and .txt files are not tokenized for the check, so their token count stays unknown.
+Each finding has a code that never changes its meaning; docs/validate.md explains them. An error or a budget finding keeps a run
+from starting. A folder of buckets is checked file by file, so that everything missing is reported at once. Other data is opened
+as in training. JSON lines and .txt files are not tokenized for the check, so their token count stays unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ingot.config.schema import Config
 from ingot.data import SPLITS
@@ -20,14 +22,77 @@ from ingot.data.prepare.cached import SUFFIXES as JSON_LINES
 from ingot.data.store.dataset import MANIFEST, Dataset
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.by_name import is_learned
-from ingot.errors import DataError, IngotError, Setting
-from ingot.preflight.findings import Finding, Findings, Severity
+from ingot.errors import CheckpointError, ConfigError, DataError, IngotError, Rename, Setting
 from ingot.train.step_plan import shapes
 
 PATH, TOKENIZER = Setting("data.path"), Setting("data.tokenizer")
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
 MANY_PASSES = 300  # epochs that deserve a warning; nanoGPT's smallest preset trains for 82
 TOLERANCE = 0.05  # relative difference allowed between the tokens of all phases and of all steps
+
+
+Severity = Literal["error", "budget", "warning", "info"]
+# The errors that blocking findings raise, by the first part of their codes; others raise a ConfigError.
+KINDS: dict[str, type[IngotError]] = {"data": DataError, "curriculum": DataError, "resume": CheckpointError}
+CLEAN, BLOCKED, WARNED = 0, 1, 2  # exit codes of `validate`
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding; its `cause` holds the message, as the error that `train` raises if the finding keeps a run from starting."""
+
+    code: str
+    severity: Severity
+    cause: IngotError
+
+    @property
+    def blocks(self) -> bool:
+        return self.severity in ("error", "budget")
+
+    def render(self, name: Rename = str, advise: Rename = str) -> str:
+        """Return the message, with settings renamed by `name` and advice replaced by `advise`."""
+        return self.cause.render(name, advise)
+
+    def record(self, name: Rename = str, advise: Rename = str) -> dict[str, Any]:
+        """Return the finding as a JSON object; `setting` is the first one that the message names."""
+        setting = name(self.cause.settings[0].path) if self.cause.settings else ""
+        return {"code": self.code, "severity": self.severity, "message": self.render(name, advise), "setting": setting}
+
+
+class Findings(list[Finding]):
+    """The findings of a run's checks so far, in order."""
+
+    def add(self, code: str, severity: Severity, message: str, *settings: Setting, advice: str = "") -> None:
+        """Add a finding about some settings; {0} in its message stands for the first of them, as in an error."""
+        self.append(Finding(code, severity, IngotError(message, *settings, advice=advice)))
+
+    @contextmanager
+    def noting(self, code: str, kind: type[IngotError] = IngotError) -> Iterator[None]:
+        """Turn an error of `kind` raised in the block into a finding."""
+        try:
+            yield
+        except kind as error:
+            self.append(Finding(code, "error", error))
+
+    @property
+    def blocked(self) -> bool:
+        """Return True if any finding keeps a run from starting."""
+        return any(finding.blocks for finding in self)
+
+    def exit_code(self, strict: bool = False) -> int:
+        """Return the exit code of `validate`."""
+        if self.blocked:
+            return BLOCKED
+        return (BLOCKED if strict else WARNED) if any(finding.severity == "warning" for finding in self) else CLEAN
+
+    def refuse(self) -> None:
+        """Raise the first finding that keeps a run from starting."""
+        for finding in self:
+            if finding.blocks:
+                kind, cause = KINDS.get(finding.code.partition(".")[0], ConfigError), finding.cause
+                if isinstance(cause, kind):
+                    raise cause
+                raise kind(cause.what, *cause.settings, advice=cause.advice, where=cause.where)
 
 
 @dataclass(frozen=True)
@@ -208,11 +273,28 @@ def shares(mix: Mapping[str, float]) -> dict[str, float]:
 
 def check_supply(config: Config, facts: RunData, total: int | None, allow_mismatch: bool, findings: Findings) -> None:
     """Check that the data has as many tokens as the run reads."""
-    if not config.data.phases:
-        if total is not None and facts.tokens():
-            _check_plain(config, facts, total, findings)
-        return
     epochs, halts, buckets = config.data.epochs, config.data.exhausted == "halt", facts.splits.get("train", {})
+    tokens = facts.tokens()
+    if not config.data.phases and total is not None and tokens:
+        if epochs is None:
+            if total > tokens:
+                times = f"it is read {total / tokens:.1f} times"
+                message = f"{facts.path} has {count(tokens)} tokens and the run reads {count(total)}: {times}"
+                many = total > MANY_PASSES * tokens and config.budget.seconds is None
+                advice = "lower {0} or prepare more text" if many else ""
+                findings.add("data.repeated", "warning" if many else "info", message, MAX_STEPS, advice=advice)
+            return
+        supply, halts = float(epochs * tokens), halts and bool(config.data.mix)
+        if halts:  # the bucket that ends first ends the run
+            needed = {name: share for name, share in shares(config.data.mix).items() if share and name in buckets}
+            supply = min((epochs * (buckets[name].tokens or 0) / share for name, share in needed.items()), default=supply)
+        if total > supply:
+            step = int(supply // max(1, total // max(1, config.training.max_steps or 1)))
+            message = f"{facts.path} has {count(supply)} tokens for this mix, and {{0}} steps read {count(total)}"
+            advice = f"lower {{0}}, raise {{1}} or add data: the run {'halts' if halts else 'ends'} at about step {step:,}"
+            findings.add("data.shorter_than_plan", "warning", message, MAX_STEPS, EPOCHS, advice=advice)
+    if not config.data.phases:
+        return
     for name, demand in phases_of(config)[-1]["taken"].items():
         tokens = buckets[name].tokens if name in buckets else None
         if epochs is not None and tokens is not None and demand > epochs * tokens:
@@ -226,28 +308,6 @@ def check_supply(config: Config, facts: RunData, total: int | None, allow_mismat
         severity: Severity = "warning" if allow_mismatch else "budget"
         advice = "change {0} or the tokens of {1}"
         findings.add("training.budget_mismatch", severity, message, MAX_STEPS, PHASES, advice=advice)
-
-
-def _check_plain(config: Config, facts: RunData, total: int, findings: Findings) -> None:
-    epochs, tokens = config.data.epochs, facts.tokens() or 0
-    if epochs is None:
-        if total > tokens:
-            times = f"it is read {total / tokens:.1f} times"
-            message = f"{facts.path} has {count(tokens)} tokens and the run reads {count(total)}: {times}"
-            many = total > MANY_PASSES * tokens and config.budget.seconds is None
-            advice = "lower {0} or prepare more text" if many else ""
-            findings.add("data.repeated", "warning" if many else "info", message, MAX_STEPS, advice=advice)
-        return
-    supply, halts = float(epochs * tokens), bool(config.data.mix) and config.data.exhausted == "halt"
-    if halts:  # the bucket that ends first ends the run
-        there = facts.splits["train"]
-        needed = {name: share for name, share in shares(config.data.mix).items() if share and name in there}
-        supply = min((epochs * (there[name].tokens or 0) / share for name, share in needed.items()), default=supply)
-    if total > supply:
-        step = int(supply // max(1, total // max(1, config.training.max_steps or 1)))
-        message = f"{facts.path} has {count(supply)} tokens for this mix, and {{0}} steps read {count(total)}"
-        advice = f"lower {{0}}, raise {{1}} or add data: the run {'halts' if halts else 'ends'} at about step {step:,}"
-        findings.add("data.shorter_than_plan", "warning", message, MAX_STEPS, EPOCHS, advice=advice)
 
 
 def count(tokens: float) -> str:

@@ -13,17 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact.gpt_simple import STATE, Saved, is_checkpoint, read_model, read_saved, refuse_other_shapes, saved_checkpoints
-from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
-from ingot.backends.open import find_device, open_backend, open_group
+from ingot.backends.open import find_device, open_backend, open_group, refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
 from ingot.config.memory import Size, model_size, row_bytes, state_bytes, step_bytes
 from ingot.config.schema import GPT2_PADDED_VOCAB_SIZE, Config
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers.by_name import BPE, bpe_size
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, IngotError, Rename, Setting, Unreadable
 from ingot.model.settings import FileSettings
-from ingot.preflight.data_checks import RunData, check_buckets, check_files, check_supply, look_at_data, phases_of, total_tokens
-from ingot.preflight.findings import Finding, Findings, Severity
-from ingot.runs.checkpoints import Checkpoint, newest_index, occupied, resume_point, started_from
+from ingot.preflight.data_checks import (
+    Finding,
+    Findings,
+    RunData,
+    Severity,
+    check_buckets,
+    check_files,
+    check_supply,
+    look_at_data,
+    phases_of,
+    total_tokens,
+)
+from ingot.runs.checkpoints import newest_index, occupied, resume_point, started_from
 from ingot.runs.folder import INDEX, named_path, saved_steps
 from ingot.runtime.devices import DEVICES
 from ingot.runtime.files import user_path
@@ -201,16 +210,15 @@ def _check_output(config: Config, findings: Findings) -> Path | None:
         return None
     folder = user_path(config.training.output_dir).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
-    why = ""
     if folder.resolve() == Path(folder.anchor):
         why = "a run needs its own folder"
     elif not nearest.is_dir():
         why = f"{nearest} is not a folder"
     elif not os.access(nearest, os.W_OK | os.X_OK):
         why = f"{nearest} cannot be written"
-    if why:
-        setting = Setting("training.output_dir")
-        findings.add("output.not_writable", "error", f"{{0}} cannot be {folder}: {why}", setting)
+    else:
+        return folder
+    findings.add("output.not_writable", "error", f"{{0}} cannot be {folder}: {why}", Setting("training.output_dir"))
     return folder
 
 
@@ -239,8 +247,26 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
         return None
     if checkpoint is None:
         return None
-    _check_changes(config, checkpoint, data, findings)
-    return {"path": str(checkpoint.path), "step": checkpoint.step, "tokens": checkpoint.progress.get("tokens")}
+    path, was = checkpoint.path, checkpoint.progress
+    now = {"path": str(path), "step": checkpoint.step, "tokens": was.get("tokens")}
+    try:
+        if data.dataset is not None:
+            facts = facts_of(config, data.dataset)
+        else:  # problems at data.path are reported elsewhere
+            facts = {**was, "config": config.model_dump(mode="json"), "data_fingerprint": was["data_fingerprint"]}
+        changed = changes(was, facts)
+    except (KeyError, TypeError, AttributeError):
+        findings.add(UNREADABLE, "error", f"{path} does not record which run it belongs to")
+        return now
+    shape = [change for change in changed if change.setting.startswith("model.")]
+    rest = [change for change in changed if change not in shape]
+    for code, some in (("resume.arch_drift", shape), ("resume.run_changed", rest)):
+        if some:
+            findings.append(Finding(code, "error", CannotContinue(path, some)))
+    if not changed and config.model_dump(mode="json") != was["config"]:
+        message = f"some settings differ from those saved in {path}; the run continues with the new ones"
+        findings.add("resume.config_drift", "info", message)
+    return now
 
 
 def foreign_checkpoint(resume: str, output: Path | None) -> Saved | None:
@@ -275,28 +301,6 @@ def _code(resume: str, output: Path | None) -> str:
     if not any((path / name).is_file() for name in (INDEX, STATE)) and not saved_steps(path / "checkpoints"):
         return "resume.no_trainer_state"
     return UNREADABLE if newest_index(output) is None else "resume.resolve_failed"
-
-
-def _check_changes(config: Config, checkpoint: Checkpoint, data: RunData, findings: Findings) -> None:
-    """Check that the run may continue a checkpoint with its settings and its data."""
-    path, was = checkpoint.path, checkpoint.progress
-    try:
-        if data.dataset is not None:
-            now = facts_of(config, data.dataset)
-        else:  # problems at data.path are reported elsewhere
-            now = {**was, "config": config.model_dump(mode="json"), "data_fingerprint": was["data_fingerprint"]}
-        changed = changes(was, now)
-    except (KeyError, TypeError, AttributeError):
-        findings.add(UNREADABLE, "error", f"{path} does not record which run it belongs to")
-        return
-    shape = [change for change in changed if change.setting.startswith("model.")]
-    rest = [change for change in changed if change not in shape]
-    for code, some in (("resume.arch_drift", shape), ("resume.run_changed", rest)):
-        if some:
-            findings.append(Finding(code, "error", CannotContinue(path, some)))
-    if not changed and config.model_dump(mode="json") != was["config"]:
-        message = f"some settings differ from those saved in {path}; the run continues with the new ones"
-        findings.add("resume.config_drift", "info", message)
 
 
 # The report as JSON and as text.
@@ -382,7 +386,7 @@ def _number(value: Any) -> str:
 
 # A trial step on this machine before a run reports the device, memory use and speed. It writes no files.
 
-OUT_OF_MEMORY, FAILED = "runtime.probe.oom", "runtime.probe.failed"
+FAILED = "runtime.probe.failed"
 
 
 def add_probe(report: Report) -> None:
@@ -404,7 +408,7 @@ def add_probe(report: Report) -> None:
             _take_step(report, ranks)
         except Exception as error:  # a custom model may raise anything
             full = "memory" in f"{type(error).__name__}: {error}".lower()  # frameworks report a full GPU in several ways
-            code, advice = (OUT_OF_MEMORY, "lower {0}, set {1} or use a smaller model") if full else (FAILED, "")
+            code, advice = ("runtime.probe.oom", "lower {0}, set {1} or use a smaller model") if full else (FAILED, "")
             if isinstance(error, IngotError):
                 findings.append(Finding(code, "error", error))
             else:

@@ -154,10 +154,9 @@ def read_json(path: Path) -> Any:
 
 def read_dict(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if there is none or it cannot be read."""
-    try:
+    with suppress(CheckpointError):
         return read_object(path)
-    except CheckpointError:
-        return None
+    return None
 
 
 def read_object(path: Path) -> dict[str, Any]:

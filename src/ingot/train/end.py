@@ -88,13 +88,7 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., A
     a, limit = config.artifact, config.budget.artifact_bytes
     scored = a.score and trainer.dataset.split("val").tokens > 1
     rows = trainer.evaluation.artifact_rows() if scored else None
-    weights, report, cut_short = trainer.backend.weights(), None, False
-
-    def stop() -> bool:
-        nonlocal cut_short
-        cut_short = shutdown.requested
-        return cut_short
-
+    weights, report, bpb, cut_short = trainer.backend.weights(), None, None, False
     if outputs is not None:
         whole = progress.val_whole and progress.val_step == progress.step  # the score covers these weights and the whole split
         facts = {**trainer.facts, "step": progress.step, "val_bpb": progress.val_bpb if whole else None}
@@ -102,7 +96,8 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., A
             facts["tokenizer"] = None
         path = outputs.folder.artifact / artifact_name(a.codec)
         trainer.reporter.waiting("exporting")
-        codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, stop)
+        codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, lambda: shutdown.requested)
+        cut_short = shutdown.requested
         if not cut_short:  # else the codes found so far may exceed the size limit and are not the best
             with writing(path):
                 report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)
@@ -115,17 +110,15 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., A
         raise Interrupted
     if report is None:
         return None
-    return Exported(report.path, report.bytes, _score(trainer, report.path, rows, shutdown, score) if scored else None, rows)
-
-
-def _score(trainer: Trainer, path: Path, rows: int | None, shutdown: Shutdown, score: Callable[..., Any]) -> float | None:
-    """Return the bits per byte of the written file, evaluated by a process that receives only the file."""
-    trainer.backend.release()
-    trainer.reporter.message(f"scoring {path}")
-    try:
-        waiting = partial(trainer.reporter.waiting, SCORING)
-        return float(score(path, None, trainer.config.training.device, rows, waiting, lambda: shutdown.requested)["val_bpb"])
-    except RunError as error:  # training has completed, so a failed evaluation does not fail the run
-        reason = "interrupted" if shutdown.requested else error
-    trainer.reporter.message(f"{path} was not scored: {reason}; score it with: ingot eval --artifact {shlex.quote(str(path))}")
-    return None
+    if scored:
+        trainer.backend.release()
+        trainer.reporter.message(f"scoring {path}")
+        try:
+            waiting = partial(trainer.reporter.waiting, SCORING)
+            bpb = float(score(path, None, config.training.device, rows, waiting, lambda: shutdown.requested)["val_bpb"])
+        except RunError as error:  # training has completed, so a failed evaluation does not fail the run
+            reason = "interrupted" if shutdown.requested else error
+            trainer.reporter.message(
+                f"{path} was not scored: {reason}; score it with: ingot eval --artifact {shlex.quote(str(path))}"
+            )
+    return Exported(path, report.bytes, bpb, rows)

@@ -144,9 +144,9 @@ def open_outputs(
         in_file: dict[tuple[str, ...], Any] = {}
         with suppress(ConfigError):  # the file alone may not be a valid config
             in_file = dict(leaf_values(load_config(file=config_path, environment={}).config))
-        differing = [(path, value) for path, value in leaf_values(config) if path not in in_file or in_file[path] != value]
         unshown = ("training", "output_dir"), ("training", "resume")
-        other_settings = {".".join(path): value for path, value in differing if path not in unshown}
+        own = [(path, value) for path, value in leaf_values(config) if path not in unshown]
+        other_settings = {".".join(path): value for path, value in own if path not in in_file or in_file[path] != value}
     # Write environment.json first, because it marks the folder as a run's, so that a process killed here can start again.
     folder.write_environment(installed(packages(config.training.device)), config=config_yaml, besides=other_settings)
     folder.remove(folder.result_path)  # so that a session that crashes does not look complete

@@ -95,8 +95,7 @@ def run(
             progress = read_progress(checkpoint)
             backend.load(checkpoint.tensors)
             checkpoint.tensors.clear()  # free the memory: the backend has its own copy
-        projects = tracking.wandb_project, tracking.trackio_project
-        if outputs is not None and (tracking.tensorboard or projects != (None, None)):
+        if outputs is not None and (tracking.tensorboard or tracking.wandb_project or tracking.trackio_project):
             shown_config, folder_path = front.tracked_config() or config.model_dump(mode="json"), outputs.folder.path
             tracker = Tracking(
                 tracking, folder_path, progress.step, progress.wandb_id, shown_config, front.tracked, reporter.message
@@ -112,7 +111,7 @@ def run(
         if outputs is not None:
             outputs.heartbeat.update(flops_per_token=backend.flops_per_token(config.data.seq_len))
         tuned = backend.tuned()
-        report = BeginReport(
+        begin = BeginReport(
             run=str(outputs.folder.path) if outputs is not None else "",
             device=backend.device.name,
             precision=tuned["precision"],
@@ -127,7 +126,7 @@ def run(
             budget_seconds=config.budget.seconds,
             elapsed_seconds=progress.elapsed_seconds,
         )
-        reporter.begin(report)
+        reporter.begin(begin)
         trainer.prime(shutdown)
         starting_up.close()
         status = trainer.run(shutdown)

@@ -37,8 +37,17 @@ class Position:
 
 def plan_step(config: Config, at: Position) -> StepPlan:
     """Return the plan of the step that begins at a position."""
+    stages = _stages(config)
+    if stages[0].steps is not None:
+        ends: list[float] = list(accumulate(stage.steps or 0 for stage in stages))
+        done: float = at.step
+    else:
+        ends = list(accumulate(stage.share or 0.0 for stage in stages))
+        done = fraction_spent(config, at.step, at.seconds) + ROUNDING
+    over = sum(done >= end for end in ends[:-1])  # the last stage continues to the end
+    stage = max(over, len(at.starts) - 1)  # a stage that has begun stays begun when the budget is raised
     scale = learning_rate_scale(config, at.step, at.seconds)
-    return _plan(config, at, _stage_at(config, at), scale, muon_decay_scale(config, at.step, at.seconds))
+    return _plan(config, at, stage, scale, muon_decay_scale(config, at.step, at.seconds))
 
 
 def shapes(config: Config) -> list[StepPlan]:
@@ -80,29 +89,13 @@ def _stages(config: Config) -> tuple[StageSection, ...]:
     return tuple(config.training.stages) or ONE_STAGE
 
 
-def _stage_at(config: Config, at: Position) -> int:
-    stages = _stages(config)
-    if stages[0].steps is not None:
-        ends: list[float] = list(accumulate(stage.steps or 0 for stage in stages))
-        done: float = at.step
-    else:
-        ends = list(accumulate(stage.share or 0.0 for stage in stages))
-        done = fraction_spent(config, at.step, at.seconds) + ROUNDING
-    over = sum(done >= end for end in ends[:-1])  # the last stage continues to the end
-    return max(over, len(at.starts) - 1)  # a stage that has begun stays begun when the budget is raised
-
-
-def _phase_at(config: Config, at: Position) -> int:
-    ends = accumulate(phase.tokens for phase in config.data.phases[:-1])  # the last never ends
-    over = sum(at.tokens >= end for end in ends)
-    begun = min(at.phases, len(config.data.phases)) - 1
-    return max(0, over, begun)  # a phase that has begun stays begun when others are made longer
-
-
 def _plan(config: Config, at: Position, number: int, scale: float, muon_decay: float) -> StepPlan:
     stage, longest = _stages(config)[number], config.data.seq_len
     samples = (stage.tokens_per_step or config.training.tokens_per_step) // longest
     seq_len = stage.seq_len or longest
+    phases = config.data.phases
+    over = sum(at.tokens >= end for end in accumulate(phase.tokens for phase in phases[:-1]))  # the last phase never ends
+    begun = min(at.phases, len(phases)) - 1  # a phase that has begun stays begun when others are made longer
 
     def rates(group: ParameterGroup) -> GroupRates:
         lr = group.learning_rate * (scale * stage.rate * stage.rates.get(group.name, 1.0))
@@ -121,6 +114,6 @@ def _plan(config: Config, at: Position, number: int, scale: float, muon_decay: f
         model=stage.model,
         ema_decay=average_decay(config, at.step),
         tokens=at.tokens,
-        phase=_phase_at(config, at),
+        phase=max(0, over, begun),
         places=at.places,
     )

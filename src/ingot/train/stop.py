@@ -72,7 +72,7 @@ def fits(elapsed: float, step_seconds: float, budget: float | None, overshoot: b
     return elapsed < budget if overshoot else elapsed + step_seconds <= budget
 
 
-SETTING, RESERVE = "training.max_runtime_seconds", "training.walltime_reserve_seconds"
+SETTING = "training.max_runtime_seconds"
 JOB_END = "SLURM_JOB_END_TIME"
 VARIABLES = {JOB_END: "unix seconds", "INGOT_MAX_RUNTIME": "seconds above 0", "GPT_SIMPLE_MAX_RUNTIME": "seconds above 0"}
 RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # minimum reserve for the last save: the smaller of these seconds and this share
@@ -128,7 +128,7 @@ def find_walltime(
     if walltime.reserve is not None and walltime.reserve >= walltime.seconds:
         raise ConfigError(
             f"{{0}} leaves nothing of the {walltime.seconds:,.0f} s that {{1}} gives this session",
-            Setting(RESERVE, f"{walltime.reserve:g}"),
+            Setting("training.walltime_reserve_seconds", f"{walltime.reserve:g}"),
             Setting(source),
             advice="lower the first or give it more time",
         )
@@ -147,7 +147,7 @@ class Shutdown:
         self.reason = 0  # 0: no stop was requested
         self._announce = announce
         self._first_at = 0.0
-        self._breaks_off = False
+        self.breaks_off = False  # set while there is nothing to save: a signal raises Interrupted at once
         self._before: dict[int, Any] = {}
         self._walltime: Walltime | None = None
         self._save_seconds: Callable[[], float] = lambda: 0.0
@@ -196,21 +196,12 @@ class Shutdown:
         """Return the stop reason of this rank after its save: a stop file takes precedence, so that it ends a chain of jobs."""
         return STOP_FILE if self._stop_file is not None and self._stop_file.is_file() else self.reason
 
-    @contextmanager
-    def breaking_off(self, alone: bool) -> Iterator[None]:
-        """Enter a block with nothing to save: a signal to a single rank raises Interrupted at once."""
-        try:
-            self._breaks_off = alone
-            yield
-        finally:
-            self._breaks_off = False
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             leave_closed_terminal()
         if not self.reason:
             self.ask(number)
-            if self._breaks_off:
+            if self.breaks_off:
                 raise Interrupted
         elif number == signal.SIGINT and time.monotonic() - self._first_at >= self._echo_seconds:
             if self._announce and os.isatty(2):

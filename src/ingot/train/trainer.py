@@ -81,13 +81,15 @@ class Trainer:
         self.reporter.waiting("compiling" if compiled else "priming")
         left = shapes(self.config)[plan_step(self.config, self.progress.position(self.clock.elapsed)).stage :]
         plans = [replace(plan, step=step) for plan in left for step in range(steps)]
-        with suppress(Interrupted), self.backend.without_trace(), shutdown.breaking_off(self.backend.ranks.world_size == 1):
+        shutdown.breaks_off = self.backend.ranks.world_size == 1
+        with suppress(Interrupted), self.backend.without_trace():
             for done, plan in enumerate(plans, 1):
                 if self.backend.maximum([shutdown.requested])[0]:
                     break
                 first = self._first(plan)
                 self.backend.step(first.batch, first.targets, plan).result()
                 self.reporter.primed(done, len(plans))
+        shutdown.breaks_off = False
 
     def _first(self, plan: StepPlan) -> RankBatch:
         """Read the batch of a plan at the current position, bypassing the prefetching reader."""
@@ -160,8 +162,19 @@ class Trainer:
                 durations.append(self.clock.elapsed - began)
                 p.step_seconds = longest_but_one(durations)
                 self._warn_if_slow(durations[-1])
-                # 3. Evaluate and save if due.
-                self._evaluate_and_save(elapsed)
+                # 3. Evaluate and save if due by the step number or the synchronised clock; the end of the run does so separately.
+                points, self._points = self._points, self._points_by(elapsed)
+                due = self._evaluation_is_due() or (self._points > points and not self._at_end())
+                if due and self.evaluation.has_time(elapsed):
+                    self._finish_pending_step()
+                    if self.evaluation.evaluate(c.evaluation.rows):
+                        self.save()
+                save_by_step = c.training.save_every and p.step % c.training.save_every == 0
+                save_by_clock = c.training.save_seconds and elapsed - self._saved_at >= c.training.save_seconds
+                if (save_by_step or save_by_clock) and not self._at_end():
+                    self._saved_at = elapsed
+                    self._finish_pending_step()
+                    self.save()
         except Interrupted:
             return "stopped"
 
@@ -228,13 +241,8 @@ class Trainer:
         )
         if self.outputs is not None:
             self.outputs.heartbeat.check()
-            self.outputs.heartbeat.update(
-                step=report.step,
-                loss=result.loss,
-                tokens=report.tokens,
-                tokens_per_second=report.tokens_per_second,
-                elapsed_seconds=report.elapsed_seconds,
-            )
+            shown = ("step", "loss", "tokens", "tokens_per_second", "elapsed_seconds")
+            self.outputs.heartbeat.update(**{name: getattr(report, name) for name in shown})
             if log:
                 self.outputs.folder.record("train", asdict(report))
             self.reporter.step(report, log)
@@ -271,29 +279,13 @@ class Trainer:
         share = {1: 0.5, 2: 0.1}.get(self._steps, math.inf)
         if budget.seconds is None or budget.overshoot or seconds <= share * budget.seconds:
             return
-        large = vocab_size >= LARGE_VOCABULARY
-        vocabulary = f", use a byte or small tokenizer instead of one of {vocab_size:,} ids" if large else ""
+        smaller = f", use a byte or small tokenizer instead of one of {vocab_size:,} ids"
+        vocabulary = smaller if vocab_size >= LARGE_VOCABULARY else ""
         self.reporter.message(
             f"a step takes {seconds:.1f} s, more than a tenth of budget.seconds={budget.seconds:g}: only about "
             f"{max(1, int(budget.seconds / seconds))} fit; lower training.tokens_per_step={tokens:,}{vocabulary}, train a "
             "smaller model or raise budget.seconds"
         )
-
-    def _evaluate_and_save(self, elapsed: float) -> None:
-        """Evaluate and save if due by the step number or by the synchronised clock."""
-        c, step, before = self.config, self.progress.step, self._points
-        self._points = self._points_by(elapsed)
-        due = self._evaluation_is_due() or (self._points > before and not self._at_end())
-        if due and self.evaluation.has_time(elapsed):
-            self._finish_pending_step()
-            if self.evaluation.evaluate(c.evaluation.rows):
-                self.save()
-        save_by_step = c.training.save_every and step % c.training.save_every == 0
-        save_by_clock = c.training.save_seconds and elapsed - self._saved_at >= c.training.save_seconds
-        if (save_by_step or save_by_clock) and not self._at_end():  # the end of the run saves separately
-            self._saved_at = elapsed
-            self._finish_pending_step()
-            self.save()
 
     def save(self, kind: Kind = "regular", wait: bool = False) -> None:
         """Copy the state and start writing it; with `wait`, block until it is written. Called on every rank."""

@@ -124,7 +124,7 @@ def test_only_our_models_outside_of_autocast_are_recorded(gpt2, monkeypatch):
 def test_a_loaded_model_writes_with_recorded_steps(monkeypatch):
     model, read = make("gpt2"), Step.read
     steps = []
-    monkeypatch.setattr(Step, "read", lambda self, new, held: steps.append(held) or read(self, new, held))
+    monkeypatch.setattr(Step, "read", lambda self, new, held, *rest: steps.append(held) or read(self, new, held, *rest))
     config = load_config(python={"training": {"max_steps": 1}}, environment={}).config
     device = find_device("cpu")
     backend = TorchInference(model, VOCABULARY, device, "fp32", Collectives(Ranks(), device))

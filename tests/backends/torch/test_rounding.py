@@ -7,7 +7,7 @@ import torch
 from ingot.artifact.container import read_artifact, write_artifact
 from ingot.backends.base import Rounding
 from ingot.backends.open import open_backend, open_inference
-from ingot.backends.torch import rounding
+from ingot.backends.torch import inference, rounding
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError
@@ -78,12 +78,13 @@ def _tables(model):
     return {name for name, p in model.named_parameters() if p is getattr(model, "head", None) or "emb" in name or "wte" in name}
 
 
-def test_every_matrix_of_every_family_is_rounded_by_its_inputs(opened):
+def test_every_matrix_of_every_family_is_rounded_by_its_inputs(opened, monkeypatch):
     """The head too, tied or not; a table that is only looked up has no inputs, and neither has a table of positions."""
     backend, _ = opened
-    moments = Moments()
-    moments.watch(backend.model, lambda: backend._read(batches(), moments))
-    known = {name for name, p in backend.model.named_parameters() if id(p) in moments.found}
+    moments = {}
+    monkeypatch.setattr(inference, "TorchRounder", lambda model, found: moments.update(found))
+    backend.rounder(batches())
+    known = {name for name, p in backend.model.named_parameters() if id(p) in moments}
     large = {name for name, p in backend.model.named_parameters() if p.dim() == 2 and p.numel() > SMALL and "wpe" not in name}
     assert known >= large
 
@@ -118,7 +119,8 @@ def changed(layer, moments):
 def test_gptq_changes_the_products_far_less_than_rounding_to_the_nearest_for_the_same_bytes(layer):
     model, x = layer
     moments = Moments()
-    moments.watch(model, lambda: model(x))
+    with moments.watching(model):
+        model(x)
     weight = model[0].weight.detach().clone()
     nearest, size = changed(layer, Moments())
     model[0].weight.data.copy_(weight)
@@ -132,7 +134,8 @@ def test_gptq_carries_errors_beyond_the_first_block_of_columns(monkeypatch):
     linear, x = torch.nn.Linear(300, 64, bias=False), torch.randn(4096, 40) @ torch.randn(40, 300) + 0.1 * torch.randn(4096, 300)
     model = torch.nn.Sequential(linear)
     moments, before = Moments(), linear.weight.detach().clone()
-    moments.watch(model, lambda: model(x))
+    with moments.watching(model):
+        model(x)
     rounded = []
     for columns in (128, 512):  # three blocks, and all columns in one
         monkeypatch.setattr(rounding, "BLOCK_COLUMNS", columns)
@@ -154,7 +157,8 @@ def test_rows_of_one_value_and_of_zeros_keep_it():
 def test_inputs_that_are_always_zero_do_no_harm(layer):
     model, x = layer
     moments = Moments()
-    moments.watch(model, lambda: model(torch.zeros_like(x)))
+    with moments.watching(model):
+        model(torch.zeros_like(x))
     assert np.isfinite(changed(layer, moments)[0])
 
 

@@ -11,7 +11,7 @@ from torch_kit import make, plan_of, rows_of
 
 from ingot.backends.torch import tune as threads
 from ingot.backends.torch import tune as tuning
-from ingot.backends.torch.tune import THREADS_VARIABLE, fastest_threads, settle_threads
+from ingot.backends.torch.tune import THREADS_VARIABLE, settle_threads
 
 NOW = [0.0]  # seconds, which pass in the passes that are measured alone
 
@@ -45,20 +45,20 @@ def never() -> None:
 
 
 def test_threads_that_wait_for_each_other_become_fewer() -> None:
-    assert fastest_threads(passes(lambda count: 0.01 * count), alone) == 1
+    assert settle_threads("auto", {}, True, passes(lambda count: 0.01 * count), alone) == 1
 
 
 def test_threads_that_share_the_work_stay() -> None:
-    assert fastest_threads(passes(lambda count: 0.04 / count), alone) == 4
+    assert settle_threads("auto", {}, True, passes(lambda count: 0.04 / count), alone) == 4
 
 
 def test_fewer_threads_that_are_hardly_faster_are_not_worth_other_bits() -> None:
-    assert fastest_threads(passes(lambda count: 0.02), alone) == 4
+    assert settle_threads("auto", {}, True, passes(lambda count: 0.02), alone) == 4
 
 
 def test_the_slowest_rank_decides() -> None:
     with_another = iter([[4.0], [0.1], [0.5]])  # what both have at most: threads, then seconds with four and with two
-    assert fastest_threads(passes(lambda count: 0.001 * count), lambda values: next(with_another)) == 4
+    assert settle_threads("auto", {}, True, passes(lambda count: 0.001 * count), lambda values: next(with_another)) == 4
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_the_training_data_announce_that_they_begin_again(golf: Golf) -> None:
 def test_the_files_head_proves_what_ran_and_is_not_on_the_console(golf: Golf, finished: Ran, tmp_path: Path) -> None:
     text = (tmp_path / "logs/toy.txt").read_text()
     head, versions, rest = text.split(f"{RULE}\n")
-    for part in ("NUM_LAYERS=2\n", "  layers: 2", "class Golf(", "class Muon", "def warmdown("):
+    for part in ("NUM_LAYERS=2\n", "  layers: 2", "class Golf(", "class Muon", "def learning_rate_scale("):
         assert part in head and part not in finished.out
     assert head.startswith("ingot ") and f"Running PyTorch {torch.__version__}" in versions and "Running Python 3." in versions
     assert rest == finished.out.partition("\n")[2]

@@ -63,6 +63,13 @@ def test_the_width_inside_the_mlp_follows_from_its_kind(kind: str, inner: int) -
     assert inner in {size for name, p in model.named_parameters() if "mlp" in name for size in p.shape}
 
 
+def test_a_config_says_its_heads_and_inner_width_as_gpt_simples_does() -> None:
+    config = ModelConfig(n_embd=768, n_head=12, n_kv_head=4)
+    assert (config.kv_heads, config.intermediate_dim()) == (4, 2048)
+    assert (ModelConfig().kv_heads, ModelConfig(mlp_type="mlp").intermediate_dim()) == (12, 3072)
+    assert ModelConfig(intermediate_size=100).intermediate_dim() == 100
+
+
 def test_from_the_checkout_gpt_simple_is_imported_and_run_by_its_own_name() -> None:
     root = Path(__file__).parents[3]
     program = "import gpt_simple, ingot.compat.gpt_simple as ours; assert gpt_simple is ours and gpt_simple.Config"

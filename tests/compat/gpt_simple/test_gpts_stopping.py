@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from cli_program import Cli
-from original import SITE, Original
+from original import SITE, Original, write_config
 from programs import AT_TORCH, Ingot, checkpoints, losses, plant, progress
 
 from ingot.artifact.gpt_simple import read_model, saved_checkpoints
@@ -143,6 +143,13 @@ def test_ranks_are_started_and_a_run_on_fewer_keeps_its_batch(cli: Cli, gpts: Pa
     assert "Resuming from step 4" in said.err
     refused = ingot("-q", *TRAIN, "--nproc_per_node", 2, "--data.path", "nowhere", command=MODULE, folder=gpts, code=3)
     assert len(refused.stderr.splitlines()) == 1 and "nowhere" in refused.stderr
+
+
+def test_a_rank_that_was_killed_is_reported_under_the_name_of_the_program(ingot: Ingot, gpts: Path, tmp_path: Path) -> None:
+    write_config(gpts / "config.yaml")
+    plant(ingot, tmp_path, "import os, signal\nif os.environ.get('RANK') == '1':\n    os.kill(os.getpid(), signal.SIGKILL)")
+    program = ingot("-q", *TRAIN, "--nproc_per_node", 2, "--training.max_steps", 4, command=MODULE, folder=gpts, code=1)
+    assert re.search(r"^gpt-simple: error: rank process \d+ was ended by SIGKILL$", program.stderr, re.M)
 
 
 @pytest.mark.parametrize(("rank", "code"), [("0", 75), ("1", 0)])

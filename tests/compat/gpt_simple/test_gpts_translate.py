@@ -11,10 +11,10 @@ from original import BUCKETS, write_config
 
 from ingot.compat.gpt_simple.config import DataConfig, GptSimpleConfig, ModelConfig, OptimizerConfig, TrainingConfig, read_config
 from ingot.compat.gpt_simple.training import GptSimpleReporter, Log
-from ingot.compat.gpt_simple.translate import padded_vocabulary, tokenizer_name, translate, warnings
+from ingot.compat.gpt_simple.translate import tokenizer_name, translate, warnings
 from ingot.config.schema import Config as IngotConfig
 from ingot.data.loading.order import DataExhausted
-from ingot.data.tokenizers import open_tokenizer
+from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import ConfigError
 from ingot.optim.schedules import learning_rate_scale
 
@@ -110,13 +110,16 @@ def test_buckets_have_equal_weights_unless_a_curriculum_gives_them_others(gpts: 
 
 
 def test_the_embedding_has_a_row_for_a_pad_token_and_a_multiple_of_128(gpts: Path) -> None:
-    assert padded_vocabulary(open_tokenizer("gpt2")) == 50304  # 50,257 ids and one more
-    assert padded_vocabulary(open_tokenizer("tok")) == 384
+    def rows(tokenizer: Tokenizer) -> int | None:
+        return translate(GptSimpleConfig(), tokenizer=tokenizer).config.model.vocab_size
+
+    assert rows(open_tokenizer("gpt2")) == 50304  # 50,257 ids and one more
+    assert rows(open_tokenizer("tok")) == 384
     full = open_tokenizer("tok")
     full.vocab_size, full.pad = 384, 3  # one that needs no other
-    assert padded_vocabulary(full) == 384
+    assert rows(full) == 384
     full.pad = None
-    assert padded_vocabulary(full) == 512
+    assert rows(full) == 512
 
 
 def test_a_bare_name_is_a_tokenizer_of_the_hub_and_a_folder_is_itself(gpts: Path) -> None:

@@ -14,7 +14,7 @@ from ingot.data.formats.gpt_simple_folder import Pair, index_bytes, read_index, 
 from ingot.data.formats.nanogpt_folder import META, char_tokenizer, meta_bytes, read_meta
 from ingot.data.formats.opener import detect, open_tokens
 from ingot.data.store.documents import Marks, cut
-from ingot.data.store.shards import PlainWriter, ShardWriter, TokenStream, open_plain, open_shard
+from ingot.data.store.shards import TokenStream, TokenWriter, open_plain, open_shard
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer
 from ingot.errors import ConfigError, DataError
 
@@ -153,7 +153,7 @@ def test_what_cannot_be_told_is_refused_and_says_what_to_do(tmp_path):
 def test_nanogpt_files_give_back_what_was_written(tmp_path_factory, bodies, marked):
     folder, marks = tmp_path_factory.mktemp("nano"), Marks(MARK, MARK) if marked else Marks()
     with ExitStack() as files:
-        writer = StreamWriter(1 << 62, lambda _: PlainWriter(folder / "train.bin", files))
+        writer = StreamWriter(1 << 62, lambda _: TokenWriter(folder / "train.bin", files))
         for body in bodies:
             writer.add_document(with_marks([ids(*body[:3]), ids(*body[3:])], Marks(eos=marks.eos)))
         writer.close()
@@ -163,7 +163,7 @@ def test_nanogpt_files_give_back_what_was_written(tmp_path_factory, bodies, mark
         return
     assert (folder / "train.bin").read_bytes() == np.array(flat, "<u2").tobytes()
     assert list(open_plain(folder / "train.bin")) == flat
-    assert (writer.tokens, writer.documents) == (len(flat), len(bodies) if marked else sum(map(bool, bodies)))
+    assert (writer.state.tokens, writer.state.documents) == (len(flat), len(bodies) if marked else sum(map(bool, bodies)))
     assert documents_of(open_tokens(folder, "nanogpt"), "train", marks) == (bodies if marked else [flat])
 
 
@@ -266,7 +266,7 @@ def test_a_meta_that_is_no_list_of_sorted_characters_gives_no_tokenizer(tmp_path
 def test_shards_give_back_what_was_written_wherever_files_end(tmp_path_factory, bodies, limit):
     folder = tmp_path_factory.mktemp("shards")
     with ExitStack() as files:
-        writer = StreamWriter(limit, lambda n: ShardWriter(folder / f"fineweb_train_{n:06d}.bin", files))
+        writer = StreamWriter(limit, lambda n: TokenWriter(folder / f"fineweb_train_{n:06d}.bin", files, header=True))
         for body in bodies:
             writer.add_document(with_marks([ids(*body)], Marks(bos=MARK)))
         writer.close()
@@ -276,7 +276,7 @@ def test_shards_give_back_what_was_written_wherever_files_end(tmp_path_factory, 
     paths = sorted(folder.iterdir())
     assert [path.name for path in paths] == [f"fineweb_train_{n:06d}.bin" for n in range(-(-len(flat) // limit))]
     assert [int(token) for path in paths for token in open_shard(path)] == flat
-    assert (writer.documents, writer.tokens) == (len(bodies), len(flat))
+    assert (writer.state.documents, writer.state.tokens) == (len(bodies), len(flat))
     assert documents_of(open_tokens(folder), "train", Marks(MARK, MARK)) == bodies
 
 
@@ -356,7 +356,7 @@ def test_pairs_give_back_what_was_written_wherever_windows_end(tmp_path_factory,
         return
     pairs = [Pair(path) for path in sorted(folder.rglob("*.bin"))]
     assert max(int(np.diff(pair.offsets).max()) for pair in pairs) <= max_length
-    assert sum(pair.tokens for pair in pairs) == writer.tokens == open_tokens(folder).tokens["train"]
+    assert sum(pair.tokens for pair in pairs) == writer.state.tokens == open_tokens(folder).tokens["train"]
     assert documents_of(open_tokens(folder), "train", Marks(None, MARK)) == bodies
 
 

@@ -38,7 +38,7 @@ def test_a_long_row_becomes_pieces_one_after_the_other(seq_len):
 
 
 def test_pieces_keep_documents_apart_and_their_last_targets():
-    source = WindowRows(Numbered(500, 0, 3, 40, 41, 100), Shuffle(500, LONG, 7), LONG, documents=True)
+    source = WindowRows(Numbered(500, 0, 3, 40, 41, 100), Shuffle(500, LONG, 7), LONG, planes=3)
     whole, _ = batch_of(source, range(41), range(41), LONG)
     pieces, _ = batch_of(source, range(41), range(41), 4)
     assert np.array_equal(pieces[:, 2].reshape(41, LONG), whole[:, 2])

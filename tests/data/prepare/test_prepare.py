@@ -749,6 +749,13 @@ def mixed(tmp_path):
     return folder
 
 
+def test_all_files_that_are_not_utf8_are_named_at_once(tmp_path, mixed, caplog):
+    with pytest.raises(DataError, match=r"2 files are not utf-8.*--encoding.*--skip-unreadable"):
+        prepare([mixed], tmp_path / "out", "byte", val_fraction=0)
+    assert [record.args[0].name for record in caplog.records] == ["b.txt", "c.jsonl"]
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_file_that_is_not_utf8_is_named_with_the_byte_and_what_to_give(tmp_path, mixed):
     with pytest.raises(DataError, match=r"b\.txt is not UTF-8: byte 0xe9 at offset 3.*--encoding"):
         prepare([mixed / "b.txt"], tmp_path / "out", "byte", val_fraction=0)

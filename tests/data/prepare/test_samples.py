@@ -14,7 +14,7 @@ from ingot.data.prepare import cached
 from ingot.data.prepare.cached import sample_path
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.tokenizers import CharTokenizer, by_name
-from ingot.data.tokenizers.by_name import learn_bpe
+from ingot.data.tokenizers.by_name import learn_from
 from ingot.data.verify.audit import audit
 from ingot.errors import ConfigError, DataError
 
@@ -182,7 +182,8 @@ def test_a_learned_vocabulary_is_given_for_what_was_asked_and_for_no_other(tmp_p
 
 
 def test_a_learned_vocabulary_of_a_folder_that_does_not_say_what_was_asked_is_known_by_its_size(tmp_path):
-    tokenizer = learn_bpe("bpe:300", [b"to be or not to be, that is the question: whether it is nobler to suffer " * 3])
+    text = b"to be or not to be, that is the question: whether it is nobler to suffer " * 3
+    tokenizer = learn_from("bpe:300", list, lambda: [text])
     write_dataset([("train", "to be")], tmp_path / "data", tokenizer, source=None)
     assert open_dataset(str(tmp_path / "data"), f"bpe:{tokenizer.vocab_size}").tokenizer.kind == "huggingface"
     with pytest.raises(DataError, match=rf"data\.tokenizer is bpe:8192 and .*huggingface.*{tokenizer.vocab_size} ids"):

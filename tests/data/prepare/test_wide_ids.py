@@ -15,8 +15,7 @@ from ingot.data.loading.rows import make_rows
 from ingot.data.prepare.pipeline import prepare
 from ingot.data.store.shards import HEADER_BYTES
 from ingot.data.tokenizers import open_tokenizer
-from ingot.data.verify.audit import audit
-from ingot.data.verify.contents import inspect
+from ingot.data.verify.audit import audit, inspect
 
 FIRST = 70_000  # what is added to every id but that of the mark, which is 0
 TEXT = "".join(f"word {i * 7 % 8} and then {i % 8}, " for i in range(400))

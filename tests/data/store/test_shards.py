@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from shard_files import write_shard
 
-from ingot.data.store.shards import ShardWriter, open_shard
+from ingot.data.store.shards import TokenWriter, open_shard
 from ingot.errors import DataError
 
 
@@ -32,7 +32,7 @@ def test_the_file_is_1024_bytes_of_header_and_little_endian_tokens(tmp_path):
 def test_a_shard_grows_by_parts_of_any_size(tmp_path, sizes):
     tokens = np.arange(100, dtype=np.uint16)
     with ExitStack() as files:
-        writer = ShardWriter(tmp_path / "a.bin", files)
+        writer = TokenWriter(tmp_path / "a.bin", files, header=True)
         for part in np.split(tokens, np.cumsum(sizes[:-1])):
             writer.append(part)
         writer.close()
@@ -42,13 +42,13 @@ def test_a_shard_grows_by_parts_of_any_size(tmp_path, sizes):
 def test_a_shard_that_another_process_began_is_continued_where_it_was_saved(tmp_path):
     tokens = np.arange(50, dtype=np.uint16)
     with ExitStack() as files:
-        writer = ShardWriter(tmp_path / "a.bin", files)
+        writer = TokenWriter(tmp_path / "a.bin", files, header=True)
         writer.append(tokens[:20])
         writer.sync()
         writer.append(tokens[:9])
         writer.sync()  # of this nobody took note
     with ExitStack() as files:
-        writer = ShardWriter(tmp_path / "a.bin", files, written=20)
+        writer = TokenWriter(tmp_path / "a.bin", files, written=20, header=True)
         writer.append(tokens[20:])
         writer.close()
     assert open_shard(tmp_path / "a.bin").tolist() == tokens.tolist()

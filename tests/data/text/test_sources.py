@@ -282,7 +282,7 @@ def test_a_file_that_unpacks_to_more_than_the_memory_is_read_in_pieces(tmp_path)
 def test_without_zstandard_a_zst_file_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     path = put(tmp_path / "a.txt.zst", PACK["zst"](b"a"))
-    assert refused(path, error=ConfigError).endswith("needs the package zstandard; install it with: pip install 'ingot-lm[zst]'")
+    assert refused(path, error=ConfigError).endswith("needs the package zstandard; pip install 'ingot-lm[zst]'")
 
 
 # Progress and counting
@@ -349,9 +349,7 @@ def test_what_is_wrong_in_a_parquet_file_is_named(tmp_path):
 def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = put(tmp_path / "a.parquet", "PAR1")
-    assert refused(path, error=ConfigError).endswith(
-        "needs the package pyarrow; install it with: pip install 'ingot-lm[parquet]'"
-    )
+    assert refused(path, error=ConfigError).endswith("needs the package pyarrow; pip install 'ingot-lm[parquet]'")
 
 
 # Datasets on the hub: which files they are, and the real client against a server of our own

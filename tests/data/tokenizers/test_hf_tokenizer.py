@@ -273,6 +273,15 @@ def test_a_spec_with_a_start_that_cannot_be_is_refused(bos):
         from_spec({**LLAMA.spec(), "bos": bos})
 
 
+@pytest.mark.parametrize("pattern", [{"String": "\uffff"}, {"Regex": "\uffff"}])
+def test_a_tokenizer_json_whose_replacements_lengthen_a_text_without_bound_is_refused(pattern):
+    # They replace what no text has, so that the test ends where they are not refused.
+    steps = [{"type": "Replace", "pattern": pattern, "content": "\uffff" * 10}] * 12
+    normalizer = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": steps}]}
+    with pytest.raises(DataError, match="lengthen a text without bound"):
+        toy_hf(byte_level_config(normalizer=normalizer))
+
+
 def test_a_tokenizer_json_that_replaces_characters_by_a_few_others_is_read():
     pairs = [(chr(0x2150 + number), f"{number}...") for number in range(12)]
     steps = [{"type": "Replace", "pattern": {"String": old}, "content": new} for old, new in pairs]

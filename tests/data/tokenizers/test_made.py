@@ -24,7 +24,7 @@ def chinese(end: str) -> str:
 
 @pytest.mark.parametrize("text", [chinese("\n"), chinese("\u3002"), "a b" + chinese("\u3002")], ids=["lines", "none", "early"])
 def test_a_long_text_without_spaces_is_learned_from_like_any_other(text: str) -> None:
-    tokenizer = made.learn_bpe("bpe:400", [text.encode()])
+    tokenizer = made.learn_from("bpe:400", list, lambda: [text.encode()])
     assert tokenizer.vocab_size == 400
     assert tokenizer.encode("\u4e00\u4e01\u4e02\u4e03").size <= 4
 
@@ -33,5 +33,5 @@ def test_a_long_text_without_spaces_is_learned_from_like_any_other(text: str) ->
 def test_a_long_text_is_cut_between_two_words(space: str) -> None:
     text = f"to be or not to be{space}".encode() * 9999
     text = text[: LEARNED - 99].rsplit(space.encode(), 1)[0] + space.encode() + b"z" * 999
-    tokenizer = made.learn_bpe("bpe:300", [text])
+    tokenizer = made.learn_from("bpe:300", list, lambda: [text])
     assert tokenizer.encode("zz").size == 2 and tokenizer.encode("not").size < 3

@@ -35,9 +35,7 @@ from ingot.data.store.documents import starts_at_marks
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, SentencePieceTokenizer
 from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 from ingot.data.verify import audit as audit_module
-from ingot.data.verify import contents
-from ingot.data.verify.audit import ComparedSplit, audit, find_overlap, run_hashes
-from ingot.data.verify.contents import count_documents
+from ingot.data.verify.audit import ComparedSplit, audit, count_documents, find_overlap, run_hashes
 from ingot.errors import ConfigError, DataError
 
 DRAW = random.Random(0)
@@ -386,7 +384,7 @@ def test_bytes_are_counted_as_the_tokenizer_counts_them(tmp_path_factory, data):
     write_shard(folder / "train_0.bin", np.array(ids, np.uint16))
     split = open_tokens(folder).split("train")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contents, "CHUNK_TOKENS", data.draw(st.integers(1, 9)))
+        patch.setattr(audit_module, "CHUNK_TOKENS", data.draw(st.integers(1, 9)))
         counts, _ = count_documents(split, tokenizer, starts, lambda tokens: None)
     previous = np.array([-1, *ids[:-1]])
     previous[starts[:-1]] = -1
@@ -791,7 +789,7 @@ def test_progress_is_told_to_its_end(folder, tmp_path):
 
 def test_the_codes_that_findings_have_are_those_that_the_documents_explain():
     page = (Path(__file__).parents[3] / "docs/data-audit.md").read_text()
-    data = Path(contents.__file__).parents[1]
+    data = Path(audit_module.__file__).parents[1]
     code = "\n".join(path.read_text() for folder in ("store", "formats", "verify") for path in (data / folder).glob("*.py"))
     explained = re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)
     assert len(explained) == 15

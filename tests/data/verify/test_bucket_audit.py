@@ -5,8 +5,7 @@ from bucket_files import EOS, documents_of, write_buckets
 
 from ingot.data.formats.convert import convert
 from ingot.data.formats.opener import open_tokens
-from ingot.data.verify.audit import audit
-from ingot.data.verify.contents import inspect
+from ingot.data.verify.audit import audit, inspect
 from ingot.errors import ConfigError, DataError
 
 BUCKETS = {"books": documents_of("b", 8), "web": documents_of("w", 20)}

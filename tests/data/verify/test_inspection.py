@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from ingot.cli.data import inspect_command
 from ingot.data.prepare.pipeline import write_dataset
 from ingot.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer
-from ingot.data.verify import contents
-from ingot.data.verify.contents import inspect
+from ingot.data.verify import audit as audit_module
+from ingot.data.verify.audit import inspect
 from ingot.errors import ConfigError, DataError
 
 TRAIN = ["a", "bb bb", "the whole\nof a longer text, aaaaaa", "é"]
@@ -37,7 +37,7 @@ def command():
 
 @pytest.mark.parametrize("chunk", [1, 5, 1 << 20])
 def test_counts_are_those_of_the_text_wherever_shards_and_chunks_end(folder, monkeypatch, chunk):
-    monkeypatch.setattr(contents, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(audit_module, "CHUNK_TOKENS", chunk)
     train = inspect(folder).splits["train"]
     encoded = "".join(TRAIN).encode()
     assert (train.documents, train.tokens) == (4, len(encoded) + 4)
@@ -68,9 +68,9 @@ def test_special_ids_have_no_text_and_half_characters_are_shown_as_bytes(tmp_pat
 def test_lengths_are_counted_in_bins_that_double(folder):
     lengths = inspect(folder).splits["train"].lengths
     expected = [1 + len(one.encode()) for one in TRAIN]
-    assert (lengths.shortest, lengths.longest) == (min(expected), max(expected))
-    assert (lengths.mean, lengths.median) == (np.mean(expected), np.median(expected))
-    assert lengths.histogram == [
+    assert (lengths["shortest"], lengths["longest"]) == (min(expected), max(expected))
+    assert (lengths["mean"], lengths["median"]) == (np.mean(expected), np.median(expected))
+    assert lengths["histogram"] == [
         {"low": low, "high": 2 * low - 1, "documents": sum(low <= length < 2 * low for length in expected)}
         for low in (2, 4, 8, 16, 32)
     ]

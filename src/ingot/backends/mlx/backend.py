@@ -65,8 +65,9 @@ def muon(
         held = [memory[name]["momentum"] if memory.get(name) else mx.zeros_like(weights[name]) for name in same]
         after = mx.stack(held) * momentum + g
         update = orthogonalise(g + momentum * after if settings.muon_nesterov else after, steps)
-        if settings.muon_normalise_rows:
-            update = equal_rows(update)
+        if settings.muon_normalise_rows:  # every row gets the same norm, and the whole keeps its own; see optim/muon.py
+            rows_of_one = update / mx.maximum(mx.sqrt(mx.sum(update * update, axis=-1, keepdims=True)), 1e-12)
+            update = rows_of_one * (length(update) / mx.maximum(length(rows_of_one), 1e-7))
         update = update * (rates.lr * math.sqrt(max(1.0, rows / columns)))
         for i, name in enumerate(same):
             updated[name] = weights[name] * (1.0 - rates.lr * rates.weight_decay) - update[i]
@@ -83,12 +84,6 @@ def orthogonalise(matrices: mx.array, steps: tuple[Polynomial, ...]) -> mx.array
         gram = x @ x.swapaxes(-1, -2)  # (N, m, m)
         x = a * x + (b * gram + c * (gram @ gram)) @ x
     return x.swapaxes(-1, -2) if tall else x
-
-
-def equal_rows(updates: mx.array) -> mx.array:
-    """Scale every row of each (m, n) update to the same norm, keeping the norm of the whole; see optim/muon.py."""
-    rows = updates / mx.maximum(mx.sqrt(mx.sum(updates * updates, axis=-1, keepdims=True)), 1e-12)
-    return rows * (length(updates) / mx.maximum(length(rows), 1e-7))
 
 
 def length(matrices: mx.array) -> mx.array:
@@ -131,12 +126,13 @@ class MLXBackend(MLXInference):
         self._eager = t.eager
         # The CPU backend compiles every kernel with g++.
         self._compile = bool(mx.metal.is_available() if t.compile == "auto" else t.compile)
-        both: Callable[..., Any] = mx.value_and_grad(self._loss)
-        self._value_and_grad = mx.compile(both) if self._compile else both
 
-    def _loss(self, trained: Weights, others: Weights, keys: mx.array, *planes: mx.array) -> mx.array:
-        run = replace(self._run, keys=keys) if self._run.dropout else self._run
-        return self._losses({**others, **trained}, run, *planes)
+        def loss(trained: Weights, others: Weights, keys: mx.array, *planes: mx.array) -> mx.array:
+            run = replace(self._run, keys=keys) if self._run.dropout else self._run
+            return self._losses({**others, **trained}, run, *planes)
+
+        both: Callable[..., Any] = mx.value_and_grad(loss)
+        self._value_and_grad = mx.compile(both) if self._compile else both
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
         """Choose the micro-batch of each stage; reuse the choice of an earlier session on the same kind of machine."""

@@ -16,18 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.backends.base import Rounder
-from ingot.backends.limits import refuse_precision, refuse_ranks_on_mlx, refuse_torch_only
-from ingot.backends.mlx.models import (
-    Cached,
-    Pass,
-    Weights,
-    document_mask,
-    golf_hidden,
-    gpt2_hidden,
-    head_logits,
-    head_loss,
-    llama_hidden,
-)
+from ingot.backends.mlx.models import Cached, Pass, Weights, golf_hidden, gpt2_hidden, head_logits, head_loss, llama_hidden
 from ingot.backends.sampling import RowScores, Sampling
 from ingot.backends.torch.build import build_model, build_outline, flops_per_token
 from ingot.backends.torch.state import NAMES as TORCH_NAMES
@@ -107,8 +96,6 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
 
 def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord], list[tuple[ParameterGroup, list[str]]]]:
     """Return torch's outline of a model, its first weights, which depend on training.seed alone, and its optimizer groups."""
-    refuse_torch_only(config)
-    refuse_precision(config)
     model = build_model(config, vocab_size)
     initial = {record.name: record for record in model_records(model)}
     groups = [(group, list(parameters)) for group, parameters in members(model, config.optimizer)]
@@ -119,7 +106,6 @@ class MLXInference:
     """A model, and its weights, which its functions take as an argument."""
 
     def __init__(self, config: Config, outline: Any, vocab_size: int, precision: str, ranks: Ranks):
-        refuse_ranks_on_mlx(ranks.world_size)
         self.device = find_mlx_device()
         self.ranks, self.vocab_size, self.precision = ranks, vocab_size, precision
         self._settings: Any = config.model
@@ -132,7 +118,6 @@ class MLXInference:
     @classmethod
     def of(cls, config: Config, vocab_size: int) -> MLXInference:
         """Build the model of a config, still without weights."""
-        refuse_torch_only(config)
         precision = "bf16" if config.training.precision == "bf16" else "fp32"  # a model trained in fp16 is scored in fp32
         return cls(config, build_outline(config, vocab_size), vocab_size, precision, Ranks())
 
@@ -152,7 +137,9 @@ class MLXInference:
     def _losses(self, weights: Weights, run: Pass, tokens: mx.array, targets: mx.array, *documents: mx.array) -> mx.array:
         """Return the summed loss of the targets that count."""
         if documents:
-            run = replace(run, mask=document_mask(documents[0]))
+            same = documents[0][:, None, :, None] == documents[0][:, None, None, :]
+            T = tokens.shape[1]
+            run = replace(run, mask=same & mx.tri(T, T, 0, dtype=mx.bool_))
         hidden, head, softcap = self._hidden(weights, run, tokens)
         return head_loss(hidden, head, targets, softcap, run.dtype, self._loss_chunk)
 

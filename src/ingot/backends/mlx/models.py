@@ -47,14 +47,10 @@ class Pass:
         return [self.keys[first + i] for i in range(DROPOUTS)]
 
 
-def part(weights: Weights, prefix: str) -> Weights:
-    """Return the weights of a part of the model, by their names inside it."""
-    return {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
-
-
-def run_block(block: Callable[..., mx.array], weights: Weights, run: Pass, *inputs: mx.array) -> mx.array:
-    """Run a block; with mx.checkpoint, which keeps only its inputs, where it is recomputed in the backward pass."""
-    return (mx.checkpoint(block) if run.recompute else block)(weights, *inputs)
+def run_block(block: Callable[..., mx.array], weights: Weights, prefix: str, run: Pass, *inputs: mx.array) -> mx.array:
+    """Run a block on the weights whose names start with `prefix`; mx.checkpoint keeps only its inputs if it is recomputed."""
+    inside = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
+    return (mx.checkpoint(block) if run.recompute else block)(inside, *inputs)
 
 
 def linear(weights: Weights, name: str, x: mx.array, run: Pass) -> mx.array:
@@ -103,12 +99,6 @@ def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key:
     return y.transpose(0, 2, 1, 3).reshape(B, T, H * D)
 
 
-def document_mask(documents: mx.array) -> mx.array:
-    """Return the causal mask within documents, given the document number (B, T) of each token."""
-    T = documents.shape[1]
-    return (documents[:, None, :, None] == documents[:, None, None, :]) & mx.tri(T, T, 0, dtype=mx.bool_)
-
-
 def head_logits(hidden: mx.array, weight: mx.array, softcap: float | None, dtype: mx.Dtype) -> mx.array:
     """Return the logits (..., V) in float32; a softcap bends them into plus or minus itself."""
     logits = (hidden.astype(dtype) @ weight.astype(dtype).T).astype(mx.float32)
@@ -123,17 +113,15 @@ def head_loss(
     def loss(y: mx.array, h: mx.array, w: mx.array) -> mx.array:
         logits = head_logits(h, w, softcap, dtype)
         hit = mx.take_along_axis(logits, mx.maximum(y, 0)[..., None], axis=-1)[..., 0]
-        each = mx.where(y == IGNORED, 0.0, mx.logsumexp(logits, axis=-1) - hit)
-        return total(each)
+        return total(mx.where(y == IGNORED, 0.0, mx.logsumexp(logits, axis=-1) - hit))
 
     if chunk is None:
         return loss(targets, hidden, weight)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    losses, chunk = [], min(chunk, len(targets))  # MLX takes no slices beyond 2^31
-    for start in range(0, len(targets), chunk):
-        part_loss = mx.checkpoint(partial(loss, targets[start : start + chunk]))  # logits are recomputed in the backward pass
-        losses.append(part_loss(hidden[start : start + chunk], weight))
-    return total(mx.stack(losses))
+    chunk = min(chunk, len(targets))  # MLX takes no slices beyond 2^31
+    parts = [slice(start, start + chunk) for start in range(0, len(targets), chunk)]
+    # Logits are recomputed in the backward pass.
+    return total(mx.stack([mx.checkpoint(partial(loss, targets[part]))(hidden[part], weight) for part in parts]))
 
 
 def total(values: mx.array) -> mx.array:
@@ -144,17 +132,15 @@ def total(values: mx.array) -> mx.array:
     return sums[0]
 
 
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "silu": lambda x: x * mx.sigmoid(x),
+    "relu": lambda x: mx.maximum(x, 0),
+    "gelu": lambda x: 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),  # OpenAI's form
+    "gelu-erf": lambda x: 0.5 * x * (1 + mx.erf(x / math.sqrt(2))),  # the exact form
+}
+
+
 # The gpt2 family.
-
-
-def gelu_tanh(x: mx.array) -> mx.array:
-    """Return OpenAI's form of GELU."""
-    return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-
-
-def gelu_erf(x: mx.array) -> mx.array:
-    """Return the exact GELU."""
-    return 0.5 * x * (1 + mx.erf(x / math.sqrt(2)))
 
 
 def gpt2_block(s: GPT2Settings, run: Pass, layer: int, w: Weights, x: mx.array) -> mx.array:
@@ -165,7 +151,7 @@ def gpt2_block(s: GPT2Settings, run: Pass, layer: int, w: Weights, x: mx.array) 
     q, k, v = (heads_of(y, size) for y in projected)
     y = linear(w, "attn.c_proj", attention(q, k, v, run, layer, in_attention), run)
     x = x + dropped(y, s.dropout, after_attention)
-    act = gelu_tanh if s.gelu == "tanh" else gelu_erf
+    act = ACTIVATIONS["gelu" if s.gelu == "tanh" else "gelu-erf"]
     y = linear(w, "mlp.c_proj", act(linear(w, "mlp.c_fc", layer_norm(w, "ln_2", x), run)), run)
     return x + dropped(y, s.dropout, after_mlp)
 
@@ -176,17 +162,11 @@ def gpt2_hidden(s: GPT2Settings, w: Weights, tokens: mx.array, run: Pass) -> mx.
     x = w["transformer.wte.weight"][tokens] + embedded
     x = dropped(x, s.dropout, None if run.keys is None else run.keys[0])
     for i in range(s.layers):
-        x = run_block(partial(gpt2_block, s, run, i), part(w, f"transformer.h.{i}."), run, x)
+        x = run_block(partial(gpt2_block, s, run, i), w, f"transformer.h.{i}.", run, x)
     return layer_norm(w, "transformer.ln_f", x)
 
 
 # The llama family.
-
-ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
-    "silu": lambda x: x * mx.sigmoid(x),
-    "gelu": gelu_tanh,
-    "relu": lambda x: mx.maximum(x, 0),
-}
 
 
 def llama_norm(s: LlamaSettings, w: Weights, name: str, x: mx.array) -> mx.array:
@@ -196,19 +176,15 @@ def llama_norm(s: LlamaSettings, w: Weights, name: str, x: mx.array) -> mx.array
     return layer_norm(w, name, x, s.norm_epsilon)
 
 
-def rotary(s: LlamaSettings, start: int) -> Callable[[mx.array], mx.array]:
-    """Return the function that rotates queries and keys by their positions."""
-    base = s.rope_base * (s.rope_factor if s.rope_scaling == "ntk" else 1.0)
-    scale = 1 / s.rope_factor if s.rope_scaling == "linear" else 1.0
-    return partial(mx.fast.rope, dims=s.width // s.heads, traditional=False, base=base, scale=scale, offset=start)
-
-
 def llama_block(s: LlamaSettings, run: Pass, layer: int, w: Weights, x: mx.array) -> mx.array:
     """Run one block, given its weights."""
     in_attention, after_attention, after_mlp = run.keys_of(layer)
-    rotate, inside = rotary(s, run.start), llama_norm(s, w, "ln_1", x)
-    projected = (linear(w, f"attn.{name}", inside, run) for name in ("q_proj", "k_proj", "v_proj"))
-    q, k, v = (heads_of(y, s.width // s.heads) for y in projected)
+    size = s.width // s.heads
+    base = s.rope_base * (s.rope_factor if s.rope_scaling == "ntk" else 1.0)
+    scale = 1 / s.rope_factor if s.rope_scaling == "linear" else 1.0
+    rotate = partial(mx.fast.rope, dims=size, traditional=False, base=base, scale=scale, offset=run.start)
+    inside = llama_norm(s, w, "ln_1", x)
+    q, k, v = (heads_of(linear(w, f"attn.{name}", inside, run), size) for name in ("q_proj", "k_proj", "v_proj"))
     y = linear(w, "attn.c_proj", attention(rotate(q), rotate(k), v, run, layer, in_attention), run)
     x = x + dropped(y, s.dropout, after_attention)
     inside, act = llama_norm(s, w, "ln_2", x), ACTIVATIONS[s.activation]
@@ -223,18 +199,16 @@ def llama_hidden(s: LlamaSettings, w: Weights, tokens: mx.array, run: Pass) -> m
     """Return the final hidden states (B, T, C)."""
     x = dropped(w["wte.weight"][tokens], s.dropout, None if run.keys is None else run.keys[0])
     for i in range(s.layers):
-        x = run_block(partial(llama_block, s, run, i), part(w, f"h.{i}."), run, x)
+        x = run_block(partial(llama_block, s, run, i), w, f"h.{i}.", run, x)
     return llama_norm(s, w, "ln_f", x)
 
 
 # The golf family.
 
-EPSILON = 1.1920929e-07  # float32's, torch's default
-
 
 def golf_norm(x: mx.array) -> mx.array:
     """Normalise the last dimension to a root mean square of 1, without a gain."""
-    return mx.fast.rms_norm(x, None, EPSILON)
+    return mx.fast.rms_norm(x, None, 1.1920929e-07)  # float32's epsilon, torch's default
 
 
 def golf_block(s: GolfSettings, run: Pass, layer: int, w: Weights, x: mx.array, x0: mx.array) -> mx.array:
@@ -261,7 +235,7 @@ def golf_hidden(s: GolfSettings, w: Weights, tokens: mx.array, run: Pass) -> mx.
     for i in range(s.layers):
         if i >= skips and outputs:
             x = x + w["skip_weights"][i - skips].astype(x.dtype) * outputs.pop()
-        x = run_block(partial(golf_block, s, run, i), part(w, f"blocks.{i}."), run, x, x0)
+        x = run_block(partial(golf_block, s, run, i), w, f"blocks.{i}.", run, x, x0)
         if i < skips:
             outputs.append(x)
     return golf_norm(x)

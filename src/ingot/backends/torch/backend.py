@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib import import_module
 from itertools import chain
 from typing import Any
 
@@ -29,16 +32,16 @@ from ingot.backends.torch.compile import begin_pass, compiled, compiled_backward
 from ingot.backends.torch.custom_model import check_custom_model
 from ingot.backends.torch.device import cpu_name, find_torch_device, torch_device
 from ingot.backends.torch.inference import TorchInference
-from ingot.backends.torch.precision import FLASH4, LossScale, make_kernel_choice_deterministic
+from ingot.backends.torch.precision import FLASH4, LossScale
 from ingot.backends.torch.startup import Builders, prepare_ahead
 from ingot.backends.torch.state import (
     DeviceResult,
     WeightAverage,
     load_model,
-    load_optimizers,
     model_tensors,
     optimizer_tensors,
     snapshot,
+    tensor,
 )
 from ingot.backends.torch.tune import Tuned
 from ingot.config.memory import recomputed_every
@@ -47,7 +50,7 @@ from ingot.errors import ConfigError, RunError, Setting
 from ingot.model.registry import OURS
 from ingot.model.settings import FileSettings
 from ingot.optim.groups import has_custom_optimizers, make_optimizers
-from ingot.runtime.machine import keep_freed_memory
+from ingot.runtime.machine import host_bytes, keep_freed_memory
 from ingot.runtime.processes import shield_compile_workers
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
@@ -62,8 +65,10 @@ class TorchBackend(TorchInference):
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks, builders: Builders):
         t, family = config.training, config.model.family
         shield_compile_workers()
-        if t.deterministic:  # before the first matmul, at which torch chooses its kernels
-            make_kernel_choice_deterministic()
+        if t.deterministic:  # cuBLAS and the compiler read these when they are first used
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            compiler: Any = import_module("torch._inductor.config")
+            compiler.deterministic = True
         wait_for_imports = prepare_ahead(config, ranks)
         device = find_torch_device(t.device, ranks.local_rank)
         if device.kind == "cpu":
@@ -72,7 +77,8 @@ class TorchBackend(TorchInference):
         if device.kind != "cuda" or precision != "bf16":
             builders.stop()
         self._group = Collectives(ranks, device)
-        tune.refuse_too_large(config, vocab_size, device, ranks.world_size)
+        memory = torch.cuda.get_device_properties(device.index).total_memory if device.kind == "cuda" else host_bytes()
+        tune.refuse_too_large(config, vocab_size, device, memory, ranks.world_size)
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
         if isinstance(config.model, FileSettings):
             wait_for_imports()  # custom code may import any of them first
@@ -107,7 +113,7 @@ class TorchBackend(TorchInference):
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
         self._python_reducer = self._compile and t.ddp_python_reducer and ranks.world_size > 1
-        if every := recomputed_every(config, vocab_size, tune.device_bytes(device)):
+        if every := recomputed_every(config, vocab_size, memory):
             checkpoint_blocks(model, every)
         nested = bool(every) or config.data.document_mask or getattr(model, "windowed", False)
         stages, blocks = max(1, len(t.stages)), t.compile == "blocks"
@@ -337,7 +343,10 @@ class TorchBackend(TorchInference):
                 with compiled_backward(self._python_reducer):
                     (weighted * self._scale.value * self.ranks.world_size).backward()
             rank_loss += weighted.detach()
-        return self._group.sum_tensor(rank_loss)
+        if self.ranks.world_size > 1:
+            with peers_present():
+                torch.distributed.all_reduce(rank_loss)
+        return rank_loss
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
         """Step the optimizers unless `skip`; on CUDA the device decides, so that the host need not wait for it."""
@@ -390,7 +399,15 @@ class TorchBackend(TorchInference):
         load_model(self.model, state["model"], "the checkpoint")
         optimizer = dict(state["optimizer"])
         self._scale.restore(optimizer)
-        load_optimizers(self.optimizers, self._names, optimizer)
+        by_parameter: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for name, source in optimizer.items():
+            parameter, _, key = name.rpartition("/")
+            by_parameter[parameter][key] = tensor(source)
+        for o in self.optimizers:
+            o.state.clear()
+            for p in (p for group in o.param_groups for p in group["params"]):
+                if entries := by_parameter.get(self._names[p]):  # without records it starts without state
+                    o.state[p] = {key: value.to(p.device) for key, value in entries.items()}
         if self._average is not None:
             self._average.load(state.get("ema", {}))
 

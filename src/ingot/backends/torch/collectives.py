@@ -13,7 +13,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ingot.errors import ConfigError, PeerLost
 from ingot.runtime.devices import Device
@@ -65,13 +64,6 @@ class Collectives:
         with peers_present():
             dist.all_reduce(numbers, operation, group=self._host)
         return numbers.tolist()
-
-    def sum_tensor(self, value: Tensor) -> Tensor:
-        """Sum a device tensor over the ranks, in place, and return it."""
-        if not self._alone:
-            with peers_present():
-                dist.all_reduce(value)
-        return value
 
     def broadcast(self, text: str) -> str:
         """Return the first rank's text on every rank."""

@@ -7,8 +7,7 @@ head of zeros hides everything. The checked model is built for that, and dropped
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,24 +32,24 @@ T = TypeVar("T")
 def check_custom_model(config: Config, file: str, vocab_size: int, device: torch.device) -> None:
     """Raise ConfigError if the custom model of a config cannot be trained or scored."""
     model = build_model(config, vocab_size).to(device)
-    stages = [partial(set_numbers, model, stage.model, "training.stages") for stage in config.training.stages]
+    stages = [stage.model for stage in config.training.stages]
     check(model, file, vocab_size, config.data.seq_len, config.data.document_mask, stages)
     if has_custom_optimizers(model):
         check_custom_optimizers(model, file, vocab_size, config)
 
 
 def check(
-    model: nn.Module, file: str, vocab_size: int, seq_len: int, documents: bool, stages: Sequence[Callable[[], None]] = ()
+    model: nn.Module, file: str, vocab_size: int, seq_len: int, documents: bool, stages: Sequence[Mapping[str, float]] = ()
 ) -> None:
     """Refuse a model that is not causal, counts targets of -1, has a loss that is not a scalar, or weights without gradient.
 
-    `stages` give the model the numbers of each stage, the last of which it has already. The model's weights are changed.
+    `stages` are the numbers of each stage, the last of which the model has already. The model's weights are changed.
     """
     checker = _Checker(model, file, vocab_size, seq_len, documents)
     checker.values()
     reached: set[str] = set()
-    for begin in stages or [lambda: None]:
-        begin()
+    for numbers in stages or [{}]:
+        set_numbers(model, numbers, "training.stages")
         checker.backward()
         reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # a gradient of zeros counts
     if untrained := [name for name, p in model.named_parameters() if p.requires_grad and name not in reached]:
@@ -115,23 +114,13 @@ class _Checker:
     def refused(self, what: str) -> ConfigError:
         return ConfigError(f"{{0}}: {what}", Setting("model.file", self.file))
 
+    @torch.no_grad()
     def values(self, insist: bool = True) -> None:
         """Check logits and losses. Without `insist`, infinite ones are skipped: noise may cause them."""
         self.model.eval()
-        with torch.no_grad():
-            logits = self._logits(self.tokens)
-            if insist or logits.isfinite().all():
-                self._is_causal(logits)
-                self._is_mean(insist)
-
-    def backward(self) -> None:
-        """Run a backward pass, which gives the parameters gradients."""
-        self.model.train()
-        self.model.zero_grad(set_to_none=True)
-        what = "a backward pass through forward(tokens, targets)"
-        self.called(what, lambda: torch.autograd.backward(self._loss(self.targets)))
-
-    def _is_causal(self, logits: Tensor) -> None:
+        logits = self._logits(self.tokens)
+        if not (insist or logits.isfinite().all()):
+            return
         for first in sorted({max(1, self.length // 3), self.length - 1} - {0}):
             changed = self.tokens.clone()
             changed[:, first:] = (changed[:, first:] + 1) % self.vocab_size
@@ -143,8 +132,6 @@ class _Checker:
                     f"Model sees the future: other tokens from position {first} on change the logits of position {position}; "
                     "let every position see only itself and those before it (is_causal=True)"
                 )
-
-    def _is_mean(self, insist: bool) -> None:
         part = max(1, self.length // 3)
         early, late = self.targets.clone(), self.targets.clone()
         early[:, part:], late[:, :part] = IGNORED, IGNORED
@@ -159,6 +146,13 @@ class _Checker:
                 "the loss is not the mean over the targets that are not -1; compute it with "
                 "F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)"
             )
+
+    def backward(self) -> None:
+        """Run a backward pass, which gives the parameters gradients."""
+        self.model.train()
+        self.model.zero_grad(set_to_none=True)
+        what = "a backward pass through forward(tokens, targets)"
+        self.called(what, lambda: torch.autograd.backward(self._loss(self.targets)))
 
     def _logits(self, tokens: Tensor) -> Tensor:
         more = (None, *self.more) if self.more else ()

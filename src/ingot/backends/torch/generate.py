@@ -40,26 +40,48 @@ def last_logits(model: Any, tokens: Tensor, cache: list[Any] | None = None, leng
 
 
 class Reader:
-    """Returns logits after each read of `rows` equally long sequences.
+    """Returns logits after each read of sequences: first the prompts, then one new token of every row.
 
-    `record`: steps of one token are CUDA graphs. `keep_half`: a full context is cut to its last half, which is read again;
-    otherwise every further step reads the whole context without a cache.
+    `lengths`: those of the rows' prompts where they differ. `record`: steps of one token are CUDA graphs. `keep_half`: a full
+    context is cut to its last half, which is read again; otherwise, and where lengths differ, every further step reads the whole
+    context without a cache.
     """
 
-    def __init__(self, model: Any, rows: int, use_cache: bool = True, keep_half: bool = False, record: bool = False):
-        self._model, self._keep_half = model, keep_half
+    def __init__(
+        self, model: Any, rows: int, lengths: Sequence[int] | None, use_cache: bool, keep_half: bool = False, record: bool = False
+    ):
+        self._model, self._keep_half = model, keep_half and lengths is None
         self._context = getattr(model, "context", None) or math.inf  # a custom model may have none
-        cached = use_cache and in_parts(model) and hasattr(model, "new_cache")
-        self._cache: list[Any] | None = model.new_cache(rows) if cached else None
+        self._lengths: Tensor | None = None  # (B)
+        self._seen: Tensor | None = None  # (B, T), at most a context; shorter rows are padded at their end
         self._cached = 0  # tokens in the cache
-        self._seen: Tensor | None = None  # (B, T), at most a context
-        self._step = Step(model, self._cache) if record and self._cache is not None and can_record(model) else None
+        cached = use_cache and in_parts(model) and hasattr(model, "new_cache")
+        if lengths is not None:
+            self._lengths = torch.tensor(lengths, device=next(model.parameters()).device)
+            cached = cached and takes_positions(model) and max(lengths) <= self._context
+        self._cache: list[Any] | None = model.new_cache(rows) if cached else None
+        self._step: Step | None = None
+        record = record and can_record(model)
+        if self._cache is not None and (record or lengths is not None):
+            self._step = Step(model, self._cache, record, positions=1 if lengths is None else rows)
 
     def read(self, new: Tensor) -> Tensor:
         """Return the logits (B, V) after (B, T) new tokens."""
-        self._seen = new if self._seen is None else torch.cat([self._seen, new], dim=1)
+        if self._seen is None:
+            self._seen = new
+        elif self._lengths is None:
+            self._seen = torch.cat([self._seen, new], dim=1)
+        else:
+            self._seen = F.pad(self._seen, (0, 1)).scatter(1, self._lengths[:, None], new)
+            self._lengths = self._lengths + 1
         if self._context < self._seen.size(1):
-            self._seen = self._seen[:, -int(self._context) :]
+            context = int(self._context)
+            if self._lengths is None:
+                self._seen = self._seen[:, -context:]
+            else:
+                index = (self._lengths - context).clamp(min=0)[:, None] + torch.arange(context, device=new.device)
+                self._seen = self._seen.gather(1, index.clamp(max=self._seen.size(1) - 1))
+                self._lengths = self._lengths.clamp(max=context)
         if self._cache is not None and self._cached + new.size(1) > self._context:
             if self._keep_half:
                 new = self._seen[:, -max(1, int(self._context) // 2) :] if self._cached else self._seen
@@ -69,14 +91,14 @@ class Reader:
                 else:
                     self._cache = self._model.new_cache(len(new))
                 self._cached = 0
-            else:
+            else:  # positions shift from now on
                 self._cache = None
         if self._cache is None:
-            return last_logits(self._model, self._seen)
+            return last_logits(self._model, self._seen, None, self._lengths)
         cached, self._cached = self._cached, self._cached + new.size(1)
         if self._step is not None and new.size(1) == 1:
-            return self._step.read(new, cached)
-        return last_logits(self._model, new, self._cache)
+            return self._step.read(new, cached, None if self._lengths is None else self._lengths - 1)
+        return last_logits(self._model, new, self._cache, self._lengths)
 
 
 class Step:
@@ -146,40 +168,6 @@ def takes_positions(model: nn.Module) -> bool:
     return isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
 
 
-class RaggedReader:
-    """Returns logits after each read of sequences of different lengths, initially `lengths`."""
-
-    def __init__(self, model: nn.Module, lengths: Sequence[int], use_cache: bool = True, record: bool = False):
-        self._model, self._context, self._longest = model, getattr(model, "context", None) or math.inf, max(lengths)
-        self._lengths = torch.tensor(lengths, device=next(model.parameters()).device)  # (B)
-        self._seen: Tensor | None = None  # (B, T), padded with zeros
-        self._step: Step | None = None
-        self._cache: list[Any] | None = None
-        if use_cache and takes_positions(model) and self._longest <= self._context:
-            self._cache = model.new_cache(len(lengths))  # type: ignore[operator]
-            self._step = Step(model, self._cache, record and can_record(model), positions=len(lengths))
-
-    def read(self, new: Tensor) -> Tensor:
-        """Return the logits (B, V) after the prompts (B, T) at first, then after one new token (B, 1) of every row."""
-        if self._seen is None:
-            self._seen = new
-            if self._cache is not None:
-                return last_logits(self._model, new, self._cache, self._lengths)
-        else:
-            self._seen = F.pad(self._seen, (0, 1)).scatter(1, self._lengths[:, None], new)
-            self._lengths = self._lengths + 1
-            self._longest += 1
-        if self._longest <= self._context:
-            if self._step is not None:
-                return self._step.read(new, self._longest - 1, self._lengths - 1)
-            return last_logits(self._model, self._seen, None, self._lengths)
-        self._cache = self._step = None  # positions shift from now on: the last tokens are read without a cache
-        context = int(self._context)
-        index = (self._lengths - context).clamp(min=0)[:, None] + torch.arange(context, device=new.device)
-        window = self._seen.gather(1, index.clamp(max=self._seen.size(1) - 1))
-        return last_logits(self._model, window, None, self._lengths.clamp(max=context))
-
-
 DRAWS_AT_ONCE = 64  # random numbers per row that are copied to the device together
 
 
@@ -195,17 +183,14 @@ def generate(
 ) -> Generator[Tensor, None, None]:
     """Yield the next token of every row of `prompts` (B, T), forever; only ids below `vocab_size` are drawn.
 
-    `keep_half` and `record` are those of Reader. With `lengths`, row i has lengths[i] tokens, left-aligned, and
-    `keep_half` has no effect.
+    `keep_half` and `record` are those of Reader. With `lengths`, row i has lengths[i] tokens, left-aligned.
     """
     draws = uniform_draws(sampling.row_seeds(prompts.size(0)), prompts.device)
     training = model.training
     model.eval()
     try:
-        if lengths is not None and len(set(lengths)) > 1:
-            reader: Reader | RaggedReader = RaggedReader(model, lengths, sampling.use_cache, record)
-        else:
-            reader = Reader(model, prompts.size(0), sampling.use_cache, keep_half, record)
+        ragged = lengths if lengths is not None and len(set(lengths)) > 1 else None
+        reader = Reader(model, prompts.size(0), ragged, sampling.use_cache, keep_half, record)
         tokens, written = prompts, None
         while True:
             logits = reader.read(tokens).float()  # (B, V)
@@ -251,20 +236,6 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
 
 TEXTS_AT_ONCE = 64  # completions of a prompt that are generated together
 CHECK_EVERY = 16  # tokens between checks whether all completions have ended; each check waits for the device
-
-
-def continue_prompts(
-    model: nn.Module, prompts: Sequence[list[int]], sampling: Sampling, vocab_size: int, record: bool
-) -> Iterator[list[int]]:
-    """Yield the next token of every prompt, forever; MemoryError if they do not fit into the GPU's memory."""
-    lengths = [len(prompt) for prompt in prompts]
-    padded = [prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts]
-    start = torch.tensor(padded, device=next(model.parameters()).device)
-    try:
-        for tokens in generate(model, start, sampling, vocab_size, record=record, lengths=lengths):
-            yield tokens.tolist()
-    except torch.OutOfMemoryError:
-        raise MemoryError(f"the GPU's memory does not hold {len(prompts)} completions at once") from None
 
 
 def write_texts(

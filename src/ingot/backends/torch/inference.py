@@ -15,11 +15,11 @@ from ingot.backends.sampling import RowScores, Sampling
 from ingot.backends.torch.build import build_model, build_outline, fill_outline
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device, torch_device
-from ingot.backends.torch.generate import continue_prompts, score_rows
+from ingot.backends.torch.generate import generate, score_rows
 from ingot.backends.torch.precision import DTYPES, arithmetic
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import WeightAverage, check_fits, load_model, model_records
-from ingot.backends.torch.tune import attention_form, has_kernel, use_form, use_kernels
+from ingot.backends.torch.tune import attention_form, use_form, use_kernels
 from ingot.config.schema import Config
 from ingot.errors import DataError
 from ingot.model.layers import Form, extended_context
@@ -65,10 +65,9 @@ class TorchInference:
         device = find_torch_device(config.training.device)
         trained_in = config.training.precision
         precision = device.precision("auto" if trained_in == "fp16" else trained_in)  # trained on a GPU, scored anywhere
-        if config.model.family == "file":  # it may compute buffers, which `fill_outline` would leave undefined
-            model = build_model(config, vocab_size).to(torch_device(device))
-        else:
-            model = build_outline(config, vocab_size)
+        # A custom model may compute buffers, which `fill_outline` would leave undefined.
+        own = config.model.family == "file"
+        model = build_model(config, vocab_size).to(torch_device(device)) if own else build_outline(config, vocab_size)
         return cls(model.eval(), vocab_size, device, precision, Collectives(Ranks(), device))
 
     def score(self, batch: Batch) -> float:
@@ -95,7 +94,14 @@ class TorchInference:
         """Continue prompts, token by token."""
         self._show(average=True)
         self._use_form("repeated")  # no float32 kernel takes fewer key heads
-        return continue_prompts(self.model, prompts, sampling, self.vocab_size, self.records_steps)
+        lengths = [len(prompt) for prompt in prompts]
+        padded = [prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts]
+        start = torch.tensor(padded, device=self._device)
+        try:
+            for tokens in generate(self.model, start, sampling, self.vocab_size, record=self.records_steps, lengths=lengths):
+                yield tokens.tolist()
+        except torch.OutOfMemoryError:
+            raise MemoryError(f"the GPU's memory does not hold {len(prompts)} completions at once") from None
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         """Return log-probabilities of given tokens."""
@@ -115,17 +121,15 @@ class TorchInference:
     def rounder(self, batches: Iterable[Batch]) -> TorchRounder:
         """Return a rounder of the weights, guided by the inputs of matrices on some text."""
         moments = Moments()
-        moments.watch(self.model, lambda: self._read(batches, moments))
+        with moments.watching(self.model):
+            for batch in batches:
+                with self._computing():
+                    tokens, _, *documents = self._upload(batch)
+                    if isinstance(self.model, OURS):
+                        moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # the head is not a module
+                    else:
+                        self.model(tokens, None, *documents)
         return TorchRounder(self.model, moments.found)
-
-    def _read(self, batches: Iterable[Batch], moments: Moments) -> None:
-        for batch in batches:
-            with self._computing():
-                tokens, _, *documents = self._upload(batch)
-                if isinstance(self.model, OURS):
-                    moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # the head is not a module
-                else:
-                    self.model(tokens, None, *documents)
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
         """Copy weights into the model, and restart an average from them."""
@@ -140,10 +144,10 @@ class TorchInference:
     def cast(self, precision: str) -> bool:
         """Cast the weights of a built-in model for generation; a custom model may not support it."""
         torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
-        ours = isinstance(self.model, OURS)
-        if ours:
-            self.model.to(DTYPES[precision])
-        return ours
+        if not isinstance(self.model, OURS):
+            return False
+        self.model.to(DTYPES[precision])
+        return True
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -196,7 +200,7 @@ class TorchInference:
         if self._device.type == "cuda" and 8 * self.parameters > max_share * torch.cuda.mem_get_info(self._device)[0]:
             return
         self.model = fill_outline(self.model, self._device).train()
-        use_kernels(self.model, [name for name in kernels if has_kernel(self.model, name)])
+        use_kernels(self.model, kernels)
         with self._computing(attention):
             self.model(*self._upload(np.zeros((1, 3 if documents else 2, seq_len), np.int32))).backward()
         self.wait()

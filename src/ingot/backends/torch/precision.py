@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
-from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +21,6 @@ ATTENTION = {
 }
 FLASH4 = "flash4"  # FlashAttention 4, from its own package: models call it themselves
 CUDNN_FLASH4 = "cudnn-flash4"  # FlashAttention 4's backward pass and cuDNN's forward pass
-
-
-def make_kernel_choice_deterministic() -> None:
-    """Let cuBLAS and the compiler choose kernels deterministically; call this before either is used."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
-    compiler: Any = import_module("torch._inductor.config")
-    compiler.deterministic = True
 
 
 @contextlib.contextmanager

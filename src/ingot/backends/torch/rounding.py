@@ -8,7 +8,8 @@ together: on a GPU the number of columns decides the time, not that of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,19 +41,15 @@ class Moments:
             more = rows.T @ rows
         self.found[id(weight)] = self.found[id(weight)] + more if id(weight) in self.found else more
 
-    def watch(self, model: nn.Module, read: Callable[[], None]) -> None:
-        """Record the inputs of every linear module while `read` runs the model; a tied head is not among them."""
-
-        def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
-            self.note(module.weight, given[0])  # type: ignore[arg-type]
-
-        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        hooks = [module.register_forward_pre_hook(hook) for module in linear]
-        try:
-            read()
-        finally:
-            for handle in hooks:
-                handle.remove()
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Record the inputs of every linear module while the model runs in the block; a tied head is not among them."""
+        with ExitStack() as stack:
+            for module in model.modules():
+                if isinstance(module, nn.Linear):
+                    hook = module.register_forward_pre_hook(lambda module, given: self.note(module.weight, given[0]))
+                    stack.callback(hook.remove)
+            yield
 
 
 @dataclass

@@ -122,17 +122,31 @@ class Builders:
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         self._processes: list[subprocess.Popen[bytes]] = []
-        if not _may_help(config, ranks) or (note := cache_root() / "built" / _digest(config)).exists():
+        t = config.training
+        # The run may use such kernels, and the machine has a core for each builder.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(Path(path).exists() for path in NVIDIA_DEVICES)
+        on_gpu = visible and (t.device == "auto" or t.device.startswith("cuda"))
+        tries = t.precision in ("auto", "bf16") and not t.deterministic and config.model.family != "file"
+        alone = ranks.world_size == 1 and not ranks.local_rank
+        if not (on_gpu and tries and alone and cpu_count() >= MIN_CORES and has_flash4()):
             return
-        self._note = note
+        # Everything that determines the needed kernels: settings, versions, and the driver's list of GPUs.
+        settings = [config.model.model_dump(mode="json", include=MODEL_KEYS), t.model_dump(mode="json", include=TRAINING_KEYS)]
+        lines = [line for file in GPU_FOLDERS.glob("*/information") for line in file.read_text().splitlines()]
+        gpus = sorted({line.partition(":")[2].strip() for line in lines if line.startswith("Model:")})
+        facts = [*settings, config.data.document_mask, gpus, made_by(), installed(("torch", *OF_KERNELS))]
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+        self._note = cache_root() / "built" / digest
+        if self._note.exists():
+            return
         code = "from ingot.backends.torch.startup import main; main(*sys.argv[1:])"
         with suppress(OSError):  # too many processes, or no room for the cache
-            note.parent.mkdir(parents=True, exist_ok=True)
+            self._note.parent.mkdir(parents=True, exist_ok=True)
             keep_compiled_kernels()
             for build in BUILDS:
                 command = python_command(code, build, config.model_dump_json(), str(vocab_size))
-                quiet = subprocess.DEVNULL
-                self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet))
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                self._processes.append(process)
 
     def wait(self) -> None:
         """Wait until the builders have ended: the compiled kernels are then on disk, and the run has the device to itself."""
@@ -149,26 +163,6 @@ class Builders:
             process.kill()
             process.communicate()
         self._processes.clear()
-
-
-def _may_help(config: Config, ranks: Ranks) -> bool:
-    """Return True if a run may use such kernels and the machine has a core for each builder."""
-    t = config.training
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(Path(path).exists() for path in NVIDIA_DEVICES)
-    on_gpu = visible and (t.device == "auto" or t.device.startswith("cuda"))
-    tries = t.precision in ("auto", "bf16") and not t.deterministic and config.model.family != "file"
-    alone = ranks.world_size == 1 and not ranks.local_rank
-    return on_gpu and tries and alone and cpu_count() >= MIN_CORES and has_flash4()
-
-
-def _digest(config: Config) -> str:
-    """Return a hash of everything that determines the needed kernels: settings, versions, and the driver's list of GPUs."""
-    sections = ((config.model, MODEL_KEYS), (config.training, TRAINING_KEYS))
-    settings = [section.model_dump(mode="json", include=names) for section, names in sections]
-    lines = [line for file in GPU_FOLDERS.glob("*/information") for line in file.read_text().splitlines()]
-    gpus = sorted({line.partition(":")[2].strip() for line in lines if line.startswith("Model:")})
-    facts = [*settings, config.data.document_mask, gpus, made_by(), installed(("torch", *OF_KERNELS))]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def main(build: str, settings: str, vocab_size: str) -> None:

@@ -8,7 +8,6 @@ import re
 import time
 import warnings
 import zipfile
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -157,22 +156,6 @@ def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: Mappin
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     yield f"{names[p]}/{key}", value
-
-
-def load_optimizers(
-    optimizers: Iterable[torch.optim.Optimizer], names: Mapping[nn.Parameter, str], records: Mapping[str, TensorRecord]
-) -> None:
-    """Restore the state; a parameter without records starts without state."""
-    by_parameter: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for name, source in records.items():
-        parameter, _, key = name.rpartition("/")
-        by_parameter[parameter][key] = tensor(source)
-    for optimizer in optimizers:
-        optimizer.state.clear()
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if entries := by_parameter.get(names[p]):
-                    optimizer.state[p] = {key: value.to(p.device) for key, value in entries.items()}
 
 
 class WeightAverage:

@@ -228,7 +228,8 @@ def settle_kernels(
     """
     chosen: list[str] = []
     for name in kernels_to_try(requested, launch_bound):
-        if not (supported and has_kernel(model, name)) or (previous is not None and name not in previous):
+        found = supported and any(hasattr(module, f"fused_{name}") for module in model.modules())
+        if not found or (previous is not None and name not in previous):
             continue
         use_kernels(model, [*chosen, name])
         trial = attempt and partial(attempt, FLASH4 if name in WITH_FLASH4 else None)
@@ -240,11 +241,6 @@ def settle_kernels(
             raise ConfigError(f"{{0}}: {name} does not run here: {failure}", Setting("training.kernels"))
     use_kernels(model, chosen)
     return chosen
-
-
-def has_kernel(model: nn.Module, name: str) -> bool:
-    """Return True if a part of the model can use a kernel."""
-    return any(hasattr(module, f"fused_{name}") for module in model.modules())
 
 
 def use_kernels(model: nn.Module, names: Collection[str]) -> None:
@@ -371,52 +367,39 @@ MIN_SPEEDUP = 0.9  # fewer threads must take at most this share of the time to r
 def settle_threads(
     requested: int | Literal["auto"], kept: Mapping[str, Any], measures: bool, attempt: Callable[[], None], maximum: MaxOverRanks
 ) -> int:
-    """Set torch's number of threads to the requested one, the run's earlier one, or the fastest; return it."""
+    """Set torch's number of threads to the requested one, the run's earlier one, or the fastest for `attempt`; return it."""
     threads = torch.get_num_threads()  # also for runs whose checkpoints do not say
     if requested != "auto":
         threads = requested
     elif kept and int(kept.get("threads", threads)) <= cpu_count():
         threads = int(kept.get("threads", threads))
     elif measures and THREADS_VARIABLE not in os.environ:
-        threads = fastest_threads(attempt, maximum)
+        # Torch's own number or halves of it: where other programs compute too, two threads took three times as long as one.
+        threads = count = int(maximum([threads])[0])
+        least = math.inf
+        while count:
+            torch.set_num_threads(count)
+            attempt()  # starts threads, allocates memory
+            seconds = maximum([min(seconds_of(attempt) for _ in range(2))])[0]
+            if seconds > MIN_SPEEDUP * least:
+                break
+            threads, least, count = count, seconds, count // 2
     torch.set_num_threads(threads)
     return threads
-
-
-def fastest_threads(attempt: Callable[[], None], maximum: MaxOverRanks) -> int:
-    """Return the number of threads, torch's own or halves of it, with which a pass by `attempt` takes the least time.
-
-    Where other programs compute too, threads wait for each other: two took three times as long as one.
-    """
-    best = count = int(maximum([torch.get_num_threads()])[0])
-    least = math.inf
-    while count:
-        torch.set_num_threads(count)
-        attempt()  # starts threads, allocates memory
-        seconds = maximum([min(seconds_of(attempt) for _ in range(2))])[0]
-        if seconds > MIN_SPEEDUP * least:
-            break
-        best, least, count = count, seconds, count // 2
-    return best
 
 
 # Memory: whether a model can be trained on a device at all. The system grants more memory than it has and then kills.
 
 
-def device_bytes(device: Device) -> int | None:
-    """Return the size of the memory used by models on this device; None if unknown."""
-    return torch.cuda.get_device_properties(device.index).total_memory if device.kind == "cuda" else host_bytes()
-
-
-def refuse_too_large(config: Config, vocab_size: int, device: Device, world_size: int) -> None:
+def refuse_too_large(config: Config, vocab_size: int, device: Device, memory: int | None, world_size: int) -> None:
     """Refuse a built-in model whose state does not fit, before it is built; the size of a custom model is unknown."""
     if (size := model_size(config, vocab_size)) is None:
         return
     state, rows, host = state_bytes(config, size), step_bytes(config, world_size), host_bytes()
-    on_gpu = device.kind == "cuda"
-    needs = [("this machine", (FLOAT * size.total if on_gpu else state) + rows, host)]  # weights are drawn on the host
-    if on_gpu:
-        needs.append((device.name, state, device_bytes(device)))
+
+    needs = [("this machine", state + rows, host)]
+    if device.kind == "cuda":  # weights are drawn on the host
+        needs = [("this machine", FLOAT * size.total + rows, host), (device.name, state, memory)]
     for name, needed, available in needs:
         if available is not None and needed > available:
             raise ConfigError(

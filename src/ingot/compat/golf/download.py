@@ -29,10 +29,8 @@ from ingot.data.store.staging import alone_in, writing
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir, reading, replace_file, temporary_beside, write_atomically
 
-PREVIOUS = "manifest.previous.json"  # backup of the manifest that a download or an export replaced
 TOKENIZER_FILES = ("model_path", "vocab_path", "path")  # keys in a tokenizer's manifest entry that may name its files
 TRAIN_SHARDS = 80  # default number
-MAX_SHARDS = 1_000_000  # file names have six-digit indices
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,10 @@ def dataset_name(variant: str) -> str:
 def plan_files(manifest: Record, variant: str, train_shards: int | None, repo: str) -> Plan:
     """Return the files of a variant; by default at most 80 train shards."""
     entry = _entry(manifest, "datasets", dataset_name(variant), repo)
-    stats = entry.get("stats")
-    counts = [stats.get(key) if isinstance(stats, dict) else None for key in ("files_train", "files_val")]
-    if any(type(count) is not int or not 0 <= count <= MAX_SHARDS for count in counts):
-        raise DataError(f"the manifest of {repo} does not say how many shards {entry['name']} has")
-    available, val = (int(count or 0) for count in counts)
+    try:
+        available, val = (int(entry["stats"][key]) for key in ("files_train", "files_val"))
+    except (LookupError, TypeError, ValueError):
+        raise DataError(f"the manifest of {repo} does not say how many shards {entry['name']} has") from None
     if train_shards is not None and train_shards > available:
         raise ConfigError(f"{variant} has {available:,} train shards in {repo}, fewer than the {train_shards:,} requested")
     train = min(TRAIN_SHARDS, available) if train_shards is None else train_shards
@@ -103,12 +100,10 @@ def download(
 
     `progress` updates a status line; without it, each downloaded file is reported on a line.
     """
-    started, start = time.monotonic(), below(prefix, "the prefix")
+    started, start = time.monotonic(), f"{prefix.strip('/')}/".lstrip("/")
     dataset_name(variant)
     if train_shards is not None and train_shards < 0:
         raise ConfigError(f"--train-shards {train_shards} is less than 0")
-    if skip_manifest and revision is not None:
-        raise ConfigError("--revision and --skip-manifest exclude each other: the manifest in the folder has its own revision")
     commit, infos, manifest = None, dict[str, FileInfo](), output / MANIFEST
     if not hub.offline:
         listing = hub.listing(revision)
@@ -162,7 +157,9 @@ def download(
                     f"{output / name} is not that of {hub.repo} at {str(commit)[:12]} and is not overwritten; move it away or "
                     "choose another output"
                 )
-        replace_manifest(output, content, hub.repo, notify)
+        with writing(manifest):
+            if not manifest.is_file() or manifest.read_bytes() != content:
+                write_atomically(manifest, content)
         missing = [name for name in names if not is_here(name)]
         total = sum(infos[name].size or 0 for name in missing if name in infos)
         for number, name in enumerate(missing, 1):
@@ -195,26 +192,6 @@ def download(
         "warnings": warnings,
         "seconds": round(time.monotonic() - started, 3),
     }
-
-
-def below(folder: str, what: str) -> str:
-    """Return a folder of a repository as the beginning of its files' names."""
-    folder = folder.strip("/")
-    if folder and {".", "..", ""} & set(folder.split("/")):
-        raise ConfigError(f"{what} {folder!r} is not a folder of a repository")
-    return f"{folder}/" if folder else ""
-
-
-def replace_manifest(output: Path, content: bytes, owner: str, notify: Callable[[str], None]) -> None:
-    """Write manifest.json and keep one that differs as manifest.previous.json."""
-    manifest = output / MANIFEST
-    with writing(manifest):
-        before = manifest.read_bytes() if manifest.is_file() else None
-        if before not in (None, content):
-            write_atomically(output / PREVIOUS, before or b"")
-            notify(f"{manifest} is replaced by that of {owner} and kept as {PREVIOUS}")
-        if before != content:
-            write_atomically(manifest, content)
 
 
 def place(blob: Path, target: Path) -> None:

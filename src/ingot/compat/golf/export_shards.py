@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ingot.compat.golf import DOCS, DOCS_SOURCE, PREFIX, PREFIX_VARIABLE, REPO, REPO_VARIABLE
-from ingot.compat.golf.download import below, place, replace_manifest
+from ingot.compat.golf.download import place
 from ingot.console.entry import explained
 from ingot.console.output import Parser, print_json
 from ingot.console.progress import work_line
@@ -47,7 +47,7 @@ from ingot.data.tokenizers.learn_vocabulary import learn
 from ingot.data.tokenizers.plain import byte_file
 from ingot.data.tokenizers.tokenizer_base import NARROW
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import file_sha256, read_json, reading, user_path, write_atomically
+from ingot.runtime.files import file_sha256, read_json, readable, reading, to_json, user_path, write_atomically
 from ingot.runtime.machine import made_by
 
 VERSION = "10B"
@@ -131,11 +131,6 @@ class Spec(BaseModel):
         stem = self.model_prefix or f"fineweb_{self.size}_bpe"
         return f"{stem}.model", f"{stem}.vocab"
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """Return the entries set in the tokenizer specs, which are copied into the manifest."""
-        return self.model_dump(exclude_unset=True)
-
 
 def load_specs(
     path: Path, *, skip_byte: bool = False, train_documents: int | None = None, reuse: Sequence[str] = ()
@@ -143,19 +138,14 @@ def load_specs(
     """Read the tokenizer specs in a file; `reuse` are VOCAB=MODEL pairs of existing SentencePiece models."""
     models: dict[int, str] = {}
     for pair in reuse:
-        vocabulary, equals, model = pair.partition("=")
-        if not (vocabulary.strip().isdecimal() and equals and model.strip()):
+        vocabulary, _, model = pair.partition("=")
+        if not (vocabulary.isdecimal() and model):
             raise ConfigError(f"--reuse-sp-model {pair!r} is not VOCAB=MODEL, such as 1024=tokenizers/fineweb_1024_bpe.model")
         if int(vocabulary) in models:
             raise ConfigError(f"--reuse-sp-model gives two models for a vocabulary of {int(vocabulary)}; give one")
-        models[int(vocabulary)] = str(Path(model.strip()).absolute())
-    try:
+        models[int(vocabulary)] = str(Path(model).absolute())
+    with readable(path, ConfigError):
         records = read_json(path)
-    except OSError as error:
-        why = f"{error.strerror}; give the file with --tokenizer-config"
-        raise ConfigError(f"cannot read the tokenizer specs {path}: {why}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
     if isinstance(records, dict):
         records = records.get("tokenizer_specs", records.get("tokenizers"))
     if not isinstance(records, list) or not records:
@@ -168,11 +158,15 @@ def load_specs(
             mistake = error.errors()[0]
             key = f"{mistake['loc'][0]}={mistake['input']!r}: " if mistake["loc"] else ""
             raise ConfigError(f"{path}, tokenizer {number}: {key}{mistake['msg'].removeprefix('Value error, ')}") from None
-        changes: dict[str, Any] = {} if train_documents is None else {"tokenizer_train_docs": train_documents}
+        if skip_byte and spec.is_byte:
+            continue
+        if train_documents is not None:
+            spec.tokenizer_train_docs = train_documents
         if not spec.is_byte and spec.size in models:
-            changes["reuse_model_path"] = models[spec.size]
-        if not (skip_byte and spec.is_byte):
-            specs.append(spec.model_copy(update=changes))
+            spec.reuse_model_path = models[spec.size]
+        if spec.reuse_model_path and not user_path(spec.reuse_model_path).is_file():
+            raise ConfigError(f"tokenizer {spec.title}: there is no file {spec.reuse_model_path} to reuse")
+        specs.append(spec)
     if not specs:
         raise ConfigError(f"{path} lists only byte tokenizers and --skip-byte is given; nothing is left to export")
     for what, names in (
@@ -184,9 +178,6 @@ def load_specs(
             raise ConfigError(f"{path} names the {what} {twice[0]} twice; give each its own name")
     if unused := models.keys() - {spec.size for spec in specs if not spec.is_byte}:
         raise ConfigError(f"--reuse-sp-model {min(unused)}=...: {path} lists no SentencePiece tokenizer of this vocab_size")
-    for spec in specs:
-        if spec.reuse_model_path and not user_path(spec.reuse_model_path).is_file():
-            raise ConfigError(f"tokenizer {spec.title}: there is no file {spec.reuse_model_path} to reuse")
     return specs
 
 
@@ -195,12 +186,13 @@ def build(spec: Spec, documents: Iterable[str]) -> tuple[Tokenizer, dict[str, by
     try:
         if spec.is_byte:
             return ByteTokenizer(), {spec.files[0]: byte_file()}
-        model, vocabulary = None, None
+        model: bytes | None
+        vocabulary = None
         if spec.reuse_model_path:
             path = user_path(spec.reuse_model_path)
-            beside = path.with_suffix(".vocab")
             with reading(path):
-                model, vocabulary = path.read_bytes(), beside.read_bytes() if beside.is_file() else None
+                model = path.read_bytes()
+                vocabulary = beside.read_bytes() if (beside := path.with_suffix(".vocab")).is_file() else None
         else:
             settings = {"max_sentence_length": MAX_SENTENCE_BYTES, **(spec.trainer_overrides or {})}
             longest = settings["max_sentence_length"]
@@ -232,7 +224,6 @@ VAL_DOCUMENTS = 50_000
 BATCH = 1024  # documents encoded per batch
 REPORT_DOCUMENTS = 100_000
 THREADS = "MATCHED_FINEWEB_TOKENIZER_THREADS"
-Progress = Callable[[str, int, int], None]  # description, amount done, total
 
 
 @dataclass
@@ -247,12 +238,11 @@ class Export:
     chunk_tokens: int = SHARD_TOKENS
     workers: int | None = None  # encoding processes, one per processor by default; they do not affect the output
     notify: Callable[[str], None] = lambda line: None
-    progress: Progress = lambda what, done, total: None
-    warnings: list[str] = field(default_factory=list)
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None  # the task, bytes done and in total
 
     def run(self) -> dict[str, Any]:
         """Write the documents, tokenizers and shards; return the record that --json prints."""
-        started, kept, root = time.monotonic(), list[str](), below(self.root, "--remote-root")
+        started, kept, warnings = time.monotonic(), list[str](), list[str]()
         if self.val_documents is not None and self.val_documents < 0:
             raise ConfigError(f"--num-val-docs {self.val_documents} is negative; give 0 or more")
         if not 1 <= self.chunk_tokens <= MAX_TOKENS:
@@ -260,10 +250,11 @@ class Export:
         with alone_in(self.output, self.notify):
             for spec in self.specs:
                 check_output(self.output / "datasets" / spec.dataset, overwrite=True)
-            docs, sidecar = self._find_docs(root)
-            count, here = docs["num_docs"], self.output / DOCS
+            docs = self._find_docs()
+            count, sidecar = docs["num_docs"], docs.get("source_sidecar", {})
             held_out: int = next(n for n in (self.val_documents, sidecar.get("docs_val"), VAL_DOCUMENTS) if n is not None)
             if held_out > count:
+                here = self.output / DOCS
                 raise ConfigError(
                     f"validation needs {held_out:,} documents and {here} has {count:,}; give fewer with --num-val-docs"
                 )
@@ -272,21 +263,14 @@ class Export:
                 tokenizer, files = build(spec, self._read_docs(f"reading for {spec.title}"))
                 built.append((spec, tokenizer, files))
                 if tokenizer.vocab_size != spec.size:
-                    self.warnings.append(
+                    warnings.append(
                         f"tokenizer {spec.title} has {tokenizer.vocab_size:,} ids instead of {spec.size:,}: these documents "
                         "and settings give no more"
                     )
-                    self.notify(f"warning: {self.warnings[-1]}")
-            given = [spec.given for spec in self.specs]
-            self._write("tokenizer_config.export.json", _json({"tokenizers": given}))
-            entries = []
-            for spec, tokenizer, files in built:
-                manifest, is_new = self._dataset(spec, tokenizer, docs, held_out)
-                kept += [] if is_new else [spec.dataset]
-                for name, content in files.items():
-                    self._write(f"tokenizers/{name}", content)
-                entries.append(_entries(spec, tokenizer, manifest))
-            listing = {
+                    self.notify(f"warning: {warnings[-1]}")
+            given = [spec.model_dump(exclude_unset=True) for spec in self.specs]
+            self._write("tokenizer_config.export.json", {"tokenizers": given})
+            listing: dict[str, Any] = {
                 "version": VERSION,
                 "num_docs": count,
                 "num_val_docs": held_out,
@@ -296,46 +280,58 @@ class Export:
                 "docs_jsonl": DOCS,
                 "docs_meta": docs,
                 "tokenizer_specs": given,
-                "tokenizers": [tokenizer for tokenizer, _ in entries],
-                "datasets": [dataset for _, dataset in entries],
+                "tokenizers": [],
+                "datasets": [],
             }
-            listing = _relative(listing, self.output.absolute())
-            replace_manifest(self.output, _json(listing), "this export", self.notify)
+            for (spec, tokenizer, files), record in zip(built, given, strict=True):
+                manifest, is_new = self._dataset(spec, tokenizer, docs, held_out)
+                kept += [] if is_new else [spec.dataset]
+                for name, content in files.items():
+                    self._write(f"tokenizers/{name}", content)
+                model = Path(record.get("reuse_model_path", ""))
+                if model.is_relative_to(self.output.absolute()):
+                    record["reuse_model_path"] = model.relative_to(self.output.absolute()).as_posix()
+                tokenizer_entry, dataset_entry = _entries(spec, tokenizer, manifest)
+                listing["tokenizers"].append(tokenizer_entry | {"source_spec": record})
+                listing["datasets"].append(dataset_entry)
+            self._write("manifest.json", listing)
         seconds = round(time.monotonic() - started, 3)
-        return {"folder": str(self.output), "manifest": listing, "kept": kept, "warnings": self.warnings, "seconds": seconds}
+        return {"folder": str(self.output), "manifest": listing, "kept": kept, "warnings": warnings, "seconds": seconds}
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _write(self, name: str, content: bytes | dict[str, Any]) -> None:
         path = self.output / name
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-            write_atomically(path, content)
+            write_atomically(path, content if isinstance(content, bytes) else f"{to_json(content, 2, escape=False)}\n")
 
-    def _find_docs(self, root: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return docs_meta of the manifest, and the content of the file beside the documents.
+    def _find_docs(self) -> dict[str, Any]:
+        """Return docs_meta of the manifest: the number and hash of the documents, and the content of the file beside them.
 
         The documents are downloaded if they are missing; offline, those in the output folder are used.
         """
         path, beside, hub, sha256 = self.output / DOCS, self.output / DOCS_SOURCE, self.hub, None
+        root = self.root.strip("/")
+        remote, remote_beside = ("/".join(filter(None, (root, name))) for name in (DOCS, DOCS_SOURCE))
         if hub.offline:
             if not path.is_file():
                 raise DataError(f"HF_HUB_OFFLINE is set and there is no {path}; unset it to download the documents")
             self.notify(f"HF_HUB_OFFLINE is set; using {path} as it is")
         else:
             listing = hub.listing()
-            info = listing.files.get(root + DOCS)
+            info = listing.files.get(remote)
             if info is None:
-                raise DataError(f"dataset repository {hub.repo} has no {root}{DOCS}; check --repo-id and --remote-root")
+                raise DataError(f"dataset repository {hub.repo} has no {remote}; check --repo-id and --remote-root")
             sha256 = info.sha256
             if not path.is_file():
                 advance = adding_up(partial(self.progress, f"downloading {DOCS}"), info.size or 0)
-                place(hub.fetch(root + DOCS, listing.commit, info, advance), path)
+                place(hub.fetch(remote, listing.commit, info, advance), path)
             elif info.problem(path):
                 raise DataError(
                     f"{path} is not that of {hub.repo} and is not replaced; remove it, choose another output, or set "
                     "HF_HUB_OFFLINE=1 to use it"
                 )
-            if root + DOCS_SOURCE in listing.files:
-                place(hub.fetch(root + DOCS_SOURCE, listing.commit, listing.files[root + DOCS_SOURCE]), beside)
+            if remote_beside in listing.files:
+                place(hub.fetch(remote_beside, listing.commit, listing.files[remote_beside]), beside)
             else:
                 beside.unlink(missing_ok=True)  # it describes other documents
         sidecar = parse_manifest(beside.read_bytes(), str(beside)) if beside.is_file() else {}
@@ -345,22 +341,20 @@ class Export:
                 f"{path} has the sha256 {sha256[:12]} and {DOCS_SOURCE} says {str(sidecar['docs_sha256'])[:12]}: one is damaged "
                 "or describes other documents; remove both and run the same command, or ask their owner"
             )
-        for key in ("num_docs", "docs_val"):
-            if (number := sidecar.get(key)) is not None and (type(number) is not int or number < 0):
-                raise DataError(f"{beside} says {key}={number!r}, which is not a number of documents")
-        if (documents := sidecar.get("num_docs")) is None:
-            with reading(path), path.open("rb") as file:
+        documents = sidecar.get("num_docs")
+        if documents is None:
+            with path.open("rb") as file:
                 documents = sum(not line.isspace() for line in file)
         if not documents:
             raise DataError(f"{path} holds no documents; it needs a JSON object with a field 'text' in every line")
-        docs = {
+        return {
             "remote_repo_id": None if hub.offline else hub.repo,
-            "remote_root": None if hub.offline else root.rstrip("/"),
+            "remote_root": None if hub.offline else root,
             "num_docs": documents,
             "docs_sha256": sha256,
             "source_manifest": DOCS_SOURCE if sidecar else None,
+            **({"source_sidecar": sidecar} if sidecar else {}),
         }
-        return docs | ({"source_sidecar": sidecar} if sidecar else {}), sidecar
 
     def _read_docs(self, what: str) -> Iterator[str]:
         """Yield the documents; a lone surrogate, which is not a valid character, is replaced by a question mark."""
@@ -373,7 +367,7 @@ class Export:
                     continue
                 try:
                     text = json.loads(line)["text"].encode(errors="replace").decode()
-                except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                except (ValueError, LookupError, TypeError, AttributeError):
                     raise DataError(f"{path}:{number} is not a JSON object with a text in its field 'text'") from None
                 yield text
 
@@ -428,20 +422,6 @@ class Export:
         return manifest, True
 
 
-def _relative(value: Any, folder: Path) -> Any:
-    """Return a JSON value with absolute paths inside the folder made relative to it."""
-    if isinstance(value, dict):
-        return {key: _relative(item, folder) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_relative(item, folder) for item in value]
-    inside = isinstance(value, str) and value.startswith("/") and Path(value).is_relative_to(folder)
-    return Path(value).relative_to(folder).as_posix() if inside else value
-
-
-def _json(record: Any) -> bytes:
-    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode()
-
-
 def _entries(spec: Spec, tokenizer: Tokenizer, manifest: prepared.Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the manifest's entries for a tokenizer and its dataset."""
     facts = {
@@ -455,7 +435,7 @@ def _entries(spec: Spec, tokenizer: Tokenizer, manifest: prepared.Manifest) -> t
     path = f"datasets/{spec.dataset}"
     counts = {name: [split.documents, len(split.shards), split.tokens] for name, split in manifest.splits.items()}
     counts["total"] = [sum(column) for column in zip(*counts.values(), strict=True)]
-    return {"name": spec.title, "kind": spec.tokenizer_kind, **facts, "source_spec": spec.given, **where}, {
+    return {"name": spec.title, "kind": spec.tokenizer_kind, **facts, **where}, {
         "name": spec.dataset,
         "tokenizer_name": spec.title,
         "tokenizer_kind": spec.tokenizer_kind,

@@ -89,14 +89,22 @@ class ModelConfig(KeySection):
         if self.n_embd % self.n_head:
             near = nearest_divisor(self.n_embd, self.n_head)
             raise ConfigError(f"model.n_head={self.n_head} does not divide model.n_embd={self.n_embd}; the nearest is {near}")
-        if self.n_head % (self.n_kv_head or self.n_head):
+        if self.n_head % self.kv_heads:
             raise ConfigError(f"model.n_kv_head={self.n_kv_head} does not divide model.n_head={self.n_head}")
-        if self.n_embd // self.n_head % 2:
-            size = self.n_embd // self.n_head
+        if (size := self.n_embd // self.n_head) % 2:
             raise ConfigError(f"model.n_embd={self.n_embd} over model.n_head={self.n_head} is {size}; a head needs an even size")
-        if self.rope_scaling_type is not None and self.rope_scaling_factor < 1:
-            factor = self.rope_scaling_factor
+        if self.rope_scaling_type is not None and (factor := self.rope_scaling_factor) < 1:
             raise ConfigError(f"model.rope_scaling_factor={factor:g} must be 1 or more if rope_scaling_type is set")
+
+    @property
+    def kv_heads(self) -> int:
+        """Return the number of key and value heads."""
+        return self.n_kv_head or self.n_head
+
+    def intermediate_dim(self) -> int:
+        """Return the hidden size of the MLP."""
+        gated = -(-(8 * self.n_embd // 3) // 256) * 256
+        return self.intermediate_size or (gated if self.mlp_type == "gated" else 4 * self.n_embd)
 
 
 def _number(value: Any) -> Any:
@@ -133,16 +141,12 @@ class DataConfig(KeySection):
     tokenizer: str = key("gpt2", "Name or folder of the tokenizer.", becomes="data.tokenizer")
     format: str = key("pretokenized", "Format of the buckets: .bin/.idx or .jsonl.", "pretokenized", "jsonl")
     max_length: int = key(2048, "Tokens per training row.", low=2, sets="data.seq_len")
-    overlap_size: int = key(
-        OVERLAP_TOKENS, "Tokens that windows of a long jsonl document share; at most half of max_length.",
-        low=0, becomes="data.overlap",
-    )  # fmt: skip
+    overlap_size: int = key(OVERLAP_TOKENS, "Tokens that windows of a jsonl document share.", low=0, becomes="data.overlap")
     packing: bool = key(True, "Pack several documents into a row. false: one per row, padded.", becomes="data.sampling")
     num_workers: int = key(4, "Accepted, but has no effect: one thread reads ahead.", low=0)
     curriculum: list[CurriculumPhase] | None = key(  # noqa: RUF009 (a dataclass field, like those above)
-        None, "Phases, each with duration_tokens and a mix of buckets. null: the same weight for every bucket.",
-        becomes="data.phases",
-    )  # fmt: skip
+        None, "Phases of duration_tokens and a mix. null: the same weight for every bucket.", becomes="data.phases"
+    )
     allow_bucket_exhaustion: bool = key(False, "Continue without an exhausted bucket. false: halt.", becomes="data.exhausted")
     allow_budget_mismatch: bool = key(False, "Allow the phases' tokens to differ from those of max_steps by more than 5%.")
 
@@ -156,9 +160,8 @@ class DataConfig(KeySection):
                 raise ConfigError(f"{place}: {wrong['msg']}; give phases with duration_tokens and mix, or null") from None
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
-        unused = self.format != "jsonl" and self.overlap_size == OVERLAP_TOKENS  # the default does not apply to pairs
         overlap, length = self.overlap_size, self.max_length
-        if overlap > length // 2 and not unused:
+        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # pairs do not use the default
             what = f"data.overlap_size={overlap} is more than half of data.max_length={length}"
             raise ConfigError(f"{what}; set it to {length // 2} or less")
 
@@ -195,10 +198,7 @@ class TrainingConfig(KeySection):
     save_steps: int = key(1000, "Steps between checkpoints.", low=1, sets="training.save_every")
     max_eval_batches: int | None = key(None, "Batches per evaluation. null: 100.", low=1, becomes="evaluation.rows")
     output_dir: str = key("./outputs", "Run folder.", sets="training.output_dir")
-    resume: str = key(
-        "auto", "auto: resume the run in the folder. scratch: refuse a folder with a run. Or the path of a checkpoint.",
-        becomes="training.resume",
-    )  # fmt: skip
+    resume: str = key("auto", "auto: resume output_dir's run. scratch: refuse it. Or a checkpoint.", becomes="training.resume")
     keep_last_k: int | None = key(3, "Newest checkpoints to keep. null: all.", low=1, sets="training.keep_last")
     keep_milestone_every: int | None = key(None, "Also keep multiples of this step.", low=1, becomes="training.keep_every")
     max_runtime_seconds: int | None = key(
@@ -335,7 +335,15 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         elif name in known() and name not in keys_of_settings():
             settings[name] = value
         else:
-            problems.append(f"unknown key {name} ({where}); {_suggestion(name)}")
+            elsewhere = next((path for path in all_keys() if path.endswith(f".{field_name}")), None)
+            names = [path for path in all_keys() if path.startswith(f"{section}.")] or list(all_keys())
+            if name in keys_of_settings():
+                hint = f"gpt-simple calls it {keys_of_settings()[name]}"
+            elif near := elsewhere or closest(name, names):
+                hint = f"did you mean {near}?"
+            else:
+                hint = f"the keys are {', '.join(path.partition('.')[2] for path in names)}"
+            problems.append(f"unknown key {name} ({where}); {hint}")
     if not problems:  # cross-checks need values that are valid on their own
         try:
             made = {name: section(**sections[name]) for name, section in SECTIONS.items()}
@@ -373,17 +381,6 @@ def is_gpt_simple(path: str | Path) -> bool:
     if theirs and ours:
         raise ConfigError(f"{path} has keys of both kinds: {theirs[0]} is gpt-simple's and {ours[0]} is Ingot's; keep one kind")
     return bool(theirs)
-
-
-def _suggestion(path: str) -> str:
-    """Return a hint for an unknown key: gpt-simple's name for our setting, the right section, or a similar spelling."""
-    if path in keys_of_settings():
-        return f"gpt-simple calls it {keys_of_settings()[path]}"
-    section, _, name = path.rpartition(".")
-    elsewhere = next((key for key in all_keys() if key.partition(".")[2] == name), None)
-    names = [key for key in all_keys() if key.startswith(f"{section}.")] or list(all_keys())
-    near = elsewhere or closest(path, names)
-    return f"did you mean {near}?" if near else f"the keys are {', '.join(key.rpartition('.')[2] for key in names)}"
 
 
 # Error messages in gpt-simple's terms

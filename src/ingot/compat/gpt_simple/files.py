@@ -31,7 +31,6 @@ from ingot.data.tokenizers import from_spec
 from ingot.data.tokenizers.hf_json import HFTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from ingot.errors import ConfigError
-from ingot.inference.model import Weights, as_checkpoint
 from ingot.runs.checkpoints import Checkpoint
 from ingot.runs.state import utc_now
 from ingot.runtime.files import replace_file, replace_folder, to_json, write_atomically
@@ -52,13 +51,21 @@ def write_checkpoint(
     section = checkpoint.progress["config"]["model"]
     if section["family"] != "llama":
         raise ConfigError(f"gpt-simple has no models of the family {section['family']}; export it with --format ingot")
-    weights = {name: shared_tensor(checkpoint.weights[name]) for name in in_their_order(checkpoint.weights)}
+    order, step, o = in_their_order(checkpoint.weights), checkpoint.step, keys["optimizer"]
+    weights = {name: shared_tensor(checkpoint.weights[name]) for name in order}
     model = {**keys["model"], "vocab_size": weights["wte.weight"].shape[0]}
+    groups, memory = optimizer_groups(checkpoint.weights, order), checkpoint.tensors.get("optimizer", {})
+    peak, rate = o["learning_rate"], learning_rate(o, keys["training"]["max_steps"], step)
+    optimizer = adamw_state(*groups, memory, o["weight_decay"], lr=peak, betas=(o["beta1"], o["beta2"]), eps=o["eps"])
+    for group in optimizer["param_groups"]:
+        group |= {"lr": rate, "initial_lr": peak}
+    scheduler = {"base_lrs": [peak, peak], "last_epoch": step, "_step_count": step + 1, "_is_initial": False}
+    scheduler |= {"_get_lr_called_within_step": False, "_last_lr": [rate, rate], "lr_lambdas": [{}, {}]}
     spec = checkpoint.progress.get("tokenizer") if tokenizer else None
     with replace_folder(target, keep_others=tokenizer) as partial:
         (partial / MODEL).mkdir()
         write_atomically(partial / MODEL / CONFIG, to_json(model, indent=2) + "\n")
-        for name, value in {f"{MODEL}/{WEIGHTS}": weights, **_optimizer_and_scheduler(checkpoint, keys)}.items():
+        for name, value in {f"{MODEL}/{WEIGHTS}": weights, OPTIMIZER: optimizer, SCHEDULER: scheduler}.items():
             try:
                 with replace_file(partial / name) as file:
                     torch.save(value, file)
@@ -114,24 +121,16 @@ def optimizer_groups(weights: Mapping[str, TensorRecord], order: list[str]) -> t
     return [n for n in order if len(weights[n].shape) >= 2], [n for n in order if len(weights[n].shape) < 2]
 
 
-def _optimizer_and_scheduler(checkpoint: Checkpoint, keys: Keys) -> dict[str, dict[str, Any]]:
-    """Return the contents of the two files, by name."""
-    weights, step, o = checkpoint.weights, checkpoint.step, keys["optimizer"]
-    groups, memory = optimizer_groups(weights, in_their_order(weights)), checkpoint.tensors.get("optimizer", {})
-    peak, rate = o["learning_rate"], learning_rate(o, keys["training"]["max_steps"], step)
-    state = adamw_state(*groups, memory, o["weight_decay"], lr=peak, betas=(o["beta1"], o["beta2"]), eps=o["eps"])
-    for group in state["param_groups"]:
-        group |= {"lr": rate, "initial_lr": peak}
-    scheduler = {"base_lrs": [peak, peak], "last_epoch": step, "_step_count": step + 1, "_is_initial": False}
-    scheduler |= {"_get_lr_called_within_step": False, "_last_lr": [rate, rate], "lr_lambdas": [{}, {}]}
-    return {OPTIMIZER: state, SCHEDULER: scheduler}
-
-
 def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the contents of trainer_state.json; an unknown loss is omitted, because JSON has no infinity."""
     known, step = checkpoint.progress, checkpoint.step
     loss = {} if known.get("loss") is None else {"loss": known["loss"]}
     rate, seconds = learning_rate(keys["optimizer"], keys["training"]["max_steps"], step), known["elapsed_seconds"]
+    curriculum, phase, before = keys["data"].get("curriculum") or [], 0, 0  # `before`: tokens of the earlier phases
+    while phase + 1 < len(curriculum) and known["tokens"] >= before + curriculum[phase]["duration_tokens"]:
+        before += curriculum[phase]["duration_tokens"]
+        phase += 1
+    consumed, mix = (known["tokens"] - before, dict(curriculum[phase]["mix"])) if curriculum else (0, {})
     return {
         "schema_version": VERSION,
         "step": step,
@@ -139,27 +138,11 @@ def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, An
         "wandb_run_id": facts.get("wandb_run_id"),
         "config_hash": config_hash(keys),
         "model_arch_hash": arch_hash(keys["model"]),
-        "curriculum": phase_of(keys["data"].get("curriculum"), known["tokens"]),
+        "curriculum": {"phase_idx": phase, "phase_tokens_consumed": consumed, "current_mix": mix},
         "timing": {"wallclock_seconds_elapsed": seconds, "last_save_duration_seconds": 0.0, "saved_at": utc_now()},
         "metrics": {**loss, "learning_rate": rate, "grad_norm": 0.0, "tokens_per_sec": 0.0},
         "lineage": {"resumed_from": facts.get("resumed_from"), "is_shutdown_checkpoint": name.endswith(SHUTDOWN)},
     }
-
-
-def phase_of(curriculum: Any, tokens: int) -> dict[str, Any]:
-    """Return the curriculum phase after `tokens` tokens, the number of tokens spent in it, and its bucket weights."""
-    if not curriculum:
-        return {"phase_idx": 0, "phase_tokens_consumed": 0, "current_mix": {}}
-    number, before = 0, 0
-    while number + 1 < len(curriculum) and tokens >= before + curriculum[number]["duration_tokens"]:
-        before += curriculum[number]["duration_tokens"]
-        number += 1
-    return {"phase_idx": number, "phase_tokens_consumed": tokens - before, "current_mix": dict(curriculum[number]["mix"])}
-
-
-def export_folder(source: Weights, folder: Path) -> int:
-    """Write a llama model as a gpt-simple checkpoint with its tokenizer (`ingot export`); return its size in bytes."""
-    return write_checkpoint(folder, as_checkpoint(source), keys_of(source.config), tokenizer=True)
 
 
 def keys_of(config: Config) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from ingot.artifact.gpt_simple import MODEL, WEIGHTS, Saved, read_model, refuse_
 from ingot.backends.torch.state import adamw_memory, load_saved, state_records
 from ingot.compat.gpt_simple.config import GptSimpleConfig
 from ingot.compat.gpt_simple.files import OPTIMIZER, in_their_order, optimizer_groups
-from ingot.compat.gpt_simple.translate import ALREADY_READ, resume_setting, tokens_per_step, translate
+from ingot.compat.gpt_simple.translate import ALREADY_READ, DATA_SEED, resume_setting, tokens_per_step, translate
 from ingot.config.schema import Config
 from ingot.data.formats.gpt_simple_folder import read_index
 from ingot.data.loading.data_path import open_dataset
@@ -41,7 +41,6 @@ from ingot.train.resume import Progress, facts_of
 Say = Callable[[str], None]
 CURSOR_VERSION = 2
 ALL_ROWS = -1  # row count of a file that was read to its end
-DATA_SEED = 42  # the original's fixed data seed, independent of training.seed
 PACK_BUFFER = 256  # documents per buffer in the original's packing
 
 
@@ -63,9 +62,8 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
         return None
     weights, memory, settings, problem = read_training_state(saved)
     world_size = max(1, len(list((saved.path / "rng").glob("rank_*.pkl"))))  # each rank saved its random state in a file
-    resolved = translate(config, world_size).config
+    resolved, out = translate(config, world_size).config, Path(config.training.output_dir)
     refuse_other_shapes(saved.path, settings, resolved.model.model_dump())
-    out = Path(config.training.output_dir)
     missing = [] if (saved.path / "rng").is_dir() else ["the random numbers"]
     missing += [f"AdamW's memory ({problem})"] if problem is not None else []
     missing += ["the scale of the gradients"] if config.training.mixed_precision == "fp16" else []
@@ -111,9 +109,8 @@ def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> 
     path = Path(config.training.output_dir) / ALREADY_READ
     if path.exists():
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
-        listed = read_already_read(str(path), dataset)
-        masks = {name: np.logical_or(mask, listed[name]) if name in listed else mask for name, mask in masks.items()}
-        masks = {**listed, **masks}
+        for name, mask in read_already_read(str(path), dataset).items():
+            masks[name] = mask | masks.get(name, mask)
     write_already_read(path, masks)
     return None if newest == saved.step else f"it is known up to step {newest}"
 
@@ -224,19 +221,15 @@ def file_rows(lengths: NDArray[np.int64], number: int, max_length: int, packing:
     cut = np.minimum(lengths, max_length)
     for start in range(0, len(order), PACK_BUFFER):
         documents = order[start : start + PACK_BUFFER]
-        by_length = documents[np.argsort(-lengths[documents], kind="stable")]
-        yield from _first_fit(by_length.tolist(), cut[by_length].tolist(), max_length)
-
-
-def _first_fit(documents: list[int], lengths: list[int], row_length: int) -> list[list[int]]:
-    rows: list[list[int]] = []
-    filled: list[int] = []
-    for document, length in zip(documents, lengths, strict=True):
-        fits = (row for row, tokens in enumerate(filled) if length < row_length and tokens + length <= row_length)
-        place = next(fits, len(rows))
-        if place == len(rows):
-            rows.append([])
-            filled.append(0)
-        rows[place].append(document)
-        filled[place] += length
-    return rows
+        rows: list[list[int]] = []
+        filled: list[int] = []  # tokens in each row
+        for document in documents[np.argsort(-lengths[documents], kind="stable")].tolist():  # first fit, longest first
+            length = int(cut[document])
+            fits = (row for row, tokens in enumerate(filled) if length < max_length and tokens + length <= max_length)
+            place = next(fits, len(rows))
+            if place == len(rows):
+                rows.append([])
+                filled.append(0)
+            rows[place].append(document)
+            filled[place] += length
+        yield from rows

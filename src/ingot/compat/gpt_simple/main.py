@@ -50,30 +50,24 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     trains = next((word for word in words if not word.startswith("-")), "") == "train"
     with explained(PROGRAM, key_name, advice, stopped=stop_exit_code(words)) as outcome, listening_early(trains):
-        outcome.code = _call(words)
+        parser = make_parser()
+        try:
+            options, rest = parser.parse_known_args(words)
+        except SystemExit as stopped:  # --help
+            return int(stopped.code or 0)
+        if options.command is None:
+            parser.print_help()
+        elif options.command in WITH_KEYS:
+            from ingot.compat.gpt_simple import training
+
+            flags = [f"--{name.replace('_', separator)}" for name in vars(options) for separator in "_-"]
+            overrides, checks = split_overrides(rest, flags), options.command == "validate"
+            outcome.code = training.validate(options, overrides) if checks else training.train(options, overrides, words)
+        elif rest:
+            raise ConfigError(f"unexpected {rest[0]!r} on the command line; see {PROGRAM} {options.command} --help")
+        else:
+            COMMANDS[options.command][1](options, (lambda line: None) if options.quiet else warn)  # log lines go to stderr
     return outcome.code
-
-
-def _call(words: Sequence[str]) -> int:
-    parser = make_parser()
-    try:
-        options, rest = parser.parse_known_args(words)
-    except SystemExit as stopped:  # --help
-        return int(stopped.code or 0)
-    if options.command is None:
-        parser.print_help()
-        return 0
-    if options.command in WITH_KEYS:
-        from ingot.compat.gpt_simple import training
-
-        overrides = split_overrides(rest, [f"--{name.replace('_', separator)}" for name in vars(options) for separator in "_-"])
-        if options.command == "validate":
-            return training.validate(options, overrides)
-        return training.train(options, overrides, words)
-    if rest:
-        raise ConfigError(f"unexpected {rest[0]!r} on the command line; see {PROGRAM} {options.command} --help")
-    COMMANDS[options.command][1](options, (lambda line: None) if options.quiet else warn)  # log lines go to stderr
-    return 0
 
 
 def init(options: Namespace, say: Say) -> None:
@@ -110,13 +104,13 @@ def tokenize(options: Namespace, say: Say) -> None:
 def generate(options: Namespace, say: Say) -> None:
     """Complete one prompt or a file of prompts: one JSON line per completion, and nothing else on stdout."""
     from ingot.api import load
-    from ingot.console.completions import generate_records, prompts_of
-    from ingot.inference.prompt_files import expand
+    from ingot.console.completions import generate_records
+    from ingot.inference.prompt_files import expand, read_prompts
 
     generation = _generation_options(options)
     if problems := generation.problems():
         raise ConfigError("; ".join(problems))
-    prompts = prompts_of(options.prompt, options.prompts_file)
+    prompts = [{"prompt": options.prompt}] if options.prompts_file is None else read_prompts(options.prompts_file)
     model = load(expand(options.model), device=options.device, tokenizer=options.tokenizer, dtype=options.dtype)
     generate_records(model, prompts, generation, options.output, options.stream, say)
 
@@ -143,13 +137,11 @@ def batch_generate(options: Namespace, say: Say) -> None:
         warn(f"{file}: {len(requests)} texts by {len(loads)} models; nothing is wrong and nothing was opened")
         return
 
-    def open_path(path: Path, tokenizer: str | None, dtype: str) -> Any:
-        return load(path, device=options.device, tokenizer=tokenizer, dtype=dtype)
-
-    answers = answer_all(requests, loads, open_path, warn)
-    failed = sum("error" in answer for answer in answers)
+    answers = answer_all(
+        requests, loads, lambda path, name, dtype: load(path, device=options.device, tokenizer=name, dtype=dtype), warn
+    )
     write_lines(answers, options.output, warn)
-    if failed:
+    if failed := sum("error" in answer for answer in answers):
         warn(f"{failed} of {len(answers)} texts could not be written; their lines say why")
 
 
@@ -225,9 +217,9 @@ def _number(form: str, value: Any) -> str:
 def stop(options: Namespace, say: Say) -> None:
     """Ask the run in a folder to save and stop, and wait until it has; with --force, kill it."""
     folder = Path(options.output_dir)
-    if read_state(folder) is None and (folder / RUN_STATE).exists():
-        raise RunError(f"{folder} is trained by the original gpt-simple; stop it by creating {folder / STOP_FLAG}")
     if read_state(folder) is None:
+        if (folder / RUN_STATE).exists():
+            raise RunError(f"{folder} is trained by the original gpt-simple; stop it by creating {folder / STOP_FLAG}")
         raise RunError(f"there is no run in {folder}; name its folder with --output_dir")
     run = Run(folder)
     if (now := run.status().status) != "running":

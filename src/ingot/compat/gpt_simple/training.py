@@ -99,7 +99,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
         open_data(resolved, world_size, _check(config, resolved, world_size, options.force))
         port = options.master_port or (PORT if options.nnodes > 1 else None)
         nodes = {"nnodes": options.nnodes, "node_rank": options.node_rank, "master_addr": options.master_addr}
-        return launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE)
+        return launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE, program="gpt-simple")
     status, result = run_training(config, log, options.force)
     if not ranks_from_environment().first:
         return 0  # on any other code the launcher would kill the first rank before it is done
@@ -110,7 +110,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
 
 def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
     """Print a report on a run; return 0 if there is nothing to fix, 2 for warnings, 1 if the run cannot start."""
-    from ingot.preflight.findings import BLOCKED
+    from ingot.preflight.data_checks import BLOCKED
     from ingot.preflight.validate import report_lines, report_record
     from ingot.preflight.validate import validate as preflight
 
@@ -170,8 +170,7 @@ def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tupl
     if reporter.failure is not None:
         raise reporter.failure
     final_loss = reporter.interval_loss if reporter.interval_loss is not None else result.final_loss
-    path = reporter.checkpoint or (newest_name(folder, step_of(result.checkpoint_path)) if result.checkpoint_path else "")
-    loss = math.inf if final_loss is None else final_loss
+    path, loss = reporter.checkpoint or result.checkpoint_path or "", math.inf if final_loss is None else final_loss
     return result.status, GptSimpleResult(loss, str(path), result.total_tokens, result.total_steps)
 
 
@@ -210,12 +209,6 @@ def refuse_live_original(folder: Path) -> None:
         )
 
 
-def newest_name(folder: Path, step: int) -> Path | None:
-    """Return the checkpoint of a step in a run folder, preferably gpt-simple's."""
-    theirs = [saved.path for saved in saved_checkpoints(folder) if saved.step == step]
-    return theirs[-1] if theirs else saved_steps(folder / "checkpoints").get(step)
-
-
 class GptSimpleReporter(Reporter):
     """Prints the log lines of `gpt-simple train` and writes its files, on the first rank.
 
@@ -248,10 +241,10 @@ class GptSimpleReporter(Reporter):
         step, max_steps = report.resumed_at, self._config.training.max_steps
         self._seconds = report.elapsed_seconds
         saved = [one for one in saved_checkpoints(self._folder) if one.step <= step]
-        newest = str(saved[-1].path) if saved else None
-        self._resumed_from = newest if saved and saved[-1].step == step else None
+        newest, tokens = (str(saved[-1].path), saved[-1].state.get("tokens_trained", 0)) if saved else (None, 0)
+        if saved and saved[-1].step == step:
+            self.checkpoint, self._resumed_from = saved[-1].path, newest
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        tokens = saved[-1].state.get("tokens_trained", 0) if saved else 0
         self._state = {"status": "running", "pid": os.getpid(), "started_at": now, "updated_at": now, "global_step": step}
         self._state |= {"max_steps": max_steps, "learning_rate": 0.0, "tokens_trained": tokens, "tokens_per_sec": 0.0}
         self._state |= {"error": None, "latest_checkpoint": newest, "config_path": str(self._folder / CONFIG)}
@@ -263,7 +256,7 @@ class GptSimpleReporter(Reporter):
                 warn(f"gpt-simple has no {tokenizer.kind} tokenizer: only ingot can generate from {self._folder}")
         self._update()
         ours = saved_steps(self._folder / "checkpoints").get(step)
-        if ours is not None and (not saved or saved[-1].step < step):  # killed before gpt-simple's folder was written
+        if ours is not None and self.checkpoint is None:  # killed before gpt-simple's folder was written
             self.saved(ours, read_kind(ours))
         with suppress(OSError):
             if (self._folder / STOP_FLAG).stat().st_mtime < process_start():
@@ -287,7 +280,7 @@ class GptSimpleReporter(Reporter):
             f"LR: {o.learning_rate}  (warmup={o.warmup_steps}, decay={cosine_steps(self._config)})",
         ]
         if step:
-            named = t.resume if t.resume not in ("auto", "scratch") else newest_name(self._folder, step)
+            named = t.resume if t.resume not in ("auto", "scratch") else self.checkpoint
             lines.append(f"Resuming from step {step}  (checkpoint: {named})")
         lines.append(RULE)
         if step >= max_steps:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from ingot.artifact.gpt_simple import is_checkpoint, model_settings, read_saved
 from ingot.compat.gpt_simple.config import GptSimpleConfig, all_keys
@@ -26,9 +25,7 @@ DATA_SEED = 42  # fixed in gpt-simple; training.seed only affects weights and dr
 VOCAB_MULTIPLE = 128
 EVAL_BATCHES = 100  # used if max_eval_batches is null
 TOKENIZERS = ("gpt2", "byte", "char")  # built-in tokenizers
-PRECISIONS = {None: "auto", "no": "fp32"}
 ALREADY_READ = "already-read.json"  # lists the documents that the original had read before we resumed its run
-RESUMES = {"scratch": "never"}
 
 
 def translate(
@@ -39,13 +36,54 @@ def translate(
     `kept_tokens` is the tokens per step of the run being resumed; `tokenizer` is the run's, if it is already open.
     """
     config.check()
-    keys = config.to_dict()
+    keys, tokenizer = config.to_dict(), tokenizer or named_tokenizer(config)
     settings = {ours: keys[path.partition(".")[0]][path.partition(".")[2]] for path, ours in copied(all_keys()).items()}
-    settings |= _computed(config, tokenizer or named_tokenizer(config))
-    settings["training.tokens_per_step"] = kept_tokens or tokens_per_step(config, world_size)
+    m, d, o, t = config.model, config.data, config.optimizer, config.training
+    rows = None  # of the embedding: all tokens, plus a pad token if there is none, rounded up
+    if tokenizer is not None:
+        rows = -(-(tokenizer.vocab_size + (tokenizer.pad is None)) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    model = model_settings({**asdict(m), "vocab_size": rows or 1, "n_positions": max(m.n_positions, d.max_length)}, "the config")
+    eval_rows = (t.max_eval_batches or EVAL_BATCHES) * t.per_device_batch_size
+    settings |= {f"model.{setting}": value for setting, value in model.items()} | {
+        "model.vocab_size": rows,
+        "data.tokenizer": tokenizer_name(d.tokenizer),
+        "data.sampling": "pack" if d.packing else "document",
+        "data.document_mask": m.attention_mode != "causal",
+        "data.overlap": d.overlap_size if d.format == "jsonl" else 0,
+        "data.epochs": 1,
+        "data.seed": DATA_SEED,
+        "data.exhausted": "renormalise" if d.allow_bucket_exhaustion else "halt",
+        "optimizer.name": "adamw",
+        "optimizer.schedule": "cosine",
+        "optimizer.decay_steps": o.warmup_steps + max(1, cosine_steps(config)),
+        "training.tokens_per_step": kept_tokens or tokens_per_step(config, world_size),
+        # auto: checkpointing more layers than memory requires would be slower
+        "training.gradient_checkpointing": t.gradient_checkpointing and "auto",
+        "training.compile": t.compile if "training.compile" in config.given or not t.compile else "auto",
+        "training.precision": {None: "auto", "no": "fp32"}.get(t.mixed_precision, t.mixed_precision),
+        "training.priming_steps": 0,
+        "training.resume": resume_setting(config),
+        "training.save_seconds": 0,
+        "training.keep_every": t.keep_milestone_every or 0,
+        "evaluation.at_start": False,
+        "evaluation.at_end": t.max_steps % t.eval_steps == 0,
+        "evaluation.rows": eval_rows,
+        "evaluation.final_rows": eval_rows,
+        "evaluation.micro_batch": t.per_device_batch_size,
+        "artifact.write": False,
+    }
+    if d.curriculum is not None:
+        settings["data.phases"] = [{"tokens": phase.duration_tokens, "mix": phase.mix} for phase in d.curriculum]
+    else:
+        train = user_path(d.path) / "train" if d.path else None
+        buckets = [path.name for path in train.iterdir() if path.is_dir()] if train is not None and train.is_dir() else []
+        settings["data.mix"] = dict.fromkeys(sorted(buckets), 1.0)
+    if t.wandb_project is not None:
+        name = t.wandb_run_name or f"gpt_simple_{datetime.now():%Y%m%d_%H%M%S}"
+        settings |= {"tracking.wandb_project": t.wandb_project, "tracking.wandb_run_name": name}
     if kept_tokens is not None:  # the list of what the original has read, in this run or the one it resumes
         named = resume_path(config)
-        runs = [Path(config.training.output_dir), *([named, named.parent.parent] if named is not None else [])]
+        runs = [Path(t.output_dir), *([named, named.parent.parent] if named is not None else [])]
         lists = (run / ALREADY_READ for run in runs)
         settings["data.already_read"] = next((str(path) for path in lists if path.exists()), None)
     if decided := sorted(settings.keys() & config.settings.keys()):
@@ -98,13 +136,7 @@ def resume_path(config: GptSimpleConfig) -> Path | None:
 
 def resume_setting(config: GptSimpleConfig) -> str:
     """Return our training.resume; a checkpoint of the original is converted to ours in output_dir before training."""
-    return str(resume_path(config) or RESUMES.get(config.training.resume, config.training.resume))
-
-
-def buckets(config: GptSimpleConfig) -> list[str]:
-    """Return the names of the data buckets: the folders below data.path/train."""
-    train = user_path(config.data.path) / "train" if config.data.path else None
-    return sorted(path.name for path in train.iterdir() if path.is_dir()) if train is not None and train.is_dir() else []
+    return str(resume_path(config) or {"scratch": "never"}.get(config.training.resume, config.training.resume))
 
 
 def tokenizer_name(name: str) -> str:
@@ -120,12 +152,6 @@ def named_tokenizer(config: GptSimpleConfig) -> Tokenizer | None:
         return open_tokenizer(tokenizer_name(config.data.tokenizer))
     except IngotError:
         return None
-
-
-def padded_vocabulary(tokenizer: Tokenizer) -> int:
-    """Return the padded vocabulary size: all tokens, plus a pad token if there is none, rounded up to a multiple of 128."""
-    ids = tokenizer.vocab_size + (tokenizer.pad is None)
-    return -(-ids // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 def cosine_steps(config: GptSimpleConfig) -> int:
@@ -144,56 +170,10 @@ def warnings(config: GptSimpleConfig, report: Callable[[str], None]) -> None:
     ):
         if every > steps:
             report(f"training.{name}={every} is more than training.max_steps={steps}: {what}")
-    if config.data.max_length > config.model.n_positions:
-        length = config.data.max_length
+    if (length := config.data.max_length) > config.model.n_positions:
         report(f"data.max_length={length} is more than model.n_positions={config.model.n_positions}, which is taken as {length}")
     end, last = config.optimizer.warmup_steps + cosine_steps(config), f"training.max_steps={steps}"
     if end < steps:
         report(f"the learning rate is at its floor after step {end}, for the last {steps - end} of {last}")
     elif end > steps:
         report(f"the learning rate decays until step {end}, {end - steps} after {last}, and ends above its floor")
-
-
-def _computed(config: GptSimpleConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the settings that depend on several keys, need conversion, or are fixed in gpt-simple."""
-    m, d, o, t = config.model, config.data, config.optimizer, config.training
-    eval_rows = (t.max_eval_batches or EVAL_BATCHES) * t.per_device_batch_size
-    rows = padded_vocabulary(tokenizer) if tokenizer is not None else None
-    model = model_settings({**asdict(m), "vocab_size": rows or 1, "n_positions": max(m.n_positions, d.max_length)}, "the config")
-    phases: dict[str, Any] = {"data.mix": dict.fromkeys(buckets(config), 1.0)}
-    if d.curriculum is not None:
-        phases = {"data.phases": [{"tokens": phase.duration_tokens, "mix": phase.mix} for phase in d.curriculum]}
-    tracking = {}
-    if t.wandb_project is not None:
-        name = t.wandb_run_name or f"gpt_simple_{datetime.now():%Y%m%d_%H%M%S}"
-        tracking = {"tracking.wandb_project": t.wandb_project, "tracking.wandb_run_name": name}
-    return {
-        **{f"model.{setting}": value for setting, value in model.items()},
-        "model.vocab_size": rows,
-        "data.tokenizer": tokenizer_name(d.tokenizer),
-        "data.sampling": "pack" if d.packing else "document",
-        "data.document_mask": m.attention_mode != "causal",
-        "data.overlap": d.overlap_size if d.format == "jsonl" else 0,
-        "data.epochs": 1,
-        "data.seed": DATA_SEED,
-        **phases,
-        "data.exhausted": "renormalise" if d.allow_bucket_exhaustion else "halt",
-        "optimizer.name": "adamw",
-        "optimizer.schedule": "cosine",
-        "optimizer.decay_steps": o.warmup_steps + max(1, cosine_steps(config)),
-        # auto: checkpointing more layers than memory requires would be slower
-        "training.gradient_checkpointing": t.gradient_checkpointing and "auto",
-        "training.compile": t.compile if "training.compile" in config.given or not t.compile else "auto",
-        "training.precision": PRECISIONS.get(t.mixed_precision, t.mixed_precision),
-        "training.priming_steps": 0,
-        "training.resume": resume_setting(config),
-        "training.save_seconds": 0,
-        "training.keep_every": t.keep_milestone_every or 0,
-        "evaluation.at_start": False,
-        "evaluation.at_end": t.max_steps % t.eval_steps == 0,
-        "evaluation.rows": eval_rows,
-        "evaluation.final_rows": eval_rows,
-        "evaluation.micro_batch": t.per_device_batch_size,
-        "artifact.write": False,
-        **tracking,
-    }

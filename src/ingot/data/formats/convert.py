@@ -23,9 +23,9 @@ from ingot.data.formats.nanogpt_folder import FILES, META, check_meta_size, meta
 from ingot.data.formats.opener import OPENERS, tokenizer_mismatch
 from ingot.data.store.dataset import Dataset, SplitCounts, SplitRecord
 from ingot.data.store.documents import Document, Marks, marks_of
-from ingot.data.store.shards import CHUNK_TOKENS, MAX_TOKENS, TOKEN_BYTES, PlainWriter, ShardWriter
+from ingot.data.store.shards import CHUNK_TOKENS, MAX_TOKENS, TOKEN_BYTES, TokenWriter
 from ingot.data.store.staging import check_output, staged
-from ingot.data.store.writer import SplitWriter, write_manifest
+from ingot.data.store.writer import SavedSplit, SplitWriter, write_manifest
 from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer, open_tokenizer
 from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, id_type
 from ingot.errors import ConfigError, DataError
@@ -106,7 +106,7 @@ def convert(
                         progress(2 * done, 2 * total)
             if (record := writer.close()) is not None:
                 records[split] = record
-            counts[split] = SplitCounts(writer.documents, writer.tokens, text_bytes if opened else None, None)
+            counts[split] = SplitCounts(writer.state.documents, writer.state.tokens, text_bytes if opened else None, None)
         if progress:
             progress(2 * total, 2 * total)
         if "train" not in counts or not counts["train"].documents:
@@ -182,11 +182,11 @@ def with_marks(document: Document, marks: Marks) -> Document:
 def _writer(
     folder: Path, split: str, to: str, tokenizer: Tokenizer | None, layout: FileLayout, wide: bool, files: ExitStack
 ) -> SplitWriter | StreamWriter | PairWriter:
-    name, limit = layout.name or NAMES.get(to, ""), layout.shard_tokens
+    name, limit, dtype = layout.name or NAMES.get(to, ""), layout.shard_tokens, DTYPES[4 if wide else 2]
     if to == "nanogpt":
-        return StreamWriter(1 << 62, lambda number: PlainWriter(folder / FILES[split], files))
+        return StreamWriter(1 << 62, lambda number: TokenWriter(folder / FILES[split], files))
     if to == "shards":
-        return StreamWriter(limit, lambda n: ShardWriter(folder / f"{name}_{split}_{n:06d}.bin", files, wide=wide))
+        return StreamWriter(limit, lambda n: TokenWriter(folder / f"{name}_{split}_{n:06d}.bin", files, dtype, header=True))
     if to == "gpt-simple":
         return PairWriter(folder / split / name, files, layout, token_width(tokenizer.vocab_size if tokenizer else wide << 16))
     assert tokenizer
@@ -199,18 +199,18 @@ class StreamWriter:
     All writers count documents and tokens, including separators and repeated tokens.
     """
 
-    def __init__(self, limit: int, open_file: Callable[[int], PlainWriter]) -> None:
-        self.documents = self.tokens = 0
+    def __init__(self, limit: int, open_file: Callable[[int], TokenWriter]) -> None:
+        self.state = SavedSplit()  # only its documents and tokens are counted
         self._limit, self._open, self._files = limit, open_file, 0
-        self._file: PlainWriter | None = None
+        self._file: TokenWriter | None = None
 
     def begin_bucket(self, name: str) -> None:
         """Do nothing: these formats have no buckets."""
 
     def add_document(self, parts: Document) -> None:
-        self.documents += any(map(len, parts))
+        self.state.documents += any(map(len, parts))
         for part in parts:
-            self.tokens += len(part)
+            self.state.tokens += len(part)
             while len(part):
                 if self._file is None:
                     self._file, self._files = self._open(self._files), self._files + 1
@@ -231,9 +231,9 @@ class PairWriter:
 
     def __init__(self, folder: Path, files: ExitStack, layout: FileLayout, width: int = 2) -> None:
         check_windows(layout.max_length, layout.overlap)
-        self.documents = self.tokens = 0
+        self.state = SavedSplit()  # only its documents and tokens are counted
         self._folder, self._files, self._layout, self._width, self._number = folder, files, layout, width, 0
-        self._file: PlainWriter | None = None
+        self._file: TokenWriter | None = None
         self._offsets: list[int] = []
         self._repeats: list[int] = []
 
@@ -247,14 +247,14 @@ class PairWriter:
         tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if self._file is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._file = PlainWriter(self._folder / f"{self._number:05d}.bin", self._files, DTYPES[self._width])
+            self._file = TokenWriter(self._folder / f"{self._number:05d}.bin", self._files, DTYPES[self._width])
             self._number, self._offsets, self._repeats = self._number + 1, [0], []
         for start, stop, repeats in cut_windows(len(tokens), self._layout.max_length, self._layout.overlap):
             self._file.append(tokens[start:stop])
             self._offsets.append(self._file.tokens)
             self._repeats.append(repeats)
-            self.tokens += stop - start
-        self.documents += 1
+            self.state.tokens += stop - start
+        self.state.documents += 1
         if self._file.tokens >= self._layout.shard_tokens:
             self.close()
 

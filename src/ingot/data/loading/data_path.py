@@ -34,8 +34,22 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
         command = f"ingot data download --variant {published[1]} --output {shlex.quote(str(folder.parent.parent))}"
         raise DataError(f"no data at {folder}: there is no such folder; download it and its tokenizer with: {command}")
     dataset = Dataset.open(folder, fitting)
-    if tokenizer is not None and not path.startswith(PREFIX):
-        _check_same(tokenizer, dataset, path)
+    if tokenizer is None or path.startswith(PREFIX):
+        return dataset
+    source = dataset.manifest.source
+    recorded = source.get("tokenizer") if isinstance(source, dict) else None
+    trained = recorded if isinstance(recorded, str) and is_learned(recorded) else None
+    if is_learned(tokenizer):
+        same = is_learned_as(tokenizer, dataset.tokenizer, trained)
+    else:
+        same = open_tokenizer(tokenizer).fingerprint() == dataset.tokenizer.fingerprint()
+    if not same:
+        made_by = trained or f"{dataset.tokenizer.kind} of {dataset.tokenizer.vocab_size:,} ids"
+        raise DataError(
+            f"{{0}} is {tokenizer} and {path} was prepared with another tokenizer, {made_by}",
+            Setting("data.tokenizer"),
+            advice=f"leave {{0}} out or prepare the text again with --tokenizer {tokenizer}",
+        )
     return dataset
 
 
@@ -65,21 +79,3 @@ def _sample(path: str) -> tuple[str, str | None]:
     """Split sample:NAME+TOKENIZER into its name and tokenizer, if it has one."""
     name, _, own = path.removeprefix(PREFIX).partition("+")
     return name, own or None
-
-
-def _check_same(name: str, dataset: Dataset, path: str) -> None:
-    """Raise an error if the tokenizer is not the one that the text was prepared with."""
-    source = dataset.manifest.source
-    recorded = source.get("tokenizer") if isinstance(source, dict) else None
-    trained = recorded if isinstance(recorded, str) and is_learned(recorded) else None
-    if is_learned(name):
-        same = is_learned_as(name, dataset.tokenizer, trained)
-    else:
-        same = open_tokenizer(name).fingerprint() == dataset.tokenizer.fingerprint()
-    if not same:
-        made_by = trained or f"{dataset.tokenizer.kind} of {dataset.tokenizer.vocab_size:,} ids"
-        raise DataError(
-            f"{{0}} is {name} and {path} was prepared with another tokenizer, {made_by}",
-            Setting("data.tokenizer"),
-            advice=f"leave {{0}} out or prepare the text again with --tokenizer {name}",
-        )

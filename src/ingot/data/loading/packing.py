@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -266,24 +266,19 @@ class RedrawnRows(ByNumber):
         skipped = begins - ring_ends[first] + lengths[np.cumsum(sizes) - sizes]
         window, at = np.empty(self.seq_len + 1, np.int32), 0
         for line, count, skip, size in zip(lines.tolist(), counts.tolist(), skipped.tolist(), sizes.tolist(), strict=True):
-            pieces = zip(starts[at : at + size].tolist(), lengths[at : at + size].tolist(), strict=True)
-            self._fill_line(batch[line], window[: count + 1], skip, pieces)
-            at += size
-
-    def _fill_line(self, line: Batch, window: NDArray[np.int32], skip: int, pieces: Iterable[tuple[int, int]]) -> None:
-        """Write a row, given the start and length of each of its documents; skip the first `skip` tokens of the first one."""
-        filled, count, number = 0, len(window) - 1, 0
-        for start, length in pieces:
-            stop = min(filled + length - skip, count + 1)
-            self._split.read(start + skip, start + skip + stop - filled, window[filled:stop])
+            row, filled, number = batch[line], 0, 0
+            for start, length in zip(starts[at : at + size].tolist(), lengths[at : at + size].tolist(), strict=True):
+                stop = min(filled + length - skip, count + 1)
+                self._split.read(start + skip, start + skip + stop - filled, window[filled:stop])
+                if self.planes == 3:
+                    row[2, filled:stop] = number
+                    number += stop > filled
+                filled, skip = stop, 0
+            row[0, :count], row[1, :count] = window[:count], window[1 : count + 1]
+            row[0, count:], row[1, count:] = 0, IGNORED
             if self.planes == 3:
-                line[2, filled:stop] = number
-                number += stop > filled
-            filled, skip = stop, 0
-        line[0, :count], line[1, :count] = window[:-1], window[1:]
-        line[0, count:], line[1, count:] = 0, IGNORED
-        if self.planes == 3:
-            line[2, count:] = number  # padding attends only to itself
+                row[2, count:] = number  # padding attends only to itself
+            at += size
 
     def _draw(self, epoch: int) -> tuple[NDArray[np.int64], int]:
         """Return the end of each document in the epoch's order, and the position of the first row in the ring."""

@@ -27,20 +27,11 @@ from ingot.runtime.tensors import IGNORED, Batch
 DRAWS = 2  # mixed into the seed so that bucket draws are independent of the order inside a bucket
 
 
-@dataclass(frozen=True)
 class LimitedRows:
     """The rows of `epochs` epochs; the last step is padded with empty rows, so that no row is lost."""
 
-    source: FiniteRows
-    epochs: int
-
-    @property
-    def planes(self) -> int:
-        return self.source.planes
-
-    @property
-    def seq_len(self) -> int:
-        return self.source.seq_len
+    def __init__(self, source: FiniteRows, epochs: int) -> None:
+        self.source, self.epochs, self.planes, self.seq_len = source, epochs, source.planes, source.seq_len
 
     def at(self, phase: int, places: Places) -> LimitedRows:
         return self
@@ -116,7 +107,7 @@ class MixedRows:
 
     def _draw(self, samples: range) -> NDArray[np.int64]:
         """Return the bucket index of each sample, without the samples past the end of the data."""
-        weights = self.mixes[self.phase]
+        weights, names = self.mixes[self.phase], list(self.sources)
         alive = {  # exhausted buckets are left out of the draw
             number: weights[name]
             for number, (name, source) in enumerate(self.sources.items())
@@ -129,48 +120,26 @@ class MixedRows:
             ends = np.cumsum(list(alive.values()))
             chosen = np.searchsorted(ends / ends[-1], draws[len(drawn) :], side="right")
             more = np.concatenate([drawn, np.array(list(alive))[chosen]])
-            lacking = self._first_lacking(more, alive)
-            if lacking is None:
+            if self.epochs is None:
                 return more
-            bucket, row = lacking
+            lacking = []  # of each bucket the first row that it cannot supply
+            for number in alive:
+                name, rows = names[number], np.flatnonzero(more == number)
+                if (has := self.sources[name].available(self._range(name, len(rows)), self.epochs)) < len(rows):
+                    lacking.append((int(rows[has]), number))
+            if not lacking:
+                return more
+            row, bucket = min(lacking)
             if self.halt:
-                raise DataExhausted(list(self.sources)[bucket])
+                raise DataExhausted(names[bucket])
             del alive[bucket]
             drawn = more[:row]
         if not len(drawn):
             raise DataExhausted
         return drawn
 
-    def _first_lacking(self, drawn: NDArray[np.int64], alive: Mapping[int, float]) -> tuple[int, int] | None:
-        """Return the bucket index and position of the first row that its bucket cannot supply, or None if there is none."""
-        if self.epochs is None:
-            return None
-        lacking = []
-        for number, (name, source) in enumerate(self.sources.items()):
-            rows = np.flatnonzero(drawn == number)
-            if number in alive and (has := source.available(self._range(name, len(rows)), self.epochs)) < len(rows):
-                lacking.append((int(rows[has]), number))
-        return (min(lacking)[1], min(lacking)[0]) if lacking else None
-
     def _range(self, name: str, rows: int) -> range:
         return range(self.places.get(name, 0), self.places.get(name, 0) + rows)
-
-
-def _mixed_rows(settings: DataSection, rows_per_step: int, dataset: Dataset, already_read: Mapping[str, Mask]) -> MixedRows:
-    mixes = [phase.mix for phase in settings.phases] or [settings.mix]
-    buckets = dataset.buckets("train")
-    if unknown := sorted({name for weights in mixes for name in weights} - buckets.keys()):
-        raise DataError(
-            f"{{0}} names the bucket {unknown[0]}; the buckets of {dataset.folder} are {', '.join(buckets) or 'none'}",
-            Setting("data.phases" if settings.phases else "data.mix"),
-        )
-    sources = {}
-    for name, bucket in buckets.items():
-        if any(weights.get(name) for weights in mixes):
-            # A number made of the name, so that adding buckets does not change the order in this one.
-            seed = mix(settings.seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
-            sources[name] = _rows(settings, rows_per_step, dataset.tokenizer.bos, bucket, seed, already_read.get(name))
-    return MixedRows(sources, tuple(mixes), settings.seed, settings.epochs, settings.exhausted == "halt")
 
 
 # For runs continued from another program: documents that it has already read are skipped in the first epoch.
@@ -258,11 +227,7 @@ class WindowRows(ByNumber):
     split: Documents
     order: Order
     seq_len: int
-    documents: bool = False
-
-    @property
-    def planes(self) -> int:
-        return 3 if self.documents else 2
+    planes: int = 2  # 3 with the document number of each token
 
     def epoch(self, sample: int) -> int:
         return self.order.epoch(sample)
@@ -278,7 +243,7 @@ class WindowRows(ByNumber):
         for row, start in zip(batch, starts.tolist(), strict=True):
             self._read(start, window)
             row[0], row[1] = window[:-1], window[1:]
-            if self.documents:
+            if self.planes == 3:
                 row[2] = document_numbers(self.split, start, self.seq_len)
         return len(samples) * self.seq_len
 
@@ -306,11 +271,24 @@ def document_numbers(split: Documents, start: int, length: int) -> NDArray[np.in
 def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Rows:
     """Build the rows that a run trains on."""
     already_read = read_already_read(settings.already_read, dataset) if settings.already_read is not None else {}
-    if settings.mix or settings.phases:
-        return _mixed_rows(settings, rows_per_step, dataset, already_read)
-    whole = np.concatenate(list(already_read.values())) if already_read else None
-    rows = _rows(settings, rows_per_step, dataset.tokenizer.bos, dataset.split("train"), settings.seed, whole)
-    return rows if settings.epochs is None else LimitedRows(rows, settings.epochs)
+    if not settings.mix and not settings.phases:
+        whole = np.concatenate(list(already_read.values())) if already_read else None
+        rows = _rows(settings, rows_per_step, dataset.tokenizer.bos, dataset.split("train"), settings.seed, whole)
+        return rows if settings.epochs is None else LimitedRows(rows, settings.epochs)
+    mixes = [phase.mix for phase in settings.phases] or [settings.mix]
+    buckets = dataset.buckets("train")
+    if unknown := sorted({name for weights in mixes for name in weights} - buckets.keys()):
+        raise DataError(
+            f"{{0}} names the bucket {unknown[0]}; the buckets of {dataset.folder} are {', '.join(buckets) or 'none'}",
+            Setting("data.phases" if settings.phases else "data.mix"),
+        )
+    sources = {}
+    for name, bucket in buckets.items():
+        if any(weights.get(name) for weights in mixes):
+            # A number made of the name, so that adding buckets does not change the order in this one.
+            seed = mix(settings.seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
+            sources[name] = _rows(settings, rows_per_step, dataset.tokenizer.bos, bucket, seed, already_read.get(name))
+    return MixedRows(sources, tuple(mixes), settings.seed, settings.epochs, settings.exhausted == "halt")
 
 
 def _rows(
@@ -342,4 +320,4 @@ def _rows(
             order = Sequential(tokens, seq_len, rows_per_step, settings.spans)
         case _:
             order = Shuffle(tokens, seq_len, seed)
-    return WindowRows(split, order, seq_len, settings.document_mask)
+    return WindowRows(split, order, seq_len, 3 if settings.document_mask else 2)

@@ -72,12 +72,10 @@ def _prepare_once(folder: Path, write: Callable[[], object]) -> None:
         raise DataError(f"cannot write {lock_folder}: {error.strerror}; choose another cache folder with INGOT_CACHE") from None
     lock = FolderLock(lock_folder)
     lock.acquire(None, lambda: log.warning("another process is preparing %s; waiting", folder))
-    try:
+    with lock:
         if not is_sound(folder):  # another process may have written it meanwhile
             shutil.rmtree(folder, ignore_errors=True)  # if it exists, it is damaged
             write()
-    finally:
-        lock.release()
 
 
 def is_sound(folder: Path) -> bool:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -43,6 +43,7 @@ from ingot.data.text.text_files import (
     UTF8,
     WHAT,
     Buckets,
+    NotUtf8,
     adding_up,
     count_documents,
     file_bytes,
@@ -156,41 +157,42 @@ def prepare(
         pieces = hold_out_ends(read_documents(files, text_field, advance, encoding), fraction)
         return f"the last {fraction} of the characters of every document", _piece_blocks(pieces)
 
-    if not buckets:
-        for group, paths in ((files, inputs), (val_files, val_inputs)):
-            if paths is not None and not count_documents(group, text_field, 1, encoding):
-                raise DataError(f"no documents in {', '.join(map(str, paths)) or 'no input'}; give files with text: {WHAT}")
-    built = opened or learn_from(
-        tokenizer,
-        lambda: read_documents(files + val_files, text_field, advance, encoding),
-        lambda: training_texts(held_out(lambda size: None)[1]),
-    )
-    rule, blocks = held_out(advance)
-    source = {"inputs": [str(path) for path in inputs], "validation": rule}
-    details = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
-    work = {  # must be unchanged to resume interrupted work; the keys are shown to users
-        "the version of ingot": made_by(),
-        "the files to train on": [file_identity(path) for path in files],
-        "the files of validation": [file_identity(path) for path in val_files],
-        "what is held out": "documents of their own" if val_inputs else rule,
-        "the text field": text_field,
-        "the encoding": encoding,
-        "the tokenizer": built.fingerprint(),
-        "the tokens in a file": shard_tokens,
-        "the size of a block": BLOCK_BYTES,
-    }
-    encoders = local_engine(built, workers or workers_for(built, total))
-    with staged(output, overwrite, work, is_sound) as stage:
-        manifest, last, continued = fill_folder(
-            stage,
-            lambda begin: islice(blocks, begin.blocks, None),
-            built,
-            encoders,
-            source=source | {key: value for key, value in details.items() if value},
-            shard_tokens=shard_tokens,
+    with _naming_all_unreadable(files + val_files, encoding):
+        if not buckets:
+            for group, paths in ((files, inputs), (val_files, val_inputs)):
+                if paths is not None and not count_documents(group, text_field, 1, encoding):
+                    raise DataError(f"no documents in {', '.join(map(str, paths)) or 'no input'}; give files with text: {WHAT}")
+        built = opened or learn_from(
+            tokenizer,
+            lambda: read_documents(files + val_files, text_field, advance, encoding),
+            lambda: training_texts(held_out(lambda size: None)[1]),
         )
-        if not manifest.splits["train"].documents:
-            raise DataError("no text is left to train on: all of it is held out; hold out less or give more text")
+        rule, blocks = held_out(advance)
+        source = {"inputs": [str(path) for path in inputs], "validation": rule}
+        details = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
+        work = {  # must be unchanged to resume interrupted work; the keys are shown to users
+            "the version of ingot": made_by(),
+            "the files to train on": [file_identity(path) for path in files],
+            "the files of validation": [file_identity(path) for path in val_files],
+            "what is held out": "documents of their own" if val_inputs else rule,
+            "the text field": text_field,
+            "the encoding": encoding,
+            "the tokenizer": built.fingerprint(),
+            "the tokens in a file": shard_tokens,
+            "the size of a block": BLOCK_BYTES,
+        }
+        encoders = local_engine(built, workers or workers_for(built, total))
+        with staged(output, overwrite, work, is_sound) as stage:
+            manifest, last, continued = fill_folder(
+                stage,
+                lambda begin: islice(blocks, begin.blocks, None),
+                built,
+                encoders,
+                source=source | {key: value for key, value in details.items() if value},
+                shard_tokens=shard_tokens,
+            )
+            if not manifest.splits["train"].documents:
+                raise DataError("no text is left to train on: all of it is held out; hold out less or give more text")
     return Prepared(
         folder=output,
         tokenizer=built.kind,
@@ -202,6 +204,21 @@ def prepare(
         fingerprint=manifest.fingerprint,
         seconds=time.monotonic() - started,
     )
+
+
+@contextmanager
+def _naming_all_unreadable(files: Sequence[Path], encoding: str) -> Iterator[None]:
+    """If a file cannot be decoded, raise an error that counts all such files, and log their names."""
+    try:
+        yield
+    except NotUtf8:
+        if len(unreadable := [path for path in files if not is_readable(path, encoding)]) < 2:
+            raise
+        for path in unreadable:
+            log.warning("%s is not %s", path, encoding)
+        raise DataError(
+            f"{len(unreadable)} files are not {encoding}; convert them or use --encoding or --skip-unreadable"
+        ) from None
 
 
 def _find(inputs: Sequence[Path], val_inputs: Sequence[Path] | None) -> tuple[list[Path], list[Path], list[Path]]:
@@ -264,7 +281,7 @@ def fill_folder(
         for split in SPLITS:
             name = prefix + split
             writers[split] = SplitWriter(stage.folder, name, tokenizer, shard_tokens, files, begin.splits.get(name))
-        saved = sum(writer.tokens for writer in writers.values())
+        saved = sum(writer.state.tokens for writer in writers.values())
         with engine as encode:
             for encoded in encode(noted()):
                 rule, numbers = rules.popleft(), range(documents, documents + len(encoded.tokens))
@@ -275,7 +292,7 @@ def fill_folder(
                     writer.add(encoded.select(splits == split))
                 done, documents, empty = done + 1, numbers.stop, empty + encoded.empty
                 tell(numbers)
-                written = sum(writer.tokens for writer in writers.values())
+                written = sum(writer.state.tokens for writer in writers.values())
                 if stage.work and written - saved >= SAVE_TOKENS:
                     points = {writer.name: writer.save() for writer in writers.values()}
                     stage.save(Point(blocks=done, documents=documents, empty=empty, splits=points).model_dump())

@@ -105,19 +105,16 @@ class _Worker:
             self._spec = None
             encoded = pickle.load(self._process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
-            raise RunError(
-                "a worker process was killed, perhaps for lack of memory; run the same command with fewer --workers to continue"
-            ) from error
+            advice = "run the same command with fewer --workers to continue"
+            raise RunError("a worker process was killed, perhaps for lack of memory", advice=advice) from error
         if isinstance(encoded, IngotError):
             raise encoded
         return encoded  # type: ignore[no-any-return]
 
     def stop(self) -> None:
         self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+        with suppress(OSError), self._process:
+            pass  # closes the pipes and waits for the end
 
 
 def run_worker() -> None:
@@ -127,16 +124,12 @@ def run_worker() -> None:
     with suppress(EOFError, BrokenPipeError):
         tokenizer = from_spec(pickle.load(requests))
         while True:
-            pickle.dump(_encode(tokenizer, pickle.load(requests)), answers, pickle.HIGHEST_PROTOCOL)
+            try:
+                answer: Encoded | IngotError = encode_block(tokenizer, pickle.load(requests))
+            except IngotError as error:  # sent as an answer, because the parent process has to report it
+                answer = error
+            pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
-
-
-def _encode(tokenizer: Tokenizer, block: Block) -> Encoded | IngotError:
-    """Encode a block; a user error is returned, not raised, because the parent process has to report it."""
-    try:
-        return encode_block(tokenizer, block)
-    except IngotError as error:
-        return error
 
 
 def workers_for(tokenizer: Tokenizer, size: int) -> int:

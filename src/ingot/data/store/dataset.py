@@ -138,8 +138,8 @@ def foreign_record(folder: Path, sizes: Mapping[Path, int], **counts: Any) -> Sp
 class Split(TokenStream):
     """The tokens of one split and its document boundaries.
 
-    `record` describes all of its files. For damaged data opened for an audit, `complete` is False and the stream contains
-    only the readable files. `marks_after`: separators follow documents (EOS) instead of preceding them (BOS).
+    `record` describes all of its files; for damaged data opened for an audit, the stream contains only the readable ones.
+    `marks_after`: separators follow documents (EOS) instead of preceding them (BOS).
     """
 
     eos: int | None = None
@@ -157,9 +157,8 @@ class Split(TokenStream):
     ) -> None:
         sizes = {folder / shard.file: shard.tokens for shard in record.shards} if sizes is None else sizes
         super().__init__(list(sizes), list(sizes.values()), open_tokens, dtype=dtype)
-        self.name, self.folder, self.record, self.complete = name, folder, record, len(sizes) == len(record.shards)
+        self.name, self.folder, self.record, self._marks_after = name, folder, record, marks_after
         self.documents, self.bytes, self.piece_bytes = record.documents, record.bytes, record.piece_bytes
-        self._marks_after = marks_after
         self._mark: int | None = None
         self._starts: NDArray[np.uint64] | None = None
 
@@ -299,7 +298,16 @@ class Dataset:
             raise DataError(f"no data at {folder}: {problem}", advice=f"if you have text, prepare it with: {command}")
         manifest, tokenizer, splits = _read_manifest(folder / MANIFEST, problems), None, {}
         if manifest is not None:
-            tokenizer = _read_tokenizer(str(folder / MANIFEST), manifest, problems)
+            file = str(folder / MANIFEST)
+            try:
+                tokenizer = from_spec(manifest.tokenizer.spec)
+                records = (TokenizerRecord.of(tokenizer), manifest.tokenizer)
+                made, recorded = (record.model_copy(update={"spec": {}}) for record in records)
+                if made != recorded:
+                    problem = "is damaged: its tokenizer does not match its fingerprint"
+                    problems.append(DataProblem("tokenizer-mismatch", file, problem, place="tokenizer"))
+            except DataError as error:
+                problems.append(tokenizer_problem(file, error))
             splits = {name: _open_split(name, folder, record, problems, strict) for name, record in manifest.splits.items()}
         if strict and problems:
             raise problems[0].error()
@@ -476,15 +484,3 @@ def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
         problem = f"cannot be read: {error.strerror}"
     problems.append(DataProblem("dataset-json", str(file), problem, advice))
     return None
-
-
-def _read_tokenizer(file: str, manifest: Manifest, problems: list[DataProblem]) -> Tokenizer | None:
-    try:
-        tokenizer = from_spec(manifest.tokenizer.spec)
-    except DataError as error:
-        problems.append(tokenizer_problem(file, error))
-        return None
-    if TokenizerRecord.of(tokenizer).model_copy(update={"spec": {}}) != manifest.tokenizer.model_copy(update={"spec": {}}):
-        problem = "is damaged: its tokenizer does not match its fingerprint"
-        problems.append(DataProblem("tokenizer-mismatch", file, problem, place="tokenizer"))
-    return tokenizer

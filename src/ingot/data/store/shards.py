@@ -64,16 +64,16 @@ PART_TOKENS = 1 << 22  # tokens counted at a time: counting a long document at o
 BUFFER_BYTES = 1 << 20
 
 
-class PlainWriter:
-    """Writes tokens to a file without a header.
+class TokenWriter:
+    """Writes tokens to a file, with `header` to a shard, whose header comes last: an unfinished file never looks like a shard.
 
     `written` is the number of tokens that an interrupted process saved in this file; anything after them is truncated.
     """
 
-    def __init__(self, path: Path, files: ExitStack, dtype: str = "<u2", written: int = 0, header_bytes: int = 0) -> None:
-        self.path, self.tokens, self._dtype = path, written, np.dtype(dtype)
+    def __init__(self, path: Path, files: ExitStack, dtype: str = "<u2", written: int = 0, header: bool = False) -> None:
+        self.path, self.tokens, self._dtype, self._header = path, written, np.dtype(dtype), header
         self._file = files.enter_context(path.open("r+b" if written else "xb", buffering=BUFFER_BYTES))
-        self._file.truncate(header_bytes + self._dtype.itemsize * written)
+        self._file.truncate(HEADER_BYTES * header + self._dtype.itemsize * written)
         self._file.seek(0, os.SEEK_END)
 
     def append(self, tokens: NDArray[Any]) -> None:
@@ -89,27 +89,15 @@ class PlainWriter:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Flush the file to disk and close it."""
+        """Complete the file, flush it to disk and close it."""
+        if self._header:
+            version = VERSION if self._dtype.itemsize == TOKEN_BYTES else WIDE_VERSION
+            header = np.zeros(HEADER_INTS, "<i4")
+            header[:3] = MAGIC, version, self.tokens
+            self._file.seek(0)
+            self._file.write(header.tobytes())
         self.sync()
         self._file.close()
-
-
-class ShardWriter(PlainWriter):
-    """Writes one shard; the header is written last, so that an unfinished file never looks like a shard.
-
-    `wide` selects uint32.
-    """
-
-    def __init__(self, path: Path, files: ExitStack, written: int = 0, wide: bool = False) -> None:
-        self._version = WIDE_VERSION if wide else VERSION
-        super().__init__(path, files, DTYPES[MAGIC, self._version], written, HEADER_BYTES)
-
-    def close(self) -> None:
-        header = np.zeros(HEADER_INTS, "<i4")
-        header[:3] = MAGIC, self._version, self.tokens
-        self._file.seek(0)
-        self._file.write(header.tobytes())
-        super().close()
 
 
 def read_header(path: Path) -> tuple[str, int] | DataProblem:

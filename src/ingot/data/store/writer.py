@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ingot.data.store.dataset import MANIFEST, BucketRecord, Count, Manifest, ShardRecord, SplitRecord, TokenizerRecord, identity
-from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, ShardWriter
+from ingot.data.store.shards import HEADER_BYTES, PART_TOKENS, TOKEN_BYTES, TokenWriter
 from ingot.data.store.staging import JOURNAL, StagedFolder
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, IdArray
@@ -32,9 +32,9 @@ SAVE_TOKENS = 1 << 25  # tokens written between two points from which interrupte
 
 
 class SavedSplit(BaseModel):
-    """The saved state of a split: totals, finished shards and the contents of the unfinished one."""
+    """The state of a split that is being written: totals, finished shards and the contents of the unfinished one."""
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    model_config = ConfigDict(strict=True)
 
     documents: Count = 0
     tokens: Count = 0
@@ -51,8 +51,12 @@ class SavedSplit(BaseModel):
         """Return the minimum size in bytes of each file of the split `name`."""
         sizes = {shard.file: HEADER_BYTES + self.token_bytes * shard.tokens for shard in self.shards}
         if self.shard_tokens:
-            sizes[shard_name(name, len(self.shards))] = HEADER_BYTES + self.token_bytes * self.shard_tokens
-        return sizes | {index_name(name): INDEX_BYTES * self.documents}
+            sizes[f"{name}_{len(self.shards):06d}.bin"] = HEADER_BYTES + self.token_bytes * self.shard_tokens
+        return sizes | {f"{name}.index": INDEX_BYTES * self.documents}
+
+    def counts(self) -> dict[str, Any]:
+        """Return the fields that a split and a bucket have too."""
+        return {count: getattr(self, count) for count in COUNTS}
 
 
 class Point(BaseModel):
@@ -104,36 +108,31 @@ class SplitWriter:
     ) -> None:
         self._folder, self.name, self._files = folder, name, files
         self._tokenizer, self._shard_tokens = tokenizer, shard_tokens
-        self._index = files.enter_context((folder / index_name(name)).open("r+b" if saved else "xb"))
-        saved = saved or SavedSplit()
-        self.documents, self.tokens, self.bytes = saved.documents, saved.tokens, saved.bytes
-        self.piece_bytes = saved.piece_bytes
-        self._shards, self._buckets = list(saved.shards), list(saved.buckets)
-        self._shard_documents, self._shard_bytes = saved.shard_documents, saved.shard_bytes
-        self._shard = self._open_shard(saved.shard_tokens) if saved.shard_tokens else None
-        self._index.truncate(INDEX_BYTES * self.documents)
+        self._index = files.enter_context((folder / f"{name}.index").open("r+b" if saved else "xb"))
+        self.state = saved or SavedSplit(token_bytes=tokenizer.dtype.itemsize)
+        self._shard: TokenWriter | None = None
+        if self.state.shard_tokens:
+            self._open_shard(self.state.shard_tokens)
+        self._index.truncate(INDEX_BYTES * self.state.documents)
         self._index.seek(0, os.SEEK_END)
 
     def begin_bucket(self, name: str) -> None:
         """Start a bucket: all following documents belong to it."""
-        if not self._buckets or self._buckets[-1].name != name:
-            self._buckets.append(BucketRecord(name=name, **self._counts()))
-
-    def _counts(self) -> dict[str, Any]:
-        return {count: getattr(self, count) for count in COUNTS}
+        if not self.state.buckets or self.state.buckets[-1].name != name:
+            self.state.buckets.append(BucketRecord(name=name, **self.state.counts()))
 
     def add(self, documents: Encoded) -> None:
         """Add documents, skipping those that the tokenizer encodes to nothing."""
         documents = documents.select(documents.tokens > 0)
-        ends = np.cumsum(documents.tokens)
-        self._index.write((self.tokens + ends - documents.tokens).astype("<u8").tobytes())
-        self.documents += len(ends)
-        self.tokens += len(documents.ids)
-        self.bytes += int(documents.bytes.sum())
-        self.piece_bytes += int(documents.piece_bytes.sum())
+        ends, state = np.cumsum(documents.tokens), self.state
+        self._index.write((state.tokens + ends - documents.tokens).astype("<u8").tobytes())
+        state.documents += len(ends)
+        state.tokens += len(documents.ids)
+        state.bytes += int(documents.bytes.sum())
+        state.piece_bytes += int(documents.piece_bytes.sum())
         number = begin = 0
         while number < len(ends):
-            room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
+            room = self._shard_tokens - state.shard_tokens
             whole = int(np.searchsorted(ends, begin + room, side="right"))  # the first document that does not end in this shard
             if whole > number:
                 self._append(documents.ids[begin : ends[whole - 1]], whole - number, int(documents.bytes[number:whole].sum()))
@@ -144,46 +143,37 @@ class SplitWriter:
 
     def add_document(self, parts: Iterable[IdArray]) -> None:
         """Add one document whose text is unknown, given in parts because it may be larger than memory."""
-        start = self.tokens
+        start, state = self.state.tokens, self.state
         tokens, size = self._write_document(parts)
         if tokens:
             self._index.write(start.to_bytes(INDEX_BYTES, "little"))
-            self.documents += 1
-            self.tokens += tokens
-            self.bytes += size
-            self.piece_bytes += size
+            state.documents += 1
+            state.tokens += tokens
+            state.bytes += size
+            state.piece_bytes += size
 
     def save(self) -> SavedSplit:
-        """Sync everything to disk and return the saved state."""
+        """Sync everything to disk and return the state, which the next document changes."""
         if self._shard:
             self._shard.sync()
         self._index.flush()
         os.fsync(self._index.fileno())
-        return SavedSplit(
-            **self._counts(),
-            shards=self._shards,
-            shard_tokens=self._shard.tokens if self._shard else 0,
-            shard_documents=self._shard_documents,
-            shard_bytes=self._shard_bytes,
-            token_bytes=self._tokenizer.dtype.itemsize,
-            buckets=self._buckets,
-        )
+        return self.state
 
     def close(self) -> SplitRecord:
         """Complete the last files and return the record of the split."""
         if self._shard:
             self._finish_shard(self._shard)
-        self._index.write(self.tokens.to_bytes(INDEX_BYTES, "little"))
-        self._index.flush()
-        os.fsync(self._index.fileno())
+        self._index.write(self.state.tokens.to_bytes(INDEX_BYTES, "little"))
+        self.save()
         buckets = []  # the counts of a bucket are the differences of the running totals at its start and its end
-        for begin, end in pairwise([*self._buckets, BucketRecord(name="", **self._counts())]):
+        for begin, end in pairwise([*self.state.buckets, BucketRecord(name="", **self.state.counts())]):
             buckets.append(BucketRecord(name=begin.name, **{key: getattr(end, key) - getattr(begin, key) for key in COUNTS}))
         return SplitRecord(
-            **self._counts(),
-            shards=self._shards,
-            document_index=index_name(self.name),
-            document_index_sha256=file_sha256(self._folder / index_name(self.name)),
+            **self.state.counts(),
+            shards=self.state.shards,
+            document_index=f"{self.name}.index",
+            document_index_sha256=file_sha256(self._folder / f"{self.name}.index"),
             buckets=buckets,
         )
 
@@ -195,8 +185,9 @@ class SplitWriter:
         previous, begins, tokens, total = OUTSIDE, 1, 0, 0
         for ids in parts:
             while len(ids):
-                room = self._shard_tokens - (self._shard.tokens if self._shard else 0)
-                part = ids[: min(room, PART_TOKENS)]  # counting a whole document at once takes many times its size in memory
+                part = ids[
+                    : min(self._shard_tokens - self.state.shard_tokens, PART_TOKENS)
+                ]  # counting a whole document at once takes many times its size in memory
                 ids = ids[len(part) :]
                 sizes = self._tokenizer.target_bytes(np.append(np.int32(previous), part[:-1].astype(np.int32)), part)
                 size = int(sizes.sum())
@@ -208,32 +199,25 @@ class SplitWriter:
         return tokens, total
 
     def _append(self, ids: IdArray, documents: int, size: int) -> None:
-        self._shard = self._shard or self._open_shard()
-        self._shard.append(ids)
-        self._shard_documents += documents
-        self._shard_bytes += size
-        if self._shard.tokens == self._shard_tokens:
-            self._finish_shard(self._shard)
+        shard = self._shard or self._open_shard()
+        shard.append(ids)
+        self.state.shard_tokens = shard.tokens
+        self.state.shard_documents += documents
+        self.state.shard_bytes += size
+        if shard.tokens == self._shard_tokens:
+            self._finish_shard(shard)
 
-    def _open_shard(self, tokens: int = 0) -> ShardWriter:
-        path = self._folder / shard_name(self.name, len(self._shards))
-        return ShardWriter(path, self._files, tokens, wide=self._tokenizer.dtype.itemsize > TOKEN_BYTES)
+    def _open_shard(self, tokens: int = 0) -> TokenWriter:
+        path = self._folder / f"{self.name}_{len(self.state.shards):06d}.bin"
+        self._shard = TokenWriter(path, self._files, f"<u{self.state.token_bytes}", tokens, header=True)
+        return self._shard
 
-    def _finish_shard(self, shard: ShardWriter) -> None:
+    def _finish_shard(self, shard: TokenWriter) -> None:
         shard.close()
-        counts = {"tokens": shard.tokens, "documents": self._shard_documents, "bytes": self._shard_bytes}
-        self._shards.append(ShardRecord(file=shard.path.name, sha256=file_sha256(shard.path), **counts))
-        self._shard, self._shard_documents, self._shard_bytes = None, 0, 0
-
-
-def shard_name(split: str, number: int) -> str:
-    """Return the file name of a shard."""
-    return f"{split}_{number:06d}.bin"
-
-
-def index_name(split: str) -> str:
-    """Return the file name of the document index."""
-    return f"{split}.index"
+        state, name, checksum = self.state, shard.path.name, file_sha256(shard.path)
+        counts = {"tokens": shard.tokens, "documents": state.shard_documents, "bytes": state.shard_bytes}
+        state.shards.append(ShardRecord(file=name, sha256=checksum, **counts))
+        self._shard, state.shard_tokens, state.shard_documents, state.shard_bytes = None, 0, 0, 0
 
 
 class Encoded(NamedTuple):

@@ -13,15 +13,13 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import read_json, write_atomically
-
-if TYPE_CHECKING:
-    from ingot.data.hub import Hub
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +28,7 @@ NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+)
 CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")
 CONVERTED = "refs/convert/parquet"  # revision with the hub's converted copy: CONFIG/SPLIT/NUMBER.parquet
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
+WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}  # wildcards of data_files, as regular expressions
 EVERY = "*"  # as the configuration: selects the files of all configurations
 
 
@@ -40,15 +39,23 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
     """
     parts = NAME.fullmatch(name)
     if not parts:
-        raise ConfigError(
-            f"{name} is not a dataset on the Hugging Face hub; write hf:ORG/NAME, hf:ORG/NAME/CONFIG or either with :SPLIT"
-        )
-    from ingot.data.hub import Hub, Unreachable
+        raise ConfigError(f"{name} is not a dataset on the Hugging Face hub; write hf:ORG/NAME[/CONFIG][:SPLIT]")
+    from ingot.data.hub import Hub, Missing, Unreachable
 
     hub = Hub(parts["repository"])
     note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # in the cache, deleted with it
     try:
-        revision, files, configs = _listing(hub, name)
+        listing = hub.listing()
+        card = (listing.card.get("configs") if listing.card else None) or []
+        configs = [config for config in card if isinstance(config, dict) and ("data_files" in config or "data_dir" in config)]
+        if not (files := [file for file in listing.files if file.endswith(".parquet")]):
+            try:
+                listing = hub.listing(CONVERTED)
+            except Missing:
+                raise DataError(f"{name} has no parquet files; download its files and give those that hold text") from None
+            files = [file for file in listing.files if file.endswith(".parquet")]
+            configs = [{"config_name": c, "data_dir": c} for c in sorted({file.partition("/")[0] for file in files})]
+        revision = listing.commit
         chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
         folder = hub.snapshot([glob.escape(file) for file in chosen], revision)
         if missing := [file for file in chosen if not (folder / file).is_file()]:  # the client does not raise every failure
@@ -83,7 +90,16 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
     if config == EVERY and configs:
         chosen = [file for each in configs for file in select(files, [each], None, split, name)]
     elif configs:
-        patterns, by_split = _patterns(_config(configs, config, name), split)
+        selected = _config(configs, config, name)
+        folder = str(selected.get("data_dir") or "").strip("/")
+        entries = selected.get("data_files", "**")
+        entries = entries if isinstance(entries, list) else [entries]
+        by_split = all(isinstance(entry, dict) for entry in entries)  # else the split is selected by path
+        paths = [entry.get("path") for entry in entries if entry.get("split") in _words(split)] if by_split else entries
+        patterns = []
+        for path in chain.from_iterable(path if isinstance(path, list) else [path] for path in paths):
+            pieces = re.split(r"(\*\*/|\*\*|\*|\?)", (folder and f"{folder}/") + str(path).removeprefix("./"))
+            patterns.append(re.compile("".join(WILD.get(piece, re.escape(piece)) for piece in pieces)))
         files = [file for file in files if any(pattern.fullmatch(file) for pattern in patterns)]
         chosen = files if by_split else _of_split(files, split)
     else:
@@ -99,23 +115,6 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
     return sorted(chosen)
 
 
-def _listing(hub: Hub, name: str) -> tuple[str, list[str], list[Mapping[str, Any]]]:
-    """Return the revision, the parquet files and the configurations listed in the dataset card."""
-    from ingot.data.hub import Missing
-
-    listing = hub.listing()
-    if files := [file for file in listing.files if file.endswith(".parquet")]:
-        card = listing.card.get("configs") if listing.card else None
-        configs = [config for config in card or [] if isinstance(config, dict)]
-        return listing.commit, files, [config for config in configs if "data_files" in config or "data_dir" in config]
-    try:
-        listing = hub.listing(CONVERTED)
-    except Missing:
-        raise DataError(f"{name} has no parquet files; download its files and give those that hold text") from None
-    files = [file for file in listing.files if file.endswith(".parquet")]
-    return listing.commit, files, [{"config_name": c, "data_dir": c} for c in sorted({file.partition("/")[0] for file in files})]
-
-
 def _config(configs: Sequence[Mapping[str, Any]], wanted: str | None, name: str) -> Mapping[str, Any]:
     names = {str(config.get("config_name", "default")): config for config in configs}
     if wanted is None:
@@ -126,19 +125,6 @@ def _config(configs: Sequence[Mapping[str, Any]], wanted: str | None, name: str)
     if wanted not in names:
         raise DataError(f"{name}: no configuration {wanted!r}; there are: {_some(list(names))}")
     return names[wanted]
-
-
-def _patterns(config: Mapping[str, Any], split: str) -> tuple[list[re.Pattern[str]], bool]:
-    """Return path patterns for the files of a configuration, and whether they already select the split."""
-    folder = str(config.get("data_dir") or "").strip("/")
-    entries = config.get("data_files", "**")
-    entries = entries if isinstance(entries, list) else [entries]
-    by_split = all(isinstance(entry, dict) for entry in entries)
-    paths: list[Any] = [entry.get("path") for entry in entries if entry.get("split") in _words(split)] if by_split else entries
-    flat = [path for entry in paths for path in (entry if isinstance(entry, list) else [entry])]
-    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    pieces = [re.split(r"(\*\*/|\*\*|\*|\?)", (folder and f"{folder}/") + str(path).removeprefix("./")) for path in flat]
-    return [re.compile("".join(wild.get(piece, re.escape(piece)) for piece in path)) for path in pieces], by_split
 
 
 def _of_split(files: Sequence[str], split: str) -> list[str]:

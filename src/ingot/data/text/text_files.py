@@ -16,7 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -130,21 +130,8 @@ def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) ->
                 raise DataError(f"{path}:{rows.line_num}: {len(row)} columns where the first row names {len(header)}")
             yield row[header.index(text_field)]
     except csv.Error as error:
-        raise DataError(
-            f"{path}:{rows.line_num}: not a row of a table ({error}); quote fields that contain quotes, delimiters or line ends"
-        ) from None
-
-
-def read_parquet(path: Path, text_field: str, advance: Callable[[int], None]) -> Iterator[str]:
-    """Yield one document per row of a parquet column; `advance` receives each row group's share of the file size in bytes."""
-    row = 0
-    for values in parquet_rows(path, text_field, advance):
-        for value in values:
-            row += 1
-            try:
-                yield field_text({text_field: value}, text_field)
-            except DataError as error:
-                raise error.within(f"{path}, row {row}") from None
+        advice = "quote fields that contain quotes, delimiters or line ends"
+        raise DataError(f"{path}:{rows.line_num}: not a row of a table ({error}); {advice}") from None
 
 
 def check_pyarrow(what: str) -> None:
@@ -152,7 +139,7 @@ def check_pyarrow(what: str) -> None:
     try:
         import pyarrow  # type: ignore[import-not-found, import-untyped] # noqa: F401
     except ImportError:
-        raise ConfigError(f"reading {what} needs the package pyarrow; install it with: pip install 'ingot-lm[parquet]'") from None
+        raise ConfigError(f"reading {what} needs the package pyarrow", advice="pip install 'ingot-lm[parquet]'") from None
 
 
 def parquet_rows(
@@ -285,9 +272,7 @@ def _chunks(path: Path, advance: Callable[[int], None]) -> Iterator[bytes]:
         try:
             import zstandard
         except ImportError:
-            raise ConfigError(
-                f"reading {path} needs the package zstandard; install it with: pip install 'ingot-lm[zst]'"
-            ) from None
+            raise ConfigError(f"reading {path} needs the package zstandard", advice="pip install 'ingot-lm[zst]'") from None
         make, codec_error = zstandard.ZstdDecompressor(max_window_size=ZST_WINDOW).decompressobj, zstandard.ZstdError
     unpacker: Any = make and make()
     with open_to_read(path) as file:
@@ -374,7 +359,12 @@ def read_documents(
     for path in files:
         with reading(path):
             if kind_of(path) == PARQUET:
-                yield from read_parquet(path, text_field, advance)
+                values = chain.from_iterable(parquet_rows(path, text_field, advance))
+                for row, value in enumerate(values, 1):
+                    try:
+                        yield field_text({text_field: value}, text_field)
+                    except DataError as error:
+                        raise error.within(f"{path}, row {row}") from None
                 continue
             with open_unpacked(path, advance, encoding) as stream:
                 yield from READERS[kind_of(path)](stream, path, text_field)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,6 @@ from ingot.data.tokenizers.tokenizer_base import MAX_FILE_BYTES, NARROW, Tokeniz
 from ingot.errors import ConfigError, DataError, IngotError
 from ingot.runtime.files import open_to_read, user_path
 
-KINDS = ("byte", "char", "gpt2", "sentencepiece", "huggingface", "number")
 CHAR, BPE = "char", "bpe:"
 LEARNED_BYTES = 1 << 24  # bpe:N learns from this many bytes of training text; 2,048 ids from 5 MB take 2.4 s on one core
 SEAM_BYTES = 1 << 16  # how far back to search for a word boundary at which to truncate; Chinese has few spaces
@@ -41,32 +39,29 @@ HOW = (
 def from_spec(spec: Mapping[str, Any]) -> Tokenizer:
     """Rebuild the tokenizer that a spec describes."""
     kind = spec.get("kind")
+    kinds: dict[Any, Callable[[], Tokenizer]] = {
+        "byte": ByteTokenizer,
+        "char": lambda: CharTokenizer(str.encode(spec["characters"]).decode()),  # raises for non-strings and lone surrogates
+        "gpt2": GPT2Tokenizer,
+        "sentencepiece": lambda: SentencePieceTokenizer(unpack(spec)),
+        "huggingface": lambda: HFTokenizer(unpack(spec), spec.get("bos")),
+        "number": lambda: NumberTokenizer(spec["vocab_size"]),
+    }
+    if not isinstance(kind, str) or kind not in kinds:
+        raise DataError(f"unknown tokenizer kind {kind!r}; this version of ingot supports {', '.join(kinds)}")
     try:
-        match kind:
-            case "byte":
-                return ByteTokenizer()
-            case "gpt2":
-                return GPT2Tokenizer()
-            case "sentencepiece":
-                return SentencePieceTokenizer(unpack(spec))
-            case "huggingface":
-                return HFTokenizer(unpack(spec), spec.get("bos"))
-            case "char":
-                return CharTokenizer(str.encode(spec["characters"]).decode())  # raises for non-strings and lone surrogates
-            case "number":
-                return NumberTokenizer(spec["vocab_size"])
+        return kinds[kind]()
     except (LookupError, TypeError, ValueError) as error:
         raise DataError(f"damaged tokenizer: {kind} needs other values in its description ({error!r})") from None
-    raise DataError(f"unknown tokenizer kind {kind!r}; this version of ingot supports {', '.join(KINDS)}")
 
 
 def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
     """Open a tokenizer. `bos` is the BOS token's name, if a tokenizer.json does not specify one; "" means none."""
-    if name in ("byte", "gpt2"):
+    if name in ("byte", "gpt2") or is_learned(name):
         _refuse_bos(bos, name)
+    if name in ("byte", "gpt2"):
         return ByteTokenizer() if name == "byte" else GPT2Tokenizer()
     if is_learned(name):
-        _refuse_bos(bos, name)
         raise ConfigError(f"a {name} tokenizer is learned from the text it is for; prepare that text with --tokenizer {name}")
     if name == "number":
         raise ConfigError("number is for nanoGPT folders whose ids stand for no text; their meta.pkl has the vocabulary size")
@@ -74,7 +69,14 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
     if name and not name.startswith(HUB) and path.exists():
         return _open_path(path, bos)
     if name.startswith(HUB) or (re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and path.suffix not in SUFFIXES):
-        return _open_path(_fetch(name.removeprefix(HUB), name), bos, name)
+        from ingot.data.hub import Hub, Unreachable
+
+        try:
+            folder = Hub(name.removeprefix(HUB), "model").snapshot(HUB_FILES)
+        except IngotError as error:
+            advice = "; go online once, or give the path of its tokenizer.json" if isinstance(error, Unreachable) else ""
+            raise DataError(f"cannot fetch the tokenizer {name}, which is not a local file or folder: {error}{advice}") from None
+        return _open_path(folder, bos, name)
     if "/" in name or path.suffix in SUFFIXES:
         raise DataError(f"no tokenizer at {name}: no such file or folder; give {HOW}")
     raise ConfigError(f"unknown tokenizer {name!r}; give {HOW}")
@@ -114,18 +116,13 @@ def bpe_size(name: str) -> int:
 
 
 def learn_from(name: str | None, texts: Callable[[], Iterable[str]], training_texts: Callable[[], Iterable[bytes]]) -> Tokenizer:
-    """Learn `char` from all texts, or `bpe:N` from the training texts."""
+    """Learn `char` from all texts, or `bpe:N` from the first LEARNED_BYTES of the training texts."""
     if name == CHAR:
         return CharTokenizer(character for text in texts() for character in set(text))
     assert name is not None
-    return learn_bpe(name, training_texts())
-
-
-def learn_bpe(name: str, documents: Iterable[bytes]) -> Tokenizer:
-    """Learn `bpe:N` from the first LEARNED_BYTES of the training documents."""
     from ingot.data.tokenizers.learn_vocabulary import learn
 
-    contents = learn("bpe", _first_bytes(documents), bpe_size(name))
+    contents = learn("bpe", _first_bytes(training_texts()), bpe_size(name))
     if contents is None:
         raise DataError(f"no text to learn {name} from; give documents with text")
     return from_json(contents, END_OF_TEXT)
@@ -143,7 +140,15 @@ def _first_bytes(documents: Iterable[bytes]) -> Iterator[str]:
 
 
 def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokenizer:
-    path = _file_in(path, shown or str(path)) if path.is_dir() or shown else path
+    if path.is_dir() or shown:  # a folder: use tokenizer.json, a .model or GPT-2's two files, in this order
+        where = shown or path
+        found = (sorted(path.glob(pattern)) for pattern in ("tokenizer.json", "*.model", *MERGES))
+        if not (paths := next(filter(None, found), [])):
+            raise DataError(f"no tokenizer in {where}; it needs tokenizer.json, a .model, or encoder.json and vocab.bpe")
+        path, *others = paths
+        if others:
+            names = ", ".join(each.name for each in paths)
+            raise DataError(f"{where} holds several tokenizers: {names}; name one of the files")
     is_json = path.suffix == ".json" and path.name not in MERGES
     if bos is not None and not is_json:
         _refuse_bos(bos, str(path))
@@ -162,17 +167,6 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
     raise ConfigError(f"{path} is not a tokenizer file; give {HOW}")
 
 
-def _file_in(folder: Path, shown: str) -> Path:
-    """Return the tokenizer file of a folder: tokenizer.json, a .model or GPT-2's two files, in this order."""
-    for pattern in ("tokenizer.json", "*.model", *MERGES):
-        paths = sorted(folder.glob(pattern))
-        if len(paths) > 1:
-            raise DataError(f"{shown} holds several tokenizers: {', '.join(path.name for path in paths)}; name one of the files")
-        if paths:
-            return paths[0]
-    raise DataError(f"no tokenizer in {shown}; it needs tokenizer.json, a .model, or encoder.json and vocab.bpe")
-
-
 def _read(path: Path) -> bytes:
     try:
         with open_to_read(path) as file:
@@ -189,29 +183,17 @@ def _refuse_bos(bos: str | None, name: str) -> None:
         raise ConfigError(f"bos {bos!r} is for a tokenizer.json; {name} already defines how documents start")
 
 
-def _fetch(repository: str, name: str) -> Path:
-    """Return the folder of a hub repository's tokenizer files, from the hub or its cache."""
-    from ingot.data.hub import Hub, Unreachable
-
-    try:
-        return Hub(repository, "model").snapshot(HUB_FILES)
-    except IngotError as error:
-        advice = "; go online once, or give the path of its tokenizer.json" if isinstance(error, Unreachable) else ""
-        raise DataError(f"cannot fetch the tokenizer {name}, which is not a local file or folder: {error}{advice}") from None
-
-
 # Round-trip check: the right tokenizer encodes the decoded text to the same tokens; a different tokenizer hardly ever does.
 
 HEAD, ENOUGH = 96, 16  # maximum and minimum number of tokens of a sample to check
 MIN_MATCHING = 0.75  # fraction of samples that must round-trip: all do for web text and code, at most 17/32 if it is wrong
 
 
-@dataclass
-class RoundTrips:
+class RoundTrips(NamedTuple):
     """The number of samples checked, and the indices of those that did not round-trip."""
 
-    tried: int = 0
-    wrong: list[int] = field(default_factory=list)
+    tried: int
+    wrong: list[int]
 
     @property
     def fit(self) -> bool:
@@ -221,7 +203,7 @@ class RoundTrips:
 
 def round_trips(tokenizer: Tokenizer, samples: Iterable[NDArray[Any]]) -> RoundTrips:
     """Decode and re-encode samples of tokens and report which ones changed."""
-    result = RoundTrips()
+    tried, wrong = 0, []
     for number, ids in enumerate(samples):
         # Use the first document in the sample with enough tokens between special ids.
         empty = np.flatnonzero(tokenizer.target_bytes(ids, ids) == 0)
@@ -231,10 +213,10 @@ def round_trips(tokenizer: Tokenizer, samples: Iterable[NDArray[Any]]) -> RoundT
             continue
         quarter = len(text) // 4
         middle = text[quarter:-quarter].astype(tokenizer.dtype).tobytes()
-        result.tried += 1
+        tried += 1
         try:
             same = middle in tokenizer.encode(tokenizer.decode(text)).tobytes()
         except DataError:
             same = False
-        result.wrong += [] if same else [number]
-    return result
+        wrong += [] if same else [number]
+    return RoundTrips(tried, wrong)

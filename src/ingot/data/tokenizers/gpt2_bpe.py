@@ -65,10 +65,8 @@ def from_merges(vocabulary: bytes, merges: bytes) -> GPT2Tokenizer:
         raise DataError("these are not the vocabulary and merges of a byte-level BPE, or they are damaged") from None
     ranks = _ranks()
     if ids != ranks or merged != list(ranks)[256:]:
-        raise DataError(
-            f"{len(ids):,} ids and {len(merged):,} merges that are not GPT-2's; merges do not say how text is split into words, "
-            "so only GPT-2's can be read: give a tokenizer.json instead"
-        )
+        problem = f"{len(ids):,} ids and {len(merged):,} merges that are not GPT-2's"
+        raise DataError(f"{problem}; only a tokenizer.json says how text is split into words: give a tokenizer.json instead")
     return GPT2Tokenizer()
 
 

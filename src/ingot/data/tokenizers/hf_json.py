@@ -39,6 +39,7 @@ PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 BYTE = re.compile("<0x([0-9A-F]{2})>")
 ALPHABET = byte_alphabet()
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
+MAX_GROWTH = 1000  # maximum factor by which consecutive replacements may lengthen a text
 KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # Split behaviours that drop no text
 Entry = tuple[bytes | None, bool]  # the text of an id, and True if it begins with a word's leading space
 
@@ -56,7 +57,11 @@ class HFTokenizer(FileTokenizer):
             raise DataError(f"damaged tokenizer: bos {bos} is not a special token")
         with _explained(DAMAGED):
             config = json.loads(contents)
-            self._style, self.lossless = _style(config), _is_lossless(config)
+            decoders = list(_components(config.get("decoder")))
+            types = {part.get("type") for part in decoders}
+            spaces = any(part.get("type") == "Replace" and part.get("pattern") == {"String": SPACE} for part in decoders)
+            self._style = "bytes" if "ByteLevel" in types else "spaces" if spaces or "Metaspace" in types else "words"
+            self.lossless = _is_lossless(config)
             pieces, spaced = zip(*_pieces(self._tokenizer, config, self._style), strict=True)
             first = self._tokenizer.encode("a", add_special_tokens=False).ids[:1]
         adds_space = any(spaced[token] for token in first)
@@ -122,6 +127,16 @@ def _build(contents: bytes) -> Any:
 
     with _explained(DAMAGED):
         tokenizer = tokenizers.Tokenizer.from_str(contents.decode())
+        config = json.loads(contents)
+        for step in ("normalizer", "decoder"):  # replacements that expand each other's output exhaust memory on a short text
+            growths: list[tuple[str, int]] = []  # each replacement's output, and its maximum growth factor
+            for part in (part for part in _components(config.get(step)) if part.get("type") == "Replace"):
+                pattern, content = part["pattern"].get("String"), part["content"]  # None for a regular expression
+                fed = max((growth for text, growth in growths if pattern is None or set(pattern) & set(text)), default=1)
+                longer = len(content) > len(pattern or "x")
+                growths.append((content, fed * (1 + len(content) // len(pattern or "x") if longer else 1)))
+                if growths[-1][1] > MAX_GROWTH:
+                    raise DataError("the replacements of this tokenizer.json can lengthen a text without bound")
     check_size(1 + max(tokenizer.get_vocab().values(), default=-1))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -160,15 +175,6 @@ def _components(component: Any) -> Iterator[dict[str, Any]]:
         for key in ("decoders", "pretokenizers", "normalizers"):
             for inner in component.get(key) or ():
                 yield from _components(inner)
-
-
-def _style(config: dict[str, Any]) -> str:
-    decoders = list(_components(config.get("decoder")))
-    types = {part.get("type") for part in decoders}
-    if "ByteLevel" in types:
-        return "bytes"
-    spaces = any(part.get("type") == "Replace" and part.get("pattern") == {"String": SPACE} for part in decoders)
-    return "spaces" if spaces or "Metaspace" in types else "words"
 
 
 def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:

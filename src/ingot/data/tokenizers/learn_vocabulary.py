@@ -11,7 +11,6 @@ import io
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from itertools import chain, islice, product
 from pathlib import Path
@@ -37,26 +36,24 @@ SETTINGS: dict[str, Any] = {
     "normalization_rule_name": "nmt_nfkc", "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False,
     "max_sentence_length": 8 * PORTION, "required_chars": SPACE, "minloglevel": 4,
 }  # fmt: skip
-LONG_WORD = re.compile(
-    "[^ ]{10000}(?=[^ ])"
-)  # SentencePiece's normalisation expands a character to up to six, and it aborts the process on words of 65,536
+# SentencePiece's normalisation expands a character to up to six, and it aborts the process on words of 65,536.
+LONG_WORD = re.compile("[^ ]{10000}(?=[^ ])")
 RESERVED = {0: " ", 0x2585: " "}  # SentencePiece skips a text that contains U+2585
 FOLDED = "nmt_nfkc"  # golf's normalisation; with capital marks, only its rules for white space and control characters apply
 EXAMPLE = "A AA"  # a text with both marks: SentencePiece aborts the process if a required character does not occur
 NORMALISER, DENORMALISER, FILE = 3, 5, 6  # protobuf fields of a model, and the field of the first two with their rule file's name
 
 
-@contextmanager
-def capital_rules() -> Iterator[dict[str, Any]]:
-    """Yield the trainer settings for capital marks; the rule files exist only inside the context."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = {"normalization_rule_tsv": Path(folder, "marking.tsv"), "denormalization_rule_tsv": Path(folder, "unmarking.tsv")}
-        for path, rules in zip(files.values(), _marking_rules(), strict=True):
-            # A rule is a pair of code point lists in hexadecimal.
-            lines = ("\t".join(" ".join(f"{ord(c):X}" for c in side) for side in rule) + "\n" for rule in rules.items())
-            path.write_text("".join(lines))
-        # Marks must be pieces of their own: a rare character falls back to byte pieces, whose bytes would be counted.
-        yield {**{name: str(path) for name, path in files.items()}, "required_chars": SPACE + MARKS}
+def capital_rules(folder: Path) -> dict[str, Any]:
+    """Return the trainer settings for capital marks; their rule files are written to a folder."""
+    # Marks must be pieces of their own: a rare character falls back to byte pieces, whose bytes would be counted.
+    settings = {"required_chars": SPACE + MARKS}
+    for name, rules in zip(("normalization_rule_tsv", "denormalization_rule_tsv"), _marking_rules(), strict=True):
+        # A rule is a pair of code point lists in hexadecimal.
+        lines = ("\t".join(" ".join(f"{ord(c):X}" for c in side) for side in rule) + "\n" for rule in rules.items())
+        (folder / name).write_text("".join(lines))
+        settings[name] = str(folder / name)
+    return settings
 
 
 def without_file_names(model: bytes) -> bytes:
@@ -88,11 +85,8 @@ def _marking_rules() -> tuple[dict[str, str], dict[str, str]]:
     for space, letters in product(("", " "), [*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2))]):
         marked = MARKS[len(letters) - 1] + space + letters.lower()
         marking[space + letters], unmarking[marked] = marked, space + letters
-    return {
-        **marking,
-        CAPITAL: "",
-        CAPITALS: "",
-    }, unmarking  # drop mark characters in the text itself, which would capitalise its letters
+    marking |= {CAPITAL: "", CAPITALS: ""}  # drop mark characters in the text itself, which would capitalise its letters
+    return marking, unmarking
 
 
 def train_tokenizer(
@@ -121,18 +115,15 @@ def train_tokenizer(
         raise DataError(f"cannot write {output}: the folder {output.parent} does not exist; make it first")
     files, _ = find_files(inputs)
     advance = adding_up(progress, sum(map(file_bytes, files)))
-    rules: AbstractContextManager[dict[str, Any]] = capital_rules() if mark_capitals else nullcontext({})
-    with rules as settings:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = capital_rules(Path(folder)) if mark_capitals else {}
         contents = learn(kind, islice(read_documents(files, text_field, advance), documents), vocab_size, settings)
     if contents is None:
         raise DataError(f"no documents in {', '.join(map(str, inputs)) or 'no input'}; give files with text: {WHAT}")
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
     if tokenizer.vocab_size < vocab_size:
-        raise DataError(
-            f"the text has only enough different pieces for {tokenizer.vocab_size:,} ids, fewer than {{0}} {vocab_size:,}; "
-            f"give {tokenizer.vocab_size} or less, or more text",
-            VOCAB_SIZE,
-        )
+        most = f"the text has only enough different pieces for {tokenizer.vocab_size:,} ids, fewer than {{0}} {vocab_size:,}"
+        raise DataError(most, VOCAB_SIZE, advice=f"give {tokenizer.vocab_size} or less, or more text")
     try:
         write_atomically(output.resolve(), contents)
     except OSError as error:
@@ -148,7 +139,13 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
         nonlocal count
         for text in documents:
             count += bool(text)
-            yield from _portions(text)
+            while len(text) > PORTION:
+                space = text.rfind(" ", PORTION // 2, PORTION)
+                cut = space if space > 0 else PORTION
+                yield text[:cut]
+                text = text[cut:]
+            if text:
+                yield text
 
     parts = portions()
     if kind == "sentencepiece":
@@ -167,7 +164,18 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
 
     try:
         if kind == "bpe":
-            contents = _train_bpe(keeping_errors(), vocab_size, settings)
+            from tokenizers import Tokenizer as Library
+            from tokenizers import decoders, models, pre_tokenizers, trainers
+
+            if unknown := [name for name in settings if not hasattr(trainers.BpeTrainer, name)]:
+                raise ValueError(f"it has no setting {unknown[0]!r}")  # the library would ignore an unknown setting
+            library: Any = Library(models.BPE())
+            library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            library.decoder = decoders.ByteLevel()
+            ours = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT], "show_progress": False}
+            trainer = trainers.BpeTrainer(**{**ours, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), **settings})
+            library.train_from_iterator(keeping_errors(), trainer)
+            contents = str(library.to_str()).encode()
         else:
             import sentencepiece  # type: ignore[import-untyped]
 
@@ -179,22 +187,10 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
             raise errors[0] from None
         reason = " ".join(str(error).split())
         if small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
-            raise DataError(
-                f"{{0}} {vocab_size:,} is too small for this text: its characters, all bytes and the special ids need {small[1]}",
-                VOCAB_SIZE,
-                advice="give a larger {0}",
-            ) from None
+            least = f"{{0}} {vocab_size:,} is too small for this text: its characters, bytes and special ids need {small[1]}"
+            raise DataError(least, VOCAB_SIZE, advice="give a larger {0}") from None
         raise DataError(f"the trainer cannot learn from this text: {reason[:200]}") from None
     return contents if count else None
-
-
-def _portions(text: str) -> Iterator[str]:
-    while len(text) > PORTION:
-        cut = text.rfind(" ", PORTION // 2, PORTION)
-        yield text[: cut if cut > 0 else PORTION]
-        text = text[cut if cut > 0 else PORTION :]
-    if text:
-        yield text
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
@@ -207,18 +203,3 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
         yield from filter(None, LONG_WORD.sub("\\g<0>\0", text).split("\0"))
     if not spaced:
         yield f"{letter or 'a'} {letter or 'a'}"
-
-
-def _train_bpe(texts: Iterator[str], vocab_size: int, settings: Mapping[str, Any]) -> bytes:
-    from tokenizers import Tokenizer as Library
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    if unknown := [name for name in settings if not hasattr(trainers.BpeTrainer, name)]:
-        raise ValueError(f"it has no setting {unknown[0]!r}")  # the library would ignore an unknown setting
-    library: Any = Library(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    ours = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT], "show_progress": False}
-    trainer = trainers.BpeTrainer(**{**ours, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), **settings})
-    library.train_from_iterator(texts, trainer)
-    return str(library.to_str()).encode()

@@ -77,10 +77,8 @@ class CharTokenizer(Tokenizer):
         self.characters = "".join(sorted(set(characters)))
         self.vocab_size = len(self.characters)
         if self.vocab_size > NARROW:
-            raise DataError(
-                f"the text has {self.vocab_size:,} distinct characters and the char tokenizer supports at most {NARROW:,}; "
-                "use the byte tokenizer"
-            )
+            limit = f"the char tokenizer supports at most {NARROW:,}; use the byte tokenizer"
+            raise DataError(f"the text has {self.vocab_size:,} distinct characters and {limit}")
         self._codes = _code_points(self.characters)
         self._ids = np.full(0x110000, -1, np.int32)  # indexed by code point; -1: not in the vocabulary
         self._ids[self._codes] = np.arange(self.vocab_size)
@@ -90,11 +88,8 @@ class CharTokenizer(Tokenizer):
         if ids.size and ids.min() < 0:
             unknown = sorted(set(text) - set(self.characters))
             more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
-            raise DataError(
-                f"not in the char vocabulary: {', '.join(map(repr, unknown[:10]))}{more}; "
-                f"it has the {self.vocab_size} characters of the text it was prepared from: "
-                "remove these, or prepare the data again with text that holds them or with the byte tokenizer"
-            )
+            advice = "remove them, or prepare the data again with text that holds them or with the byte tokenizer"
+            raise DataError(f"not in the char vocabulary: {', '.join(map(repr, unknown[:10]))}{more}", advice=advice)
         return ids.astype(self.dtype)
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
@@ -120,10 +115,8 @@ class NumberTokenizer(Tokenizer):
     def encode(self, text: str) -> IdArray:
         numbers = text.split()
         if wrong := next((word for word in numbers if not word.isdecimal() or int(word) >= self.vocab_size), None):
-            raise DataError(
-                f"{wrong!r} is not an id; this data's ids stand for no text, so give numbers from 0 to {self.vocab_size - 1:,} "
-                "separated by spaces"
-            )
+            numbers_to = f"give numbers from 0 to {self.vocab_size - 1:,} separated by spaces"
+            raise DataError(f"{wrong!r} is not an id; this data's ids stand for no text, so {numbers_to}")
         return np.array([int(word) for word in numbers], self.dtype)
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:

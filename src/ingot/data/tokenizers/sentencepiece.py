@@ -110,11 +110,6 @@ def folded(text: str) -> str:
     return SPACES.sub(" ", DROPPED.sub("", text)).strip(" ")
 
 
-def unmarked(data: bytes) -> bytes:
-    """Replace marks and the letters after them by capitals; a mark without a letter is dropped."""
-    return MARKED.sub(lambda match: (match[1] or match[2] or b"").upper(), data)
-
-
 class SentencePieceTokenizer(FileTokenizer):
     """A tokenizer from a SentencePiece .model file."""
 
@@ -158,9 +153,9 @@ class SentencePieceTokenizer(FileTokenizer):
         ids = self._checked(ids)
         parts = np.split(ids, np.flatnonzero(self._special.take(ids)))  # a mark must not affect the next document
         starts = [at_start, *(True for _ in parts[1:])]
-        return b"".join(
-            unmarked(super(SentencePieceTokenizer, self).decode_bytes(*part)) for part in zip(parts, starts, strict=True)
-        )
+        decoded = (super(SentencePieceTokenizer, self).decode_bytes(*part) for part in zip(parts, starts, strict=True))
+        # Replace marks and the letters after them by capitals; a mark without a letter is dropped.
+        return b"".join(MARKED.sub(lambda match: (match[1] or match[2] or b"").upper(), part) for part in decoded)
 
     def unfinished(self, ids: Ids) -> int:
         if self.marks_capitals:

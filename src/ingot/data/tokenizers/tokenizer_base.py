@@ -146,9 +146,7 @@ def utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"character {error.start} of the text is half a surrogate pair, which UTF-8 cannot represent; remove it"
-        ) from None
+        raise DataError(f"character {error.start} of the text is half a surrogate pair; remove it") from None
 
 
 def check_size(vocab_size: int) -> None:

@@ -78,9 +78,8 @@ class WordTable:
             first, last = np.searchsorted(starts, [begin, end])
             ids, ends, words = self._encode_portion(joined[begin:end], starts[first:last] - begin)
             bounds[first:last] = total + ends[words]
-            by_library[first:last] |= (
-                ends[words] == ends[words + 1]
-            )  # after a first word without ids, another word starts the document
+            # After a first word without ids, another word starts the document.
+            by_library[first:last] |= ends[words] == ends[words + 1]
             bounds[last:] = total = total + len(ids)
             parts.append(ids)
             begin = end
@@ -122,7 +121,14 @@ class WordTable:
             new = self._learn(list(dict.fromkeys(spelled)), is_kept)
             values[missing] = np.fromiter(map(new.__getitem__, spelled), np.uint64, len(spelled))
             if is_kept:
-                self._store(keys[missing], values[missing], rows[missing], len(new))
+                stored = set()
+                for key, value, row in zip(keys[missing], values[missing].tolist(), rows[missing], strict=True):
+                    if value not in stored:  # a word may be missing several times
+                        while self._rows[row, 2]:  # row taken by another new word: linear probing
+                            row = (row + 1) & ((1 << ROW_BITS) - 1)
+                        self._rows[row] = (*key, value)
+                        stored.add(value)
+                self._words += len(new)
 
         counts = (values & np.uint64(0xFFFFFFFF)).astype(np.int64)
         ends = np.append(0, np.cumsum(counts))
@@ -161,19 +167,6 @@ class WordTable:
             self._used = used
         return values
 
-    def _store(self, keys: NDArray[np.uint64], values: NDArray[np.uint64], rows: Numbers, count: int) -> None:
-        """Insert words into the hash table; words may occur several times."""
-        stored = set()
-        for key, value, row in zip(keys, values.tolist(), rows.tolist(), strict=True):
-            if value not in stored:
-                while self._rows[row, 2]:  # row taken by another new word: linear probing
-                    row = (row + 1) & ((1 << ROW_BITS) - 1)
-                self._rows[row] = (*key, value)
-                stored.add(value)
-        self._words += count
-
     def _clear(self) -> None:
-        self._rows = np.zeros(
-            (1 << ROW_BITS, 4), np.uint64
-        )  # (rows, 4): three columns for the key, one for the offset and number of its ids
+        self._rows = np.zeros((1 << ROW_BITS, 4), np.uint64)  # three columns for the key, one for offset and number of ids
         self._words, self._used = 0, 1  # the pool is filled from 1, so that 0 in a row means empty

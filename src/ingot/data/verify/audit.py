@@ -1,14 +1,17 @@
-"""List all defects of a folder of tokens: `audit` reads every byte and continues after each problem where possible.
+"""Look into a folder of tokens: `inspect` summarises its splits, and `audit` reads every byte and lists all defects.
 
-A check is skipped if something it depends on is already known to be broken, so that one defect is not reported ten times. Codes
-are for scripts and never change; a new kind of problem gets a new code.
+Tokens are counted in chunks of mapped shards, so memory grows only with the number of documents (8 bytes each). A check is
+skipped if something it depends on is already known to be broken, so that one defect is not reported ten times. Codes are for
+scripts and never change; a new kind of problem gets a new code.
 """
 
 from __future__ import annotations
 
 import hashlib
+import shlex
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -18,14 +21,201 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.data.store.dataset import MANIFEST, Dataset, Split, SplitCounts
+from ingot.data.formats.opener import open_tokens
+from ingot.data.formats.shard_folder import paired_tokenizer
+from ingot.data.store.dataset import MANIFEST, Bucket, Dataset, Split, SplitCounts, tokenizer_problem
+from ingot.data.store.documents import starts_at_marks
 from ingot.data.store.shards import TOKEN_BYTES, DataProblem
 from ingot.data.text.text_files import adding_up
-from ingot.data.tokenizers import Tokenizer
+from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.by_name import HEAD, round_trips
-from ingot.data.verify.contents import CHUNK_TOKENS, OnTokens, Starts, TokenCounts, count_documents, open_for_audit
-from ingot.errors import ConfigError
-from ingot.runtime.files import file_sha256
+from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE
+from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import file_sha256, reading
+
+CHUNK_TOKENS = 1 << 20  # tokens counted at a time
+BEGINNING_TOKENS, BEGINNING_CHARACTERS = 256, 100
+Starts = NDArray[np.int64]  # document offsets, then the end of the last
+OnTokens = Callable[[int], None]  # called with the number of tokens just read
+
+
+def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
+    """Open a folder and collect its problems; the tokenizer is None only if it cannot be read.
+
+    `tokenizer` is the one that produced other programs' tokens; for a prepared folder it must match the recorded one.
+    """
+    with reading(path):
+        if not path.is_dir():
+            Dataset.open(path)  # raises an error with advice
+        dataset = open_tokens(path, strict=False)
+    if dataset.format == "nanogpt":
+        made_by = "" if dataset.known_tokenizer else " --tokenizer NAME"
+        command = f"ingot data convert {shlex.quote(str(path))} --to ingot{made_by} --output DIR"
+        raise DataError(f"{path} holds tokens in the format nanogpt; make it a prepared folder with: {command}")
+    for split in dataset.splits.values():
+        split.dtype = np.dtype(np.uint32)  # equal documents of two splits must be equal arrays
+    own = dataset.known_tokenizer
+    if dataset.format == "shards":
+        with suppress(DataError, OSError):  # a damaged manifest.json may be unrelated
+            own = _try_tokenizer(dataset, paired_tokenizer(path))
+    given = _try_tokenizer(dataset, tokenizer)
+    if tokenizer is None and own is None and dataset.format != "ingot":
+        raise ConfigError(f"{path} does not name its tokenizer; give --tokenizer (gpt2, a .model, tokenizer.json)")
+    if not dataset.is_prepared:
+        dataset.known_tokenizer = given or own
+    if own is not None and given is not None and own.fingerprint() != given.fingerprint():
+        own_text, given_text = (f"{t.kind}, {t.vocab_size:,} ids, {t.fingerprint()[:12]}" for t in (own, given))
+        problem = f"its tokenizer ({own_text}) is not the one given ({given_text})"
+        advice = "leave --tokenizer out, or prepare the text again with yours"
+        dataset.problems.append(DataProblem("tokenizer-mismatch", str(path / MANIFEST), problem, advice, "tokenizer"))
+    return dataset
+
+
+def _try_tokenizer(dataset: Dataset, name: str | None) -> Tokenizer | None:
+    try:
+        return open_tokenizer(name) if name else None
+    except DataError as error:
+        dataset.problems.append(tokenizer_problem(str(name), error))
+        return None
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Counts from one pass; `ids` has an entry per id of the vocabulary, some above it, and a last one for larger ids.
+
+    `outside` is the position of the first token outside the vocabulary.
+    """
+
+    ids: NDArray[np.int64]
+    largest: int
+    marks: NDArray[np.int64]
+    piece_bytes: int
+    outside: int | None
+
+
+def count_documents(
+    split: Split | Bucket, tokenizer: Tokenizer, index: NDArray[Any] | None, on_tokens: OnTokens = lambda tokens: None
+) -> tuple[TokenCounts, Starts]:
+    """Read a split once; return its counts and document offsets: from the index or, without one, from the separators."""
+    starts = None if index is None else np.asarray(index).astype(np.int64)
+    slots = max(NARROW, tokenizer.vocab_size) + 1
+    sizes = np.zeros(slots, np.int64)
+    sizes[: tokenizer.vocab_size] = tokenizer.token_bytes()
+    special = np.append(sizes == 0, True)  # the last entry is for OUTSIDE
+    ids, largest = np.zeros(slots, np.int64), 0
+    outside: int | None = None
+    marks, extra, previous = [np.empty(0, np.int64)], 0, OUTSIDE
+    for begin in range(0, split.tokens, CHUNK_TOKENS):
+        tokens = split.read(begin, min(begin + CHUNK_TOKENS, split.tokens))
+        largest = max(largest, int(tokens.max()))
+        if outside is None and largest >= tokenizer.vocab_size:
+            outside = begin + int(np.argmax(tokens >= tokenizer.vocab_size))
+        part = np.minimum(tokens.astype(np.int64), slots - 1)
+        ids += np.bincount(part, minlength=slots)
+        if tokenizer.bos is not None:
+            marks.append(np.flatnonzero(part == tokenizer.bos) + begin)
+        before = np.append(previous, part[:-1])
+        if starts is not None:
+            first, last = np.searchsorted(starts, [begin, begin + len(part)])
+            before[starts[first:last] - begin] = OUTSIDE
+        places = np.flatnonzero(special[before])
+        extra += int((tokenizer.target_bytes(before[places], part[places]) - sizes[part[places]]).sum())
+        previous = int(part[-1])
+        on_tokens(len(part))
+    counts = TokenCounts(ids, largest, np.concatenate(marks), int(ids @ sizes) + extra, outside)
+    return counts, starts_at_marks(split.tokens, counts.marks) if starts is None else starts
+
+
+@dataclass
+class SplitInspection(SplitCounts):
+    """The contents of a split: counts, ids and documents.
+
+    `vocabulary` has its size, the numbers of used and of never used ids, and the id, text (None if it represents none), count
+    and share of the most frequent ones. `lengths` are those of documents in tokens, including BOS; a row of the histogram has
+    `low`, `high` (included) and `documents`. A beginning has a document's number, first token, length in tokens and first words.
+    """
+
+    documents: int
+    piece_bytes: int
+    vocabulary: dict[str, Any]
+    lengths: dict[str, Any] | None
+    beginnings: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The contents of a folder."""
+
+    folder: Path
+    tokenizer: str
+    splits: dict[str, SplitInspection]
+
+
+def inspect(
+    path: Path, split: str | None = None, *, tokenizer: str | None = None, top: int = 10, beginnings: int = 5
+) -> Inspection:
+    """Inspect one split of a folder, or all; list the `top` most frequent ids and the beginnings of some documents."""
+    dataset = open_for_audit(path, tokenizer)
+    if dataset.problems:
+        raise DataError(f"{dataset.problems[0].line} (ingot data verify {path} lists everything)")
+    if split is not None and split not in dataset.splits:
+        raise DataError(f"{path} has no split {split!r}; it has {', '.join(dataset.splits)}")
+    names = [split] if split else list(dataset.splits)
+    parts: list[Split | Bucket] = []
+    for name in names:
+        parts += [dataset.splits[name], *dataset.buckets(name).values()]
+    inspected = {part.name: _inspect(dataset.tokenizer, part, top, beginnings) for part in parts}
+    return Inspection(path, dataset.tokenizer.kind, inspected)
+
+
+def _inspect(tokenizer: Tokenizer, split: Split | Bucket, top: int, beginnings: int) -> SplitInspection:
+    try:
+        index = split.index() if isinstance(split, Split) else split.document_starts()
+    except ValueError as problem:
+        message = f"{split.folder}: the document index of {split.name} {problem}; ingot data verify lists everything"
+        raise DataError(message) from None
+    counts, starts = count_documents(split, tokenizer, index)
+    if (outside := int(counts.ids[tokenizer.vocab_size :].sum())) > 0:
+        raise DataError(
+            f"{split.folder}: {outside:,} tokens of {split.name} are outside the {tokenizer.kind} vocabulary of "
+            f"{tokenizer.vocab_size:,} ids; give the tokenizer that made them"
+        )
+
+    ids = counts.ids[: tokenizer.vocab_size]
+    used = int(np.count_nonzero(ids))
+    most_frequent = []
+    for token in np.argsort(-ids, kind="stable")[: min(top, used)].tolist():
+        text = None if tokenizer.is_special(token) else tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
+        count = int(ids[token])
+        most_frequent.append({"id": token, "text": text, "count": count, "share": count / split.tokens})
+    vocabulary = {
+        "size": tokenizer.vocab_size,
+        "used": used,
+        "never_used": tokenizer.vocab_size - used,
+        "most_frequent": most_frequent,
+    }
+
+    documents, lengths, shown = len(starts) - 1, None, []
+    if documents:
+        sizes = np.diff(starts)
+        powers = np.bincount(np.maximum(np.frexp(sizes.astype(np.float64))[1] - 1, 0))  # bins double: 1, 2 to 3, 4 to 7, ...
+        filled = np.flatnonzero(powers)
+        doublings = range(int(filled[0]), int(filled[-1]) + 1)
+        bins = [{"low": 1 << p, "high": (2 << p) - 1, "documents": int(powers[p])} for p in doublings]
+        ends, middle = (int(sizes.min()), int(sizes.max())), (float(sizes.mean()), float(np.median(sizes)))
+        lengths = {"shortest": ends[0], "mean": middle[0], "median": middle[1], "longest": ends[1], "histogram": bins}
+        spread = np.linspace(0, documents - 1, min(max(beginnings, 0), documents)).astype(np.int64)
+        for number in np.unique(spread).tolist():
+            begin, end = int(starts[number]), int(starts[number + 1])
+            text = tokenizer.decode(split.read(begin, min(end, begin + BEGINNING_TOKENS)))
+            words = " ".join(text.split())[:BEGINNING_CHARACTERS]
+            shown.append({"document": number, "token": begin, "tokens": end - begin, "text": words})
+
+    size = split.bytes if split.is_prepared else None
+    return SplitInspection(documents, split.tokens, size, counts.piece_bytes, vocabulary, lengths, shown)
+
+
+# The audit.
 
 BYTE_GAP = 0.005  # allowed relative gap between decoded and original bytes, if the decoded bytes were not recorded
 FOLDED_GAP = 0.05  # allowed gap if they were recorded and match: SentencePiece collapses white space, 1% of Shakespeare
@@ -169,34 +359,26 @@ def _audit_split(
         index = split.index()
     except ValueError as error:
         problems.append(DataProblem("document-index", str(split.folder / record.document_index), str(error)))
-    if split.is_prepared and not (split.complete and split.tokens == record.tokens):
+    complete = len(split.paths) == len(record.shards)
+    if split.is_prepared and not (complete and split.tokens == record.tokens):
         index = None
     recorded = SplitCounts.recorded(record) if split.is_prepared else None
     if tokenizer is None:
         return None, recorded or SplitCounts(None, split.tokens, None, None)
     counts, starts = count_documents(split, tokenizer, index, advance)
-    side = ComparedSplit(split, starts, tokenizer)
-    fits = _check_range(side, counts, problems)
-    marked = (not split.complete or _check_marks(side, counts, index, problems)) and fits
-    if marked and split.complete and split.is_prepared and (index is not None or tokenizer.bos is not None):
+    side, fits = ComparedSplit(split, starts, tokenizer), counts.outside is None
+    if counts.outside is not None:
+        vocabulary = f"the {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,} ids"
+        tokens = int(counts.ids[tokenizer.vocab_size :].sum())
+        problem = f"tokens outside {vocabulary} begin here: {tokens:,} in {split.name}, the largest {counts.largest:,}"
+        where, place = split.place(counts.outside)
+        problems.append(DataProblem("token-range", where, problem, OTHER, place))
+    marked = (not complete or _check_marks(side, counts, index, problems)) and fits
+    if marked and complete and split.is_prepared and (index is not None or tokenizer.bos is not None):
         _check_bytes(side, counts, byte_gap, problems)
     if not (fits and _check_round_trip(side, problems) and marked):
         return None, recorded or SplitCounts(None, split.tokens, None, None)
     return side, recorded or SplitCounts(len(starts) - 1, split.tokens, None, counts.piece_bytes)
-
-
-def _check_range(side: ComparedSplit, counts: TokenCounts, problems: list[DataProblem]) -> bool:
-    split, tokenizer = side.split, side.tokenizer
-    outside = int(counts.ids[tokenizer.vocab_size :].sum())
-    for begin in range(0, split.tokens, CHUNK_TOKENS) if outside else ():
-        wrong = np.flatnonzero(split.read(begin, min(begin + CHUNK_TOKENS, split.tokens)) >= tokenizer.vocab_size)
-        if len(wrong):
-            vocabulary = f"the {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,} ids"
-            problem = f"tokens outside {vocabulary} begin here: {outside:,} in {split.name}, the largest {counts.largest:,}"
-            file, place = split.place(begin + int(wrong[0]))
-            problems.append(DataProblem("token-range", file, problem, OTHER, place))
-            break
-    return not outside
 
 
 def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] | None, problems: list[DataProblem]) -> bool:

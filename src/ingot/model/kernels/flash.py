@@ -86,14 +86,9 @@ def _repeat_heads(x: Tensor, q: Tensor) -> Tensor:
 @torch.library.custom_op("ingot::flash_attention", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None, cudnn: bool) -> tuple[Tensor, Tensor]:
     """Return the output (B, T, H, D) and the log-sum-exp of the scores for the backward pass."""
-    y = torch.einsum("bhqk,bkhd->bqhd", _probabilities(q, k, window, starts), _repeat_heads(v, q))
-    return y.contiguous(), empty_lse(q, starts).zero_()
-
-
-@_attend.register_kernel("cuda")
-def _attend_cuda(
-    q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None, cudnn: bool
-) -> tuple[Tensor, Tensor]:
+    if not q.is_cuda:
+        y = torch.einsum("bhqk,bkhd->bqhd", _probabilities(q, k, window, starts), _repeat_heads(v, q))
+        return y.contiguous(), empty_lse(q, starts).zero_()
     if cudnn and window is None and starts is None and k.size(2) == q.size(2):
         heads = (x.transpose(1, 2) for x in (q, k, v))
         y, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(*heads, None, True, 0.0, True, False)
@@ -117,6 +112,10 @@ def empty_lse(q: Tensor, starts: Tensor | None) -> Tensor:
 def _attend_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, window: int | None, starts: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if q.is_cuda:
+        dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+        write_gradients(dy, (q, k, v), y, lse, window, starts, (dq, dk, dv))
+        return dq, dk, dv
     given, scale = _probabilities(q, k, window, starts), 1 / math.sqrt(q.size(-1))
     by_value = torch.einsum("bqhd,bkhd->bhqk", dy, _repeat_heads(v, q))
     by_score = given * (by_value - (given * by_value).sum(-1, keepdim=True)) * scale
@@ -124,15 +123,6 @@ def _attend_backward(
     dk, dv = (torch.einsum("bhqk,bqhd->bkhd", by, x) for by, x in ((by_score, q), (given, dy)))  # (B, T, H, D)
     dk, dv = (x.view(*k.shape[:3], -1, k.size(3)).sum(3) for x in (dk, dv))
     return dq.contiguous(), dk, dv
-
-
-@_attend_backward.register_kernel("cuda")
-def _attend_backward_cuda(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, window: int | None, starts: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-    write_gradients(dy, (q, k, v), y, lse, window, starts, (dq, dk, dv))
-    return dq, dk, dv
 
 
 def write_gradients(
@@ -179,13 +169,8 @@ _attend_packed.register_fake(
 
 @torch.library.custom_op("ingot::packed_flash_attention_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _attend_packed_backward(dy: Tensor, qkv: Tensor, y: Tensor, lse: Tensor, window: int | None, starts: Tensor | None) -> Tensor:
-    return torch.stack(torch.ops.ingot.flash_attention_backward(dy, *qkv.unbind(2), y, lse, window, starts), dim=2)
-
-
-@_attend_packed_backward.register_kernel("cuda")
-def _attend_packed_backward_cuda(
-    dy: Tensor, qkv: Tensor, y: Tensor, lse: Tensor, window: int | None, starts: Tensor | None
-) -> Tensor:
+    if not qkv.is_cuda:
+        return torch.stack(torch.ops.ingot.flash_attention_backward(dy, *qkv.unbind(2), y, lse, window, starts), dim=2)
     grads = qkv.new_empty(qkv.shape)
     write_gradients(dy, qkv.unbind(2), y, lse, window, starts, grads.unbind(2))
     return grads

@@ -35,19 +35,14 @@ def fused_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float |
 @torch.library.custom_op("ingot::head_loss", mutates_args=())
 def _head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, with_grad: bool) -> tuple[Tensor, Tensor]:
     """Return the summed loss and the gradient of the logits (N, V), which is an empty tensor unless `with_grad`."""
+    if hidden.is_cuda:
+        from ingot.model.kernels.triton_loss import losses_of_logits_
+
+        logits = matmul(hidden, weight.to(hidden.dtype).T)
+        loss = losses_of_logits_(logits, targets, softcap, with_grad).sum()
+        return loss, logits if with_grad else logits.new_empty(0)
     loss, grad = loss_and_grad(hidden, weight.to(hidden.dtype), targets, softcap)
     return loss, grad.masked_fill_((targets == IGNORED)[:, None], 0.0) if with_grad else grad.new_empty(0)
-
-
-@_head_loss.register_kernel("cuda")
-def _head_loss_cuda(
-    hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, with_grad: bool
-) -> tuple[Tensor, Tensor]:
-    from ingot.model.kernels.triton_loss import losses_of_logits_
-
-    logits = matmul(hidden, weight.to(hidden.dtype).T)
-    loss = losses_of_logits_(logits, targets, softcap, with_grad).sum()
-    return loss, logits if with_grad else logits.new_empty(0)
 
 
 _head_loss.register_fake(

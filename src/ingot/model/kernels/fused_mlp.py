@@ -45,23 +45,19 @@ def _keeps_scores(activation: str) -> bool:
 @torch.library.custom_op("ingot::mlp", mutates_args=())
 def _mlp(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output (M, C), and for the backward pass the activations (M, N) and, if needed, the pre-activations."""
+    if x.is_cuda:
+        from ingot.model.kernels.triton_mlp import activated_matmul, fits
+
+        x, up = x.contiguous(), up.contiguous()
+        if fits(x, up, down):
+            if bias is None and (quack := _quack_for(activation, x, up, down)) is not None:
+                y, scores = quack.activated_matmul(x, up, activation)
+            else:
+                y, scores = activated_matmul(x, up, bias, activation, _keeps_scores(activation))
+            return matmul(y, down.T), y, scores if _keeps_scores(activation) else y.new_empty(0)
     scores = F.linear(x, up, bias)
     y = ACTIVATIONS[activation](scores.float()).to(x.dtype)
     return y @ down.T, y, scores if _keeps_scores(activation) else y.new_empty(0)
-
-
-@_mlp.register_kernel("cuda")
-def _mlp_cuda(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
-    from ingot.model.kernels.triton_mlp import activated_matmul, fits
-
-    x, up = x.contiguous(), up.contiguous()
-    if not fits(x, up, down):
-        return _mlp._init_fn(x, up, bias, down, activation)  # type: ignore[no-any-return]
-    if bias is None and (quack := _quack_for(activation, x, up, down)) is not None:
-        y, scores = quack.activated_matmul(x, up, activation)
-    else:
-        y, scores = activated_matmul(x, up, bias, activation, _keeps_scores(activation))
-    return matmul(y, down.T), y, scores if _keeps_scores(activation) else y.new_empty(0)
 
 
 def _quack_for(activation: str, *operands: Tensor) -> ModuleType | None:
@@ -81,6 +77,17 @@ def _mlp_grads(
     dy: Tensor, up: Tensor, down: Tensor, y: Tensor, scores: Tensor, activation: str, biased: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x (M, C), the pre-activations (M, N), the optional float32 bias (N) and `down` (C, N)."""
+    if dy.is_cuda:
+        from ingot.model.kernels.triton_mlp import fits, sloped_matmul
+
+        dy, down = dy.contiguous(), down.contiguous()
+        saved = (scores if _keeps_scores(activation) else y).contiguous()
+        if fits(dy, down, saved):
+            if not biased and (quack := _quack_for(activation, dy, down, saved)) is not None:
+                d_scores, d_bias = quack.sloped_matmul(dy, down, saved, activation), dy.new_empty(0, dtype=torch.float32)
+            else:
+                d_scores, d_bias = sloped_matmul(dy, down, saved, activation, biased)
+            return matmul(d_scores, up), d_scores, d_bias, dy.T @ y
     d_inner = (dy @ down).float()
     if activation == "relu2":
         d_scores = d_inner * 2 * y.float().sqrt()
@@ -90,23 +97,6 @@ def _mlp_grads(
     d_bias = d_scores.sum(0) if biased else d_scores.new_empty(0)
     d_scores = d_scores.to(dy.dtype)
     return d_scores @ up, d_scores, d_bias, dy.T @ y
-
-
-@_mlp_grads.register_kernel("cuda")
-def _mlp_grads_cuda(
-    dy: Tensor, up: Tensor, down: Tensor, y: Tensor, scores: Tensor, activation: str, biased: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from ingot.model.kernels.triton_mlp import fits, sloped_matmul
-
-    dy, down = dy.contiguous(), down.contiguous()
-    saved = (scores if _keeps_scores(activation) else y).contiguous()
-    if not fits(dy, down, saved):
-        return _mlp_grads._init_fn(dy, up, down, y, scores, activation, biased)  # type: ignore[no-any-return]
-    if not biased and (quack := _quack_for(activation, dy, down, saved)) is not None:
-        d_scores, d_bias = quack.sloped_matmul(dy, down, saved, activation), dy.new_empty(0, dtype=torch.float32)
-    else:
-        d_scores, d_bias = sloped_matmul(dy, down, saved, activation, biased)
-    return matmul(d_scores, up), d_scores, d_bias, dy.T @ y
 
 
 @_mlp_grads.register_fake
@@ -144,19 +134,15 @@ def fused_gated_mlp(x: Tensor, up: Tensor, gate: Tensor, down: Tensor) -> Tensor
 @torch.library.custom_op("ingot::gated_mlp", mutates_args=())
 def _gated(x: Tensor, both: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output (M, C), and for the backward pass the gated values (M, N) and interleaved gates and ups (M, 2 N)."""
+    if x.is_cuda:
+        x, quack = x.contiguous(), _required_quack(x.device)
+        if quack_takes(x, both, down):
+            y, inner = quack.gated_matmul(x, both)
+            return matmul(y, down.T), y, inner
     inner = x @ both.T
     gate, up = inner.float().view(len(inner), -1, 2).unbind(2)
     y = (up * F.silu(gate)).to(x.dtype)
     return y @ down.T, y, inner
-
-
-@_gated.register_kernel("cuda")
-def _gated_cuda(x: Tensor, both: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    x, quack = x.contiguous(), _required_quack(x.device)
-    if not quack_takes(x, both, down):
-        return _gated._init_fn(x, both, down)  # type: ignore[no-any-return]
-    y, inner = quack.gated_matmul(x, both)
-    return matmul(y, down.T), y, inner
 
 
 def _required_quack(device: torch.device) -> ModuleType:
@@ -173,21 +159,17 @@ _gated.register_fake(lambda x, both, down: tuple(x.new_empty(len(x), width) for 
 @torch.library.custom_op("ingot::gated_mlp_backward", mutates_args=())
 def _gated_grads(dy: Tensor, both: Tensor, down: Tensor, y: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x (M, C), of interleaved gates and ups (M, 2 N), and of `down` (C, N)."""
+    if dy.is_cuda:
+        dy, down = dy.contiguous(), down.contiguous()
+        if quack_takes(dy, down, inner):
+            d_inner = _required_quack(dy.device).gated_slope(dy, down, inner)
+            return matmul(d_inner, both), d_inner, dy.T @ y
     d_gated = (dy @ down).float()
     gate, up = inner.float().view(len(inner), -1, 2).unbind(2)
     share = gate.sigmoid()
     d_gate = d_gated * up * share * (1 + gate * (1 - share))
     d_inner = torch.stack([d_gate, d_gated * gate * share], dim=2).flatten(1).to(dy.dtype)
     return d_inner @ both, d_inner, dy.T @ y
-
-
-@_gated_grads.register_kernel("cuda")
-def _gated_grads_cuda(dy: Tensor, both: Tensor, down: Tensor, y: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dy, down = dy.contiguous(), down.contiguous()
-    if not quack_takes(dy, down, inner):
-        return _gated_grads._init_fn(dy, both, down, y, inner)  # type: ignore[no-any-return]
-    d_inner = _required_quack(dy.device).gated_slope(dy, down, inner)
-    return matmul(d_inner, both), d_inner, dy.T @ y
 
 
 _gated_grads.register_fake(

@@ -72,27 +72,20 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the gradient of all heads (B, T, H + 2 K, D), and each token's share of the gains' gradient, float32 (B, T, H)."""
     plain_q, plain_k, v = _parts(heads, q.size(2))
+    if heads.is_cuda:
+        from ingot.model.kernels.triton_rotary import rotation_backward
+
+        grads = heads.new_empty(heads.shape)
+        to_q, to_k, to_v = _parts(grads, q.size(2))
+        dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
+        write_gradients(dy, (q, k, v), y, lse, None, starts, (dq, dk, to_v))
+        _, d_gain = rotation_backward(dq, plain_q, cos, sin, gain, epsilon, out=to_q)
+        rotation_backward(dk, plain_k, cos, sin, None, epsilon, out=to_k)
+        return grads, d_gain
     dq, dk, dv = torch.ops.ingot.flash_attention_backward(dy, q, k, v, y, lse, None, starts)
     dq, d_gain = torch.ops.ingot.rotation_backward(dq, plain_q, cos, sin, gain, epsilon)
     dk, _ = torch.ops.ingot.rotation_backward(dk, plain_k, cos, sin, None, epsilon)
     return torch.cat([dq, dk, dv], dim=2), d_gain
-
-
-@_attend_backward.register_kernel("cuda")
-def _attend_backward_cuda(
-    dy: Tensor, heads: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, starts: Tensor | None,
-    y: Tensor, lse: Tensor, q: Tensor, k: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    from ingot.model.kernels.triton_rotary import rotation_backward
-
-    plain_q, plain_k, v = _parts(heads, q.size(2))
-    grads = heads.new_empty(heads.shape)
-    to_q, to_k, to_v = _parts(grads, q.size(2))
-    dq, dk = q.new_empty(q.shape), k.new_empty(k.shape)
-    write_gradients(dy, (q, k, v), y, lse, None, starts, (dq, dk, to_v))
-    _, d_gain = rotation_backward(dq, plain_q, cos, sin, gain, epsilon, out=to_q)
-    rotation_backward(dk, plain_k, cos, sin, None, epsilon, out=to_k)
-    return grads, d_gain
 
 
 _attend_backward.register_fake(

@@ -40,16 +40,13 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @torch.library.custom_op("ingot::rotation", mutates_args=())
 def _rotation(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None) -> Tensor:
+    if x.is_cuda:
+        from ingot.model.kernels.triton_rotary import rotation
+
+        return rotation(x, cos, sin, gain, epsilon)
     wide = x.float()
     y = _rotated(wide * _inverse_norm(wide, epsilon), cos, sin)
     return (y if gain is None else y * gain[:, None]).to(x.dtype).contiguous()
-
-
-@_rotation.register_kernel("cuda")
-def _rotation_cuda(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None) -> Tensor:
-    from ingot.model.kernels.triton_rotary import rotation
-
-    return rotation(x, cos, sin, gain, epsilon)
 
 
 _rotation.register_fake(lambda x, cos, sin, gain, epsilon: x.new_empty(x.shape))
@@ -61,6 +58,10 @@ def _rotation_backward(
     dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of the heads (B, T, H, D), and each token's contribution to that of the gains (B, T, H), in float32."""
+    if x.is_cuda:
+        from ingot.model.kernels.triton_rotary import rotation_backward
+
+        return rotation_backward(dy, x, cos, sin, gain, epsilon)
     wide = x.float()
     inverse = _inverse_norm(wide, epsilon)
     back, unit = _rotated(dy.float(), cos, -sin), wide * inverse
@@ -68,15 +69,6 @@ def _rotation_backward(
     dx = back if epsilon is None else back - unit * d_gain[..., None] / x.size(-1)
     dx = dx * inverse if gain is None else dx * inverse * gain[:, None]
     return dx.to(x.dtype).contiguous(), d_gain
-
-
-@_rotation_backward.register_kernel("cuda")
-def _rotation_backward_cuda(
-    dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
-) -> tuple[Tensor, Tensor]:
-    from ingot.model.kernels.triton_rotary import rotation_backward
-
-    return rotation_backward(dy, x, cos, sin, gain, epsilon)
 
 
 _rotation_backward.register_fake(lambda dy, x, *_: (x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.float32)))

@@ -330,15 +330,12 @@ def test_a_revision_pins_every_file(folder):
     assert folder.is_whole()
 
 
-def test_a_changed_repository_replaces_shards_and_keeps_the_manifest_that_was_here(folder):
+def test_a_changed_repository_replaces_shards_and_the_manifest(folder):
     folder()
-    before = (folder / "manifest.json").read_bytes()
     folder.files = {**repository(listed=manifest(version=2), seed=50)}
     folder.hub.commit(REPO, folder.files)
     assert folder().fetched_files == 3
     assert folder.is_whole()
-    assert (folder / "manifest.previous.json").read_bytes() == before
-    assert folder.said("kept as manifest.previous.json")
 
 
 def test_damaged_shards_are_fetched_again_and_a_tokenizer_of_ones_own_is_not_overwritten(folder):

@@ -57,13 +57,6 @@ def test_a_sidecar_that_counts_wrong_is_refused_and_nothing_is_published(reposit
     assert not (repository.out / "datasets").exists()
 
 
-@pytest.mark.parametrize(("key", "value"), [("num_docs", "3"), ("num_docs", -1), ("docs_val", True)])
-def test_a_sidecar_whose_numbers_are_none_is_refused(repository, key, value):
-    repository.commit(DOCS, json.dumps({**json.loads(sidecar(DOCS)), key: value}).encode())
-    with pytest.raises(DataError, match=f"says {key}={value!r}, which is not a number of documents"):
-        repository(val_documents=None)
-
-
 def test_documents_without_text_are_refused_without_an_option_that_the_script_has_not(repository):
     repository.commit(b'{"content": "a"}\n')
     with pytest.raises(DataError, match=r"docs_selected.jsonl:1 is not a JSON object with a text in its field 'text'$"):
