@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.errors import CheckpointError, Setting, Unreadable, shown
-from ingot.runs.claim import LOCK, RunLock, is_lock
 from ingot.runs.metrics import LineFile, Metrics
-from ingot.runs.state import RESULT, STATE, TrainingResult, read_state, this_process, utc_now
+from ingot.runs.state import LOCK, RESULT, STATE, RunLock, TrainingResult, is_lock, read_state, this_process, utc_now
 from ingot.runtime.files import FULL, read_dict, sweep_temporaries, to_json, user_path, write_atomically, writing
 from ingot.runtime.locks import FolderLock
 from ingot.runtime.machine import made_by
