@@ -19,7 +19,7 @@ from ingot.config.render import dump_yaml
 from ingot.errors import CheckpointError, RunError
 from ingot.runs.folder import RunFolder
 from ingot.runs.state import State, TrainingResult, read_training_result, this_process
-from ingot.runs.view import Run, runs_below
+from ingot.runs.view import Run, find_runs
 from ingot.runtime.files import to_json, write_atomically
 
 # A run that is killed and resumed over and over: it goes on from a step that was, like every other time, in the middle.
@@ -203,7 +203,7 @@ def test_a_run_that_cannot_be_read_is_listed_as_such_among_the_others(tmp_path: 
         write_state(RunFolder(tmp_path / name), status="completed")
     (tmp_path / "damaged" / "state.json").write_text("{")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    records = [run.record() for run in runs_below(tmp_path)]
+    records = [Run(path).record() for path in sorted(find_runs([tmp_path]).values())]
     assert [record["status"] for record in records] == ["unreadable", "completed"]
     assert "state.json" in records[0]["error"] and records[0].keys() == records[1].keys()
 

@@ -16,14 +16,13 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import CheckpointError, RunError
-from ingot.runs.claim import RunLock
-from ingot.runs.state import State, read_state, this_process
+from ingot.runs.state import RunLock, State, read_state, this_process
 from ingot.runtime.files import to_json, write_atomically
 
 HOLD = """
 import sys
 from pathlib import Path
-from ingot.runs.claim import RunLock
+from ingot.runs.state import RunLock
 from ingot.runs.state import Heartbeat
 with RunLock(Path(sys.argv[1])), Heartbeat(Path(sys.argv[1]), 1000):
     print("held", flush=True)
@@ -32,7 +31,7 @@ with RunLock(Path(sys.argv[1])), Heartbeat(Path(sys.argv[1]), 1000):
 HOLD_AND_FORK = """
 import os, sys, time
 from pathlib import Path
-from ingot.runs.claim import RunLock
+from ingot.runs.state import RunLock
 lock = RunLock(Path(sys.argv[1])).acquire()
 forked = os.fork()
 if forked:

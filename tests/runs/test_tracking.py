@@ -18,7 +18,7 @@ import pytest
 from ingot.config.schema import TrackingSection
 from ingot.runs import tracking as tensorboard
 from ingot.runs.reporter import EvaluationReport, StepReport
-from ingot.runs.tracking import EventFile, Tracking, open_tracking
+from ingot.runs.tracking import EventFile, Tracking
 
 WRITTEN_BY_TENSORBOARD = (
     "1800000000000000a37f4b220900001040fc54d9411a0d627261696e2e4576656e743a32338d2fe92100000000000000017becf60900"
@@ -36,7 +36,7 @@ def evaluation_report(step: int) -> EvaluationReport:
 
 def opened(folder: Path, said: list[str], step: int = 0, wandb_id: str | None = None, **settings: Any) -> Tracking:
     section = TrackingSection(**settings)
-    return open_tracking(section, folder, step, wandb_id, {"model": {"width": 16}}, lambda report: None, said.append)
+    return Tracking(section, folder, step, wandb_id, {"model": {"width": 16}}, lambda report: None, said.append)
 
 
 def events(path: Path) -> list[tuple[int, dict[str, float] | str]]:
@@ -158,14 +158,14 @@ import json, sys
 from pathlib import Path
 from ingot.config.schema import TrackingSection
 from ingot.runs.reporter import EvaluationReport, StepReport
-from ingot.runs.tracking import open_tracking
+from ingot.runs.tracking import Tracking
 
 settings, words = TrackingSection(trackio_project="words"), lambda report: None
 # A run, one in a folder of the same name elsewhere, a session of the first that goes on, a run that begins anew in its folder,
 # and a copy of a run of which trackio has never heard.
 for folder, first, loss in (("a/run", 0, 2.5), ("b/run", 0, 5.0), ("a/run", 1, 2.0), ("a/run", 0, 7.0), ("c/run", 8, 9.0)):
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with open_tracking(settings, Path(folder), first, None, {}, words, print) as told:
+    with Tracking(settings, Path(folder), first, None, {}, words, print) as told:
         told.step(StepReport(first + 1, 20, loss, 0.5, 1e-3, 64, 640.0, 0.1, None, 0, None, 0.1), log=True)
         if first == 1:
             told.evaluation(EvaluationReport(2, 2.0, 1.25, 100, 400, 0.1, 1.0, True))

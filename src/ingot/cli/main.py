@@ -34,7 +34,7 @@ GROUPS = {
         "generate": "use.generate",
         "serve": "use.serve",
         "export": "export.export",
-        "import": "imports.import_weights",
+        "import": "export.import_weights",
     },
     "Inspect runs": {
         "status": "runs.status",

@@ -28,7 +28,7 @@ from ingot.console.output import columns, for_reader, print_columns, print_json,
 from ingot.console.progress import draw_lines, duration, is_terminal
 from ingot.errors import CheckpointError, ConfigError, IngotError
 from ingot.runs.folder import INDEX
-from ingot.runs.view import RUNS, Run, run_names, runs_below
+from ingot.runs.view import RUNS, Run, find_runs, run_names
 from ingot.runtime.files import read_json
 
 WATCH_SECONDS = 1.0
@@ -45,15 +45,12 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how runs are doing. One run: step, loss, throughput and remaining budget. Several: a table with their best scores."""
-    opened = [] if runs else runs_below(RUNS)
-    for path in runs or ():
-        try:
-            opened.append(Run.open(path))
-        except CheckpointError as error:
-            try:
-                opened += runs_below(path)
-            except CheckpointError:
-                raise error from None
+    opened: list[Run] = []
+    for path in runs or [RUNS]:
+        found = [Run(place) for place in sorted(find_runs([path]).values())]
+        if not found and not runs:
+            raise CheckpointError(f"there are no runs below {RUNS}/; name another folder")
+        opened += found or [Run.open(path)]
     if watch:
         _watch(opened, as_json)
     elif as_json:

@@ -17,7 +17,7 @@ from typer import Option
 from ingot.cli.arguments import AsJson, ConfigFile, RecipeName, ScoreOption, StopExitCode, given_settings, resolve_config
 from ingot.console.entry import STARTED_AT, process_start, warn
 from ingot.console.output import for_reader, print_columns, print_json
-from ingot.console.progress import duration, work_line
+from ingot.console.progress import duration, make_reporter, work_line
 from ingot.errors import Change, ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -87,9 +87,6 @@ def train(
         )
     if nnodes > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
-
-    from ingot.console.progress import make_reporter
-
     with make_reporter() as reporter:
         from ingot.preflight.validate import check_before_training  # takes a second: imported under the live line
         from ingot.train.start import run
@@ -219,19 +216,16 @@ def sweep(
 
 def table(arms: Sequence[ArmSummary]) -> list[Sequence[str]]:
     """Return the rows of a sweep's table; the last column is each arm's status."""
-
-    def number(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
     rows: list[Sequence[str]] = [("arm", "n", "mean", "std", "vs first", "p", "tok/s", "")]
     for arm in arms:
         speeds = [trial.tokens_per_second for trial in arm.trials if trial.tokens_per_second]
-        speed = number(sum(speeds) / len(speeds) if speeds else None, ",.0f")
+        speed = sum(speeds) / len(speeds) if speeds else None
         running = [f"seed {trial.seed}: {duration(trial.training_seconds)}" for trial in arm.trials if trial.status == "running"]
         ended = [trial for trial in arm.trials if trial.status not in ("running", "completed", "waiting")]
         notes = [*running, *(f"seed {trial.seed}: {trial.status}" for trial in ended), *(["<- best"] if arm.best else [])]
-        scores = (number(arm.mean, ".4f"), number(arm.std, ".4f"), number(arm.difference, "+.4f"), number(arm.p, ".2g"))
-        rows.append((arm.arm, f"{arm.n}/{len(arm.trials)}", *scores, speed, ", ".join(notes)))
+        numbers = ((arm.mean, ".4f"), (arm.std, ".4f"), (arm.difference, "+.4f"), (arm.p, ".2g"), (speed, ",.0f"))
+        cells = ("-" if value is None else format(value, form) for value, form in numbers)
+        rows.append((arm.arm, f"{arm.n}/{len(arm.trials)}", *cells, ", ".join(notes)))
     return rows
 
 

@@ -77,7 +77,20 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
     runs = sides[0].runs + sides[1].runs
     if both := {path.resolve() for path in a} & {path.resolve() for path in b}:
         raise ConfigError(f"{min(both)} is given on both sides, which are then not independent; leave it out of one")
-    _check_same_text(runs, score)
+    for run in runs[1:]:  # different texts, losses of different tokens, or bytes counted differently are not comparable
+        same_text = run.text_bytes is not None and run.text_bytes == runs[0].text_bytes and score != "val_loss"
+        counted = [side.settings.get(BYTES) for side in (runs[0], run)]
+        if not same_text and score != "val_loss" and counted[0] != counted[1]:
+            raise ConfigError(
+                f"{runs[0].path} and {run.path} count bytes in different ways, {BYTES}={counted[0]} and {counted[1]}: {score} "
+                "does not compare; train one of them with the other's"
+            )
+        if not same_text and run.data != runs[0].data:
+            paths = [side.settings.get("data.path") for side in (runs[0], run)]
+            raise ConfigError(
+                f"{runs[0].path} and {run.path} are scored on different data, {paths[0]} (fingerprint {runs[0].data[:12]}) and "
+                f"{paths[1]} ({run.data[:12]}): {score} of different texts does not compare; give runs of one validation text"
+            )
     scores = sides[0].scores, sides[1].scores
     test, needed, more = welch(*scores), seeds_needed(*scores, LEVEL), None
     if needed is not None:
@@ -131,25 +144,6 @@ def verdict(comparison: Comparison) -> str:
         return f"{p}: no sensible number of seeds would tell them apart"
     seeds = f"{more[0]} more seeds of each" if more[0] == more[1] else f"{more[0]} more seeds of A and {more[1]} of B"
     return f"{p}: not settled, {seeds} needed for p < {LEVEL:g}"
-
-
-def _check_same_text(runs: Sequence[Scored], score: ScoreName) -> None:
-    """Raise an error if scores are not comparable: different texts, losses of different tokens, or bytes counted differently."""
-    first = runs[0]
-    for run in runs[1:]:
-        same_text = run.text_bytes is not None and run.text_bytes == first.text_bytes and score != "val_loss"
-        counted = [side.settings.get(BYTES) for side in (first, run)]
-        if not same_text and score != "val_loss" and counted[0] != counted[1]:
-            raise ConfigError(
-                f"{first.path} and {run.path} count bytes in different ways, {BYTES}={counted[0]} and {counted[1]}: {score} does "
-                "not compare; train one of them with the other's"
-            )
-        if not same_text and run.data != first.data:
-            paths = [side.settings.get("data.path") for side in (first, run)]
-            raise ConfigError(
-                f"{first.path} and {run.path} are scored on different data, {paths[0]} (fingerprint {first.data[:12]}) and "
-                f"{paths[1]} ({run.data[:12]}): {score} of different texts does not compare; give runs of one validation text"
-            )
 
 
 def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:

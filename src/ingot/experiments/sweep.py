@@ -131,12 +131,9 @@ def plan_trials(
     for trial in trials:
         if (trial.folder / "config.yaml").is_file():  # a run with other settings must not be resumed
             was, now = decisive_settings(Run.open(trial.folder).config), decisive_settings(trial.config)
-            if changed := [name for name in now if was.get(name) != now[name]]:
-                name = changed[0]
-                raise ConfigError(
-                    f"{trial.folder} holds a run with other settings: {name} was {_shown(was.get(name))} and is "
-                    f"{_shown(now[name])}; choose another --output"
-                )
+            for name in [name for name in now if was.get(name) != now[name]]:
+                change = f"{name} was {_shown(was.get(name))} and is {_shown(now[name])}"
+                raise ConfigError(f"{trial.folder} holds a run with other settings: {change}; choose another --output")
     return trials
 
 
@@ -242,8 +239,8 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
         return None
     why = f"its process was ended by signal {-process.exitcode}"
     if process.exitcode > 0:
-        lines = output.read_text(errors="replace").split("\n") if output.exists() else []
-        why = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {process.exitcode}")
+        words = output.read_text(errors="replace").strip() if output.exists() else ""
+        why = words.rpartition("\n")[2].strip() or f"exit code {process.exitcode}"
     return f"{why}; {output} has what it printed"
 
 

@@ -48,15 +48,8 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir()
-        record: dict[str, Any] = {
-            "format": "ingot-checkpoint",
-            "version": VERSION,
-            "step": step,
-            "kind": kind,
-            "progress": dict(progress),
-            "files": {},
-            "tensors": {},
-        }
+        record: dict[str, Any] = {"format": "ingot-checkpoint", "version": VERSION, "step": step, "kind": kind}
+        record |= {"progress": dict(progress), "files": {}, "tensors": {}}
         for name, records in tensors.items():
             file = f"{name}.safetensors"
             size, sha256 = write_tensors(partial / file, records)
@@ -187,15 +180,14 @@ def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | Non
     saved = {(step, read_kind(path)): path for step, path in saved_steps(folder).items()}
     kept = to_keep(list(saved), keep_last, keep_every)
     failure = None
-    for one, path in saved.items():
-        if one not in kept and one[0] != best:
-            doomed = path.with_name(path.name + PARTIAL)  # rename first, so that a kill does not leave half a checkpoint
-            try:
-                if doomed.exists():
-                    shutil.rmtree(doomed)
-                shutil.rmtree(path.rename(doomed))
-            except OSError as error:
-                failure = error
+    for path in [path for one, path in saved.items() if one not in kept and one[0] != best]:
+        doomed = path.with_name(path.name + PARTIAL)  # rename first, so that a kill does not leave half a checkpoint
+        try:
+            if doomed.exists():
+                shutil.rmtree(doomed)
+            shutil.rmtree(path.rename(doomed))
+        except OSError as error:
+            failure = error
     if failure is not None:
         raise failure
 

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.errors import CheckpointError, Setting, Unreadable, shown
-from ingot.runs.claim import LOCK, RunLock, is_lock
 from ingot.runs.metrics import LineFile, Metrics
-from ingot.runs.state import RESULT, STATE, TrainingResult, read_state, this_process, utc_now
+from ingot.runs.state import LOCK, RESULT, STATE, RunLock, TrainingResult, is_lock, read_state, this_process, utc_now
 from ingot.runtime.files import FULL, read_dict, sweep_temporaries, to_json, user_path, write_atomically, writing
 from ingot.runtime.locks import FolderLock
 from ingot.runtime.machine import made_by
@@ -89,16 +88,11 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config_path = path / "config.yaml"
-        self.environment_path = path / "environment.json"
-        self.samples = path / "samples"
-        self.checkpoints = path / "checkpoints"
-        self.artifact = path / "artifact"
-        self._folders = (self.samples, self.checkpoints, self.artifact)
-        self.log_path = path / "log.txt"
+        self.config_path, self.environment_path = path / "config.yaml", path / "environment.json"
+        self.result_path, self.stop_path, self.log_path = path / RESULT, path / STOP, path / "log.txt"
         self.metrics, self._log = Metrics(path / "metrics.jsonl"), LineFile(self.log_path)
-        self.result_path = path / RESULT
-        self.stop_path = path / STOP
+        self.samples, self.checkpoints, self.artifact = path / "samples", path / "checkpoints", path / "artifact"
+        self._folders = (self.samples, self.checkpoints, self.artifact)
         self.session = 1  # number of this session, counted in environment.json
 
     def check_ownership(self, also: Sequence[str] = (), to_delete: Sequence[str] = ()) -> None:
@@ -179,12 +173,10 @@ class RunFolder:
         earlier = [last, *(before if isinstance(before, list) else [])] if last else []
         self.session = len(earlier) + 1
         program, *arguments = sys.argv if argv is None else argv
-        commit = None
+        commit = ""
         with suppress(OSError, subprocess.TimeoutExpired):
             git = ["git", "rev-parse", "--verify", "HEAD"]
-            commit = (
-                subprocess.run(git, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL).stdout.strip() or None
-            )
+            commit = subprocess.run(git, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL).stdout.strip()
         record = {
             "started_at": utc_now(),
             "host": this_process()[0],
@@ -194,7 +186,7 @@ class RunFolder:
             "made_by": made_by(),
             "packages": dict(packages),
             "argv": [Path(program).name, *arguments],
-            "git_commit": commit,
+            "git_commit": commit or None,
             "config_sha256": hashlib.sha256(config.encode()).hexdigest() if config is not None else None,
             "besides_config": besides or {},
             "earlier": earlier,
@@ -253,11 +245,9 @@ class RunFolder:
         kept = {path.resolve() for path in keep}
         doomed = {path for pattern in WRITTEN for path in self.path.glob(pattern) if path.is_file()}
         doomed |= {path for pattern in also for path in self.path.glob(pattern)}
-        doomed |= {
-            path
-            for path in self.checkpoints.glob("step-*")
-            if path.is_dir() and _NAME.fullmatch(path.name.removesuffix(PARTIAL).removesuffix(DAMAGED))
-        }
+        for path in self.checkpoints.glob("step-*"):
+            if path.is_dir() and _NAME.fullmatch(path.name.removesuffix(PARTIAL).removesuffix(DAMAGED)):
+                doomed.add(path)
         to_delete = sorted(path for path in doomed if path.resolve() not in kept)
         if not to_delete:
             return

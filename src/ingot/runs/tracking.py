@@ -33,10 +33,59 @@ Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], Non
 class Tracking(Reporter):
     """A reporter that sends logged steps and evaluations to trackers; a context manager that closes them."""
 
-    def __init__(self, choose_values: ChooseValues, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: TrackingSection,
+        folder: Path,
+        step: int,
+        wandb_id: str | None,
+        config: Mapping[str, Any],
+        choose_values: ChooseValues,
+        warn: Callable[[str], None],
+    ) -> None:
+        """Start the trackers enabled in the settings, after a given step; one that fails to start is reported and skipped."""
         self._choose_values, self._warn = choose_values, warn
-        self.trackers: dict[str, Tracker] = {}
         self.wandb_id: str | None = None
+        self.trackers: dict[str, Tracker] = {}
+        name, facts = folder.resolve().name, dict(config)
+
+        def start_wandb(project: str) -> Tracker:
+            wandb = check_installed(f"tracking.wandb_project={project}")
+            self.wandb_id = wandb_id or read_id(folder / WANDB_ID) or secrets.token_hex(4)
+            write_id(folder / WANDB_ID, self.wandb_id)
+            place = {"dir": os.environ.get("WANDB_DIR") or str(folder), "mode": settings.wandb_mode}
+            title = settings.wandb_run_name or name
+            run = wandb.init(project=project, name=title, id=self.wandb_id, resume="allow", config=facts, **place)
+            return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: run.finish(exit_code=int(failed)))
+
+        def start_trackio(project: str) -> Tracker:
+            """Start a run in trackio's local store; a resumed run continues under the same name."""
+            trackio = check_installed(f"tracking.trackio_project={project}", "trackio")
+            before = read_id(folder / TRACKIO_ID) if step > 0 else None
+            title = before or f"{name}-{secrets.token_hex(4)}"
+            write_id(folder / TRACKIO_ID, title)
+            resume, off = "never" if before is None else "allow", dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
+            with redirect_stdout(io.StringIO()):  # it prints advertisements
+                run = trackio.init(project=project, name=title, config=facts, resume=resume, **off)
+            return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: trackio.finish())
+
+        def start_tensorboard(wanted: bool) -> Tracker:
+            file = EventFile(folder / EVENTS, step)
+            return file.log, file.close
+
+        starts: dict[str, tuple[Any, Callable[[Any], Tracker], str]] = {
+            "Weights & Biases": (settings.wandb_project, start_wandb, "log in with `wandb login` or set WANDB_MODE=offline; "),
+            "trackio": (settings.trackio_project, start_trackio, ""),
+            "TensorBoard": (settings.tensorboard, start_tensorboard, ""),
+        }
+        for tracker, (wanted, start, advice) in starts.items():
+            try:
+                if wanted:
+                    self.trackers[tracker] = start(wanted)
+            except ConfigError as error:
+                warn(f"{error}; training goes on without it")
+            except Exception as error:  # the exception classes have changed with the packages' versions
+                warn(f"{tracker} does not start: {_reason(error)}; {advice}training goes on without it")
 
     def step(self, report: StepReport, log: bool) -> None:
         if log:
@@ -62,58 +111,6 @@ class Tracking(Reporter):
                     close(error is not None)
             except Exception as problem:
                 self._warn(f"{name} did not end well: {_reason(problem)}")
-
-
-def open_tracking(
-    settings: TrackingSection,
-    folder: Path,
-    step: int,
-    wandb_id: str | None,
-    config: Mapping[str, Any],
-    choose_values: ChooseValues,
-    warn: Callable[[str], None],
-) -> Tracking:
-    """Start the trackers enabled in the settings, after a given step; a tracker that fails to start is reported and skipped."""
-    tracking, name, facts = Tracking(choose_values, warn), folder.resolve().name, dict(config)
-
-    def start_wandb(project: str) -> Tracker:
-        wandb = check_installed(f"tracking.wandb_project={project}")
-        tracking.wandb_id = wandb_id or read_id(folder / WANDB_ID) or secrets.token_hex(4)
-        write_id(folder / WANDB_ID, tracking.wandb_id)
-        place = {"dir": os.environ.get("WANDB_DIR") or str(folder), "mode": settings.wandb_mode}
-        title = settings.wandb_run_name or name
-        run = wandb.init(project=project, name=title, id=tracking.wandb_id, resume="allow", config=facts, **place)
-        return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: run.finish(exit_code=int(failed)))
-
-    def start_trackio(project: str) -> Tracker:
-        """Start a run in trackio's local store; a resumed run continues under the same name."""
-        trackio = check_installed(f"tracking.trackio_project={project}", "trackio")
-        before = read_id(folder / TRACKIO_ID) if step > 0 else None
-        title = before or f"{name}-{secrets.token_hex(4)}"
-        write_id(folder / TRACKIO_ID, title)
-        local = {"resume": "never" if before is None else "allow", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-        with redirect_stdout(io.StringIO()):  # it prints advertisements
-            run = trackio.init(project=project, name=title, config=facts, **local)
-        return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: trackio.finish())
-
-    def start_tensorboard(wanted: bool) -> Tracker:
-        file = EventFile(folder / EVENTS, step)
-        return file.log, file.close
-
-    starts: dict[str, tuple[Any, Callable[[Any], Tracker], str]] = {
-        "Weights & Biases": (settings.wandb_project, start_wandb, "log in with `wandb login` or set WANDB_MODE=offline; "),
-        "trackio": (settings.trackio_project, start_trackio, ""),
-        "TensorBoard": (settings.tensorboard, start_tensorboard, ""),
-    }
-    for tracker, (wanted, start, advice) in starts.items():
-        try:
-            if wanted:
-                tracking.trackers[tracker] = start(wanted)
-        except ConfigError as error:
-            warn(f"{error}; training goes on without it")
-        except Exception as error:  # the exception classes have changed with the packages' versions
-            warn(f"{tracker} does not start: {_reason(error)}; {advice}training goes on without it")
-    return tracking
 
 
 def numbers_of(report: Report) -> dict[str, float]:

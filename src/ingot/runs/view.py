@@ -7,7 +7,7 @@ Reading takes no lock: every file of a run folder is replaced atomically or only
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -151,19 +151,17 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
     A symlink may be changed later, so a run that is reachable several ways is listed by a path without symlinks if possible.
     """
     runs: dict[str, Path] = {}
-    for folder in folders:
-        for path in [folder] if _is_run(folder) else _runs_below(folder, LEVELS):
+    waiting = [(folder, LEVELS) for folder in reversed(folders)]
+    while waiting:
+        path, levels = waiting.pop()
+        if os.path.exists(path / STATE):  # noqa: PTH110 (asked of every run every two seconds, and Path's takes twice as long)
             real = os.path.realpath(path)
             if real not in runs or (runs[real].is_symlink() and not path.is_symlink()):
                 runs[real] = path
-    return runs
-
-
-def runs_below(folder: Path) -> list[Run]:
-    """Return the runs in a folder and its subfolders, sorted by path; raise CheckpointError if there are none."""
-    runs = [Run(path) for path in sorted(find_runs([folder]).values())]
-    if not runs:
-        raise CheckpointError(f"there are no runs below {folder}/; name another folder")
+        elif levels:
+            with suppress(OSError):  # a file, or another user's folder
+                names = os.listdir(path)  # noqa: PTH208 (asked of many folders every two seconds)
+                waiting += [(path / name, levels - 1) for name in names if not name.startswith(".")]
     return runs
 
 
@@ -171,19 +169,3 @@ def run_names(paths: Sequence[Path]) -> list[str]:
     """Return display names of runs: their folder names, or their paths if two folders have the same name."""
     names = [os.path.basename(os.path.realpath(path)) for path in paths]  # noqa: PTH119 (Path.resolve raises on a symlink loop)
     return [shown(str(path) if names.count(name) > 1 else name, kept="") for path, name in zip(paths, names, strict=True)]
-
-
-def _runs_below(folder: Path, levels: int) -> Iterator[Path]:
-    try:
-        names = os.listdir(folder)  # noqa: PTH208 (asked of many folders every two seconds)
-    except OSError:  # a file, or another user's folder
-        return
-    for child in [folder / name for name in names if not name.startswith(".")]:
-        if _is_run(child):
-            yield child
-        elif levels > 1:
-            yield from _runs_below(child, levels - 1)
-
-
-def _is_run(folder: Path) -> bool:
-    return os.path.exists(folder / STATE)  # noqa: PTH110 (asked of every run every two seconds, and Path's takes twice as long)

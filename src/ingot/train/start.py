@@ -22,7 +22,7 @@ from ingot.eval.evaluator import evaluator_of
 from ingot.runs.checkpoints import load_checkpoint
 from ingot.runs.reporter import BeginReport, LineReporter, MultiReporter, Reporter
 from ingot.runs.state import TrainingResult
-from ingot.runs.tracking import open_tracking
+from ingot.runs.tracking import Tracking
 from ingot.runtime.machine import collected_later
 from ingot.runtime.processes import die_with
 from ingot.runtime.ranks import ranks_from_environment
@@ -98,7 +98,7 @@ def run(
         if outputs is not None and (tracking.tensorboard or tracking.wandb_project or tracking.trackio_project):
             shown_config, folder_path = front.tracked_config() or config.model_dump(mode="json"), outputs.folder.path
             session = folder_path, progress.step, progress.wandb_id
-            tracker = open_tracking(tracking, *session, shown_config, front.tracked, reporter.message)
+            tracker = Tracking(tracking, *session, shown_config, front.tracked, reporter.message)
             progress.wandb_id = tracker.wandb_id or progress.wandb_id
             reporter = MultiReporter(reporter, stack.enter_context(tracker))
         trainer = Trainer(config, dataset, rows, backend, progress, reporter, outputs)

@@ -218,7 +218,7 @@ def test_validation_does_not_depend_on_how_many_rows_are_read_at_once(golf: Golf
 
 
 def test_files_are_scored_while_a_run_holds_the_folder(golf: Golf, finished: Ran, tmp_path: Path) -> None:
-    from ingot.runs.claim import RunLock
+    from ingot.runs.state import RunLock
 
     with RunLock(tmp_path / "logs"):
         assert golf(EVAL_ONLY_PATH="final_model.int8.ptz").exact == finished.exact

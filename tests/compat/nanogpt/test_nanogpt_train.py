@@ -193,7 +193,7 @@ def test_ids_are_numbers_unless_the_tokenizer_that_made_them_is_named(train, wor
 
 
 def test_another_process_in_the_folder_is_respected(train):
-    from ingot.runs.claim import RunLock
+    from ingot.runs.state import RunLock
 
     train(words())
     before = {path.name for path in Path("out").iterdir()}

@@ -44,8 +44,8 @@ from ingot.config.loading import ResolvedConfig
 from ingot.config.render import dump_yaml
 from ingot.console.entry import explained, process_start, warn
 from ingot.errors import ConfigError, IngotError, Rename, RunError
-from ingot.runs.claim import LOCK, RunLock
 from ingot.runs.reporter import BeginReport, EvaluationReport, Reporter, StepReport
+from ingot.runs.state import LOCK, RunLock
 from ingot.runtime.files import open_to_read, readable, write_atomically, writing
 from ingot.runtime.machine import made_by
 from ingot.runtime.ranks import Ranks, ranks_from_environment

@@ -30,8 +30,8 @@ from ingot.data.loading.rows import Mask, read_already_read, write_already_read
 from ingot.errors import CheckpointError
 from ingot.preflight.validate import foreign_checkpoint
 from ingot.runs.checkpoints import save_checkpoint
-from ingot.runs.claim import RunLock
 from ingot.runs.folder import WANDB_ID, RunFolder
+from ingot.runs.state import RunLock
 from ingot.runs.tracking import write_id
 from ingot.runtime.files import user_path, writing
 from ingot.runtime.ranks import Ranks

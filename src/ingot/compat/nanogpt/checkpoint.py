@@ -56,9 +56,8 @@ from ingot.inference.model import LoadedModel, foreign_weights, open_model, scor
 from ingot.model.gpt2 import GPT2
 from ingot.model.settings import GPT2Settings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_valid, save_checkpoint
-from ingot.runs.claim import LOCK, RunLock
 from ingot.runs.folder import DAMAGED, WANDB_ID, RunFolder, saved_steps
-from ingot.runs.state import read_state
+from ingot.runs.state import LOCK, RunLock, read_state
 from ingot.runtime.files import fsync_dir, replace_file, replace_folder, user_path, writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.resume import Progress, facts_of
