@@ -270,7 +270,6 @@ SCORING = "ingot_scoring"  # our key in their config.json; transformers preserve
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 WHOLE = f"a folder with {CONFIG} and {WEIGHTS}"
 HEAD = "lm_head.weight"
-DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY, MERGES, OURS)  # files fetched from the hub
 
 
@@ -387,7 +386,7 @@ def write_model(
     ends = ends_of(known) if known is not None else []
     config = {
         **layout.config(whole),
-        "torch_dtype": DTYPE_NAMES[embedding.dtype],
+        "torch_dtype": FLOATS[embedding.dtype],
         "bos_token_id": known.bos if known is not None else None,
         "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
     }

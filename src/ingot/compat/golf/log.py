@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ingot.compat.golf.variables import LOG
+from ingot.compat.golf.variables import LOG, as_text
+from ingot.config.loading import ResolvedConfig
+from ingot.config.render import dump_yaml
 from ingot.runs.metrics import LineFile
 from ingot.runtime.files import writing
+from ingot.runtime.machine import made_by
 
 RULE = "=" * 100
 
@@ -36,6 +43,12 @@ class RunLog:
         for file in self._files:
             file.append(text)
 
+    def head(self, values: Mapping[str, Any], resolved: ResolvedConfig, sources: Sequence[str], machine: Sequence[str]) -> None:
+        """Write what was run to the log only: variables, config, source code, and versions of libraries and GPU."""
+        variables = [f"{name}={as_text(value)}" for name, value in values.items() if value is not None]
+        program = [made_by(), *variables, dump_yaml(resolved.config, resolved.origins), *sources]
+        self.line("\n".join([*program, RULE, f"Running Python {sys.version}", *machine, RULE]), console=False)
+
     def show(self) -> None:
         """Print the path of the log and the lines so far; from now on every line is printed."""
         lines, self._unshown = self._unshown or [], None
@@ -56,3 +69,11 @@ class RunLog:
     def note(self, text: str) -> None:
         """Write a line that the original's log does not have, prefixed with `note:`."""
         self.line(f"note: {text}")
+
+
+def torch_sources() -> list[str]:
+    """Return the source code of the model and the optimizer."""
+    from ingot.model import golf, layers, loss
+    from ingot.optim import groups, muon, schedules
+
+    return [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, schedules)]

@@ -95,8 +95,6 @@ SAMPLE = table(
     TRAIN["device"],
     TRAIN["dtype"],
     Option("compile", "bool", False, "torch.compile"),
-    Option("top_p", "float", 1.0, "nucleus sampling: total probability of the candidate tokens", above=0, high=1, added=True),
-    Option("stop", "str", None, "text after which a completion ends; None: after max_new_tokens", null="None", added=True),
 )  # fmt: skip
 
 BENCH = table(
@@ -291,14 +289,6 @@ def check_data(values: dict[str, Any], warn: Say = lambda line: None) -> None:
     if values["tokenizer"] is None and meta.is_file() and char_tokenizer(meta) is None:
         warn(f"{meta} does not list single characters, so tokens are numbers; name their tokenizer with --tokenizer=FILE")
         values["tokenizer"] = "number"
-
-
-def vocabulary(values: Mapping[str, Any]) -> int | None:
-    """Return the vocabulary size of the dataset, or None for GPT-2's tokens."""
-    from ingot.data.loading.data_path import open_dataset
-
-    tokenizer = open_dataset(str(data_path(values)), values["tokenizer"], values["trust_tokens"]).tokenizer
-    return None if tokenizer.kind == "gpt2" else tokenizer.vocab_size
 
 
 def fresh_settings(values: Mapping[str, Any], vocab_size: int | None) -> dict[str, Any]:
