@@ -226,18 +226,8 @@ Needs torch, numpy, sentencepiece and pydantic. The first command trains, the se
 """
 
 
-def read_run(path: Path) -> FinishedRun:
-    """Read a completed run from its folder, from logs/RUN_ID, or from the last run in a log, logs/RUN_ID.txt."""
-    folder = path
-    if not path.is_dir():  # if a log has several runs, the last one has the highest number
-        name = re.compile(rf"{re.escape(path.stem)}(?:-(\d+))?")
-        beside = path.parent.glob("*/") if path.is_file() else ()
-        folders = {int(match[1] or 1): folder for folder in beside if (match := name.fullmatch(folder.name))}
-        if not folders:
-            raise CheckpointError(
-                f"there is no run {path}; give run folders, logs/RUN_ID, or logs that lie beside them, logs/RUN_ID.txt"
-            )
-        folder = folders[max(folders)]
+def read_run(folder: Path) -> FinishedRun:
+    """Read a completed run from its folder, such as logs/RUN_ID."""
     view = Run.open(folder)
     result, status = view.result(), view.status().status
     if result is None or result["status"] != "completed" or status != "completed":

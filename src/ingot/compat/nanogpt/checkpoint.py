@@ -425,13 +425,28 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
     if not start.weights:
         move_aside(out, (*PARTS, CKPT), say)
         return resolved
-    progress = _progress(resolved.config, dataset, start)
+    # The progress at the start's iteration, with the best validation loss so far if it is known.
+    config, at = resolved.config, start.iter_num
+    p = Progress(step=at, sample=at * config.rows_per_step, tokens=at * config.training.tokens_per_step)
+    if start.ours is not None:
+        earlier, before = start.ours.progress, start.ours.progress["config"]
+        p = replace(p, **{name: earlier[name] for name in ("tokens", "elapsed_seconds", "loss")})
+        if (earlier["data_fingerprint"], before["data"]["seq_len"]) == (dataset.fingerprint, config.data.seq_len):
+            p = replace(p, **{name: earlier[name] for name in ("best_bpb", "val_loss", "val_bpb")})
+            p = replace(p, best_step=at if earlier["best_step"] == at else None, best_by=earlier.get("best_by", []))
+    elif start.missing:
+        p = replace(p, best_step=at)  # kept as the best, and written as ckpt.pt, which the next resume recognises
+    if start.best_val_loss is not None and at:
+        evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
+        evaluated = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
+        best = start.best_val_loss / math.log(2) * evaluated.tokens / evaluated.bytes
+        p = replace(p, best_bpb=best, val_loss=start.best_val_loss, val_bpb=best)
     tensors = {"model": list(start.weights.values()), "optimizer": list(start.optimizer.values())}
     folder = RunFolder(out).checkpoints
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replace_folder(folder) as new:
-            save_checkpoint(new, progress.step, tensors, {**asdict(progress), "choices": {}, **facts})
+            save_checkpoint(new, p.step, tensors, {**asdict(p), "choices": {}, **facts})
             aside = move_aside(out, PARTS, say)  # done last: if the disk is full, the old run is still in place
         if aside is not None and (out / CKPT).exists():  # moved last: if the process is killed here, a resume still finds it
             (out / CKPT).rename(aside / CKPT)
@@ -467,23 +482,3 @@ def move_aside(out: Path, parts: Sequence[str], say: Say) -> Path | None:
         fsync_dir(out)
     say(f"the run that was in {out} is now in {aside}")
     return aside
-
-
-def _progress(config: Config, dataset: Dataset, start: Ckpt) -> Progress:
-    """Return the training progress at the start's iteration, with the best validation loss so far if it is known."""
-    at = start.iter_num
-    p = Progress(step=at, sample=at * config.rows_per_step, tokens=at * config.training.tokens_per_step)
-    if start.ours is not None:
-        earlier, before = start.ours.progress, start.ours.progress["config"]
-        p = replace(p, **{name: earlier[name] for name in ("tokens", "elapsed_seconds", "loss")})
-        if (earlier["data_fingerprint"], before["data"]["seq_len"]) == (dataset.fingerprint, config.data.seq_len):
-            p = replace(p, **{name: earlier[name] for name in ("best_bpb", "val_loss", "val_bpb")})
-            p = replace(p, best_step=at if earlier["best_step"] == at else None, best_by=earlier.get("best_by", []))
-    elif start.missing:
-        p = replace(p, best_step=at)  # kept as the best, and written as ckpt.pt, which the next resume recognises
-    if start.best_val_loss is not None and at:
-        evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
-        sizes = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
-        best = start.best_val_loss / math.log(2) * sizes.tokens / sizes.bytes
-        p = replace(p, best_bpb=best, val_loss=start.best_val_loss, val_bpb=best)
-    return p

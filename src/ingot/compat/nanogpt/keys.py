@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -162,12 +163,29 @@ def read_arguments(program: str, words: Sequence[str], say: Say = print) -> Argu
     for word in words:
         if not word.startswith("-") and ("=" not in word or (word.endswith(".py") and Path(word).is_file())):
             overrides = _run_preset(Path(word), keys, values, say)
-        else:
-            name, value = _read_flag(word, keys)
-            say(f"Overriding: {name} = {value}")
-            overrides = {name: value}
-        values |= overrides
-        set_keys |= overrides.keys()
+            values |= overrides
+            set_keys |= overrides.keys()
+            continue
+        flag, equals, text = word.partition("=")
+        name = flag.removeprefix("--")
+        if not flag.startswith("--"):
+            raise ConfigError(f"{word}: keys begin with two dashes: --{word.lstrip('-')}")
+        if name not in keys:
+            near = closest(name.replace("-", "_").lower(), keys)
+            raise ConfigError(f"unknown key {name} in {word}; {f'did you mean {near}?' if near else '--help lists the keys'}")
+        if not equals:
+            raise ConfigError(f"{word} has no value; write {word}=VALUE")
+        key: Option = keys[name]
+        value: Any = text
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            value = ast.literal_eval(text.strip())
+        if key.kind == "str" and not isinstance(value, str) and not (value is None and key.null):
+            value = text  # --out_dir=123
+        elif key.kind != "str" and text.lower() in ("true", "false"):
+            value = text.lower() == "true"
+        values[name] = key.check(value, "command line")
+        set_keys.add(name)
+        say(f"Overriding: {name} = {values[name]}")
     return Arguments(values, frozenset(set_keys))
 
 
@@ -199,28 +217,6 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
         for name, key in keys.items()
         if name in after and (name in assigned or after[name] != before[name])
     }
-
-
-def _read_flag(word: str, keys: Mapping[str, Option]) -> tuple[str, Any]:
-    flag, equals, text = word.partition("=")
-    name = flag.removeprefix("--")
-    if not flag.startswith("--"):
-        raise ConfigError(f"{word}: keys begin with two dashes: --{word.lstrip('-')}")
-    if name not in keys:
-        near = closest(name.replace("-", "_").lower(), keys)
-        raise ConfigError(f"unknown key {name} in {word}; {f'did you mean {near}?' if near else '--help lists the keys'}")
-    if not equals:
-        raise ConfigError(f"{word} has no value; write {word}=VALUE")
-    key = keys[name]
-    try:
-        value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        value = text
-    if key.kind == "str" and not isinstance(value, str) and not (value is None and key.null):
-        value = text  # --out_dir=123
-    elif key.kind != "str" and text.lower() in ("true", "false"):
-        value = text.lower() == "true"
-    return name, key.check(value, "command line")
 
 
 # The Config that the keys of train.py mean. A run has max_iters + 1 steps, because nanoGPT counts iterations from 0 up to and

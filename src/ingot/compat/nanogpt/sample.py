@@ -19,7 +19,6 @@ from ingot.runtime.files import readable
 if TYPE_CHECKING:
     from ingot.data.tokenizers import Tokenizer
 
-DASHES = "-" * 15
 FILE = "FILE:"
 
 
@@ -69,7 +68,7 @@ def sample(arguments: Arguments) -> None:
         )
     for ids in completions:
         print(for_reader(prompt + decode_ids(tokenizer, ids, at_start=not prompt)))
-        say(DASHES)
+        say("-" * 15)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
