@@ -247,7 +247,7 @@ def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
 SCORING = "ingot_scoring"  # our key in their config.json; transformers preserves it and ignores it
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 WHOLE = f"a folder with {CONFIG} and {WEIGHTS}"
-DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+HEAD = "lm_head.weight"
 MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY, MERGES, OURS)  # files fetched from the hub
 
 
@@ -365,7 +365,7 @@ def write_model(
     ends = ends_of(known) if known is not None else []
     config = {
         **layout.config(whole),
-        "torch_dtype": DTYPE_NAMES[embedding.dtype],
+        "torch_dtype": FLOATS[embedding.dtype],
         "bos_token_id": known.bos if known is not None else None,
         "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
     }

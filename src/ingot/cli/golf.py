@@ -29,7 +29,7 @@ def _group() -> None:
 
 @golf_commands.command("pack")
 def golf_pack(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, logs/RUN_ID, or logs, logs/RUN_ID.txt.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, logs/RUN_ID.")],
     output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Default: records/DATE_NAME.")] = None,
     name: Annotated[str | None, Option(metavar="TEXT", help="Title of the submission. Default: that of RUN.")] = None,
     author: Annotated[str, Option(metavar="TEXT", help="Who submits it.")] = "",
@@ -42,7 +42,7 @@ def golf_pack(
     """Write a records folder from finished runs of several seeds. It has README.md, submission.json, logs, code and artifacts."""
     from ingot.compat.golf.pack import pack
 
-    title = name or runs[0].resolve().name.removesuffix(".txt")
+    title = name or runs[0].resolve().name
     folder = output or Path("records") / f"{datetime.now(UTC):%Y-%m-%d}_{re.sub(r'[^A-Za-z0-9]+', '_', title).strip('_')}"
     submission = pack(runs, folder, name=title, author=author, github_id=github_id, blurb=blurb, reference=reference, force=force)
     if not author:

@@ -26,7 +26,7 @@ DTYPES: dict[str, type[np.generic]] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
     "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # with their names in torch
 MAX_RANK, MAX_ITEMS = 32, 1 << 59  # limits of numpy 1 and of a signed 64-bit size
 METADATA = "__metadata__"
 SCALE = "::scale"  # suffix for the scales of a quantised tensor

@@ -176,16 +176,6 @@ def test_many_texts_are_written_in_turns_and_stay_the_same(gpt2, monkeypatch):
     assert len(expected) == 5 and all(len(text) == 20 for text in expected)
 
 
-def test_writing_ends_when_all_texts_have_ended(gpt2):
-    def ended(ids):
-        return len(ids) >= 10 + 2 * ids[0] % 40  # each text at another length
-
-    everything = written(gpt2, texts=3, tokens=100, sampling=Sampling(2.0))
-    found = written(gpt2, texts=3, tokens=100, sampling=Sampling(2.0), ended=ended)
-    assert all(ended(text) and text == whole[: len(text)] for text, whole in zip(found, everything, strict=True))
-    assert len(found[0]) <= max(10 + 2 * text[0] % 40 for text in found) + 16
-
-
 def test_no_tokens_are_no_text(gpt2):
     assert written(gpt2, texts=2, tokens=0) == [[], []]
     assert written(gpt2, texts=0) == []

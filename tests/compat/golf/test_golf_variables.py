@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import ingot
 from ingot.backends.torch.build import build_model
 from ingot.compat.golf.translate import ADVICE, accumulation, advice, translate, variable
-from ingot.compat.golf.variables import VARIABLES, as_lines, differing, look_alikes, read_variables
+from ingot.compat.golf.variables import VARIABLES, as_text, differing, look_alikes, read_variables
 from ingot.config.loading import load_config
 from ingot.errors import CannotContinue, Change, ConfigError, Setting
 
@@ -76,9 +76,9 @@ def test_what_is_no_value_is_refused_with_its_variable(name: str, text: str, sai
         {}, optional={v.name: st.text(max_size=8) for v in VARIABLES.values() if v.kind in ("str", "list") and not v.choices}
     )
 )
-def test_lines_of_a_log_give_the_same_values_back(environment: dict[str, str]) -> None:
+def test_values_written_as_text_are_read_back_the_same(environment: dict[str, str]) -> None:
     values = read_variables(environment)
-    assert read_variables(dict(line.split("=", 1) for line in as_lines(values))) == values
+    assert read_variables({name: as_text(value) for name, value in values.items() if value is not None}) == values
 
 
 def test_what_differs_from_the_baseline_is_told_without_what_belongs_to_one_run() -> None:

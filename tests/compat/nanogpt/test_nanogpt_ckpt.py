@@ -84,17 +84,6 @@ def test_its_model_computes_what_nanogpt_s_does(tmp_path, foreign):
         torch.testing.assert_close(model(foreign.golden["x"][0]), foreign.golden["logits"], atol=1e-5, rtol=0)
 
 
-def test_the_optimizer_s_groups_of_old_are_known_too(tmp_path):
-    """Until the summer of 2023 embeddings did not decay, and parameters stood in the order of their names."""
-
-    def old(parameters):
-        matrices = sorted(name for name in parameters if ".h." in name and parameters[name].dim() == 2)
-        return [matrices, sorted(parameters.keys() - set(matrices))]
-
-    foreign = Foreign(order=old)
-    same(values(read_ckpt(foreign.save(tmp_path / "ckpt.pt")).optimizer), foreign.memory())
-
-
 def test_masks_that_old_files_hold_are_left_out(tmp_path, foreign):
     model = {**foreign.contents()["model"], "transformer.h.0.attn.bias": torch.ones(1, 1, 32, 32).tril()}
     assert len(read_ckpt(foreign.save(tmp_path / "ckpt.pt", model=model)).weights) == len(foreign.parameters)

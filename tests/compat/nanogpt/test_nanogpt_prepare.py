@@ -100,8 +100,7 @@ def test_documents_are_shuffled_as_nanogpt_shuffles_them_with_an_end_behind_each
     assert {path.name for path in (tmp_path / "owt").iterdir()} == {"train.bin", "val.bin", ".download.lock"}
 
 
-def test_workers_change_nothing_about_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "SMALL_BYTES", 0)
+def test_workers_change_nothing_about_the_files(tmp_path):
     texts = [f"a document about {number} things\n" * (number % 13) for number in range(300)]
     (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     for workers in ("1", "2"):

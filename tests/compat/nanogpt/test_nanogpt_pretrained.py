@@ -8,7 +8,7 @@ import torch
 
 from ingot.artifact.huggingface import write_model
 from ingot.backends.torch.state import model_records
-from ingot.compat.nanogpt.checkpoint import SIZES, pretrained_folder
+from ingot.compat.nanogpt.checkpoint import SIZES
 from ingot.compat.nanogpt.gpt import GPT, GPTConfig
 from ingot.errors import CheckpointError, ConfigError, DataError
 
@@ -138,7 +138,7 @@ def test_what_is_no_gpt2_is_refused(tmp_path, name, error, said):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/config.json").write_text("{")
     with pytest.raises(error, match=said):
-        pretrained_folder(name.format(tmp=tmp_path)) and GPT.from_pretrained(name.format(tmp=tmp_path))
+        GPT.from_pretrained(name.format(tmp=tmp_path))
 
 
 def test_only_dropout_can_be_overridden():

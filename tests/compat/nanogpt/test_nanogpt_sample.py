@@ -87,7 +87,7 @@ def test_more_samples_leave_the_first_ones_as_they_are(foreign, sample):
 
 def test_one_candidate_is_the_same_as_no_temperature(foreign, sample):
     greedy = sample("--temperature=0").texts
-    assert greedy == sample("--top_k=1").texts == sample("--top_p=1e-9").texts
+    assert greedy == sample("--top_k=1").texts
     assert len(set(greedy)) == 1
 
 
@@ -110,13 +110,6 @@ def test_the_start_can_be_a_file(foreign, sample, work):
     (work / "start.txt").write_text("\ufeffabc\ndef")  # with the mark that some editors begin a file with
     found = sample("--start=FILE:start.txt").texts
     assert found == sample("--start=abc\ndef").texts and all(text.startswith("abc\ndef") for text in found)
-
-
-def test_a_text_ends_behind_the_stop(foreign, sample):
-    whole, found = sample("--max_new_tokens=200").texts, sample("--max_new_tokens=200", "--stop=ab").texts
-    for text, cut in zip(whole, found, strict=True):
-        assert cut == text[: text.index("ab") + 2 if "ab" in text else None]
-    assert any(text.endswith("ab") for text in found)
 
 
 def test_an_empty_start_is_a_beginning(foreign, sample):
@@ -149,8 +142,6 @@ ERRORS = {
     "--init_from=scratch": (2, "unknown weights 'scratch'"),
     "--temperature=-1": (2, "temperature=-1 must be a number >= 0"),
     "--max_new_tokens=-1": (2, "max_new_tokens=-1 must be a whole number >= 0"),
-    "--top_p=0": (2, "top_p=0 must be a number > 0 and <= 1"),
-    "--stop=": (2, "stop is empty"),
     "--dtype=int8": (2, "dtype=int8 must be float32, bfloat16, float16 or None"),
     "--device=abacus": (2, "device=abacus is not a device"),
     "--tempreature=1": (2, "did you mean temperature?"),

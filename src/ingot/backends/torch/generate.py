@@ -227,7 +227,7 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
 
 
 TEXTS_AT_ONCE = 64  # completions of a prompt that are generated together
-CHECK_EVERY = 16  # tokens between checks whether all completions have ended; each check waits for the device
+REPORT_EVERY = 16  # tokens of each completion between progress reports
 
 
 def write_texts(
@@ -236,11 +236,10 @@ def write_texts(
     texts: int,
     tokens: int,
     sampling: Sampling,
-    ended: Callable[[list[int]], bool] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     **options: Any,
 ) -> Iterator[list[int]]:
-    """Yield the ids of `texts` completions of a prompt: `tokens` of each, or fewer once all at once have `ended`.
+    """Yield the ids of `texts` completions of a prompt, `tokens` of each.
 
     Completion i draws with the seed plus i, so it is the same beside any others. The options are those of `generate`.
     """
@@ -252,10 +251,8 @@ def write_texts(
         with closing(generate(model, start.expand(rows, -1), seeded, **options)) as stream:
             for token in islice(stream, tokens):
                 written.append(token)
-                if len(written) % CHECK_EVERY == 0:
+                if len(written) % REPORT_EVERY == 0:
                     progress(first * tokens + rows * len(written), texts * tokens)
-                    if ended is not None and all(ended(row) for row in torch.stack(written, dim=1).tolist()):
-                        break
         progress((first + rows) * tokens, texts * tokens)
         yield from torch.stack(written, dim=1).tolist() if written else [[] for _ in range(rows)]
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from ingot.compat.golf.variables import CODE, run_folder
 from ingot.config.loading import load_config
-from ingot.config.schema import Config
 from ingot.console.entry import explained, process_start, say
 from ingot.errors import CheckpointError, ConfigError, DataError, RunError, Setting
 from ingot.inference.model import find_tokenizer, open_model, open_weights
@@ -54,8 +53,23 @@ def main(arguments: Sequence[str] = ()) -> int:
         resolved = load_config(python=settings, environment={})
 
         def score(path: Path, *_: object) -> dict[str, float]:
-            """Score in this process: the new process that `ingot train` uses would need Ingot to be installed."""
-            return {"val_bpb": score_artifact(path, resolved.config)}
+            """Print the score of an artifact: the file defines the model and how to score it, the settings data and device.
+
+            It is scored in this process: the new process that `ingot train` uses would need Ingot to be installed.
+            """
+            here = resolved.config
+            if not path.is_file():
+                raise CheckpointError(f"there is no artifact {path}")
+            weights = open_weights(path)
+            own = {name: getattr(here.data, name) for name in ("path", "tokenizer", "trust_tokens")}
+            data = weights.config.data.model_copy(update=own)
+            weights = replace(weights, config=weights.config.model_copy(update={"data": data}))
+            scored = open_model(weights, find_tokenizer(weights, here.data.tokenizer), here.training.device).evaluate()
+            say(f"final_roundtrip val_loss:{scored.loss:.4f} val_bpb:{scored.bits_per_byte:.4f}")
+            say(f"final_roundtrip_exact val_loss:{scored.loss:.8f} val_bpb:{scored.bits_per_byte:.8f}")
+            if not math.isfinite(scored.loss):
+                raise RunError(f"the loss is {scored.loss}: the weights are not finite, so this is not a score")
+            return {"val_bpb": scored.bits_per_byte}
 
         if artifact:
             score(Path(artifact))
@@ -83,18 +97,3 @@ def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
     if not user_path(folder := settings.get("data.path", "")).exists():
         raise DataError(f"there is no folder {folder}; set {{0}}", Setting("data.path"))
     return settings
-
-
-def score_artifact(path: Path, here: Config) -> float:
-    """Print the score of an artifact. The file defines the model and how to score it, `here` the data and the device."""
-    if not path.is_file():
-        raise CheckpointError(f"there is no artifact {path}")
-    weights = open_weights(path)
-    data = {name: getattr(here.data, name) for name in ("path", "tokenizer", "trust_tokens")}
-    weights = replace(weights, config=weights.config.model_copy(update={"data": weights.config.data.model_copy(update=data)}))
-    score = open_model(weights, find_tokenizer(weights, here.data.tokenizer), here.training.device).evaluate()
-    say(f"final_roundtrip val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f}")
-    say(f"final_roundtrip_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
-    if not math.isfinite(score.loss):
-        raise RunError(f"the loss is {score.loss}: the weights are not finite, so this is not a score")
-    return score.bits_per_byte

@@ -42,7 +42,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
         return {}
     shards = len(dataset.split("train").paths)
     name = Path(os.path.abspath(path)).name  # noqa: PTH100 (keeps the name of a symbolic link)
-    for line in lines(values, name, shards, listed.get("files_train"), usable):
+    for line in lines(name, shards, listed.get("files_train"), usable):
         run_log.line(line)
     documents, size = 0, 0  # bytes are those of the scored targets
     for begin in range(0, val.tokens, COUNT_TOKENS):

@@ -37,10 +37,8 @@ TRAIN_SHARDS = 80  # default number
 class Plan:
     """The files of one dataset to download; their paths are the same below the Hub prefix and below the output folder."""
 
-    folder: str
     train: list[str]
     val: list[str]
-    val_bytes: list[str]  # files with the byte counts of the validation tokens, if the dataset has them
     tokenizer: list[str]
 
 
@@ -61,18 +59,16 @@ def plan_files(manifest: Record, variant: str, train_shards: int | None, repo: s
     if train_shards is not None and train_shards > available:
         raise ConfigError(f"{variant} has {available:,} train shards in {repo}, fewer than the {train_shards:,} requested")
     train = min(TRAIN_SHARDS, available) if train_shards is None else train_shards
-    folder = f"datasets/{entry['name']}"
 
     def shards(kind: str, count: int) -> list[str]:
-        return [f"{folder}/fineweb_{kind}_{index:06d}.bin" for index in range(count)]
+        return [f"datasets/{entry['name']}/fineweb_{kind}_{index:06d}.bin" for index in range(count)]
 
     tokenizer = _entry(manifest, "tokenizers", str(entry.get("tokenizer_name")), repo)
     names = list(dict.fromkeys(tokenizer[key] for key in TOKENIZER_FILES if tokenizer.get(key)))
     for name in names or [None]:  # paths outside tokenizers/ are rejected, so no other file is overwritten
         if not isinstance(name, str) or not re.fullmatch(r"tokenizers(/[^/.\\:\x00-\x1f][^/\\:\x00-\x1f]*)+", name):
             raise DataError(f"the manifest of {repo} names {name!r} as a tokenizer's file, which is not inside tokenizers/")
-    val_bytes = shards("val_bytes", val) if entry.get("val_bytes_glob") else []
-    return Plan(folder, shards("train", train), shards("val", val), val_bytes, names)
+    return Plan(shards("train", train), shards("val", val), names)
 
 
 def _entry(manifest: Record, kind: str, name: str, repo: str) -> Record:
@@ -101,7 +97,8 @@ def download(
     `progress` updates a status line; without it, each downloaded file is reported on a line.
     """
     started, start = time.monotonic(), f"{prefix.strip('/')}/".lstrip("/")
-    dataset_name(variant)
+    dataset = f"datasets/{dataset_name(variant)}"
+    folder = output / dataset
     if train_shards is not None and train_shards < 0:
         raise ConfigError(f"--train-shards {train_shards} is less than 0")
     commit, infos, manifest = None, dict[str, FileInfo](), output / MANIFEST
@@ -119,7 +116,7 @@ def download(
         content = hub.fetch(start + MANIFEST, commit, infos[MANIFEST]).read_bytes()
     plan = plan_files(parse_manifest(content, f"the manifest of {hub.repo}"), variant, train_shards, hub.repo)
     docs = [name for name in (DOCS, DOCS_SOURCE) if with_docs and (name == DOCS or name in infos)]
-    names = [*plan.tokenizer, *plan.val, *plan.val_bytes, *plan.train, *docs]
+    names = [*plan.tokenizer, *plan.val, *plan.train, *docs]
     if not hub.offline and (absent := [name for name in names if name not in infos]):
         raise DataError(
             f"{hub.repo} lacks {len(absent):,} of {len(names):,} files of its manifest, such as {start}{absent[0]}; choose "
@@ -143,14 +140,13 @@ def download(
             progress("downloading", done, max(total, done), f"{len(sizes) + 1} of {len(missing)} files")
 
     with alone_in(output, notify):
-        folder = output / plan.folder
         if (folder / PREPARED).is_file():
             raise DataError(
                 f"{folder} was made by an export or a conversion ({PREPARED} is in it) and is not overwritten by a download; "
                 "choose another output, or move it away"
             )
         # Training reads every shard in a folder, so no others may stay; a tokenizer may be the user's own.
-        others = {f"{plan.folder}/{path.name}" for path in folder.glob("fineweb_*.bin")} - set(names)
+        others = {f"{dataset}/{path.name}" for path in folder.glob("fineweb_*.bin")} - set(names)
         for name in [*sorted(others), *(name for name in plan.tokenizer if (output / name).is_file())]:
             if not is_here(name):
                 raise DataError(
@@ -172,7 +168,7 @@ def download(
             if progress is None:
                 notify(f"{name} ({number} of {len(missing)} files)")
     here = len(list(folder.glob("fineweb_train_*.bin")))
-    warnings = [f"{plan.folder} holds {here:,} train shards, and training reads them all"] if here > len(plan.train) else []
+    warnings = [f"{dataset} holds {here:,} train shards, and training reads them all"] if here > len(plan.train) else []
     for warning in warnings:
         notify(f"warning: {warning}")
     return {

@@ -1,13 +1,11 @@
 """Tokenize golf's documents with any number of tokenizers: one folder of shards each, and a manifest that lists them.
 
 The documents are docs_selected.jsonl from the Hub, with their number and sha256 in a file beside it. The first documents are the
-validation split, so their order matters. The manifest is written when every dataset is complete. Running the same command again
-resumes an interrupted export and keeps finished datasets.
+validation split, so their order matters. The same command again resumes an interrupted export and keeps finished datasets.
 
-A JSON file specifies the tokenizers, each of which is trained on the documents, loaded from a file, or fixed. The file is checked
-before anything is downloaded. Unknown keys are errors: a setting that is ignored would silently produce wrong data. The same
-documents give golf's own vocabulary: its trainer skips documents longer than 4,192 bytes or containing U+2585, and strips the
-others, while the exported text is not stripped.
+A JSON file specifies the tokenizers, each of which is trained on the documents, loaded from a file, or fixed. The same documents
+give golf's own vocabulary: its trainer skips documents longer than 4,192 bytes or containing U+2585, and strips the others, while
+the exported text is not stripped.
 """
 
 from __future__ import annotations
@@ -72,63 +70,48 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: Text | None = None
-    kind: str | None = None
-    builder: str | None = None
-    dataset_suffix: FileName | None = None
-    vocab_size: Annotated[int, Field(ge=1, le=NARROW)] | None = None  # shards store tokens as 16-bit integers
+    name: Text = ""
+    kind: str = ""
+    builder: str = ""
+    dataset_suffix: FileName = ""
+    vocab_size: Annotated[int, Field(ge=1, le=NARROW)] = 0  # shards store tokens as 16-bit integers
     tokenizer_train_docs: Annotated[int, Field(ge=1)] | None = None
-    filename: FileName | None = None
-    model_prefix: FileName | None = None
-    reuse_model_path: Text | None = None
-    trainer_overrides: dict[str, Any] | None = None
+    filename: FileName = ""
+    model_prefix: FileName = ""
+    reuse_model_path: Text = ""
+    trainer_overrides: dict[str, Any] = {}
+    _given: dict[str, Any] = {}  # the entries in the file, which are copied into the manifest
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.tokenizer_kind not in (BYTE, SENTENCEPIECE):
-            raise ValueError(f"unknown kind {self.tokenizer_kind!r}; give {BYTE} or {SENTENCEPIECE}, or a vocab_size")
-        if not self.is_byte and self.vocab_size is None:
-            raise ValueError(f"a {self.tokenizer_kind} tokenizer needs a vocab_size")
-        if self.is_byte and self.vocab_size not in (None, BYTE_IDS):
+    def _complete(self) -> Self:
+        """Fill in missing entries; the kind follows from the builder, else from the dataset's name, else from a vocab_size."""
+        self._given = self.model_dump(exclude_unset=True)
+        kind = self.kind or re.split(r"[:.]", self.builder)[-1]
+        if not kind and (self.vocab_size or self.dataset_suffix == "byte260"):
+            kind = BYTE if self.dataset_suffix == "byte260" else SENTENCEPIECE
+        self.kind = ALIASES.get(kind, kind)
+        if self.kind not in (BYTE, SENTENCEPIECE):
+            raise ValueError(f"unknown kind {self.kind!r}; give {BYTE} or {SENTENCEPIECE}, or a vocab_size")
+        if self.kind == SENTENCEPIECE and not self.vocab_size:
+            raise ValueError(f"a {self.kind} tokenizer needs a vocab_size")
+        if self.kind == BYTE and self.vocab_size not in (0, BYTE_IDS):
             raise ValueError(f"vocab_size of a {BYTE} tokenizer is {self.vocab_size}; it must be {BYTE_IDS}")
+        self.vocab_size = self.vocab_size or BYTE_IDS
+        self.name = self.name or f"{'pure_byte' if self.kind == BYTE else 'sp_bpe'}_{self.vocab_size}"
+        self.dataset_suffix = self.dataset_suffix or f"{'byte' if self.kind == BYTE else 'sp'}{self.vocab_size}"
         return self
-
-    @property
-    def tokenizer_kind(self) -> str:
-        """Return the kind: explicit, else from the builder, else from the dataset name, else SentencePiece if a size is given."""
-        if self.kind is not None or self.builder is not None:
-            name = self.kind if self.kind is not None else re.split(r"[:.]", self.builder or "")[-1]
-            return ALIASES.get(name, name)
-        if self.dataset_suffix == "byte260":
-            return BYTE
-        return SENTENCEPIECE if self.vocab_size is not None else ""
-
-    @property
-    def is_byte(self) -> bool:
-        """Return True for the fixed tokenizer of bytes."""
-        return self.tokenizer_kind == BYTE
-
-    @property
-    def size(self) -> int:
-        """Return the requested vocabulary size."""
-        return self.vocab_size or BYTE_IDS
-
-    @property
-    def title(self) -> str:
-        """Return the tokenizer's name in the manifest."""
-        return self.name or (f"pure_byte_{self.size}" if self.is_byte else f"sp_bpe_{self.size}")
 
     @property
     def dataset(self) -> str:
         """Return the name of the folder for the shards."""
-        return f"fineweb{VERSION}_{self.dataset_suffix or ('byte' if self.is_byte else 'sp') + str(self.size)}"
+        return f"fineweb{VERSION}_{self.dataset_suffix}"
 
     @property
     def files(self) -> tuple[str, ...]:
         """Return the file names below tokenizers/; the first is the one that is opened."""
-        if self.is_byte:
-            return (self.filename or f"fineweb_pure_byte_{self.size}.json",)
-        stem = self.model_prefix or f"fineweb_{self.size}_bpe"
+        if self.kind == BYTE:
+            return (self.filename or f"fineweb_pure_byte_{self.vocab_size}.json",)
+        stem = self.model_prefix or f"fineweb_{self.vocab_size}_bpe"
         return f"{stem}.model", f"{stem}.vocab"
 
 
@@ -158,25 +141,25 @@ def load_specs(
             mistake = error.errors()[0]
             key = f"{mistake['loc'][0]}={mistake['input']!r}: " if mistake["loc"] else ""
             raise ConfigError(f"{path}, tokenizer {number}: {key}{mistake['msg'].removeprefix('Value error, ')}") from None
-        if skip_byte and spec.is_byte:
+        if skip_byte and spec.kind == BYTE:
             continue
         if train_documents is not None:
-            spec.tokenizer_train_docs = train_documents
-        if not spec.is_byte and spec.size in models:
-            spec.reuse_model_path = models[spec.size]
+            spec.tokenizer_train_docs = spec._given["tokenizer_train_docs"] = train_documents
+        if spec.kind == SENTENCEPIECE and spec.vocab_size in models:
+            spec.reuse_model_path = spec._given["reuse_model_path"] = models[spec.vocab_size]
         if spec.reuse_model_path and not user_path(spec.reuse_model_path).is_file():
-            raise ConfigError(f"tokenizer {spec.title}: there is no file {spec.reuse_model_path} to reuse")
+            raise ConfigError(f"tokenizer {spec.name}: there is no file {spec.reuse_model_path} to reuse")
         specs.append(spec)
     if not specs:
         raise ConfigError(f"{path} lists only byte tokenizers and --skip-byte is given; nothing is left to export")
     for what, names in (
-        ("tokenizer", [spec.title for spec in specs]),
+        ("tokenizer", [spec.name for spec in specs]),
         ("dataset", [spec.dataset for spec in specs]),
         ("file", [name.lower() for spec in specs for name in spec.files]),
     ):
         if twice := [name for number, name in enumerate(names) if name in names[:number]]:
             raise ConfigError(f"{path} names the {what} {twice[0]} twice; give each its own name")
-    if unused := models.keys() - {spec.size for spec in specs if not spec.is_byte}:
+    if unused := models.keys() - {spec.vocab_size for spec in specs if spec.kind == SENTENCEPIECE}:
         raise ConfigError(f"--reuse-sp-model {min(unused)}=...: {path} lists no SentencePiece tokenizer of this vocab_size")
     return specs
 
@@ -184,7 +167,7 @@ def load_specs(
 def build(spec: Spec, documents: Iterable[str]) -> tuple[Tokenizer, dict[str, bytes]]:
     """Return a tokenizer and its files, training it on the documents unless it is fixed or reused."""
     try:
-        if spec.is_byte:
+        if spec.kind == BYTE:
             return ByteTokenizer(), {spec.files[0]: byte_file()}
         model: bytes | None
         vocabulary = None
@@ -194,20 +177,20 @@ def build(spec: Spec, documents: Iterable[str]) -> tuple[Tokenizer, dict[str, by
                 model = path.read_bytes()
                 vocabulary = beside.read_bytes() if (beside := path.with_suffix(".vocab")).is_file() else None
         else:
-            settings = {"max_sentence_length": MAX_SENTENCE_BYTES, **(spec.trainer_overrides or {})}
+            settings = {"max_sentence_length": MAX_SENTENCE_BYTES, **spec.trainer_overrides}
             longest = settings["max_sentence_length"]
             stripped = (text.replace("\0", " ").strip() for text in islice(documents, spec.tokenizer_train_docs))
             sentences = (text for text in stripped if len(text.encode()) <= longest and BOUNDARY not in text)
-            model = learn("sentencepiece", sentences, spec.size, settings)
+            model = learn("sentencepiece", sentences, spec.vocab_size, settings)
         if model is None:
             raise DataError("the documents hold no text to learn from")
         tokenizer = SentencePieceTokenizer(model)
         if tokenizer.bos is None:
             raise DataError("it has no token for the start of a document, and every document needs one")
-        if spec.reuse_model_path and tokenizer.vocab_size != spec.size:
-            raise DataError(f"{spec.reuse_model_path} has {tokenizer.vocab_size:,} ids and vocab_size says {spec.size:,}")
+        if spec.reuse_model_path and tokenizer.vocab_size != spec.vocab_size:
+            raise DataError(f"{spec.reuse_model_path} has {tokenizer.vocab_size:,} ids and vocab_size says {spec.vocab_size:,}")
     except DataError as error:
-        raise DataError(f"tokenizer {spec.title}: {error.render(lambda option: option.strip('-').replace('-', '_'))}") from None
+        raise DataError(f"tokenizer {spec.name}: {error.render(lambda option: option.strip('-').replace('-', '_'))}") from None
     return tokenizer, dict(zip(spec.files, (model, vocabulary or vocabulary_lines(model)), strict=True))
 
 
@@ -243,8 +226,6 @@ class Export:
     def run(self) -> dict[str, Any]:
         """Write the documents, tokenizers and shards; return the record that --json prints."""
         started, kept, warnings = time.monotonic(), list[str](), list[str]()
-        if self.val_documents is not None and self.val_documents < 0:
-            raise ConfigError(f"--num-val-docs {self.val_documents} is negative; give 0 or more")
         if not 1 <= self.chunk_tokens <= MAX_TOKENS:
             raise ConfigError(f"--chunk-tokens {self.chunk_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
         with alone_in(self.output, self.notify):
@@ -253,22 +234,18 @@ class Export:
             docs = self._find_docs()
             count, sidecar = docs["num_docs"], docs.get("source_sidecar", {})
             held_out: int = next(n for n in (self.val_documents, sidecar.get("docs_val"), VAL_DOCUMENTS) if n is not None)
-            if held_out > count:
+            if not 0 <= held_out <= count:
                 here = self.output / DOCS
-                raise ConfigError(
-                    f"validation needs {held_out:,} documents and {here} has {count:,}; give fewer with --num-val-docs"
-                )
+                raise ConfigError(f"validation needs {held_out:,} documents and {here} has {count:,}; set --num-val-docs")
             built = []
             for spec in self.specs:
-                tokenizer, files = build(spec, self._read_docs(f"reading for {spec.title}"))
+                tokenizer, files = build(spec, self._read_docs(f"reading for {spec.name}"))
                 built.append((spec, tokenizer, files))
-                if tokenizer.vocab_size != spec.size:
-                    warnings.append(
-                        f"tokenizer {spec.title} has {tokenizer.vocab_size:,} ids instead of {spec.size:,}: these documents "
-                        "and settings give no more"
-                    )
+                if tokenizer.vocab_size != spec.vocab_size:
+                    ids = f"{tokenizer.vocab_size:,} ids instead of {spec.vocab_size:,}"
+                    warnings.append(f"tokenizer {spec.name} has {ids}: these documents and settings give no more")
                     self.notify(f"warning: {warnings[-1]}")
-            given = [spec.model_dump(exclude_unset=True) for spec in self.specs]
+            given = [spec._given for spec in self.specs]
             self._write("tokenizer_config.export.json", {"tokenizers": given})
             listing: dict[str, Any] = {
                 "version": VERSION,
@@ -431,14 +408,16 @@ def _entries(spec: Spec, tokenizer: Tokenizer, manifest: prepared.Manifest) -> t
         "recommended_bigram_vocab_size": 5 * 128 * -(-tokenizer.vocab_size // 128),
     }
     files = [f"tokenizers/{name}" for name in spec.files]
-    where = {"path": files[0], "pad_id": 0, "unk_id": 3} if spec.is_byte else {"model_path": files[0], "vocab_path": files[1]}
+    where: dict[str, Any] = dict(zip(("model_path", "vocab_path"), files, strict=False))
+    if spec.kind == BYTE:
+        where = {"path": files[0], "pad_id": 0, "unk_id": 3}
     path = f"datasets/{spec.dataset}"
     counts = {name: [split.documents, len(split.shards), split.tokens] for name, split in manifest.splits.items()}
     counts["total"] = [sum(column) for column in zip(*counts.values(), strict=True)]
-    return {"name": spec.title, "kind": spec.tokenizer_kind, **facts, **where}, {
+    return {"name": spec.name, "kind": spec.kind, **facts, **where}, {
         "name": spec.dataset,
-        "tokenizer_name": spec.title,
-        "tokenizer_kind": spec.tokenizer_kind,
+        "tokenizer_name": spec.name,
+        "tokenizer_kind": spec.kind,
         "path": path,
         "train_glob": f"{path}/fineweb_train_*.bin",
         "val_glob": f"{path}/fineweb_val_*.bin",

@@ -26,10 +26,9 @@ from ingot.compat.golf.variables import VARIABLES
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.errors import CheckpointError, ConfigError, DataError
 from ingot.runtime.files import open_to_read, readable
-from ingot.runtime.tensors import SCALE, TensorRecord, to_array
+from ingot.runtime.tensors import FLOATS, SCALE, TensorRecord, to_array
 
 FORMAT = "int8_clean_per_row_v1"
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 ARRAY_DTYPES = {"<f4": "F32", "<f2": "F16", "|i1": "I8", "|V2": "BF16"}  # numpy has no bfloat16: MLX stores its bits as |V2
 PICKLE_PROTOCOL = 5  # as in the original; the first protocol that stores array bytes directly
 EMBEDDING = "tok_emb.weight"
@@ -84,10 +83,10 @@ def quantised(
         if not scales:
             contents["passthrough"][item.name] = codes
             if converted:
-                original_dtypes[item.name] = DTYPES[item.dtype]
+                original_dtypes[item.name] = FLOATS[item.dtype]
             continue
         contents["quantized"][item.name], contents["scales"][item.name] = codes, scales[0]
-        contents["dtypes"][item.name] = DTYPES[item.dtype]
+        contents["dtypes"][item.name] = FLOATS[item.dtype]
         if scales[0].ndim:
             meta[item.name] = {"scheme": "per_row", "axis": 0}
     contents |= {key: value for key, value in (("qmeta", meta), ("passthrough_orig_dtypes", original_dtypes)) if value}
@@ -119,7 +118,10 @@ def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
     """Return the weights in any of these files, in their original dtypes and in our row order."""
     try:
         if not content.startswith(ZIP):
-            content = unpacked(content)
+            unpacker = zlib.decompressobj()
+            content = unpacker.decompress(content, min(MAX_UNPACKED_BYTES, FREE_BYTES + MAX_RATIO * len(content)))
+            if not unpacker.eof:
+                raise ValueError("it is cut short")
         if not content.startswith(ZIP):  # the MLX script's pickle
             return {item.name: item for item in swap_halves(_restored(_Unpickler(io.BytesIO(content)).load(), _record).values())}
         with zipfile.ZipFile(io.BytesIO(content)) as file:
@@ -154,17 +156,8 @@ def _restored(contents: Any, record: Callable[[str, Any], TensorRecord]) -> dict
         raise ValueError("its codes and its scales have different names")
     stored |= {name + SCALE: record(name + SCALE, value) for name, value in contents["scales"].items()}
     dtypes = {**contents["dtypes"], **contents.get("passthrough_orig_dtypes", {})}
-    names = {name: dtype for dtype, name in DTYPES.items()}
+    names = {name: dtype for dtype, name in FLOATS.items()}
     return dequantise(stored, {name: names[dtype] for name, dtype in dtypes.items()})
-
-
-def unpacked(content: bytes) -> bytes:
-    """Decompress; raise ValueError if the stream is truncated or would expand far beyond the size of real weights."""
-    unpacker = zlib.decompressobj()
-    data = unpacker.decompress(content, min(MAX_UNPACKED_BYTES, FREE_BYTES + MAX_RATIO * len(content)))
-    if not unpacker.eof:
-        raise ValueError("it is cut short")
-    return data
 
 
 def _record(name: str, value: Any) -> TensorRecord:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ingot.compat.golf.variables import LOG
+from ingot.compat.golf.variables import LOG, as_text
+from ingot.config.loading import ResolvedConfig
+from ingot.config.render import dump_yaml
 from ingot.runs.metrics import LineFile
 from ingot.runtime.files import writing
+from ingot.runtime.machine import made_by
 
 RULE = "=" * 100
 
@@ -14,33 +21,31 @@ RULE = "=" * 100
 class RunLog:
     """Prints lines and appends them to the log and, in a run folder, to a copy of this session's lines.
 
-    Nothing is printed before `show` and no file is created before `write`, so a run that fails to start leaves no log.
+    No file is created before `write`, so a run that fails to start leaves no log.
     """
 
     def __init__(self, path: Path | None):
         self._path = path  # None on ranks that write no log
         self._files: list[LineFile] = []
         self._unwritten: list[str] | None = []  # lines from before `write`
-        self._unshown: list[str] | None = []  # lines from before `show`
 
     def line(self, text: str, console: bool = True) -> None:
         """Write a line to the log and, with `console`, print it too."""
         if self._path is None:
             return
-        if console and self._unshown is not None:
-            self._unshown.append(text)
-        elif console:
+        if console:
             print(text, flush=True)
         if self._unwritten is not None:
             self._unwritten.append(text)
         for file in self._files:
             file.append(text)
 
-    def show(self) -> None:
-        """Print the path of the log and the lines so far; from now on every line is printed."""
-        lines, self._unshown = self._unshown or [], None
-        if self._path is not None:
-            print("\n".join([str(self._path), *lines]), flush=True)
+    def head(self, values: Mapping[str, Any], resolved: ResolvedConfig, sources: Sequence[str], machine: Sequence[str]) -> None:
+        """Print the path of the log, and write what is run to it: variables, config, source code, library versions and GPU."""
+        print(self._path, flush=True)
+        variables = [f"{name}={as_text(value)}" for name, value in values.items() if value is not None]
+        program = [made_by(), *variables, dump_yaml(resolved.config, resolved.origins), *sources]
+        self.line("\n".join([*program, RULE, f"Running Python {sys.version}", *machine, RULE]), console=False)
 
     def write(self, folder: Path | None = None) -> None:
         """Open the log and, given a run folder, the copy in it; write the lines so far."""
@@ -56,3 +61,11 @@ class RunLog:
     def note(self, text: str) -> None:
         """Write a line that the original's log does not have, prefixed with `note:`."""
         self.line(f"note: {text}")
+
+
+def torch_sources() -> list[str]:
+    """Return the source code of the model and the optimizer."""
+    from ingot.model import golf, layers, loss
+    from ingot.optim import groups, muon, schedules
+
+    return [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, schedules)]

@@ -7,7 +7,6 @@ formats of log lines match the original's exactly, because other people's tools 
 from __future__ import annotations
 
 import base64
-import inspect
 import math
 import os
 import subprocess
@@ -23,7 +22,7 @@ from typing import Any
 from ingot.backends.open import find_device, framework_version, open_backend
 from ingot.compat.golf.bundle import bundle
 from ingot.compat.golf.data_check import check_data, pattern
-from ingot.compat.golf.log import RULE, RunLog
+from ingot.compat.golf.log import RunLog, torch_sources
 from ingot.compat.golf.translate import SPANS, accumulation, advice, translate, variable
 from ingot.compat.golf.variables import (
     CARRIED,
@@ -31,7 +30,6 @@ from ingot.compat.golf.variables import (
     PACKED,
     STATE,
     VARIABLES,
-    as_lines,
     as_text,
     differing,
     look_alikes,
@@ -41,7 +39,6 @@ from ingot.compat.golf.variables import (
 )
 from ingot.compat.options import Option
 from ingot.config.loading import ResolvedConfig
-from ingot.config.render import dump_yaml
 from ingot.console.entry import explained, process_start, warn
 from ingot.errors import ConfigError, IngotError, Rename, RunError
 from ingot.runs.reporter import BeginReport, EvaluationReport, Reporter, StepReport
@@ -81,30 +78,22 @@ class Script(Reporter):
         """Read the value of every variable, and the rank of this process."""
         self.values, self.ranks = read_variables(environment), ranks_from_environment(environment)
 
-    def logs(self) -> Path:
-        """Return the folder of logs and run folders."""
-        return Path("logs")
-
     def config(self, folder: Path) -> ResolvedConfig:
         """Return the config of the run."""
         return translate(self.values, self.ranks.world_size, find_device("auto").kind == "cuda", folder)
 
     def sources(self) -> tuple[list[str], list[str]]:
         """Return the source code of model and optimizer, and the versions of libraries and GPU, for the head of the log."""
-        from ingot.model import golf, layers, loss
-        from ingot.optim import groups, muon, schedules
-
-        sources = [inspect.getsource(module) for module in (golf, layers, loss, groups, muon, schedules)]
-        if self.values["MODEL_FILE"]:
-            sources.append(custom_model_source(self.values["MODEL_FILE"]))
+        sources = [*torch_sources(), *([custom_model_source(file)] if (file := self.values["MODEL_FILE"]) else [])]
         try:
             gpu = subprocess.run(["nvidia-smi"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
         except OSError:
             gpu = "no nvidia-smi"
         return sources, [f"Running PyTorch {framework_version()}", gpu]
 
-    def data_lines(self, values: Mapping[str, Any], name: str, shards: int, listed: int | None, usable: int) -> list[str]:
+    def data_lines(self, name: str, shards: int, listed: int | None, usable: int) -> list[str]:
         """Return the log lines about the data: its name, train shards found and listed in the manifest, and scored tokens."""
+        values = self.values
         lines = [
             f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}",
             f"train_loader:dataset:{name} train_shards:{shards}",
@@ -276,13 +265,12 @@ def custom_model_source(file: str) -> str:
         return opened.read().decode()
 
 
-def main(arguments: Sequence[str] = (), carried: str | None = None) -> int:
-    """Run train_gpt.py and return its exit code; `carried` is the source of a custom model embedded in a submission's file."""
-    return start_script(Script(), arguments, carried)
+def main(arguments: Sequence[str] = (), carried: str | None = None, script: Script | None = None) -> int:
+    """Run train_gpt.py, or another script of the challenge, and return its exit code; the only argument is --help.
 
-
-def start_script(script: Script, arguments: Sequence[str], carried: str | None = None) -> int:
-    """Run a script configured by environment variables; the only argument is --help."""
+    `carried` is the source of a custom model embedded in a submission's file.
+    """
+    script = script or Script()
     with explained(script.name, script.rename, advice) as outcome, listening_early():
         if {"--help", "-h"} & set(arguments):
             print(usage(script.name, script.variables.values()))
@@ -313,15 +301,13 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
     values, first = script.values, script.ranks.first
     for warning in look_alikes(environment, script.variables) if first else ():
         warn(f"{script.name}: warning: {warning}")
-    logs, run_id = script.logs(), values["RUN_ID"] or str(uuid.uuid4())
+    logs, run_id = Path(values.get("OUT_DIR", "logs")), values["RUN_ID"] or str(uuid.uuid4())
     folder = run_folder(logs, run_id, first)
     values["RUN_ID"] = run_id
     resolved = script.config(folder)
     script.run_log = run_log = RunLog(logs / f"{run_id}.txt" if first else None)
     if first:
-        sources, machine = script.sources()
-        head = [made_by(), *as_lines(values), dump_yaml(resolved.config, resolved.origins), *sources, RULE]
-        run_log.line("\n".join([*head, f"Running Python {sys.version}", *machine, RULE]), console=False)
+        run_log.head(values, resolved, *script.sources())
     script.data = check_data(values, run_log, first, script.data_lines)
     try:
         if values["EVAL_ONLY_PATH"]:
@@ -350,7 +336,6 @@ def _train(script: Script, resolved: ResolvedConfig) -> int:
     from ingot.train.stop import find_walltime
 
     note = script.run_log.note
-    script.run_log.show()
     find_walltime(resolved.config.training, process_start(), warn=note)  # only for its warnings: the run has no log yet
     script.code = script.bundle() if script.ranks.first else b""
     result = run(resolved, script, script.export, process_start())
@@ -372,7 +357,6 @@ def _score(script: Script, resolved: ResolvedConfig) -> int:
     dataset, rows = open_data(resolved.config, script.ranks.world_size)
     backend = open_backend(resolved.config, dataset.tokenizer.vocab_size, script.ranks)
     backend.load_weights(weights, str(path))
-    script.run_log.show()
     script.run_log.write()
     script.run_log.line(f"model_params:{backend.parameters}")
     trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), script, None)

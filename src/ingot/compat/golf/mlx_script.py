@@ -13,7 +13,8 @@ from typing import Any
 
 from ingot.backends.open import find_device, framework_version
 from ingot.compat.golf.data_check import pattern
-from ingot.compat.golf.main import Script, start_script, write_files
+from ingot.compat.golf.main import Script, write_files
+from ingot.compat.golf.main import main as run_main
 from ingot.compat.golf.translate import make_config, rows_per_part
 from ingot.compat.golf.variables import MLX_VARIABLES, read_variables
 from ingot.compat.options import Option, names_of_settings
@@ -41,7 +42,7 @@ mlx_variable: Rename = names_of_settings(
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Run train_gpt_mlx.py and return its exit code."""
-    return start_script(MLXScript(), arguments)
+    return run_main(arguments, script=MLXScript())
 
 
 def read_mlx_variables(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -120,9 +121,6 @@ class MLXScript(Script):
         if (size := ranks_from_environment(environment).world_size) > 1:
             raise ConfigError(f"WORLD_SIZE={size}: {self.name} runs in one process; start it without torchrun")
 
-    def logs(self) -> Path:
-        return Path(self.values["OUT_DIR"])
-
     def config(self, folder: Path) -> ResolvedConfig:
         resolved = translate_mlx(self.values, find_device("mlx"), folder)
         self.chunks, self.val_rows = Chunks.of(self.values), resolved.config.evaluation.micro_batch
@@ -132,7 +130,8 @@ class MLXScript(Script):
         files = Path(str(resources.files("ingot.backends"))).glob("mlx/*.py")
         return [path.read_text(encoding="utf-8") for path in sorted(files)], [f"Running MLX {framework_version('mlx')}"]
 
-    def data_lines(self, values: Mapping[str, Any], name: str, shards: int, listed: int | None, usable: int) -> list[str]:
+    def data_lines(self, name: str, shards: int, listed: int | None, usable: int) -> list[str]:
+        values = self.values
         counts = f"dataset:{name} train_shards:{shards}" + (f"/{listed}" if listed is not None else "")
         dataset = f"train_loader:{counts}"
         if listed is not None and shards < listed:
@@ -195,8 +194,7 @@ class MLXScript(Script):
         from ingot.compat.golf.files import npz, read_weights
 
         assert trainer.outputs is not None
-        start = self.logs() / self.values["RUN_ID"]
-        state_path, packed_path = Path(f"{start}{STATE}"), Path(f"{start}{PACKED}")
+        state_path, packed_path = (Path(self.values["OUT_DIR"], self.values["RUN_ID"] + end) for end in (STATE, PACKED))
         self.early_stop_line(trainer)
         self.run_log.note(f"peak memory {trainer.backend.peak_memory()[0] >> 20} MiB")
         weights = trainer.backend.weights()

@@ -226,9 +226,8 @@ Needs torch, numpy, sentencepiece and pydantic. The first command trains, the se
 """
 
 
-def read_run(path: Path) -> FinishedRun:
-    """Read a completed run from its folder, from logs/RUN_ID, or from the last run in a log, logs/RUN_ID.txt."""
-    folder = _folder_of(path)
+def read_run(folder: Path) -> FinishedRun:
+    """Read a completed run from its folder, such as logs/RUN_ID."""
     view = Run.open(folder)
     result, status = view.result(), view.status().status
     if result is None or result["status"] != "completed" or status != "completed":
@@ -253,20 +252,6 @@ def read_run(path: Path) -> FinishedRun:
                 f"the {what} in {folder} has {len(content):,} bytes and its result.json says {expected:,}; it is not the run's"
             )
     return run
-
-
-def _folder_of(path: Path) -> Path:
-    """Return the run folder for an argument; if a log has several runs, return the last one, which has the highest number."""
-    if path.is_dir():
-        return path
-    name = re.compile(rf"{re.escape(path.stem)}(?:-(\d+))?")
-    beside = path.parent.glob("*/") if path.is_file() else ()
-    folders = {int(match[1] or 1): folder for folder in beside if (match := name.fullmatch(folder.name))}
-    if not folders:
-        raise CheckpointError(
-            f"there is no run {path}; give run folders, logs/RUN_ID, or logs that lie beside them, logs/RUN_ID.txt"
-        )
-    return folders[max(folders)]
 
 
 def _read(path: Path) -> bytes:

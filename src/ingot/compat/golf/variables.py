@@ -148,13 +148,8 @@ def read_variables(environment: Mapping[str, str], options: Mapping[str, Option]
     return values
 
 
-def as_lines(values: Mapping[str, Any]) -> list[str]:
-    """Return NAME=value for every variable that is set; `read_variables` parses these back to the same values."""
-    return [f"{name}={as_text(value)}" for name, value in values.items() if value is not None]
-
-
 def as_text(value: Any) -> str:
-    """Format a value as an environment variable."""
+    """Format a value as an environment variable, which `read_variables` parses back to the same value."""
     return ",".join(value) if isinstance(value, tuple | list) else str(int(value) if isinstance(value, bool) else value)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -41,7 +41,6 @@ from ingot.compat.nanogpt.keys import (
     key_name,
     nanogpt_keys,
     translate,
-    vocabulary,
 )
 from ingot.compat.options import copied
 from ingot.config.loading import ResolvedConfig
@@ -56,8 +55,8 @@ from ingot.inference.model import LoadedModel, foreign_weights, open_model, scor
 from ingot.model.gpt2 import GPT2
 from ingot.model.settings import GPT2Settings
 from ingot.runs.checkpoints import Checkpoint, load_checkpoint, newest_valid, save_checkpoint
-from ingot.runs.folder import DAMAGED, WANDB_ID, RunFolder, saved_steps
-from ingot.runs.state import LOCK, RunLock, read_state
+from ingot.runs.folder import DAMAGED, RunFolder, saved_steps
+from ingot.runs.state import RunLock, read_state
 from ingot.runtime.files import fsync_dir, replace_file, replace_folder, user_path, writing
 from ingot.runtime.tensors import TensorRecord
 from ingot.train.resume import Progress, facts_of
@@ -152,7 +151,7 @@ def read_ckpt(path: Path) -> Ckpt:
     if type(iter_num) is not int or iter_num < 0:
         raise CheckpointError(f"{path}: iter_num is {iter_num!r:.60}, but must be a number of iterations")
     best = float(loss) if isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1) else math.inf
-    memory, problem = adamw_memory(contents.get("optimizer"), _orders(weights), weights)
+    memory, problem = adamw_memory(contents.get("optimizer"), [[list(group) for group in split_by_decay(weights)]], weights)
     missing = [f"the optimizer state ({problem})"] if problem else []
     missing += ["the order of the data", "the random numbers"]
     if config.get("dtype") == "float16":
@@ -217,13 +216,6 @@ def sizes(weights: Mapping[str, TensorRecord]) -> dict[str, Any]:
     """Infer model settings from the weights' shapes."""
     (vocab_size, width), (context, _) = weights[EMBEDDING].shape, weights[POSITIONS].shape
     return {"vocab_size": vocab_size, "width": width, "context": context, "bias": "transformer.ln_f.bias" in weights}
-
-
-def _orders(weights: Mapping[str, Any]) -> Iterable[list[list[str]]]:
-    """Yield the possible parameter orders of the optimizer's groups: nanoGPT's, and nanoGPT's before 2023-06."""
-    yield [list(group) for group in split_by_decay(weights)]
-    matrices = sorted(name for name, value in weights.items() if len(value.shape) == 2 and name not in (EMBEDDING, POSITIONS))
-    yield [matrices, sorted(weights.keys() - set(matrices))]
 
 
 def split_by_decay(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -335,21 +327,14 @@ OWNER = "openai-community"  # current owner on the Hub; older caches store GPT-2
 
 def read_pretrained(name: str) -> Ckpt:
     """Read the weights of a GPT-2 size or local folder; GPT-2 has the tanh GELU."""
-    folder = pretrained_folder(name)
+    folder = user_path(name)
+    if not (folder / CONFIG).is_file():
+        if name not in SIZES:
+            known = f"{', '.join(SIZES)}, or a folder with {CONFIG} (or resume, and in train.py scratch)"
+            raise ConfigError(f"unknown weights {name!r}; give {known}")
+        folder = cached_model(f"{OWNER}/{name}") or cached_model(name) or fetch_model(f"{OWNER}/{name}")
     records, settings = read_model(folder, ("gpt2",))
     return Ckpt(folder, settings, {record.name: record for record in records})
-
-
-def pretrained_folder(name: str) -> Path:
-    """Return the folder of GPT-2 weights: a local one, or one in the Hub's cache, downloaded if needed."""
-    folder = user_path(name)
-    if (folder / CONFIG).is_file():
-        return folder
-    if name in SIZES:
-        return cached_model(f"{OWNER}/{name}") or cached_model(name) or fetch_model(f"{OWNER}/{name}")
-    raise ConfigError(
-        f"unknown weights {name!r}; give {', '.join(SIZES)}, or a folder with {CONFIG} (or resume, and in train.py scratch)"
-    )
 
 
 # The start of train.py: random weights, GPT-2 weights, our own checkpoint, or a ckpt.pt. Our own run resumes exactly unless
@@ -362,36 +347,21 @@ PARTS = (
 )  # fmt: skip
 
 
-def check_folder(out: Path) -> None:
-    """Raise an error if out_dir is in use or holds files that are not ours."""
-    if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # otherwise other files are moved aside
-        RunFolder(out).check_ownership([WANDB_ID])
-    if (out / LOCK).exists():
-        with RunLock(out):
-            pass
-
-
 def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Ckpt:
     """Return the state that init_from selects, cropped to block_size; with eval_only nothing is written."""
     name, out = values["init_from"], Path(values["out_dir"])
     if name == "scratch":
-        vocab_size = vocabulary(values)
+        tokenizer = open_dataset(str(data_path(values)), values["tokenizer"], values["trust_tokens"]).tokenizer
+        vocab_size = None if tokenizer.kind == "gpt2" else tokenizer.vocab_size
         ids = f"vocab_size {vocab_size} of {data_path(values)}" if vocab_size else "GPT-2's 50,257 tokens, rounded up to 50,304"
         say(f"a new model from scratch, with {ids}")
         return Ckpt(out, fresh_settings(values, vocab_size))
     if name != "resume":
         start = read_pretrained(name)
         say(f"a model with the weights of {name}")
-    elif (ours := _own_checkpoint(out, warn, values["eval_only"])) is not None:
-        say(f"resuming from {ours.path}")
-        settings = ours.progress["config"]["model"]
-        if settings["family"] != "gpt2":
-            raise CheckpointError(f"{ours.path} is a model of the family {settings['family']}; continue it with: ingot train")
-        settings = settings | sizes(ours.weights)  # `ingot train` infers these from the data
-        start = Ckpt(ours.path, settings, ours.weights, ours.tensors["optimizer"], ours.step, ours=ours)
     else:
-        start = read_ckpt(out / CKPT)
-        say(f"resuming from {start.path} at iteration {start.iter_num}")
+        start = _resumed(out, warn, values["eval_only"])
+        say(f"resuming from {start.path}" + ("" if start.ours else f" at iteration {start.iter_num}"))
     context = start.settings["context"]
     size = values["block_size"] or context
     if size > context:
@@ -408,26 +378,32 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Ckpt:
     return replace(start, settings=settings, weights=weights, optimizer=optimizer)
 
 
-def _own_checkpoint(out: Path, warn: Say, read_only: bool) -> Checkpoint | None:
-    """Return our newest checkpoint in a folder, or None if the ckpt.pt there was copied from another run."""
-    if not saved_steps(out / "checkpoints"):
-        if not (out / CKPT).exists():
-            raise CheckpointError(f"init_from=resume: there is no {out / CKPT}; train one with --init_from=scratch first")
-        return None
-    newest = newest_valid(out / "checkpoints", warn, read_only)
-    if newest is None or not (out / CKPT).exists():
-        return newest
-    try:
-        ckpt = read_ckpt(out / CKPT)
-    except DamagedFile as error:
-        warn(f"{error}; {newest.path} is used instead")
-        if not read_only:
-            (out / CKPT).replace(out / f"{CKPT}{DAMAGED}")
-        return newest
-    if ckpt.checkpoint is None:
-        return None
-    named = newest if ckpt.checkpoint.name == newest.path.name else load_checkpoint(ckpt.checkpoint)
-    return newest if named.weights[POSITIONS].data == ckpt.weights[POSITIONS].data else None
+def _resumed(out: Path, warn: Say, read_only: bool) -> Ckpt:
+    """Return our newest checkpoint in a folder, or the ckpt.pt there if it was copied from another run."""
+    path, newest = out / CKPT, None
+    if saved_steps(out / "checkpoints"):
+        newest = newest_valid(out / "checkpoints", warn, read_only)
+    elif not path.exists():
+        raise CheckpointError(f"init_from=resume: there is no {path}; train one with --init_from=scratch first")
+    if newest is None or path.exists():
+        try:
+            ckpt = read_ckpt(path)
+            if newest is None or ckpt.checkpoint is None:
+                return ckpt
+            named = newest if ckpt.checkpoint.name == newest.path.name else load_checkpoint(ckpt.checkpoint)
+            if named.weights[POSITIONS].data != ckpt.weights[POSITIONS].data:
+                return ckpt
+        except DamagedFile as error:
+            if newest is None:
+                raise
+            warn(f"{error}; {newest.path} is used instead")
+            if not read_only:
+                path.replace(out / f"{CKPT}{DAMAGED}")
+    settings = newest.progress["config"]["model"]
+    if settings["family"] != "gpt2":
+        raise CheckpointError(f"{newest.path} is a model of the family {settings['family']}; continue it with: ingot train")
+    settings = settings | sizes(newest.weights)  # `ingot train` infers these from the data
+    return Ckpt(newest.path, settings, newest.weights, newest.tensors["optimizer"], newest.step, ours=newest)
 
 
 def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -> ResolvedConfig:
@@ -448,13 +424,28 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
     if not start.weights:
         move_aside(out, (*PARTS, CKPT), say)
         return resolved
-    progress = _progress(resolved.config, dataset, start)
+    # The progress at the start's iteration, with the best validation loss so far if it is known.
+    config, at = resolved.config, start.iter_num
+    p = Progress(step=at, sample=at * config.rows_per_step, tokens=at * config.training.tokens_per_step)
+    if start.ours is not None:
+        earlier, before = start.ours.progress, start.ours.progress["config"]
+        p = replace(p, **{name: earlier[name] for name in ("tokens", "elapsed_seconds", "loss")})
+        if (earlier["data_fingerprint"], before["data"]["seq_len"]) == (dataset.fingerprint, config.data.seq_len):
+            p = replace(p, **{name: earlier[name] for name in ("best_bpb", "val_loss", "val_bpb")})
+            p = replace(p, best_step=at if earlier["best_step"] == at else None, best_by=earlier.get("best_by", []))
+    elif start.missing:
+        p = replace(p, best_step=at)  # kept as the best, and written as ckpt.pt, which the next resume recognises
+    if start.best_val_loss is not None and at:
+        evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
+        evaluated = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
+        best = start.best_val_loss / math.log(2) * evaluated.tokens / evaluated.bytes
+        p = replace(p, best_bpb=best, val_loss=start.best_val_loss, val_bpb=best)
     tensors = {"model": list(start.weights.values()), "optimizer": list(start.optimizer.values())}
     folder = RunFolder(out).checkpoints
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replace_folder(folder) as new:
-            save_checkpoint(new, progress.step, tensors, {**asdict(progress), "choices": {}, **facts})
+            save_checkpoint(new, p.step, tensors, {**asdict(p), "choices": {}, **facts})
             aside = move_aside(out, PARTS, say)  # done last: if the disk is full, the old run is still in place
         if aside is not None and (out / CKPT).exists():  # moved last: if the process is killed here, a resume still finds it
             (out / CKPT).rename(aside / CKPT)
@@ -490,23 +481,3 @@ def move_aside(out: Path, parts: Sequence[str], say: Say) -> Path | None:
         fsync_dir(out)
     say(f"the run that was in {out} is now in {aside}")
     return aside
-
-
-def _progress(config: Config, dataset: Dataset, start: Ckpt) -> Progress:
-    """Return the training progress at the start's iteration, with the best validation loss so far if it is known."""
-    at = start.iter_num
-    p = Progress(step=at, sample=at * config.rows_per_step, tokens=at * config.training.tokens_per_step)
-    if start.ours is not None:
-        earlier, before = start.ours.progress, start.ours.progress["config"]
-        p = replace(p, **{name: earlier[name] for name in ("tokens", "elapsed_seconds", "loss")})
-        if (earlier["data_fingerprint"], before["data"]["seq_len"]) == (dataset.fingerprint, config.data.seq_len):
-            p = replace(p, **{name: earlier[name] for name in ("best_bpb", "val_loss", "val_bpb")})
-            p = replace(p, best_step=at if earlier["best_step"] == at else None, best_by=earlier.get("best_by", []))
-    elif start.missing:
-        p = replace(p, best_step=at)  # kept as the best, and written as ckpt.pt, which the next resume recognises
-    if start.best_val_loss is not None and at:
-        evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
-        sizes = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
-        best = start.best_val_loss / math.log(2) * sizes.tokens / sizes.bytes
-        p = replace(p, best_bpb=best, val_loss=start.best_val_loss, val_bpb=best)
-    return p

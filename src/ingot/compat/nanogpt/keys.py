@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,6 @@ SAMPLE = table(
     TRAIN["device"],
     TRAIN["dtype"],
     Option("compile", "bool", False, "torch.compile"),
-    Option("top_p", "float", 1.0, "nucleus sampling: total probability of the candidate tokens", above=0, high=1, added=True),
-    Option("stop", "str", None, "text after which a completion ends; None: after max_new_tokens", null="None", added=True),
 )  # fmt: skip
 
 BENCH = table(
@@ -164,12 +163,29 @@ def read_arguments(program: str, words: Sequence[str], say: Say = print) -> Argu
     for word in words:
         if not word.startswith("-") and ("=" not in word or (word.endswith(".py") and Path(word).is_file())):
             overrides = _run_preset(Path(word), keys, values, say)
-        else:
-            name, value = _read_flag(word, keys)
-            say(f"Overriding: {name} = {value}")
-            overrides = {name: value}
-        values |= overrides
-        set_keys |= overrides.keys()
+            values |= overrides
+            set_keys |= overrides.keys()
+            continue
+        flag, equals, text = word.partition("=")
+        name = flag.removeprefix("--")
+        if not flag.startswith("--"):
+            raise ConfigError(f"{word}: keys begin with two dashes: --{word.lstrip('-')}")
+        if name not in keys:
+            near = closest(name.replace("-", "_").lower(), keys)
+            raise ConfigError(f"unknown key {name} in {word}; {f'did you mean {near}?' if near else '--help lists the keys'}")
+        if not equals:
+            raise ConfigError(f"{word} has no value; write {word}=VALUE")
+        key: Option = keys[name]
+        value: Any = text
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            value = ast.literal_eval(text.strip())
+        if key.kind == "str" and not isinstance(value, str) and not (value is None and key.null):
+            value = text  # --out_dir=123
+        elif key.kind != "str" and text.lower() in ("true", "false"):
+            value = text.lower() == "true"
+        values[name] = key.check(value, "command line")
+        set_keys.add(name)
+        say(f"Overriding: {name} = {values[name]}")
     return Arguments(values, frozenset(set_keys))
 
 
@@ -201,28 +217,6 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
         for name, key in keys.items()
         if name in after and (name in assigned or after[name] != before[name])
     }
-
-
-def _read_flag(word: str, keys: Mapping[str, Option]) -> tuple[str, Any]:
-    flag, equals, text = word.partition("=")
-    name = flag.removeprefix("--")
-    if not flag.startswith("--"):
-        raise ConfigError(f"{word}: keys begin with two dashes: --{word.lstrip('-')}")
-    if name not in keys:
-        near = closest(name.replace("-", "_").lower(), keys)
-        raise ConfigError(f"unknown key {name} in {word}; {f'did you mean {near}?' if near else '--help lists the keys'}")
-    if not equals:
-        raise ConfigError(f"{word} has no value; write {word}=VALUE")
-    key = keys[name]
-    try:
-        value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        value = text
-    if key.kind == "str" and not isinstance(value, str) and not (value is None and key.null):
-        value = text  # --out_dir=123
-    elif key.kind != "str" and text.lower() in ("true", "false"):
-        value = text.lower() == "true"
-    return name, key.check(value, "command line")
 
 
 # The Config that the keys of train.py mean. A run has max_iters + 1 steps, because nanoGPT counts iterations from 0 up to and
@@ -291,14 +285,6 @@ def check_data(values: dict[str, Any], warn: Say = lambda line: None) -> None:
     if values["tokenizer"] is None and meta.is_file() and char_tokenizer(meta) is None:
         warn(f"{meta} does not list single characters, so tokens are numbers; name their tokenizer with --tokenizer=FILE")
         values["tokenizer"] = "number"
-
-
-def vocabulary(values: Mapping[str, Any]) -> int | None:
-    """Return the vocabulary size of the dataset, or None for GPT-2's tokens."""
-    from ingot.data.loading.data_path import open_dataset
-
-    tokenizer = open_dataset(str(data_path(values)), values["tokenizer"], values["trust_tokens"]).tokenizer
-    return None if tokenizer.kind == "gpt2" else tokenizer.vocab_size
 
 
 def fresh_settings(values: Mapping[str, Any], vocab_size: int | None) -> dict[str, Any]:

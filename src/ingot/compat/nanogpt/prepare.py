@@ -12,6 +12,7 @@ import lzma
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -27,24 +28,17 @@ TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 OPENWEBTEXT = "hf:Skylion007/openwebtext"
 TRAIN_FRACTION = 0.9  # share of Shakespeare's characters used for training; the rest is for validation
 VAL_FRACTION, VAL_SEED = 0.0005, 2357  # OpenWebText's validation split, the same as nanoGPT's
-SMALL_BYTES = 1 << 23  # smaller inputs are encoded in this process: starting workers would take longer
 
 
-def shakespeare_char(folder: Path, words: Sequence[str]) -> int:
-    """Prepare character-level Shakespeare; return the exit code."""
-    return _shakespeare(folder, words, by_characters=True)
-
-
-def shakespeare(folder: Path, words: Sequence[str]) -> int:
-    """Prepare Shakespeare with GPT-2's tokenizer; return the exit code."""
-    return _shakespeare(folder, words, by_characters=False)
-
-
-def _shakespeare(folder: Path, words: Sequence[str], by_characters: bool) -> int:
+def shakespeare(folder: Path, words: Sequence[str], by_characters: bool = False) -> int:
+    """Prepare Shakespeare with GPT-2's tokenizer, or by characters; return the exit code."""
     how = "by characters" if by_characters else "with GPT-2's tokens"
     parser = _parser(f"Shakespeare, or another text, {how}: the first nine tenths are train.bin, the rest val.bin.", folder)
     parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
     return _run(parser, words, _write_text, by_characters)
+
+
+shakespeare_char = partial(shakespeare, by_characters=True)
 
 
 def openwebtext(folder: Path, words: Sequence[str]) -> int:
@@ -93,18 +87,18 @@ def _write_text(options: Namespace) -> None:
     from ingot.data.tokenizers import CharTokenizer, open_tokenizer
     from ingot.runtime.files import write_atomically
 
-    text, files, meta = _text(options), {}, {}
+    text, files = _text(options), {}
     tokenizer = CharTokenizer(text) if options.by_characters else open_tokenizer("gpt2")
     if isinstance(tokenizer, CharTokenizer):
         say(f"all the unique characters: {tokenizer.characters}")
         say(f"vocab size: {tokenizer.vocab_size:,}")
-        meta[META] = meta_bytes(tokenizer)
+        files[META] = meta_bytes(tokenizer)
     end = int(len(text) * TRAIN_FRACTION)
     for split, part in (("train", text[:end]), ("val", text[end:])):
         ids = tokenizer.encode(part).astype("<u2")
         files[f"{split}.bin"] = ids.tobytes()
         say(f"{split} has {len(ids):,} tokens")
-    for name, content in {**files, **meta}.items():
+    for name, content in files.items():
         with writing(options.output / name):
             write_atomically(options.output / name, content)
 
@@ -150,14 +144,13 @@ def _write_documents(options: Namespace) -> None:
 
     from ingot.console.progress import progress_bar
     from ingot.data.prepare.blocks import EveryText, text_blocks
-    from ingot.data.prepare.workers import local_engine
+    from ingot.data.prepare.workers import local_engine, workers_for
     from ingot.data.store.staging import writing
     from ingot.data.text.text_files import adding_up, file_bytes, find_files, read_documents
     from ingot.data.tokenizers import open_tokenizer
     from ingot.runtime.files import replace_file, temporary_beside
-    from ingot.runtime.processes import cpu_count
 
-    folder, workers = options.output, options.workers or cpu_count()
+    folder = options.output
     try:
         files = [] if options.bundled else find_files(options.input or [Path(OPENWEBTEXT)])[0]
     except DataError as error:
@@ -167,7 +160,7 @@ def _write_documents(options: Namespace) -> None:
     try:
         with progress_bar("encoding", in_bytes=True) as show, writing(scratch), scratch.open("xb") as file:
             texts = _bundled() if options.bundled else read_documents(files, options.text_field, adding_up(show, total))
-            with local_engine(tokenizer, 1 if total < SMALL_BYTES else workers) as engine:
+            with local_engine(tokenizer, options.workers or workers_for(tokenizer, total)) as engine:
                 for encoded in engine(map(EveryText, text_blocks(texts))):
                     # nanoGPT puts <|endoftext|> after a document, not before it.
                     file.write(np.concatenate([encoded.ids[1:].astype("<u2"), end]).tobytes())

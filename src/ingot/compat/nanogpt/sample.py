@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from ingot.compat.nanogpt.keys import PRECISIONS, Arguments, enter
 from ingot.console.entry import say, warn
 from ingot.console.output import for_reader
-from ingot.errors import ConfigError, DataError
+from ingot.errors import DataError
 from ingot.runtime.files import readable
 
 if TYPE_CHECKING:
     from ingot.data.tokenizers import Tokenizer
 
-DASHES = "-" * 15
 FILE = "FILE:"
 
 
@@ -38,9 +37,7 @@ def sample(arguments: Arguments) -> None:
     from ingot.console.progress import progress_bar
 
     values = arguments.values
-    stop, prompt = values["stop"], values["start"]
-    if stop == "":
-        raise ConfigError("stop is empty, which every text contains; leave it out or give the text after which to stop")
+    prompt = values["start"]
     if prompt.startswith(FILE):
         path = Path(prompt.removeprefix(FILE))
         with readable(path, DataError):
@@ -55,9 +52,6 @@ def sample(arguments: Arguments) -> None:
     elif values["dtype"] not in (None, "float32"):
         warn(f"dtype={values['dtype']} is for GPUs; computing in float32")
 
-    def decode(ids: list[int]) -> str:
-        return decode_ids(tokenizer, ids, at_start=not prompt)
-
     with progress_bar("generating") as progress:
         completions = list(
             write_texts(
@@ -65,8 +59,7 @@ def sample(arguments: Arguments) -> None:
                 encode_prompt(tokenizer, prompt),
                 values["num_samples"],
                 values["max_new_tokens"],
-                Sampling(values["temperature"], values["top_k"] or 0, values["top_p"], values["seed"]),
-                None if stop is None else lambda ids: stop in decode(ids),
+                Sampling(values["temperature"], values["top_k"] or 0, seed=values["seed"]),
                 progress,
                 vocab_size=tokenizer.vocab_size,
                 keep_half=True,
@@ -74,11 +67,8 @@ def sample(arguments: Arguments) -> None:
             )
         )
     for ids in completions:
-        text = decode(ids)
-        if stop is not None and stop in text:
-            text = text[: text.index(stop) + len(stop)]
-        print(for_reader(prompt + text))
-        say(DASHES)
+        print(for_reader(prompt + decode_ids(tokenizer, ids, at_start=not prompt)))
+        say("-" * 15)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:

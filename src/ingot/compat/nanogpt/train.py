@@ -17,7 +17,8 @@ from ingot.console.entry import process_start, say, warn
 from ingot.errors import CheckpointError
 from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.checkpoints import load_checkpoint
-from ingot.runs.folder import INDEX, Kind, saved_steps
+from ingot.runs.claim import LOCK, RunLock
+from ingot.runs.folder import INDEX, WANDB_ID, Kind, RunFolder, saved_steps
 from ingot.runs.reporter import BeginReport, EvaluationReport, Reporter, StepReport
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks, ranks_from_environment
@@ -39,7 +40,7 @@ def train(arguments: Arguments) -> None:
     """Train, resume or only evaluate, depending on the keys."""
     from ingot.backends.open import find_device, on_first_rank
     from ingot.backends.torch.build import flops_per_token
-    from ingot.compat.nanogpt.checkpoint import check_folder, count_parameters, find_start, group_lines, meta_model, settle_folder
+    from ingot.compat.nanogpt.checkpoint import count_parameters, find_start, group_lines, meta_model, settle_folder
     from ingot.preflight.validate import check_before_training
     from ingot.runs.tracking import check_installed
     from ingot.train.start import run
@@ -63,7 +64,12 @@ def train(arguments: Arguments) -> None:
     device = find_device(values["device"], ranks.local_rank)
 
     def prepare() -> dict[str, Any]:
-        check_folder(Path(values["out_dir"]))
+        out = Path(values["out_dir"])
+        if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # otherwise other files are moved aside
+            RunFolder(out).check_ownership([WANDB_ID])
+        if (out / LOCK).exists():
+            with RunLock(out):  # fails if another process trains there
+                pass
         start = find_start(values, say, warn)
         check_before_training(settle_folder(values, start, say, warn).config, ranks.world_size, warn, name=key_name)
         return start.settings

@@ -207,16 +207,6 @@ def test_a_wrong_prefix_is_named(folder):
         folder(prefix="elsewhere")
 
 
-def test_the_byte_counts_of_validation_tokens_come_with_it(folder):
-    listed = manifest()
-    listed["datasets"][0]["val_bytes_glob"] = "fineweb_val_bytes_*.bin"
-    name = f"{SETS}/fineweb_val_bytes_000000.bin"
-    folder.hub.commit(REPO, {**repository(listed=listed), f"datasets/{name}": shard(70, 3)})
-    result = folder()
-    assert (folder / name).read_bytes() == shard(70, 3)
-    assert (result.val_shards, result.val_tokens) == (1, 70)
-
-
 def test_files_that_are_there_are_not_fetched_again(folder):
     folder()
     before = {name: (folder / name).stat().st_mtime_ns for name in WANTED}

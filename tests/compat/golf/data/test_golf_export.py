@@ -128,7 +128,7 @@ def test_all_or_none_of_the_documents_may_be_validation(folder, held_out, files)
     [
         ({"val_documents": 4}, "validation needs 4 documents and .* has 3"),
         ({"val_documents": None}, "validation needs 50,000 documents"),
-        ({"val_documents": -1}, "--num-val-docs -1 is negative"),
+        ({"val_documents": -1}, "validation needs -1 documents"),
         ({"chunk_tokens": 0}, "--chunk-tokens 0 is out of range"),
         ({"chunk_tokens": 2**31}, "out of range"),
     ],

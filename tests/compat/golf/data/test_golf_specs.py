@@ -27,16 +27,16 @@ def specs(tmp_path, content, **options):
 )
 @pytest.mark.parametrize("wrap", [list, lambda x: {"tokenizers": x}, lambda x: {"tokenizer_specs": x}])
 def test_a_kind_is_found_in_golfs_order(tmp_path, record, kind, wrap):
-    assert [spec.tokenizer_kind for spec in specs(tmp_path, wrap([record]))] == [kind]
+    assert [spec.kind for spec in specs(tmp_path, wrap([record]))] == [kind]
 
 
 def test_the_specs_beside_the_script_are_golfs_two(tmp_path):
     found = load_specs(ROOT / "data/tokenizer_specs.json")
-    assert [(spec.title, spec.dataset, spec.files[0]) for spec in found] == [
+    assert [(spec.name, spec.dataset, spec.files[0]) for spec in found] == [
         ("sp_bpe_1024", "fineweb10B_sp1024", "fineweb_1024_bpe.model"),
         ("pure_byte_260", "fineweb10B_byte260", "fineweb_pure_byte_260.json"),
     ]
-    assert [spec.title for spec in load_specs(ROOT / "data/tokenizer_specs.json", skip_byte=True)] == ["sp_bpe_1024"]
+    assert [spec.name for spec in load_specs(ROOT / "data/tokenizer_specs.json", skip_byte=True)] == ["sp_bpe_1024"]
 
 
 SP = {"vocab_size": 1024}
