@@ -146,12 +146,10 @@ def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str
     return weights, memory, settings, problem
 
 
-class _Record:
-    """Unpickled instance of one of gpt-simple's classes, with its values as attributes."""
+class _Record(dict[str, Any]):
+    """Unpickled instance of one of gpt-simple's classes: the dict of its attributes."""
 
-
-def _fields(record: Any) -> dict[str, Any]:
-    return record if isinstance(record, dict) else vars(record)
+    __setstate__ = dict.update
 
 
 CLASSES = {f"gpt_simple.data.{name}": _Record for name in ("WorkerDataState", "PerBucketCursor")}
@@ -172,8 +170,8 @@ def read_cursors(path: Path) -> dict[str, dict[int, int]] | None:
                 continue
             for worker in state["worker_states"].values():
                 has_workers = True
-                for bucket, cursor in _fields(worker)["bucket_cursors"].items():
-                    progress = {int(number): int(rows) for number, rows in _fields(cursor)["file_progress"].items()}
+                for bucket, cursor in worker["bucket_cursors"].items():
+                    progress = {int(number): int(rows) for number, rows in cursor["file_progress"].items()}
                     count_rows(rows_read, {str(bucket): progress})
             continue
         raise CheckpointError(f"{file} is damaged: it does not hold the position in the data")

@@ -22,6 +22,7 @@ from ingot.artifact.gpt_simple import model_keys, model_settings
 from ingot.backends.sampling import DTYPES, GenerationOptions
 from ingot.backends.torch.build import checkpoint_blocks
 from ingot.backends.torch.generate import generate as generate_tokens
+from ingot.backends.torch.precision import DTYPES as TORCH_DTYPES
 from ingot.backends.torch.state import load_model
 from ingot.compat.gpt_simple.config import DataConfig, GptSimpleConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from ingot.compat.gpt_simple.training import GptSimpleResult as TrainingResult
@@ -37,7 +38,6 @@ from ingot.runtime.files import user_path
 
 IGNORED = -100  # label that the loss ignores
 PAD = "<|pad|>"
-TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass

@@ -97,8 +97,8 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
         world_size = options.nproc_per_node * options.nnodes
         resolved = translate(config, world_size, None if options.force else kept_tokens(config)).config
         open_data(resolved, world_size, _check(config, resolved, world_size, options.force))
-        port = options.master_port or (PORT if options.nnodes > 1 else None)
         nodes = {"nnodes": options.nnodes, "node_rank": options.node_rank, "master_addr": options.master_addr}
+        port = options.master_port or (PORT if options.nnodes > 1 else None)
         return launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE, program="gpt-simple")
     status, result = run_training(config, log, options.force)
     if not ranks_from_environment().first:
@@ -197,16 +197,11 @@ def refuse_live_original(folder: Path) -> None:
         return  # the original always writes both, the time with its time zone
     if state.get("status") != "running" or written_by_us:
         return
-    age, output_dir = time.time() - updated.timestamp(), Setting("training.output_dir")
-    if pid > 0 and pid != os.getpid() and is_alive(pid, age):
-        what = f"the original gpt-simple, process {pid}, is training in {folder}"
-        raise RunError(what, output_dir, advice="stop it first, or choose another {0}")
-    if age < FRESH_SECONDS:
-        raise RunError(
-            f"the original gpt-simple wrote {folder / RUN_STATE} {max(0.0, age):.0f} s ago and may be training on another host",
-            output_dir,
-            advice=f"stop it first, or choose another {{0}}; if it is dead, delete {folder / RUN_STATE}",
-        )
+    age, path = time.time() - updated.timestamp(), folder / RUN_STATE
+    if age < FRESH_SECONDS or (pid > 0 and pid != os.getpid() and is_alive(pid, age)):
+        what = f"the original gpt-simple, process {pid}, trains in {folder}, perhaps on another host"
+        how = f"stop it first, or choose another {{0}}; if it is dead, delete {path}"
+        raise RunError(f"{what}: {path} is {max(0.0, age):.0f} s old", Setting("training.output_dir"), advice=how)
 
 
 class GptSimpleReporter(Reporter):
