@@ -39,6 +39,9 @@ MAX_FRAMES = 3  # an error shows this many innermost frames of the user's file
 def _user_error(error: BaseException) -> IngotError | None:
     """Convert an exception of Python or of a custom model to an error that the user can fix; None for a bug in Ingot."""
     message = str(error)
+    if isinstance(error, OSError):
+        reason = error.strerror or message
+        return RunError(reason if error.filename is None else f"{error.filename}: {reason}")
     kinds = {kind.__name__ for kind in type(error).__mro__}
     phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # of torch and MLX
     if kinds & {"MemoryError", "OutOfMemoryError"} or any(phrase in message for phrase in phrases):
@@ -124,14 +127,9 @@ def explained(
     except BrokenPipeError:
         _drop_stdout()
         outcome.code = BROKEN_PIPE
-    except OSError as error:
-        if error.filename is None:  # an OSError without a file comes from writing to stdout
-            _drop_stdout()
-        reason = error.strerror or str(error)
-        outcome.error = RunError(reason if error.filename is None else f"{error.filename}: {reason}")
-        warn(f"{program}: error: {outcome.error}")
-        outcome.code = RunError.exit_code
     except (Exception, SystemExit) as error:
+        if isinstance(error, OSError) and error.filename is None:  # it comes from writing to stdout
+            _drop_stdout()
         outcome.error = _user_error(error)
         if outcome.error is None:
             raise

@@ -238,13 +238,9 @@ def listen(host: str, port: int) -> socket.socket:
     """Open a socket listening on an address."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen()  # without this, another process could still bind to the port
+        return socket.create_server((host, port), family=family, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port") from None
-    return listening
 
 
 class ClosingServer(uvicorn.Server):

@@ -274,13 +274,7 @@ def make_parser() -> Parser:
             add("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (cuda if there is one, else cpu)")
             add("--dtype", default="bf16", choices=sorted(DTYPES), help="dtype of the weights (bf16)")
             add("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to generate (100)")
-            add(
-                "--temperature",
-                type=float,
-                default=0.8,
-                metavar="X",
-                help="sampling temperature; 0 is --greedy (0.8)",
-            )
+            add("--temperature", type=float, default=0.8, metavar="X", help="sampling temperature; 0 is --greedy (0.8)")
             add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens; 0: from all (50)")
             add("--top-p", type=float, default=0.95, metavar="P", help="nucleus: total probability of the candidates (0.95)")
             add("--greedy", action="store_true", help="always take the most likely token")
