@@ -101,7 +101,13 @@ def explained(
     it survives a wait, because then no other rank has it. `stopped` is the exit code after a signal before the run began.
     """
     outcome = Outcome()
-    _open_streams()
+    for stream_name in ("stdout", "stderr"):
+        if getattr(sys, stream_name) is None:  # the shell closed it: >&-
+            setattr(sys, stream_name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
+        if hasattr(stream := getattr(sys, stream_name), "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # escape characters that the terminal's encoding lacks
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_VisibleFormatter())
     try:
         with safe_path():
             yield outcome
@@ -167,16 +173,6 @@ def warn(line: str) -> None:
 class _VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return shown(super().format(record))
-
-
-def _open_streams() -> None:
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the shell closed it: >&-
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
-        if hasattr(stream := getattr(sys, name), "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # escape characters that the terminal's encoding lacks
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_VisibleFormatter())
 
 
 def _drop_stdout() -> None:
