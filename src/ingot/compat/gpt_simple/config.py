@@ -278,10 +278,7 @@ def all_keys() -> dict[str, Option]:
     return options
 
 
-@cache
-def keys_of_settings() -> dict[str, str]:
-    """Map each setting of ours to the gpt-simple key that sets it."""
-    return {option.sets: path for path, option in all_keys().items() if option.sets}
+KEYS_OF_SETTINGS = {option.sets: path for path, option in all_keys().items() if option.sets}  # our settings, and their keys
 
 
 def typed(option: Option, value: Any) -> Any:
@@ -327,13 +324,13 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
                 sections[section][field_name] = typed(all_keys()[name], value)
             except ConfigError as error:
                 problems.append(f"{error} ({where})")
-        elif name in known() and name not in keys_of_settings():
+        elif name in known() and name not in KEYS_OF_SETTINGS:
             settings[name] = value
         else:
             elsewhere = next((path for path in all_keys() if path.endswith(f".{field_name}")), None)
             names = [path for path in all_keys() if path.startswith(f"{section}.")] or list(all_keys())
-            if name in keys_of_settings():
-                hint = f"gpt-simple calls it {keys_of_settings()[name]}"
+            if name in KEYS_OF_SETTINGS:
+                hint = f"gpt-simple calls it {KEYS_OF_SETTINGS[name]}"
             elif near := elsewhere or closest(name, names):
                 hint = f"did you mean {near}?"
             else:
