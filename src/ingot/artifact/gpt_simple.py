@@ -149,8 +149,3 @@ def tokenizer_folder(path: Path) -> Path | None:
 def config_hash(keys: Mapping[str, Any]) -> str:
     """Return the hash of all keys, computed as in trainer_state.json."""
     return "sha256:" + hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def arch_hash(model: Mapping[str, Any]) -> str:
-    """Return the hash of the keys that determine weight shapes, as in trainer_state.json, with vocab_size as configured."""
-    return config_hash({key: model.get(key) for key in ARCH_KEYS})

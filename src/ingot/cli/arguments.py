@@ -138,11 +138,11 @@ def resolve_config(
         return load_config(recipe=recipe, file=file, overrides=overrides)
     if recipe is not None:
         raise ConfigError(f"{file} has gpt-simple's keys and cannot be combined with the recipe {recipe}; keep one of them")
-    from ingot.compat.gpt_simple.translate import kept_tokens, report_kept_batch, translate
+    from ingot.compat.gpt_simple.translate import kept_tokens, translate, warnings
 
     config = read_config(file, overrides)
     kept = kept_tokens(config)
     if warn is not None:
         warn(f"{file} has gpt-simple's keys and is read as `gpt-simple train --config` reads it")
-        report_kept_batch(config, world_size, kept, warn)
+        warnings(config, warn, world_size, kept)
     return translate(config, world_size, kept)

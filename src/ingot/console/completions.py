@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def generate_records(
         completions = [prompt if options.return_full_text else "" for prompt in prompts]
         for number, piece in model.stream_batch(prompts, options):
             completions[number] += piece
-            print_line({"index": number, "piece": piece})
+            print(json.dumps({"index": number, "piece": piece}, ensure_ascii=False), flush=True)
     else:
         completions = model.generate_batch(prompts, options)
     answers = [
@@ -52,21 +52,14 @@ def generate_records(
     write_lines(answers, output, say)
 
 
-def write_lines(records: Iterable[Mapping[str, Any]], output: Path | None, say: Say) -> None:
+def write_lines(records: Sequence[Mapping[str, Any]], output: Path | None, say: Say) -> None:
     """Write records as JSON lines to stdout or, atomically, to a file."""
+    lines = "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)
     if output is None:
-        for record in records:
-            print_line(record)
+        print(lines, end="", flush=True)
         return
-    lines = [json.dumps(record, ensure_ascii=False) for record in records]
     with writing_output(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         # A lone surrogate in a request's field is written as it was read, \ud800.
-        write_atomically(output.resolve(), "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
-    say(f"{output}: {len(lines)} texts")
-
-
-def print_line(record: Mapping[str, Any]) -> None:
-    """Print a JSON line and flush it."""
-    sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+        write_atomically(output.resolve(), lines.encode(errors="backslashreplace"))
+    say(f"{output}: {len(records)} texts")

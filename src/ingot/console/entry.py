@@ -39,6 +39,9 @@ MAX_FRAMES = 3  # an error shows this many innermost frames of the user's file
 def _user_error(error: BaseException) -> IngotError | None:
     """Convert an exception of Python or of a custom model to an error that the user can fix; None for a bug in Ingot."""
     message = str(error)
+    if isinstance(error, OSError):
+        reason = error.strerror or message
+        return RunError(reason if error.filename is None else f"{error.filename}: {reason}")
     kinds = {kind.__name__ for kind in type(error).__mro__}
     phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # of torch and MLX
     if kinds & {"MemoryError", "OutOfMemoryError"} or any(phrase in message for phrase in phrases):
@@ -98,7 +101,13 @@ def explained(
     it survives a wait, because then no other rank has it. `stopped` is the exit code after a signal before the run began.
     """
     outcome = Outcome()
-    _open_streams()
+    for stream_name in ("stdout", "stderr"):
+        if getattr(sys, stream_name) is None:  # the shell closed it: >&-
+            setattr(sys, stream_name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
+        if hasattr(stream := getattr(sys, stream_name), "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # escape characters that the terminal's encoding lacks
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_VisibleFormatter())
     try:
         with safe_path():
             yield outcome
@@ -124,14 +133,9 @@ def explained(
     except BrokenPipeError:
         _drop_stdout()
         outcome.code = BROKEN_PIPE
-    except OSError as error:
-        if error.filename is None:  # an OSError without a file comes from writing to stdout
-            _drop_stdout()
-        reason = error.strerror or str(error)
-        outcome.error = RunError(reason if error.filename is None else f"{error.filename}: {reason}")
-        warn(f"{program}: error: {outcome.error}")
-        outcome.code = RunError.exit_code
     except (Exception, SystemExit) as error:
+        if isinstance(error, OSError) and error.filename is None:  # it comes from writing to stdout
+            _drop_stdout()
         outcome.error = _user_error(error)
         if outcome.error is None:
             raise
@@ -169,16 +173,6 @@ def warn(line: str) -> None:
 class _VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return shown(super().format(record))
-
-
-def _open_streams() -> None:
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the shell closed it: >&-
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
-        if hasattr(stream := getattr(sys, name), "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # escape characters that the terminal's encoding lacks
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_VisibleFormatter())
 
 
 def _drop_stdout() -> None:

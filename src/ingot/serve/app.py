@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from starlette.requests import ClientDisconnect
 
 from ingot.backends.sampling import Sampling
 from ingot.errors import ConfigError
-from ingot.inference.batching import Chunk, Closed, Completion, Engine
+from ingot.inference.batching import Chunk, Completion, Engine
 from ingot.inference.model import LoadedModel
 from ingot.serve.protocol import MAX_SEED, Answer, Refused, read_request
 
@@ -124,25 +125,17 @@ async def complete(request: Request, engine: Engine, name: str) -> Response:
 
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     """Run a function in a daemon thread and await it: unlike asyncio's threads, it does not keep the server from exiting."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: Exception | None) -> None:
-        if future.done():  # the client has disconnected
-            return
-        future.set_result(result) if error is None else future.set_exception(error)
+    future = Future[Any]()
+    future.set_running_or_notify_cancel()  # if the client disconnects, the thread continues and its result is dropped
 
     def work() -> None:
-        result, error = None, None
         try:
-            result = function(*args)
-        except Exception as raised:
-            error = raised
-        with suppress(RuntimeError):  # the server has shut down in the meantime
-            loop.call_soon_threadsafe(settle, result, error)
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
 def refusal(refused: Refused) -> Response:
@@ -209,7 +202,6 @@ async def _whole(
                 getting.cancel()
                 return Response(status_code=CLIENT_CLOSED)
             index, chunk = getting.result()
-            _check_failure(chunk)
             choices[index] = answer.choice(index, chunk)
     finally:
         leaving.cancel()
@@ -227,7 +219,6 @@ async def _events(
     try:
         while left:
             index, chunk = await chunks.get()
-            _check_failure(chunk)
             left -= chunk.finish is not None
             yield f"data: {json.dumps(answer.record([answer.choice(index, chunk)]))}\n\n"
         if usage is not None:
@@ -240,12 +231,6 @@ async def _events(
             completion.gone.set()
 
 
-def _check_failure(chunk: Chunk) -> None:
-    """Raise the error of a failed completion; 409 if the model was closed and can be opened again."""
-    if chunk.error is not None:
-        raise Refused(str(chunk.error), status=409 if isinstance(chunk.error, Closed) else 500)
-
-
 # Shutdown: uvicorn waits for open requests, which in turn wait for a model or a page, so those are closed first.
 
 
@@ -253,13 +238,9 @@ def listen(host: str, port: int) -> socket.socket:
     """Open a socket listening on an address."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen()  # without this, another process could still bind to the port
+        return socket.create_server((host, port), family=family, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port") from None
-    return listening
 
 
 class ClosingServer(uvicorn.Server):

@@ -19,7 +19,7 @@ from ingot.backends.sampling import prompt_ids
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import StreamDecoder
 from ingot.errors import IngotError, one_line, shown
-from ingot.inference.batching import Chunk
+from ingot.inference.batching import Chunk, Closed
 
 MAX_TEXTS, MAX_LOGPROBS, MAX_STOPS, MAX_STOP_CHARACTERS = 128, 20, 4, 256
 MAX_SEED = 2**62
@@ -94,10 +94,11 @@ def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: s
         param = str(defect["loc"][0])
         if defect["type"] == "extra_forbidden":
             raise Refused(f"there is no field {param!r:.60} here; leave it out", param[:60]) from None
-        kinds = {"prompt": ": it must be a text, a list of texts, a list of token ids, or a list of such lists in UTF-8"}
-        limits = {"stop": f": it must be a text or up to {MAX_STOPS} texts, each of 1 to {MAX_STOP_CHARACTERS} characters"}
-        why = {**kinds, **limits}.get(param, f": {defect['msg']}")
-        raise Refused(f"{param} is {given[param]!r:.60}{why}", param) from None
+        kinds = {
+            "prompt": "it must be a text, a list of texts, a list of token ids, or a list of such lists in UTF-8",
+            "stop": f"it must be a text or up to {MAX_STOPS} texts, each of 1 to {MAX_STOP_CHARACTERS} characters",
+        }
+        raise Refused(f"{param} is {given[param]!r:.60}: {kinds.get(param, defect['msg'])}", param) from None
     except (ValueError, RecursionError, AssertionError):
         raise Refused("the body of the request is not a JSON object") from None
     if request.model not in (None, name):
@@ -148,9 +149,23 @@ class Answer:
         self._head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": now, "model": name}
 
     def choice(self, index: int, piece: Chunk) -> dict[str, Any]:
-        """Return a choice's JSON for a chunk of a completion."""
+        """Return a choice's JSON for a chunk of a completion; raise Refused if it failed."""
+        if piece.error is not None:  # 409 if the model was closed and can be opened again
+            raise Refused(str(piece.error), status=409 if isinstance(piece.error, Closed) else 500)
         self._tokens[index] += len(piece.ids)
-        logprobs = self._logprobs(index, piece) if self._top is not None else None
+        logprobs = None
+        if self._top is not None:
+            words, scores = [self._word(token) for token in piece.ids], piece.scores
+            chosen = [] if scores is None else [float(value) for value in scores.chosen]
+            likeliest = [] if scores is None else zip(scores.top_ids[:, : self._top], scores.top[:, : self._top], strict=True)
+            top = [{self._word(int(token)): float(value) for token, value in zip(*both, strict=True)} for both in likeliest]
+            missing = len(words) - len(chosen)  # the first token of a row has no log-probability
+            logprobs = {
+                "tokens": words,
+                "token_logprobs": [None] * missing + chosen,
+                "top_logprobs": [None] * missing + top if self._top else None,
+                "text_offset": [self._places[index].next(token) for token in piece.ids],
+            }
         return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def record(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -162,20 +177,6 @@ class Answer:
         prompt = sum(self._prompts[:: max(1, len(self._prompts) // prompts)])
         written = sum(self._tokens) - (sum(self._prompts) if self._echo else 0)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
-
-    def _logprobs(self, index: int, piece: Chunk) -> dict[str, Any]:
-        """Return a chunk's tokens and log-probabilities; the first token of a row has no log-probability."""
-        words, scores = [self._word(token) for token in piece.ids], piece.scores
-        chosen = [] if scores is None else [float(value) for value in scores.chosen]
-        likeliest = [] if scores is None else zip(scores.top_ids[:, : self._top], scores.top[:, : self._top], strict=True)
-        top = [{self._word(int(token)): float(value) for token, value in zip(*both, strict=True)} for both in likeliest]
-        missing = len(words) - len(chosen)
-        return {
-            "tokens": words,
-            "token_logprobs": [None] * missing + chosen,
-            "top_logprobs": [None] * missing + top if self._top else None,
-            "text_offset": [self._places[index].next(token) for token in piece.ids],
-        }
 
     def _word(self, token: int) -> str:
         """Return a token as text; partial characters and special tokens get a unique representation."""

@@ -14,7 +14,7 @@ from ingot.api import load
 from ingot.artifact.gpt_simple import Saved, saved_checkpoints
 from ingot.compat.gpt_simple.config import read_config
 from ingot.compat.gpt_simple.main import main
-from ingot.compat.gpt_simple.training import GptSimpleReporter, Log
+from ingot.compat.gpt_simple.training import GptSimpleReporter
 from ingot.compat.gpt_simple.translate import translate
 from ingot.inference.model import open_weights
 from ingot.runs.checkpoints import to_keep
@@ -137,7 +137,7 @@ def test_null_keeps_all_with_milestones_too() -> None:
 
 def reporter_of(folder: Path) -> GptSimpleReporter:
     config = read_config(folder / "out/config.json", {"training.output_dir": "out"})
-    return GptSimpleReporter(config, translate(config).config, Log(quiet=True), None)
+    return GptSimpleReporter(config, translate(config).config, None, say=lambda line: None)
 
 
 def begin(resumed_at: int) -> BeginReport:

@@ -10,6 +10,7 @@ import pytest
 from original import TheirRun
 
 from ingot.compat.gpt_simple.config import (
+    KEYS_OF_SETTINGS,
     CurriculumPhase,
     DataConfig,
     GptSimpleConfig,
@@ -17,7 +18,6 @@ from ingot.compat.gpt_simple.config import (
     TrainingConfig,
     all_keys,
     is_gpt_simple,
-    keys_of_settings,
     read_config,
     template,
 )
@@ -35,9 +35,9 @@ def test_there_are_the_59_keys_and_each_is_said_to_become_something() -> None:
     assert len(all_keys()) == 59
     # What is read, how `validate` judges the plan, and what has no effect: these are not settings of a run.
     no_setting = ["data.format", "data.num_workers", "data.allow_budget_mismatch"]
-    assert sorted(all_keys()) == sorted([*keys_of_settings().values(), *no_setting])
+    assert sorted(all_keys()) == sorted([*KEYS_OF_SETTINGS.values(), *no_setting])
     known = settings("llama")
-    assert [path for path in keys_of_settings() if path not in known] == []
+    assert [path for path in KEYS_OF_SETTINGS if path not in known] == []
 
 
 def test_keys_and_defaults_are_the_originals(their_run: TheirRun) -> None:

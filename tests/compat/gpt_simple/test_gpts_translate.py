@@ -10,7 +10,7 @@ import pytest
 from original import BUCKETS, write_config
 
 from ingot.compat.gpt_simple.config import DataConfig, GptSimpleConfig, ModelConfig, OptimizerConfig, TrainingConfig, read_config
-from ingot.compat.gpt_simple.training import GptSimpleReporter, Log
+from ingot.compat.gpt_simple.training import GptSimpleReporter
 from ingot.compat.gpt_simple.translate import tokenizer_name, translate, warnings
 from ingot.config.schema import Config as IngotConfig
 from ingot.data.loading.order import DataExhausted
@@ -158,7 +158,7 @@ def test_what_is_probably_not_meant_is_told(keys: dict[str, Any], told: list[str
 
 
 def test_a_drained_bucket_is_told_with_the_flag_that_goes_on_without_it(capsys: pytest.CaptureFixture[str]) -> None:
-    reporter = GptSimpleReporter(GptSimpleConfig(), ours(), Log(), None)
+    reporter = GptSimpleReporter(GptSimpleConfig(), ours(), None)
     reporter.message(DataExhausted("web").told(1))
     told = capsys.readouterr().err
     assert "the bucket web is at its end" in told and "add --allow-bucket-exhaustion" in told

@@ -188,9 +188,7 @@ class TrainingConfig(KeySection):
     per_device_batch_size: int = key(4, "Rows per forward pass of one rank.", low=1, sets="training.micro_batch")
     gradient_accumulation_steps: int = key(4, "Forward passes of each rank per step.", low=1, becomes="training.tokens_per_step")
     max_steps: int = key(1000, "Optimizer steps.", low=1, sets="training.max_steps")
-    gradient_checkpointing: bool = key(
-        True, "Recompute activations in the backward pass if memory needs it.", becomes="training.gradient_checkpointing"
-    )
+    gradient_checkpointing: bool = key(True, "Recompute activations to save memory.", becomes="training.gradient_checkpointing")
     compile: bool = key(True, "torch.compile; if not set, on GPUs only.", becomes="training.compile")
     seed: int = key(42, "Seed of the initial weights and dropout.", low=0, sets="training.seed")
     logging_steps: int = key(10, "Steps between log lines.", low=1, sets="tracking.log_every")
@@ -205,9 +203,7 @@ class TrainingConfig(KeySection):
         None, "Time limit of this session. null: SLURM_JOB_END_TIME or GPT_SIMPLE_MAX_RUNTIME, if set.",
         low=1, sets="training.max_runtime_seconds",
     )  # fmt: skip
-    walltime_reserve_seconds: int = key(
-        300, "Seconds before the time limit at which the run saves and stops.", low=0, sets="training.walltime_reserve_seconds"
-    )
+    walltime_reserve_seconds: int = key(300, "Part of it to save and stop in.", low=0, sets="training.walltime_reserve_seconds")
     mixed_precision: str | None = key(
         None, "null: bf16 on GPUs that have it, fp16 on older ones, no on a CPU.", "bf16", "fp16", "no",
         becomes="training.precision",
@@ -216,10 +212,9 @@ class TrainingConfig(KeySection):
     wandb_run_name: str | None = key(None, "Run name there. null: gpt_simple_ and the time.", becomes="tracking.wandb_run_name")
 
     def check_together(self) -> None:
-        if not self.resume:
-            raise ConfigError("training.resume is empty; set it to auto, scratch or the path of a checkpoint")
-        if not self.output_dir:
-            raise ConfigError("training.output_dir is empty; give a folder, such as ./outputs")
+        for name, example in {"resume": "auto", "output_dir": "./outputs"}.items():
+            if not getattr(self, name):
+                raise ConfigError(f"training.{name} is empty; set it, for example to {example}")
 
 
 @dataclass
@@ -283,10 +278,7 @@ def all_keys() -> dict[str, Option]:
     return options
 
 
-@cache
-def keys_of_settings() -> dict[str, str]:
-    """Map each setting of ours to the gpt-simple key that sets it."""
-    return {option.sets: path for path, option in all_keys().items() if option.sets}
+KEYS_OF_SETTINGS = {option.sets: path for path, option in all_keys().items() if option.sets}  # our settings, and their keys
 
 
 def typed(option: Option, value: Any) -> Any:
@@ -332,13 +324,13 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
                 sections[section][field_name] = typed(all_keys()[name], value)
             except ConfigError as error:
                 problems.append(f"{error} ({where})")
-        elif name in known() and name not in keys_of_settings():
+        elif name in known() and name not in KEYS_OF_SETTINGS:
             settings[name] = value
         else:
             elsewhere = next((path for path in all_keys() if path.endswith(f".{field_name}")), None)
             names = [path for path in all_keys() if path.startswith(f"{section}.")] or list(all_keys())
-            if name in keys_of_settings():
-                hint = f"gpt-simple calls it {keys_of_settings()[name]}"
+            if name in KEYS_OF_SETTINGS:
+                hint = f"gpt-simple calls it {KEYS_OF_SETTINGS[name]}"
             elif near := elsewhere or closest(name, names):
                 hint = f"did you mean {near}?"
             else:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ingot.artifact.gpt_simple import (
+    ARCH_KEYS,
     CONFIG,
     MODEL,
     SHUTDOWN,
@@ -18,7 +19,6 @@ from ingot.artifact.gpt_simple import (
     TOKENIZER,
     VERSION,
     WEIGHTS,
-    arch_hash,
     config_hash,
     model_keys,
 )
@@ -137,7 +137,7 @@ def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, An
         "tokens_trained": known["tokens"],
         "wandb_run_id": facts.get("wandb_run_id"),
         "config_hash": config_hash(keys),
-        "model_arch_hash": arch_hash(keys["model"]),
+        "model_arch_hash": config_hash({key: keys["model"].get(key) for key in ARCH_KEYS}),  # vocab_size as configured
         "curriculum": {"phase_idx": phase, "phase_tokens_consumed": consumed, "current_mix": mix},
         "timing": {"wallclock_seconds_elapsed": seconds, "last_save_duration_seconds": 0.0, "saved_at": utc_now()},
         "metrics": {**loss, "learning_rate": rate, "grad_norm": 0.0, "tokens_per_sec": 0.0},

@@ -96,12 +96,11 @@ def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> 
     """
     if config.data.format != "pretokenized":
         return "the original does not save it for JSON lines"
-    run = saved.run
-    earlier = [one for one in saved_checkpoints(run) if one.step <= saved.step] if run is not None else [saved]
-    cursors: dict[str, dict[int, int]] = {}
-    newest = -1
-    for checkpoint in earlier:
-        count_rows(cursors, rows := read_cursors(checkpoint.path) or {})
+    cursors, newest = dict[str, dict[int, int]](), -1
+    for checkpoint in saved_checkpoints(saved.run) if saved.run is not None else [saved]:
+        if checkpoint.step > saved.step:
+            break
+        count_rows(cursors, rows := read_cursors(checkpoint.path))
         newest = checkpoint.step if rows else newest
     if not cursors:
         return "it was stopped before its first batch"
@@ -146,38 +145,33 @@ def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str
     return weights, memory, settings, problem
 
 
-class _Record:
-    """Unpickled instance of one of gpt-simple's classes, with its values as attributes."""
+class _Record(dict[str, Any]):
+    """Unpickled instance of one of gpt-simple's classes: the dict of its attributes."""
 
-
-def _fields(record: Any) -> dict[str, Any]:
-    return record if isinstance(record, dict) else vars(record)
+    __setstate__ = dict.update
 
 
 CLASSES = {f"gpt_simple.data.{name}": _Record for name in ("WorkerDataState", "PerBucketCursor")}
 
 
-def read_cursors(path: Path) -> dict[str, dict[int, int]] | None:
-    """Return the number of rows read from each file, by bucket and file index; None if the checkpoint does not contain it.
+def read_cursors(path: Path) -> dict[str, dict[int, int]]:
+    """Return the number of rows read from each file, by bucket and file index; empty if the checkpoint does not contain it.
 
     The counts of all ranks are combined, as in the original.
     """
-    files = sorted((path / "dataloader_state").glob("rank_*.pkl"))
     rows_read: dict[str, dict[int, int]] = {}
-    has_workers = False
-    for file in files:
+    for file in sorted((path / "dataloader_state").glob("rank_*.pkl")):
         state = load_saved(file, CLASSES)
         with suppress(AttributeError, TypeError, ValueError, KeyError):
             if state["schema_version"] != CURSOR_VERSION:
                 continue
             for worker in state["worker_states"].values():
-                has_workers = True
-                for bucket, cursor in _fields(worker)["bucket_cursors"].items():
-                    progress = {int(number): int(rows) for number, rows in _fields(cursor)["file_progress"].items()}
+                for bucket, cursor in worker["bucket_cursors"].items():
+                    progress = {int(number): int(rows) for number, rows in cursor["file_progress"].items()}
                     count_rows(rows_read, {str(bucket): progress})
             continue
         raise CheckpointError(f"{file} is damaged: it does not hold the position in the data")
-    return rows_read if has_workers else None
+    return rows_read
 
 
 def count_rows(total: dict[str, dict[int, int]], more: Mapping[str, Mapping[int, int]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, HelpFormatter, Namespace
+from argparse import ArgumentTypeError, HelpFormatter, Namespace
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -249,11 +249,11 @@ def make_parser() -> Parser:
     parser.add_argument("-v", "--verbose", action="store_true", help="also print what the run is waiting for")
     parser.add_argument("-q", "--quiet", action="store_true", help="print warnings and errors only")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
-    flags: dict[str, Callable[..., Any]] = {}  # add_argument of each command
+    parsers: dict[str, Parser] = {}
     for name, (about, _) in COMMANDS.items():
         epilog = "Any key of the config may be given as --section.key VALUE." if name in WITH_KEYS else None
         command = commands.add_parser(name, help=about, description=f"{about}.", epilog=epilog, formatter_class=wide)
-        flags[name] = command.add_argument
+        parsers[name] = command
         if name in WITH_KEYS:
             command.add_argument("--config", required=True, metavar="FILE", help="YAML file, or JSON by its suffix")
             command.add_argument("--allow-bucket-exhaustion", action="store_true", help="set data.allow_bucket_exhaustion")
@@ -261,9 +261,28 @@ def make_parser() -> Parser:
         elif name in ("status", "stop"):
             command.add_argument("--output_dir", default="./outputs", metavar="DIR", help="run folder (./outputs)")
         elif name in ("generate", "batch-generate"):
-            _sampling_flags(command, one_model=name == "generate")
+            models = command.add_mutually_exclusive_group(required=name == "generate")
+            models.add_argument("--checkpoint", dest="model", metavar="DIR", help="a checkpoint")
+            models.add_argument("--output-dir", dest="model", metavar="RUN", help="the newest checkpoint of a run")
+            if name == "generate":
+                prompts = command.add_mutually_exclusive_group(required=True)
+                prompts.add_argument("--prompt", metavar="TEXT", help="prompt to complete")
+                prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="JSON lines, each an object with a prompt")
+            add = command.add_argument
+            add("--output", type=Path, metavar="FILE", help="write the JSON lines to a file instead of printing them")
+            add("--tokenizer", metavar="DIR", help="folder of the tokenizer (the one beside the checkpoint)")
+            add("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (cuda if there is one, else cpu)")
+            add("--dtype", default="bf16", choices=sorted(DTYPES), help="dtype of the weights (bf16)")
+            add("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to generate (100)")
+            add("--temperature", type=float, default=0.8, metavar="X", help="sampling temperature; 0 is --greedy (0.8)")
+            add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens; 0: from all (50)")
+            add("--top-p", type=float, default=0.95, metavar="P", help="nucleus: total probability of the candidates (0.95)")
+            add("--greedy", action="store_true", help="always take the most likely token")
+            add("--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: less repetition (1.0)")
+            add("--seed", type=int, metavar="N", help="the same seed gives the same completions")
+            add("--return-full-text", action="store_true", help="put the prompt in front of its completion")
 
-    add = flags["train"]
+    add = parsers["train"].add_argument
     add("--force", action="store_true", help="delete the run in output_dir and start a new one")
     add("--skip-runtime-probe", action="store_true", help="accepted, and has no effect: there is no trial step")
     add("--nproc_per_node", type=_whole(1), default=1, metavar="N", help="ranks on this machine (1)")
@@ -273,20 +292,22 @@ def make_parser() -> Parser:
     add("--master_port", type=int, metavar="PORT", help="port on machine 0 (29500; on one machine, a free one)")
     add("--stop-exit-code", type=_whole(0, 255), default=0, metavar="N", help="exit code of a run that was stopped (0)")
 
-    add = flags["validate"]
+    add = parsers["validate"].add_argument
     add("--world-size", type=int, default=1, metavar="N", help="ranks that will train together (1)")
     add("--strict", action="store_true", help="exit with 1 for warnings too")
     add("--json", action="store_true", help="print JSON")
 
-    flags["status"]("--json", action="store_true", help="print JSON")
-    flags["stop"]("--force", action="store_true", help="kill the run; nothing is saved")
-    flags["init"]("-o", "--output", metavar="FILE", help="write to a file instead of printing")
-    flags["init"]("--preset", choices=tuple(PRESETS), help="size of the model: 124M, 360M or 1.3B")
-    flags["generate"]("--stream", action="store_true", help="also print a line for each token as it is generated")
-    flags["batch-generate"]("--input", type=Path, required=True, metavar="FILE", help="requests, one per line of JSON")
-    flags["batch-generate"]("--dry-run", action="store_true", help="check everything, print the plan, and open no model")
+    parsers["status"].add_argument("--json", action="store_true", help="print JSON")
+    parsers["stop"].add_argument("--force", action="store_true", help="kill the run; nothing is saved")
+    parsers["init"].add_argument("-o", "--output", metavar="FILE", help="write to a file instead of printing")
+    parsers["init"].add_argument("--preset", choices=tuple(PRESETS), help="size of the model: 124M, 360M or 1.3B")
+    parsers["generate"].add_argument("--stream", action="store_true", help="also print a line for each token as it is generated")
 
-    add = flags["tokenize"]
+    add = parsers["batch-generate"].add_argument
+    add("--input", type=Path, required=True, metavar="FILE", help="requests, one per line of JSON")
+    add("--dry-run", action="store_true", help="check everything, print the plan, and open no model")
+
+    add = parsers["tokenize"].add_argument
     add("--input_dir", required=True, metavar="DIR", help="folder of .jsonl or .jsonl.gz files")
     add("--output_dir", required=True, metavar="DIR", help="where the pairs go, such as data/train/web")
     add("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
@@ -297,29 +318,6 @@ def make_parser() -> Parser:
     add("--min_text_length", type=int, default=200, metavar="N", help="skip texts with fewer characters (200)")
     add("--num_workers", type=int, default=1, metavar="N", help="files processed in parallel (1)")
     return parser
-
-
-def _sampling_flags(parser: ArgumentParser, one_model: bool) -> None:
-    models = parser.add_mutually_exclusive_group(required=one_model)
-    models.add_argument("--checkpoint", dest="model", metavar="DIR", help="a checkpoint")
-    models.add_argument("--output-dir", dest="model", metavar="RUN", help="the newest checkpoint of a run")
-    if one_model:
-        prompts = parser.add_mutually_exclusive_group(required=True)
-        prompts.add_argument("--prompt", metavar="TEXT", help="prompt to complete")
-        prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="JSON lines, each an object with a prompt")
-    add = parser.add_argument
-    add("--output", type=Path, metavar="FILE", help="write the JSON lines to a file instead of printing them")
-    add("--tokenizer", metavar="DIR", help="folder of the tokenizer (the one beside the checkpoint)")
-    add("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (cuda if there is one, else cpu)")
-    add("--dtype", default="bf16", choices=sorted(DTYPES), help="dtype of the weights (bf16)")
-    add("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to generate (100)")
-    add("--temperature", type=float, default=0.8, metavar="X", help="sampling temperature; 0 is the same as --greedy (0.8)")
-    add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens; 0: from all (50)")
-    add("--top-p", type=float, default=0.95, metavar="P", help="nucleus sampling: total probability of the candidates (0.95)")
-    add("--greedy", action="store_true", help="always take the most likely token")
-    add("--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: generated tokens become less likely (1.0)")
-    add("--seed", type=int, metavar="N", help="the same seed gives the same completions")
-    add("--return-full-text", action="store_true", help="put the prompt in front of its completion")
 
 
 def _whole(least: int, most: float = float("inf")) -> Callable[[str], int]:

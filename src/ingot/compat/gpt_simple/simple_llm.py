@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ingot.artifact.gpt_simple import model_keys, model_settings
+from ingot.artifact.gpt_simple import model_keys, model_settings, tokenizer_folder
 from ingot.backends.sampling import DTYPES, GenerationOptions
 from ingot.backends.torch.build import checkpoint_blocks
 from ingot.backends.torch.generate import generate as generate_tokens
 from ingot.backends.torch.state import load_model
 from ingot.compat.gpt_simple.config import DataConfig, GptSimpleConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from ingot.compat.gpt_simple.training import GptSimpleResult as TrainingResult
-from ingot.compat.gpt_simple.training import Log, run_training
+from ingot.compat.gpt_simple.training import run_training
 from ingot.compat.gpt_simple.translate import tokenizer_name
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.hf_json import HFTokenizer
@@ -241,7 +241,7 @@ def train(
         config = GptSimpleConfig() if config is None else GptSimpleConfig.from_file(config)
     arguments = {"model": model, "data": data, "optimizer": optimizer, "training": training}
     sections: dict[str, Any] = {name: section for name, section in arguments.items() if section is not None}
-    return run_training(replace(config, **sections), Log())[1]
+    return run_training(replace(config, **sections))[1]
 
 
 def load_for_inference(
@@ -271,9 +271,7 @@ def validate_checkpoint(
     weights, config = _open(path)
     if load_tokenizer:
         find_tokenizer(weights, str(tokenizer_path) if tokenizer_path is not None else None)
-    beside = [weights.path / "tokenizer", weights.path.parent.parent / "tokenizer", weights.path]
-    folder = Path(tokenizer_path) if tokenizer_path is not None else next(place for place in beside if place.is_dir())
-    return CheckpointInfo(weights.path, folder, config)
+    return CheckpointInfo(weights.path, Path(tokenizer_path or tokenizer_folder(weights.path) or weights.path), config)
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,15 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.artifact.gpt_simple import CONFIG, FINAL, RUN_STATE, SHUTDOWN, STOP_FLAG, TOKENIZER, saved_checkpoints
 from ingot.compat.gpt_simple.config import GptSimpleConfig, advice, key_name, read_config
-from ingot.compat.gpt_simple.translate import (
-    ALREADY_READ,
-    cosine_steps,
-    kept_tokens,
-    named_tokenizer,
-    report_kept_batch,
-    translate,
-    warnings,
-)
+from ingot.compat.gpt_simple.translate import ALREADY_READ, cosine_steps, kept_tokens, named_tokenizer, translate, warnings
 from ingot.console.entry import STARTED_AT, process_start, warn
 from ingot.console.output import print_json
 from ingot.data.loading.order import GO_ON_WITHOUT_BUCKET
@@ -51,6 +43,7 @@ if TYPE_CHECKING:
     from ingot.data.store.dataset import Dataset
     from ingot.data.tokenizers import Tokenizer
 
+Say = Callable[[str], None]
 MODULE = "ingot.compat.gpt_simple"
 PORT = 29500  # default port for the rendezvous of several machines
 # What --force deletes besides our files. Not config.json: the run may have been started from that very file.
@@ -73,38 +66,26 @@ class GptSimpleResult:
     total_steps: int
 
 
-@dataclass(frozen=True)
-class Log:
-    """Which lines go to stderr besides warnings: -q prints none, -v also prints what the run is waiting for."""
-
-    verbose: bool = False
-    quiet: bool = False
-
-    def info(self, line: str) -> None:
-        """Print a progress line."""
-        if not self.quiet:
-            warn(line)
-
-
 def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]) -> int:
     """Train with a config file and command line; return the exit code."""
     from ingot.console.launch import launch
     from ingot.train.start import open_data
 
-    log, config = Log(options.verbose, options.quiet), read_options(options, overrides)
+    config = read_options(options, overrides)
+    say: Say = (lambda line: None) if options.quiet else warn  # log lines go to stderr
     if "RANK" not in os.environ and (options.nproc_per_node > 1 or options.nnodes > 1):
         refuse_live_original(Path(config.training.output_dir))
         world_size = options.nproc_per_node * options.nnodes
         resolved = translate(config, world_size, None if options.force else kept_tokens(config)).config
         open_data(resolved, world_size, _check(config, resolved, world_size, options.force))
-        port = options.master_port or (PORT if options.nnodes > 1 else None)
         nodes = {"nnodes": options.nnodes, "node_rank": options.node_rank, "master_addr": options.master_addr}
+        port = options.master_port or (PORT if options.nnodes > 1 else None)
         return launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE, program="gpt-simple")
-    status, result = run_training(config, log, options.force)
+    status, result = run_training(config, say, options.force, options.verbose)
     if not ranks_from_environment().first:
         return 0  # on any other code the launcher would kill the first rank before it is done
     if status == "completed":
-        log.info(f"Training complete: {result.total_steps} steps, final loss {result.final_loss:.4f}")
+        say(f"Training complete: {result.total_steps} steps, final loss {result.final_loss:.4f}")
     return options.stop_exit_code if status == "stopped" else 0
 
 
@@ -140,7 +121,9 @@ def read_options(options: Namespace, overrides: Mapping[str, Any]) -> GptSimpleC
     return config
 
 
-def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tuple[str, GptSimpleResult]:
+def run_training(
+    config: GptSimpleConfig, say: Say = warn, force: bool = False, verbose: bool = False
+) -> tuple[str, GptSimpleResult]:
     """Train on this rank; return the run's status and result. With `force`, first delete an earlier run in the folder."""
     from ingot.compat.gpt_simple.foreign import adopt_on_all_ranks
     from ingot.train.start import run
@@ -152,16 +135,16 @@ def run_training(config: GptSimpleConfig, log: Log, force: bool = False) -> tupl
         what = f"{folder} holds {CONFIG}, which neither gpt-simple nor Ingot wrote"
         raise CheckpointError(what, Setting("training.output_dir"), advice="choose another {0}")
     if not force:
-        adopt_on_all_ranks(config, ranks, log.info, warn)
+        adopt_on_all_ranks(config, ranks, say, warn)
     kept = None if force else kept_tokens(config)
     tokenizer = named_tokenizer(config)
     resolved = translate(config, ranks.world_size, kept, tokenizer)
     messages: list[str] = []
-    warnings(config, messages.append)
-    report_kept_batch(config, ranks.world_size, kept, messages.append)
+    warnings(config, messages.append, ranks.world_size, kept)
     # A launched rank skips the checks: its launcher has already run them.
     dataset = None if STARTED_AT in os.environ else _check(config, resolved.config, ranks.world_size, force)
-    reporter = GptSimpleReporter(config, resolved.config, log, tokenizer, messages)
+    reporter = GptSimpleReporter(config, resolved.config, tokenizer, messages, say)
+    reporter.verbose = verbose
     try:
         result = run(resolved, reporter, began=process_start(), force=force, files=THEIR_FILES, dataset=dataset)
     except Exception as error:
@@ -197,35 +180,32 @@ def refuse_live_original(folder: Path) -> None:
         return  # the original always writes both, the time with its time zone
     if state.get("status") != "running" or written_by_us:
         return
-    age, output_dir = time.time() - updated.timestamp(), Setting("training.output_dir")
-    if pid > 0 and pid != os.getpid() and is_alive(pid, age):
-        what = f"the original gpt-simple, process {pid}, is training in {folder}"
-        raise RunError(what, output_dir, advice="stop it first, or choose another {0}")
-    if age < FRESH_SECONDS:
-        raise RunError(
-            f"the original gpt-simple wrote {folder / RUN_STATE} {max(0.0, age):.0f} s ago and may be training on another host",
-            output_dir,
-            advice=f"stop it first, or choose another {{0}}; if it is dead, delete {folder / RUN_STATE}",
-        )
+    age, path = time.time() - updated.timestamp(), folder / RUN_STATE
+    if age < FRESH_SECONDS or (pid > 0 and pid != os.getpid() and is_alive(pid, age)):
+        what = f"the original gpt-simple, process {pid}, trains in {folder}, perhaps on another host"
+        how = f"stop it first, or choose another {{0}}; if it is dead, delete {path}"
+        raise RunError(f"{what}: {path} is {max(0.0, age):.0f} s old", Setting("training.output_dir"), advice=how)
 
 
 class GptSimpleReporter(Reporter):
     """Prints the log lines of `gpt-simple train` and writes its files, on the first rank.
 
-    `messages` are warnings to print once the run begins, so that a run that fails to start prints only its error. `interval_loss`
+    `notes` are warnings to print once the run begins, so that a run that fails to start prints only its error. `interval_loss`
     is the mean in the last step line, None before the first; `checkpoint` is the newest checkpoint under gpt-simple's name. If a
-    checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds.
+    checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds. If `verbose`, the
+    reporter also prints what the run is waiting for.
     """
 
     def __init__(
-        self, config: GptSimpleConfig, resolved: Config, log: Log, tokenizer: Tokenizer | None, messages: Sequence[str] = ()
+        self, config: GptSimpleConfig, resolved: Config, tokenizer: Tokenizer | None, notes: Sequence[str] = (), say: Say = warn
     ) -> None:
-        self._config, self._resolved, self._log, self._messages = config, resolved, log, messages
+        self._config, self._resolved, self._notes, self._say = config, resolved, notes, say
         self._tokenizer, self._keys = tokenizer, config.to_dict()
         self._folder = Path(config.training.output_dir)
         self.interval_loss: float | None = None
         self.checkpoint: Path | None = None
         self.failure: CheckpointError | None = None
+        self.verbose = False
         self._interval: list[StepReport] = []  # steps since the last step line
         self._numbers: dict[str, float] = {}  # values in the last step line
         self._seconds = 0.0
@@ -262,7 +242,7 @@ class GptSimpleReporter(Reporter):
             if (self._folder / STOP_FLAG).stat().st_mtime < process_start():
                 (self._folder / STOP_FLAG).unlink()  # left over from an earlier session
         self._pass_on_flag()
-        for line in self._messages:
+        for line in self._notes:
             warn(line)
         t, o = self._config.training, self._config.optimizer
         rows = self._resolved.training.tokens_per_step // self._config.data.max_length
@@ -286,7 +266,7 @@ class GptSimpleReporter(Reporter):
         if step >= max_steps:
             lines.append(f"Training already complete: step {step} of training.max_steps={max_steps}; raise it to continue")
         for line in lines:
-            self._log.info(line)
+            self._say(line)
 
     def step(self, report: StepReport, log: bool) -> None:
         self._pass_on_flag()
@@ -308,7 +288,7 @@ class GptSimpleReporter(Reporter):
             "throughput/packing_efficiency": 100 * targets / (steps * self._resolved.training.tokens_per_step),
             **({"curriculum/phase": report.phase} if self._config.data.curriculum else {}),
         }
-        self._log.info(
+        self._say(
             f"Step {report.step:6d} | Loss {n['train/loss']:.4f} | LR {n['train/learning_rate']:.2e} | "
             f"GradNorm {n['train/grad_norm']:.3f} | {n['throughput/time_per_step']:.2f}s/step | "
             f"{n['throughput/tokens_per_sec']:,.0f} tok/s | Packing {n['throughput/packing_efficiency']:.1f}%"
@@ -323,10 +303,10 @@ class GptSimpleReporter(Reporter):
         )
 
     def evaluation(self, report: EvaluationReport) -> None:
-        self._log.info(f"Eval Loss: {report.val_loss:.4f}")
+        self._say(f"Eval Loss: {report.val_loss:.4f}")
 
     def phase(self, number: int, tokens: int) -> None:
-        self._log.info(f"Curriculum: advancing to phase {number} (at {tokens:,} total tokens)")
+        self._say(f"Curriculum: advancing to phase {number} (at {tokens:,} total tokens)")
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         """Write our checkpoint as the folders that the original would have written; delete those that it would not have kept."""
@@ -360,7 +340,7 @@ class GptSimpleReporter(Reporter):
             return
         for target in new:
             what = "Checkpoint" if target.name == f"checkpoint-{step}" else f"{kind.capitalize()} checkpoint"
-            self._log.info(f"{what} saved to {target} (step {step}, {time.monotonic() - began:.1f}s)")
+            self._say(f"{what} saved to {target} (step {step}, {time.monotonic() - began:.1f}s)")
             self._update(latest_checkpoint=str(target))
 
     def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
@@ -372,7 +352,7 @@ class GptSimpleReporter(Reporter):
         return self._keys
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
-        if not done and self._log.verbose:
+        if not done and self.verbose:
             warn(what)
 
     def message(self, text: str) -> None:
@@ -385,12 +365,12 @@ class GptSimpleReporter(Reporter):
         self._update(status=result.status, global_step=result.total_steps, tokens_trained=result.total_tokens, **loss)
         if result.status == "completed":
             for line in (RULE, "TRAINING COMPLETE!", RULE):
-                self._log.info(line)
+                self._say(line)
             return
         reason = "flag_file" if result.stop_reason == "stop_file" else result.stop_reason
         where = self.checkpoint or result.checkpoint_path or self._folder
         ended = "Halted" if result.status == "halted" else "Stopped"
-        self._log.info(f"{ended} at step {result.total_steps} ({reason}). Resume with: --training.resume {where}")
+        self._say(f"{ended} at step {result.total_steps} ({reason}). Resume with: --training.resume {where}")
 
     def failed(self, error: BaseException) -> None:
         """Record the error that ended the session; the original's `status` shows it."""

@@ -109,20 +109,6 @@ def kept_tokens(config: GptSimpleConfig) -> int | None:
         return None  # the checks before training report the error
 
 
-def report_kept_batch(config: GptSimpleConfig, world_size: int, kept: int | None, report: Callable[[str], None]) -> None:
-    """Report that a resumed run keeps its original batch size, if its keys now give another one."""
-    t, now = config.training, tokens_per_step(config, world_size)
-    if kept is None or kept == now:
-        return
-    rows, length = kept // config.data.max_length, config.data.max_length
-    times = -(-rows // (t.per_device_batch_size * world_size))
-    ranks, passes = f"rank{'s' if world_size > 1 else ''}", f"pass{'es' if times > 1 else ''}"
-    report(
-        f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} {ranks}, with "
-        f"{times} forward {passes} each; the keys would give {now:,}, but another batch needs another output_dir"
-    )
-
-
 def resume_path(config: GptSimpleConfig) -> Path | None:
     """Return the checkpoint that training.resume names, in the working directory or output_dir; None if it names none."""
     name = config.training.resume
@@ -160,20 +146,25 @@ def cosine_steps(config: GptSimpleConfig) -> int:
     return o.decay_steps if o.decay_steps is not None else config.training.max_steps - o.warmup_steps
 
 
-def warnings(config: GptSimpleConfig, report: Callable[[str], None]) -> None:
-    """Report settings that are valid but probably unintended."""
-    t, steps = config.training, config.training.max_steps
-    for name, every, what in (
-        ("logging_steps", t.logging_steps, "no step is logged"),
-        ("eval_steps", t.eval_steps, "nothing is evaluated"),
-        ("save_steps", t.save_steps, "nothing is saved before the end"),
-    ):
-        if every > steps:
-            report(f"training.{name}={every} is more than training.max_steps={steps}: {what}")
-    if (length := config.data.max_length) > config.model.n_positions:
+def warnings(config: GptSimpleConfig, report: Callable[[str], None], world_size: int = 1, kept: int | None = None) -> None:
+    """Report settings that are valid but probably unintended, and that a resumed run keeps its own batch (`kept` tokens)."""
+    t, steps, length = config.training, config.training.max_steps, config.data.max_length
+    unseen = {"logging_steps": "no step is logged", "eval_steps": "nothing is evaluated"}
+    for name, what in {**unseen, "save_steps": "nothing is saved before the end"}.items():
+        if getattr(t, name) > steps:
+            report(f"training.{name}={getattr(t, name)} is more than training.max_steps={steps}: {what}")
+    if length > config.model.n_positions:
         report(f"data.max_length={length} is more than model.n_positions={config.model.n_positions}, which is taken as {length}")
     end, last = config.optimizer.warmup_steps + cosine_steps(config), f"training.max_steps={steps}"
     if end < steps:
         report(f"the learning rate is at its floor after step {end}, for the last {steps - end} of {last}")
     elif end > steps:
         report(f"the learning rate decays until step {end}, {end - steps} after {last}, and ends above its floor")
+    if kept is not None and kept != (now := tokens_per_step(config, world_size)):
+        rows = kept // length
+        times = -(-rows // (t.per_device_batch_size * world_size))
+        ranks, passes = f"rank{'s' if world_size > 1 else ''}", f"pass{'es' if times > 1 else ''}"
+        report(
+            f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} {ranks}, with "
+            f"{times} forward {passes} each; the keys would give {now:,}, but another batch needs another output_dir"
+        )
