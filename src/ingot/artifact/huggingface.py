@@ -247,7 +247,6 @@ def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
 SCORING = "ingot_scoring"  # our key in their config.json; transformers preserves it and ignores it
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 WHOLE = f"a folder with {CONFIG} and {WEIGHTS}"
-HEAD = "lm_head.weight"
 MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY, MERGES, OURS)  # files fetched from the hub
 
 

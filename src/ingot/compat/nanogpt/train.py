@@ -17,9 +17,9 @@ from ingot.console.entry import process_start, say, warn
 from ingot.errors import CheckpointError
 from ingot.optim.schedules import learning_rate_scale
 from ingot.runs.checkpoints import load_checkpoint
-from ingot.runs.claim import LOCK, RunLock
 from ingot.runs.folder import INDEX, WANDB_ID, Kind, RunFolder, saved_steps
 from ingot.runs.reporter import BeginReport, EvaluationReport, Reporter, StepReport
+from ingot.runs.state import LOCK, RunLock
 from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks, ranks_from_environment
 
