@@ -128,9 +128,9 @@ def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
             if sum(member.file_size for member in file.infolist()) > MAX_UNPACKED_BYTES:
                 raise ValueError("it unpacks to more than a model of this kind has")
             if any(name.endswith(".npy") for name in file.namelist()):
-                members = {name.removesuffix(".npy"): file.read(name) for name in file.namelist()}
-                arrays = {name: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False) for name, data in members.items()}
-                return {item.name: item for item in swap_halves(_record(name, array) for name, array in arrays.items())}
+                members = {name.removesuffix(".npy"): io.BytesIO(file.read(name)) for name in file.namelist()}
+                arrays = (_record(name, np.lib.format.read_array(data, allow_pickle=False)) for name, data in members.items())
+                return {item.name: item for item in swap_halves(arrays)}
         contents = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         check_held(contents, len(content))
         if isinstance(contents, dict) and "__quant_format__" not in contents:

@@ -21,19 +21,22 @@ RULE = "=" * 100
 class RunLog:
     """Prints lines and appends them to the log and, in a run folder, to a copy of this session's lines.
 
-    No file is created before `write`, so a run that fails to start leaves no log.
+    Nothing is printed before `show` and no file is created before `write`, so a run that fails to start leaves no log.
     """
 
     def __init__(self, path: Path | None):
         self._path = path  # None on ranks that write no log
         self._files: list[LineFile] = []
         self._unwritten: list[str] | None = []  # lines from before `write`
+        self._unshown: list[str] | None = []  # lines from before `show`
 
     def line(self, text: str, console: bool = True) -> None:
         """Write a line to the log and, with `console`, print it too."""
         if self._path is None:
             return
-        if console:
+        if console and self._unshown is not None:
+            self._unshown.append(text)
+        elif console:
             print(text, flush=True)
         if self._unwritten is not None:
             self._unwritten.append(text)
@@ -41,11 +44,16 @@ class RunLog:
             file.append(text)
 
     def head(self, values: Mapping[str, Any], resolved: ResolvedConfig, sources: Sequence[str], machine: Sequence[str]) -> None:
-        """Print the path of the log, and write what is run to it: variables, config, source code, library versions and GPU."""
-        print(self._path, flush=True)
+        """Write what is run to the log only: variables, config, source code, and versions of libraries and GPU."""
         variables = [f"{name}={as_text(value)}" for name, value in values.items() if value is not None]
         program = [made_by(), *variables, dump_yaml(resolved.config, resolved.origins), *sources]
         self.line("\n".join([*program, RULE, f"Running Python {sys.version}", *machine, RULE]), console=False)
+
+    def show(self) -> None:
+        """Print the path of the log and the lines so far; from now on every line is printed."""
+        lines, self._unshown = self._unshown or [], None
+        if self._path is not None:
+            print("\n".join([str(self._path), *lines]), flush=True)
 
     def write(self, folder: Path | None = None) -> None:
         """Open the log and, given a run folder, the copy in it; write the lines so far."""

@@ -336,6 +336,7 @@ def _train(script: Script, resolved: ResolvedConfig) -> int:
     from ingot.train.stop import find_walltime
 
     note = script.run_log.note
+    script.run_log.show()
     find_walltime(resolved.config.training, process_start(), warn=note)  # only for its warnings: the run has no log yet
     script.code = script.bundle() if script.ranks.first else b""
     result = run(resolved, script, script.export, process_start())
@@ -357,6 +358,7 @@ def _score(script: Script, resolved: ResolvedConfig) -> int:
     dataset, rows = open_data(resolved.config, script.ranks.world_size)
     backend = open_backend(resolved.config, dataset.tokenizer.vocab_size, script.ranks)
     backend.load_weights(weights, str(path))
+    script.run_log.show()
     script.run_log.write()
     script.run_log.line(f"model_params:{backend.parameters}")
     trainer = Trainer(resolved.config, dataset, rows, backend, Progress(), script, None)

@@ -71,15 +71,6 @@ class Chunks:
         largest = min(rows, max(1, v["MLX_MAX_MICROBATCH_TOKENS"] // length))
         return cls(parts, rows, [largest] * (rows // largest) + ([rows % largest] if rows % largest else []))
 
-    @property
-    def spans(self) -> int | list[int]:
-        """Return the chunks of a step in the form that data.spans takes."""
-        return self.of_part if len(set(self.of_part)) > 1 else self.parts * len(self.of_part)
-
-    def consumed(self, seq_len: int) -> int:
-        """Return the number of tokens that a step reads: the last target of each chunk is never an input."""
-        return self.parts * (self.rows * seq_len + len(self.of_part))
-
 
 def translate_mlx(values: Mapping[str, Any], device: Device, folder: Path | None = None) -> ResolvedConfig:
     """Return the config of a train_gpt_mlx.py run; errors name its variables."""
@@ -92,7 +83,7 @@ def translate_mlx(values: Mapping[str, Any], device: Device, folder: Path | None
         "training.micro_batch": chunks.of_part[0],
         "training.eager": values["MLX_EAGER_EVAL"],
         "training.loss_chunk": values["LOGIT_CHUNK_TOKENS"] if values["LOGIT_CHUNK_TOKENS"] > 0 else None,
-        "data.spans": chunks.spans,
+        "data.spans": chunks.of_part if len(set(chunks.of_part)) > 1 else chunks.parts * len(chunks.of_part),
         "evaluation.micro_batch": rows_per_part(values, "VAL_BATCH_SIZE", chunks.parts, f"GRAD_ACCUM_STEPS={chunks.parts}"),
     }
     return make_config(MLX_VARIABLES, values, settings, on_gpu, folder, mlx_variable)
@@ -174,7 +165,9 @@ class MLXScript(Script):
         ]
 
     def epochs(self, step: int) -> int:
-        return (step * self.chunks.consumed(self.values["TRAIN_SEQ_LEN"]) - 1) // self.train_tokens
+        chunks = self.chunks  # the last target of each chunk is never an input
+        tokens: int = chunks.parts * (chunks.rows * self.values["TRAIN_SEQ_LEN"] + len(chunks.of_part))
+        return (step * tokens - 1) // self.train_tokens
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
         batch, batches = -(-done // self.val_rows), -(-total // self.val_rows)

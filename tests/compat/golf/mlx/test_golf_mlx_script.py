@@ -16,7 +16,7 @@ import pytest
 from golf_mlx import MLX, MLXGolf
 from golf_toys import ROOT, Ran, markdown, variables
 
-from ingot.compat.golf.mlx_script import Chunks, main, read_mlx_variables, translate_mlx
+from ingot.compat.golf.mlx_script import Chunks, MLXScript, main, read_mlx_variables, translate_mlx
 from ingot.compat.golf.pack import read_run
 from ingot.compat.golf.variables import MLX_VARIABLES, VARIABLES
 from ingot.data.loading.order import Sequential
@@ -55,7 +55,9 @@ def test_variables_of_its_own_are_settings() -> None:
 def test_tokens_are_read_chunk_by_chunk_each_with_one_more_than_it_trains_on(parts: int, most: int) -> None:
     length, batch = 20, 480
     given = {"GRAD_ACCUM_STEPS": parts, "MLX_MAX_MICROBATCH_TOKENS": most, "TRAIN_SEQ_LEN": length, "TRAIN_BATCH_TOKENS": batch}
-    cut = Chunks.of(given)
+    values = read_mlx_variables({}) | given
+    config, script = translate_mlx(values, CPU).config, MLXScript()
+    script.values, script.chunks = values, Chunks.of(values)
     starts, place = [], 0
     for _ in range(3 * parts):  # the parts of three steps
         left = batch // parts // length
@@ -63,9 +65,9 @@ def test_tokens_are_read_chunk_by_chunk_each_with_one_more_than_it_trains_on(par
             rows = min(left, max(most // length, 1))
             starts += [place + row * length for row in range(rows)]
             place, left = place + rows * length + 1, left - rows
-    order = Sequential(10**6, length, cut.parts * cut.rows, cut.spans)
+    order = Sequential(10**6, length, config.rows_per_step, config.data.spans)
     assert order.starts(np.arange(len(starts), dtype=np.uint64)).tolist() == starts
-    assert place == 3 * cut.consumed(length)
+    assert script.epochs(3) + 1 == place  # of a data set of one token
 
 
 def test_the_table_of_the_documentation_is_that_of_the_script() -> None:
