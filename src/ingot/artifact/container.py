@@ -150,12 +150,7 @@ def _unwrapped(file: memoryview) -> memoryview:
     end = begin + int.from_bytes(file[len(MAGIC) : begin], "little")
     if end > min(len(file), MAX_HEADER):
         raise ValueError("it is cut short or its header is damaged")
-    header = None
-    with suppress(ValueError, RecursionError):
-        header = json.loads(bytes(file[begin:end]))
-    if not isinstance(header, dict) or not isinstance(header.get("version"), int):
-        raise ValueError("its header is damaged")
-    _check_version(header["version"])
+    header = _facts(bytes(file[begin:end]), "its header is damaged")
     codec, size, data = header.get("codec"), header.get("size"), file[end:]
     # Require exactly the header that we would write, so that no changed bit goes unnoticed.
     if not isinstance(codec, str) or not isinstance(size, int) or file[:end] != _header(codec, size, data):
@@ -184,15 +179,20 @@ def _opened(payload: memoryview) -> Artifact:
     digest.update(payload[CHECKSUM.stop :])
     if bytes(payload[CHECKSUM]) != digest.hexdigest().encode():
         raise ValueError("its checksum does not match; it is damaged or was rewritten by another program")
-    facts = None
-    with suppress(ValueError, RecursionError):
-        facts = json.loads(metadata["ingot"])
-    if not isinstance(facts, dict) or not isinstance(facts.get("dtypes"), dict) or not isinstance(facts.get("version"), int):
-        raise ValueError("it lacks the settings to build the model")
-    _check_version(facts["version"])
+    lacking = "it lacks the settings to build the model"
+    facts = _facts(metadata["ingot"], lacking)
+    if not isinstance(facts.get("dtypes"), dict):
+        raise ValueError(lacking)
     return Artifact(dequantise(stored, facts["dtypes"]), facts)
 
 
-def _check_version(version: int) -> None:
-    if version != VERSION:
+def _facts(text: str | bytes, damage: str) -> dict[str, Any]:
+    """Return the JSON object of a file of our version; raise ValueError with `damage` if it is none."""
+    facts = None
+    with suppress(ValueError, RecursionError):
+        facts = json.loads(text)
+    if not isinstance(facts, dict) or not isinstance(facts.get("version"), int):
+        raise ValueError(damage)
+    if (version := facts["version"]) != VERSION:
         raise ValueError(f"it has version {version!s:.20} and this ingot reads version {VERSION}; use the ingot that wrote it")
+    return facts

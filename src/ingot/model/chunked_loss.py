@@ -24,8 +24,7 @@ def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float
     if not torch.is_grad_enabled():
         parts = zip(hidden.split(chunk), targets.split(chunk), strict=True)  # type: ignore[no-untyped-call]
         return torch.stack([summed_loss(head_logits(h, weight, softcap), y) for h, y in parts]).sum()
-    grad_of = _compiled_grad() if compiled else loss_and_grad
-    return _ChunkedLoss.apply(hidden, weight, targets, softcap, chunk, matmul_dtype(hidden), grad_of)  # type: ignore[no-untyped-call]
+    return _ChunkedLoss.apply(hidden, weight, targets, softcap, chunk, compiled)  # type: ignore[no-untyped-call]
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -33,15 +32,9 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        softcap: float | None,
-        chunk: int,
-        dtype: torch.dtype,
-        grad_of: Callable[..., tuple[Tensor, Tensor]],
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk: int, compiled: bool
     ) -> Tensor:
+        grad_of, dtype = _compiled_grad() if compiled else loss_and_grad, matmul_dtype(hidden)
         w = weight.to(dtype)
         loss = hidden.new_zeros((), dtype=torch.float32)
         d_hidden = torch.empty_like(hidden, dtype=dtype)
@@ -66,7 +59,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> Any:
         d_hidden, d_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
-        return d_hidden.to(hidden_dtype) * scale, (d_weight * scale).to(weight_dtype), None, None, None, None, None
+        return d_hidden.to(hidden_dtype) * scale, (d_weight * scale).to(weight_dtype), None, None, None, None
 
 
 @functools.cache

@@ -209,19 +209,16 @@ class Frontier(LanguageModel):
         self.blocks = nn.ModuleList(FrontierBlock(s, vocab_size, layer) for layer in range(s.layers))
         self.lm_head = None if s.tied else CastedLinear(s.width, vocab_size)
         self.rotation = Rotation(context, s.rotated, s.rope_base)
-        self._initialise(UNIFORM * math.sqrt(3 / s.width))
-
-    @torch.no_grad()
-    def _initialise(self, bound: float) -> None:
-        """Draw matrices and tables uniformly, but zero the last matrix of each branch; gates and mixes stay as they are."""
-        self.embedding.weight.normal_(std=0.02 if self.lm_head is None else 1.0)
-        if self.lm_head is not None:
-            self.lm_head.weight.normal_(std=0.001)
-        for name, parameter in self.blocks.named_parameters():
-            if name.endswith((".o.weight", ".down.weight")):
-                parameter.zero_()
-            elif not any(part in name for part in CONTROL):
-                parameter.uniform_(-bound, bound)
+        bound = UNIFORM * math.sqrt(3 / s.width)
+        with torch.no_grad():
+            self.embedding.weight.normal_(std=0.02 if self.lm_head is None else 1.0)
+            if self.lm_head is not None:
+                self.lm_head.weight.normal_(std=0.001)
+            for name, parameter in self.blocks.named_parameters():
+                if name.endswith((".o.weight", ".down.weight")):  # the last matrix of each branch
+                    parameter.zero_()
+                elif not any(part in name for part in CONTROL):  # gates and mixes stay as they are
+                    parameter.uniform_(-bound, bound)
 
     def set(self, window: int) -> None:
         """Set the numbers that a stage of training may change."""

@@ -134,18 +134,14 @@ class Golf(LanguageModel):
         self.skip_weights = nn.Parameter(torch.ones(self.skips, s.width), requires_grad=self.skips > 0)
         self.lm_head = None if s.tied else CastedLinear(s.width, vocab_size)
         self.rotation = Rotation(context, self.head_size, s.rope_base)
-        self._initialise(s.embedding_std)
+        with torch.no_grad():  # torch's uniform draw, but zero for the last matrix of each branch and an untied head
+            for name, parameter in self.named_parameters():
+                if name.endswith("proj.weight") or name == "lm_head.weight":
+                    parameter.zero_()
+            if self.lm_head is None:
+                self.tok_emb.weight.normal_(std=s.embedding_std)
         if s.embedding_dtype == "bf16":
             self.tok_emb.to(torch.bfloat16)  # cast after initialisation, so that both dtypes start from the same draw
-
-    @torch.no_grad()
-    def _initialise(self, embedding_std: float) -> None:
-        """Keep torch's uniform draw, but zero the last matrix of each branch and an untied head."""
-        for name, parameter in self.named_parameters():
-            if name.endswith("proj.weight") or name == "lm_head.weight":
-                parameter.zero_()
-        if self.lm_head is None:
-            self.tok_emb.weight.normal_(std=embedding_std)
 
     @property
     def embedding_weight(self) -> Tensor:

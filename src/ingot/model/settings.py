@@ -264,7 +264,7 @@ class FrontierSettings(RotarySettings):
     head_gate: bool = Field(True, description="Each head's output is multiplied by a gate computed from the layer's input.")
 
     @model_validator(mode="after")
-    def _offset_fits(self) -> FrontierSettings:
+    def _parts_fit(self) -> FrontierSettings:
         if self.rotated < 2:
             size = self.width // self.heads
             raise ValueError(f"model.rope_part={self.rope_part:g} rotates no pair of a head's {size} dimensions; raise it")
@@ -272,10 +272,6 @@ class FrontierSettings(RotarySettings):
             raise ValueError(
                 "model.key_offset needs unrotated dimensions; set model.rope_part below 1 or model.key_offset to false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _value_layers_exist(self) -> FrontierSettings:
         if self.value_layers is not None and (missing := [i for i in self.value_layers if i >= self.layers]):
             last = self.layers - 1
             raise ValueError(f"model.value_layers names layer {missing[0]}, but the last of {self.layers} layers is {last}")

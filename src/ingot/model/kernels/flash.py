@@ -126,17 +126,11 @@ def _attend_backward(
 
 
 def write_gradients(
-    dy: Tensor,
-    heads: Sequence[Tensor],
-    y: Tensor,
-    lse: Tensor,
-    window: int | None,
-    starts: Tensor | None,
-    grads: Sequence[Tensor],
+    dy: Tensor, heads: Sequence[Tensor], y: Tensor, lse: Tensor, window: int | None, starts: Tensor | None, out: Sequence[Tensor]
 ) -> None:
-    """Compute the gradients of queries, keys and values (B, T, H, D) with the package, and write them to `grads`."""
+    """Compute the gradients of queries, keys and values (B, T, H, D) with the package, and write them to `out`."""
     inputs = [_packed(x, starts) for x in (*heads, y, dy)]
-    dq, dk, dv = (_packed(x, starts) for x in grads)
+    dq, dk, dv = (_packed(x, starts) for x in out)
     options = _options(y.size(1), window, starts) | {"deterministic": torch.are_deterministic_algorithms_enabled()}
     library()._flash_attn_bwd(*inputs, lse, **options, dq=dq, dk=dk, dv=dv)
 
