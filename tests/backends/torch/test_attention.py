@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ingot.backends.torch import tune as attention
-from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
 from ingot.backends.torch.startup import _import_ahead
-from ingot.backends.torch.tune import attention_alone, attention_form, candidates, use_form, use_kernels
+from ingot.backends.torch.tune import CUDNN_FLASH4, FLASH4, attention_alone, attention_form, candidates, use_form, use_kernels
 from ingot.model.kernels.flash import library
 from ingot.model.registry import FAMILIES
 

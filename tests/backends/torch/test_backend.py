@@ -13,8 +13,8 @@ from ingot.backends.open import open_backend
 from ingot.backends.torch import backend as torch_backend
 from ingot.backends.torch import tune as attention
 from ingot.backends.torch.compile import compiles, compiles_optimizer
-from ingot.backends.torch.precision import CUDNN_FLASH4, FLASH4
 from ingot.backends.torch.state import tensor
+from ingot.backends.torch.tune import CUDNN_FLASH4, FLASH4
 from ingot.config.schema import Config
 from ingot.errors import ConfigError
 from ingot.runtime.devices import Device
@@ -507,9 +507,11 @@ def test_rows_without_windows_and_runs_without_the_package_are_tried_as_ever(tri
 
 def test_rows_of_documents_are_not_told_by_their_windows_alone(monkeypatch):
     monkeypatch.setattr(attention, "has_flash4", lambda: True)
-    model = make(WINDOWED).model
-    assert attention.without_masks(model, rows_of(0), list) == [FLASH4, CUDNN_FLASH4]
-    assert attention.without_masks(model, np.zeros((ROWS, 3, SEQ_LEN), np.int32), list) == []
+    backend = make(WINDOWED)
+    backend._takes_kernels = True
+    monkeypatch.setattr(backend, "_runs", lambda *_: True)
+    assert backend._without_masks(rows_of(0)) == [FLASH4, CUDNN_FLASH4]
+    assert backend._without_masks(np.zeros((ROWS, 3, SEQ_LEN), np.int32)) == []
 
 
 def test_kernels_that_are_being_built_are_waited_for_before_they_are_tried():

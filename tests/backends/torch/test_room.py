@@ -55,17 +55,17 @@ def test_rows_that_the_memory_does_not_hold_at_once_are_scored_in_halves(monkeyp
     backend = open_backend(load_config(python=TINY, environment={}).config, 300, Ranks())
     rows = np.random.default_rng(0).integers(0, 300, (11, 2, 16)).astype(np.int32)
     rows[3, 1, 5:] = IGNORED
-    whole, score, held = backend.score(rows), backend._score, []
+    whole, upload, held = backend.score(rows), backend._upload, []
 
     def small_gpu(batch):
         if len(batch) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         held.append(len(batch))
-        return score(batch)
+        return upload(batch)
 
-    monkeypatch.setattr(backend, "_score", small_gpu)
+    monkeypatch.setattr(backend, "_upload", small_gpu)
     assert backend.score(rows) == pytest.approx(whole, rel=1e-6)
     assert sum(held) == 11
-    monkeypatch.setattr(backend, "_score", lambda batch: small_gpu(np.concatenate([batch] * 3)))
+    monkeypatch.setattr(backend, "_upload", lambda batch: small_gpu(np.concatenate([batch] * 3)))
     with pytest.raises(torch.OutOfMemoryError):  # a single row is as small as it gets
         backend.score(rows)

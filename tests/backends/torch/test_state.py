@@ -9,8 +9,7 @@ from torch_kit import SMALL, by_name, make, raw, rows_of, take, weights, written
 from torch_kit import step as take_step
 
 from ingot.backends.base import State
-from ingot.backends.torch.precision import LossScale
-from ingot.backends.torch.state import record, record_through, snapshot
+from ingot.backends.torch.state import LossScale, record, record_through, snapshot
 from ingot.errors import CheckpointError
 from ingot.runs.checkpoints import load_checkpoint, save_checkpoint
 from ingot.runtime.ranks import Ranks

@@ -91,7 +91,8 @@ def test_the_number_is_told_and_kept_and_the_program_has_its_own_again() -> None
     backend.close()
     assert torch.get_num_threads() == 4
     again = make(threads=4)
-    again._threads_setting = "auto"
+    training = again._config.training.model_copy(update={"threads": "auto"})
+    again._config = again._config.model_copy(update={"training": training})
     again.tune([(plan_of(again), rows_of(0))], kept)
     assert again.device.name == "cpu, 2 threads"
     again.close()

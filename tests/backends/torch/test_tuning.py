@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from ingot.backends.torch import tune as tuning
-from ingot.backends.torch.precision import ATTENTION, LossScale
-from ingot.backends.torch.state import record
-from ingot.backends.torch.tune import fastest_attention, largest_micro_batch, smallest_micro_batch
+from ingot.backends.torch.state import LossScale, record
+from ingot.backends.torch.tune import ATTENTION, fastest_attention, largest_micro_batch, smallest_micro_batch
 from ingot.errors import ConfigError
 
 

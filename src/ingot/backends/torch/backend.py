@@ -32,10 +32,10 @@ from ingot.backends.torch.compile import begin_pass, compiled, compiled_backward
 from ingot.backends.torch.custom_model import check_custom_model
 from ingot.backends.torch.device import cpu_name, find_torch_device
 from ingot.backends.torch.inference import TorchInference
-from ingot.backends.torch.precision import FLASH4, LossScale
 from ingot.backends.torch.startup import Builders, prepare_ahead
 from ingot.backends.torch.state import (
     DeviceResult,
+    LossScale,
     WeightAverage,
     load_model,
     model_tensors,
@@ -43,7 +43,7 @@ from ingot.backends.torch.state import (
     snapshot,
     tensor,
 )
-from ingot.backends.torch.tune import Tuned
+from ingot.backends.torch.tune import CUDNN_FLASH4, FLASH4, Tuned
 from ingot.config.memory import recomputed_every
 from ingot.config.schema import Config
 from ingot.errors import ConfigError, RunError, Setting
@@ -97,10 +97,9 @@ class TorchBackend(TorchInference):
         closing.callback(self._builders.stop)
         self.close = closing.close
         self._deterministic, self._takes_kernels = t.deterministic, device.kind == "cuda" and precision == "bf16"
-        self._seed, self._clip_norm, self._dropout = t.seed, config.optimizer.clip_norm, getattr(config.model, "dropout", 0.0)
-        self._micro_batch_setting, self._threads_setting, self._seq_len = t.micro_batch, t.threads, config.data.seq_len
+        self._config = config
         self._stages: list[Tuned] = []  # the choices for each stage
-        self._kernels_setting, self._kernels = t.kernels, list[str]()
+        self._kernels: list[str] = []
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # the numbers that the model currently uses
         self._names = {p: name for name, p in model.named_parameters()}  # cached: named_parameters takes 0.1 ms a layer
@@ -146,7 +145,7 @@ class TorchBackend(TorchInference):
         if self.device.kind == "cpu":
             part = batch[: max(1, tune.HOST_MICRO_BATCH_TOKENS // first.seq_len)]
             measures = not self._deterministic
-            threads = tune.settle_threads(self._threads_setting, kept, measures, lambda: self._try(part), self.maximum)
+            threads = tune.settle_threads(self._config.training.threads, kept, measures, lambda: self._try(part), self.maximum)
             self.device = replace(self.device, name=cpu_name(threads))
         trial = None if kept else next(iter(self._without_masks(row)), None)
         if getattr(self.model, "fp8_head", False):
@@ -155,7 +154,7 @@ class TorchBackend(TorchInference):
                 raise ConfigError(f"{{0}} does not run here: {failure}", tune.FP8_HEAD)
         self._kernels = tune.settle_kernels(
             self.model,
-            self._kernels_setting,
+            self._config.training.kernels,
             previous=kept.get("kernels", []) if kept else None,
             supported=self._takes_kernels,
             launch_bound=not self._cuda_graphs and self._is_short(batch),
@@ -168,7 +167,7 @@ class TorchBackend(TorchInference):
         for plan, batch in stages:
             self._set(plan.model)
             self._stages.append(self._tune(batch, kept_stages[plan.stage] if plan.stage < len(kept_stages) else {}, noted))
-            if plan.seq_len == self._seq_len:
+            if plan.seq_len == self._config.data.seq_len:
                 self._attention = self._stages[-1].attention  # evaluation uses rows of this length
         if self.ranks.world_size > 1:
             # DDP reorders its buckets after the first step. Trigger that now, so that sums keep their order after a resume.
@@ -184,11 +183,11 @@ class TorchBackend(TorchInference):
     def _tune(self, batch: Batch, kept: Mapping[str, Any], noted: bool) -> Tuned:
         """Choose the micro-batch and attention of a stage."""
         rows, _, seq_len = batch.shape
-        on_cuda, auto = self.device.kind == "cuda", self._micro_batch_setting == "auto"
+        on_cuda, auto = self.device.kind == "cuda", self._config.training.micro_batch == "auto"
         if not (noted or self._runs(batch[:1], str(kept.get("attention", "default")))):
             kept = {}  # its package is missing, or the dtype is another: measured again
         most = rows if on_cuda else max(1, tune.HOST_MICRO_BATCH_TOKENS // seq_len)
-        wanted = kept.get("micro_batch", most) if auto else self._micro_batch_setting
+        wanted = kept.get("micro_batch", most) if auto else self._config.training.micro_batch
         micro_batch = int(self.maximum([min(int(wanted), rows)])[0])  # the same on all ranks, kept with the run
         attention = str(kept.get("attention", "default"))
         if on_cuda and not kept:
@@ -209,8 +208,13 @@ class TorchBackend(TorchInference):
         return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # shares of a step may differ by a row
 
     def _without_masks(self, batch: Batch) -> list[str]:
-        """Return the kernels that run and take the window as a number; without one, a trial compiles FlexAttention."""
-        names = tune.without_masks(self.model, batch, self.maximum) if self._takes_kernels and not self._deterministic else []
+        """Return the kernels that run and take the window as a number; for others it is a mask, which compiles FlexAttention."""
+        model: Any = self.model
+        windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
+        wanted = windowed and self._takes_kernels and not self._deterministic
+        if not wanted or model.window >= batch.shape[2] or batch.shape[1] == 3 or not tune.flash4_everywhere(model, self.maximum):
+            return []
+        names = [FLASH4, CUDNN_FLASH4] if model.kv_heads == tune.query_heads(model) else [FLASH4]
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
@@ -228,7 +232,8 @@ class TorchBackend(TorchInference):
     def _fastest_attention(self, batch: Batch, names: Sequence[str] = ()) -> str:
         """Return the fastest attention kernel, timed alone in models of ours without windows, documents or dropout."""
         rows, planes, seq_len = batch.shape  # documents cost by their lengths
-        alone = isinstance(self.model, OURS) and planes == 2 and not (names or self._dropout)
+        dropout = getattr(self._config.model, "dropout", 0.0)
+        alone = isinstance(self.model, OURS) and planes == 2 and not (names or dropout)
         records = self._cuda_graphs or not self._is_short(batch)  # if a pass waits for launches, they are timed too
         repeats: dict[str, Callable[[], None]] = {}
 
@@ -288,7 +293,7 @@ class TorchBackend(TorchInference):
         # 1. The weights themselves, not their average, and random numbers that depend on the step alone.
         self._show(average=False)
         self._set(plan.model)
-        seed = mix(self._seed, plan.step, self.ranks.rank) >> 1
+        seed = mix(self._config.training.seed, plan.step, self.ranks.rank) >> 1
         torch.default_generator.manual_seed(seed)  # torch.manual_seed checks for every kind of device: 0.4 ms on a CPU
         if self.device.kind == "cuda":
             torch.cuda.manual_seed(seed)
@@ -311,8 +316,8 @@ class TorchBackend(TorchInference):
         self._scale.unscale(grads)
         norm = get_total_norm(grads)
         overflow = ~torch.isfinite(norm)
-        if self._clip_norm:
-            clip_grads_with_norm_(self._names, self._clip_norm, norm)
+        if self._config.optimizer.clip_norm:
+            clip_grads_with_norm_(self._names, self._config.optimizer.clip_norm, norm)
         # 4. The update, unless a number is not finite.
         skipped = overflow | ~torch.isfinite(loss)
         self._update(skipped, plan)

@@ -17,10 +17,9 @@ from ingot.backends.torch.build import build_model, build_outline, fill_outline
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device
 from ingot.backends.torch.generate import generate, score_rows
-from ingot.backends.torch.precision import ATTENTION, DTYPES, GROUPED
 from ingot.backends.torch.rounding import Moments, TorchRounder
 from ingot.backends.torch.state import WeightAverage, check_fits, load_model, model_records
-from ingot.backends.torch.tune import attention_form, use_form, use_kernels
+from ingot.backends.torch.tune import ATTENTION, DTYPES, GROUPED, attention_form, use_form, use_kernels
 from ingot.config.schema import Config
 from ingot.errors import DataError
 from ingot.model.layers import Form, extended_context
@@ -71,25 +70,22 @@ class TorchInference:
         model = build_model(config, vocab_size).to(str(device)) if own else build_outline(config, vocab_size)
         return cls(model.eval(), vocab_size, device, precision, Collectives(Ranks(), device))
 
+    @torch.no_grad()
     def score(self, batch: Batch) -> float:
         """Return the summed loss of the targets that count; the model runs even where none does, as those of other ranks do.
 
         A batch is halved where the GPU's memory, tried with a step's rows, does not hold it all.
         """
         try:
-            return self._score(batch)
+            with self._evaluating(), self._computing(), extended_context(self.model, batch.shape[-1]):
+                mean = float(self.model(*self._upload(batch)))
+            count = int(np.count_nonzero(batch[:, 1] != IGNORED))
+            return mean * count if count else 0.0
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
         half = len(batch) // 2  # outside the except block, where the error no longer keeps the tensors alive
         return self.score(batch[:half]) + self.score(batch[half:])
-
-    @torch.no_grad()
-    def _score(self, batch: Batch) -> float:
-        count = int(np.count_nonzero(batch[:, 1] != IGNORED))
-        with self._evaluating(), self._computing(), extended_context(self.model, batch.shape[-1]):
-            mean = float(self.model(*self._upload(batch)))
-        return mean * count if count else 0.0
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Continue prompts, token by token."""

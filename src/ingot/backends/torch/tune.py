@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend
 
-from ingot.backends.torch.precision import ATTENTION, CUDNN_FLASH4, DTYPES, FLASH4, GROUPED
 from ingot.config.memory import FLOAT, model_size, state_bytes, step_bytes
 from ingot.config.schema import Config, DataSection, Kernel, TrainingSection
 from ingot.errors import ConfigError, Setting
@@ -37,7 +37,16 @@ from ingot.runtime.devices import Device
 from ingot.runtime.files import file_sha256, read_json, user_path, write_atomically
 from ingot.runtime.machine import OF_KERNELS, cache_root, has_flash4, host_bytes, installed, keep_compiled_kernels, made_by
 from ingot.runtime.processes import cpu_count
-from ingot.runtime.tensors import Batch
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+GROUPED = "-grouped"  # suffix of a kernel that takes fewer key and value heads than query heads
+ATTENTION = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+FLASH4 = "flash4"  # FlashAttention 4, from its own package: models call it themselves
+CUDNN_FLASH4 = "cudnn-flash4"  # FlashAttention 4's backward pass and cuDNN's forward pass
 
 MaxOverRanks = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
 
@@ -281,7 +290,7 @@ def candidates(model: Any, alone: bool, documents: bool, maximum: MaxOverRanks) 
 
     `alone`: attention is causal and without dropout, so FlashAttention 4 takes it too.
     """
-    flash4 = _flash4_everywhere(model, maximum)
+    flash4 = flash4_everywhere(model, maximum)
     if documents:
         return ["default", FLASH4] if flash4 else []
     fewer = isinstance(model, OURS) and model.kv_heads != query_heads(model)
@@ -290,15 +299,7 @@ def candidates(model: Any, alone: bool, documents: bool, maximum: MaxOverRanks) 
     return [*torch_kernels, FLASH4, *([] if fewer or fused else [CUDNN_FLASH4])] if alone and flash4 else torch_kernels
 
 
-def without_masks(model: Any, batch: Batch, maximum: MaxOverRanks) -> list[str]:
-    """Return the kernels that take the window as a number; for others it is a mask, for which FlexAttention is compiled."""
-    windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
-    if not windowed or model.window >= batch.shape[2] or batch.shape[1] == 3 or not _flash4_everywhere(model, maximum):
-        return []
-    return [FLASH4, *([CUDNN_FLASH4] if model.kv_heads == query_heads(model) else [])]
-
-
-def _flash4_everywhere(model: nn.Module, maximum: MaxOverRanks) -> bool:
+def flash4_everywhere(model: nn.Module, maximum: MaxOverRanks) -> bool:
     """Return True if the model is built in and every rank has FlashAttention 4, so that all ranks try the same kernels."""
     return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
 
