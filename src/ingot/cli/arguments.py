@@ -35,7 +35,9 @@ RecipeName = Annotated[
 ]
 OutputFile = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file instead of printing.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
-StopExitCode = Annotated[int, Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code if a run was stopped.")]
+StopExitCode = Annotated[
+    int, Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code of a run that was stopped before its end.")
+]
 ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], Option("--score", help="The score to compare.")]
 _model_path = typer.Argument(metavar="PATH", help="A run folder, a checkpoint or an artifact.")
 ModelPath = Annotated[Path, _model_path]

@@ -38,7 +38,13 @@ TokenFormat = Literal["ingot", "nanogpt", "gpt-simple", "shards"]
 @commands.command("convert")
 def convert_command(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or file of tokens, ours or another program's.")],
-    to: Annotated[TokenFormat, Option(help="ingot: what training reads. shards: for golf, modded-nanogpt and llm.c.")],
+    to: Annotated[
+        TokenFormat,
+        Option(
+            help="ingot: the format that training reads. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: .bin and .idx "
+            "files in buckets. shards: files with a header, for golf, modded-nanogpt and llm.c."
+        ),
+    ],
     output: Annotated[Path, Option(metavar="DIR", help="The folder to write.")],
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="The source's tokenizer, where it names none.")] = None,
     from_format: Annotated[TokenFormat | None, Option("--from", help="The source's format, where it cannot be detected.")] = None,
@@ -72,10 +78,14 @@ def convert_command(
 @commands.command("download")
 def download_command(
     variant: Annotated[str, Option(metavar="NAME", help="byte260, or sp and a vocabulary size, if published.")] = "sp1024",
-    train_shards: Annotated[int | None, Option(metavar="N", help="The first N train shards. Default: at most 80.")] = None,
+    train_shards: Annotated[
+        int | None, Option(metavar="N", help="Download the first N train shards. Default: at most 80.")
+    ] = None,
     output: Annotated[Path, Option(metavar="DIR", help="Folder for datasets/, tokenizers/ and manifest.json.")] = Path("data"),
     repo: Annotated[str, Option(metavar="ID", envvar=REPO_VARIABLE, help="A dataset repository on the Hugging Face hub.")] = REPO,
-    prefix: Annotated[str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="Its folder with manifest.json.")] = PREFIX,
+    prefix: Annotated[
+        str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="The repository's folder with manifest.json.")
+    ] = PREFIX,
     revision: Annotated[str | None, Option(metavar="REV", help="A branch, tag or commit of the repository.")] = None,
     with_docs: Annotated[bool, Option("--with-docs", help="Also download the text of the shards.")] = False,
     skip_manifest: Annotated[bool, Option("--skip-manifest", help="Use the manifest.json already in the folder.")] = False,
@@ -146,7 +156,14 @@ def verify_command(
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer, which bare shards do not name.")] = None,
     ngram_words: Annotated[int, Option(metavar="N", help="Length of the word n-grams looked up in train.")] = 13,
     overlap_share: Annotated[float, Option(metavar="PART", help="Report documents with more of their n-grams in train.")] = 0.5,
-    byte_gap: Annotated[float | None, Option(metavar="PART", help="How much the bytes of tokens and text may differ.")] = None,
+    byte_gap: Annotated[
+        float | None,
+        Option(
+            metavar="PART",
+            help="How much the bytes of the tokens and of the text may differ. Default: 0.005, or 0.05 where preparing with this "
+            "tokenizer counted the same.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read every byte of a folder of tokens and list all problems. Exit code 3: there are some."""

@@ -248,7 +248,9 @@ def plot(
 
 def compare(
     ctx: typer.Context,
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of one arm, and of another.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of one arm, two dashes, and those of another.")
+    ],
     score: ScoreOption = "val_bpb",
     as_json: AsJson = False,
 ) -> None:

@@ -159,10 +159,14 @@ def sweep(
     ctx: typer.Context,
     config: ConfigFile = None,
     recipe: RecipeName = None,
-    vary: Annotated[list[str] | None, Option(metavar="SETTING=VALUE,VALUE", help="Values of a setting; repeatable.")] = None,
+    vary: Annotated[
+        list[str] | None, Option(metavar="SETTING=VALUE,VALUE", help="A setting and its values; several give all combinations.")
+    ] = None,
     arms: Annotated[Path | None, Option("--arms", metavar="FILE", help="YAML file with each arm's settings.")] = None,
     seeds: Annotated[str, Option("--seeds", metavar="N,N", help="Train every arm with each of these seeds.")] = "1,2,3",
-    output: Annotated[Path, Option("--output", "-o", metavar="DIR", help="Folder of the runs ARM/seed-N.")] = Path("runs/sweep"),
+    output: Annotated[
+        Path, Option("--output", "-o", metavar="DIR", help="Where DIR/ARM/seed-N are. A sweep there is resumed.")
+    ] = Path("runs/sweep"),
     score: ScoreOption = "val_bpb",
     stop_exit_code: StopExitCode = 0,
     as_json: AsJson = False,

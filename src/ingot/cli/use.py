@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from ingot.inference.model import LoadedModel
 
 Which = Annotated[str, Option("--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder to open.")]
-TokenizerName = Annotated[str | None, Option("--tokenizer", metavar="NAME", help="The tokenizer of a model without one.")]
+TokenizerName = Annotated[
+    str | None, Option("--tokenizer", metavar="NAME", help="The tokenizer of a model that was saved without one.")
+]
 Dtype = Annotated[str | None, Option("--dtype", metavar="NAME", help="The dtype of the weights: fp32, bf16 or fp16.")]
 
 
@@ -153,7 +155,7 @@ def generate(
     prompt: Annotated[str | None, Option(metavar="TEXT", help="The prompt; - reads stdin. Default: a new document.")] = None,
     prompt_file: Annotated[Path | None, Option(metavar="FILE", help="Read the prompt from this text file.")] = None,
     prompts_file: Annotated[
-        Path | None, Option("--input", "--prompts-file", metavar="FILE", help="Prompts as JSON lines.")
+        Path | None, Option("--input", "--prompts-file", metavar="FILE", help="Read prompts from JSON lines.")
     ] = None,
     output: Annotated[Path | None, Option(metavar="FILE", help="Write the completions to this file as JSON lines.")] = None,
     tokens: Annotated[
