@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ingot.cli import runs as command
+from ingot.cli import status as command
 from ingot.cli.main import app
 from ingot.console.progress import draw_lines
 from ingot.errors import CheckpointError, ConfigError

@@ -7,8 +7,8 @@ import torch
 from ingot.artifact.container import read_artifact, write_artifact
 from ingot.backends.base import Rounding
 from ingot.backends.open import open_backend, open_inference
-from ingot.backends.torch import inference, rounding
-from ingot.backends.torch.rounding import Moments, TorchRounder
+from ingot.backends.torch import gptq, inference
+from ingot.backends.torch.gptq import Moments, TorchRounder
 from ingot.config.loading import load_config
 from ingot.errors import CheckpointError
 from ingot.runtime.ranks import Ranks
@@ -138,7 +138,7 @@ def test_gptq_carries_errors_beyond_the_first_block_of_columns(monkeypatch):
         model(x)
     rounded = []
     for columns in (128, 512):  # three blocks, and all columns in one
-        monkeypatch.setattr(rounding, "BLOCK_COLUMNS", columns)
+        monkeypatch.setattr(gptq, "BLOCK_COLUMNS", columns)
         linear.weight.data.copy_(before)
         TorchRounder(model, moments.found).round(COARSE, COARSE)
         rounded.append(linear.weight.detach().clone())

@@ -17,7 +17,7 @@ from ingot.backends.torch.build import build_model, build_outline, fill_outline
 from ingot.backends.torch.collectives import Collectives
 from ingot.backends.torch.device import find_torch_device
 from ingot.backends.torch.generate import generate, score_rows
-from ingot.backends.torch.rounding import Moments, TorchRounder
+from ingot.backends.torch.gptq import Moments, TorchRounder
 from ingot.backends.torch.state import WeightAverage, check_fits, load_model, model_records
 from ingot.backends.torch.tune import ATTENTION, DTYPES, GROUPED, attention_form, use_form, use_kernels
 from ingot.config.schema import Config

@@ -32,7 +32,7 @@ LEFT_OUT = (
 )  # fmt: skip
 LEFT_OUT_OF = {
     GOLF: (
-        "ingot.artifact.container", "ingot.artifact.rans", "ingot.backends.torch.rounding", "ingot.data.loading.packing",
+        "ingot.artifact.container", "ingot.artifact.rans", "ingot.backends.torch.gptq", "ingot.data.loading.packing",
         "ingot.inference", "ingot.model.frontier", "ingot.train.fit_artifact",
     ),
     BY_SETTINGS: ("ingot.backends.torch.custom_model", "ingot.model.golf"),
