@@ -254,7 +254,7 @@ def cut_a_shard(folder, ingot):
     ("plant", "found"),
     [
         (copy_a_validation_document, "overlap-documents: .*val_000000.bin, document 2 of val, .* is document 6 of train"),
-        (flip_a_byte, "shard-sha256: .*train_000001.bin: is not what was written"),
+        (flip_a_byte, "shard-sha256: .*train_000001.bin: has changed since it was written"),
         (cut_a_shard, r"shard-size: .*train_000000.bin: [\d,]+ bytes expected for [\d,]+ tokens, 5,000 found: .* is cut short"),
     ],
 )
@@ -276,7 +276,7 @@ def test_verify_finds_that_another_tokenizer_made_the_tokens(ingot, english, tmp
     path.write_text(json.dumps(record | {"fingerprint": identity(record)}))
     result = ingot("data", "verify", tmp_path / "english", "--byte-gap", "1")
     assert result.exit_code == 3
-    assert re.search(r"(?m)^tokenizer-mismatch: .*train_000000.bin, token 0: the tokenizer makes other tokens", result.stdout)
+    assert re.search(r"(?m)^tokenizer-mismatch: .*train_000000.bin, token 0: the tokenizer encodes the text here", result.stdout)
     assert "overlap" not in result.stdout
 
 
@@ -358,7 +358,7 @@ def test_the_program_warns_of_files_it_passed_over_on_stderr_alone(text):
     ]
     result = subprocess.run(command, cwd=text.parent, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["ignored_files"] == 1
-    assert result.stderr == f"files ignored, as hidden, a README.md or not {WHAT}: 1, such as b.rst\n"
+    assert result.stderr == f"files ignored because hidden, a README.md or not {WHAT}: 1, such as b.rst\n"
 
 
 def test_the_commands_load_nothing_heavy_before_they_run():

@@ -137,7 +137,7 @@ def test_a_drained_bucket_halts_the_run_saves_it_and_is_not_trained(train, seen,
     assert (result.status, result.stop_reason) == ("halted", "bucket_exhausted:books")
     assert result.checkpoint_path is not None and result.total_steps == len(seen)
     assert Run(tmp_path / "run").status().status == "halted"
-    assert any("the bucket books is at its end" in text and "data.exhausted=renormalise" in text for text in notes.messages)
+    assert any("the bucket books is exhausted" in text and "data.exhausted=renormalise" in text for text in notes.messages)
     again = train(tmp_path / "run", **given)
     assert (again.status, again.total_steps) == ("halted", result.total_steps)
     onward = train(tmp_path / "run", data__exhausted="renormalise", **given)

@@ -1,12 +1,12 @@
 """A repository on the Hugging Face hub: list and download its files at one commit, and the parquet files of a dataset.
 
 Every request goes through the official client, which retries, resumes and caches; its exceptions become one-line errors here.
-An unreachable hub is detected within seconds, because the client would retry for half a minute. The client verifies the size of
+An unreachable hub is detected within seconds; the client alone would retry for half a minute. The client verifies the size of
 a download but not its hash, so `Hub.fetch` verifies the hash, once.
 
 The files of a dataset are those listed in its card or, without a list, selected by path. For a dataset without parquet files the
 hub's own converted copy is used; a partial copy is an error, because the rest would be missing silently. The selection is
-recorded in the hub's cache, so that the same name means the same files offline.
+recorded in the hub's cache, so that the same name selects the same files offline.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+)
 CONVERTED = "refs/convert/parquet"  # revision with the hub's converted copy: CONFIG/SPLIT/NUMBER.parquet
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
 WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}  # wildcards of data_files, as regular expressions
-EVERY = "*"  # as the configuration: selects the files of all configurations
+EVERY = "*"  # given as CONFIG, selects the files of all configurations
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Hub:
             blob = Path(self._ask(path, partial(request, force_download=True)))
             problem = info.problem(blob)
         if problem:
-            raise DataError(f"{path} of {self.repo} arrives damaged: {problem}; try again, or ask its owner")
+            raise DataError(f"{path} of {self.repo} was damaged in transfer: {problem}; try again, or ask its owner")
         return blob
 
     def snapshot(self, names: Sequence[str], commit: str | None = None) -> Path:
@@ -180,9 +180,9 @@ class Hub:
         status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
         repository = f"{self.repo_type} repository {self.repo} at {self.endpoint}"
         if isinstance(error, errors.HFValidationError):
-            return ConfigError(f"{self.repo!r} is not the name of a repository, which is written OWNER/NAME")
+            return ConfigError(f"{self.repo!r} is not the name of a repository; write OWNER/NAME")
         if isinstance(error, errors.OfflineModeIsEnabled) or (self.offline and isinstance(error, errors.LocalEntryNotFoundError)):
-            absent = f"{what} of {self.repo} is neither here nor in the hub's cache {self.cache}"
+            absent = f"{what} of {self.repo} is not in the hub's cache {self.cache}"
             return Unreachable(f"HF_HUB_OFFLINE is set and {absent}; unset it to download")
         if isinstance(error, errors.RevisionNotFoundError):
             return Missing(f"{repository} has no such revision")
@@ -244,7 +244,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
                 log.warning("%s; using the files of %s that were fetched before", error, name)
                 return paths
         raise DataError(f"cannot fetch {name}: {error}; try again online, or {instead}") from None
-    with suppress(OSError):  # a read-only cache
+    with suppress(OSError):  # the cache may be read-only
         note.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(note, json.dumps({"revision": revision, "files": chosen}) + "\n")
     return [folder / file for file in chosen]

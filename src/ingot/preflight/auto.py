@@ -1,9 +1,9 @@
 """`--recipe auto`: choose vocabulary, model shape, batch, row length and epochs from a short measurement and the data's size.
 
 A budget of F floating-point operations trains N parameters on T tokens with F = 6 N T, and T near 5 N is best. That gives 330,000
-parameters for 90 seconds of two CPU cores and 51 million for 300 seconds of an H200, near the best measured there. The vocabulary
-grows with the model, unless it is already chosen: tokens of three bytes instead of one helped more than anything else on a CPU.
-All choices are ordinary settings of the recipe, and the user's settings override them.
+parameters for 90 seconds of two CPU cores and 51 million for 300 seconds of an H200, close to the best size measured there. The
+vocabulary grows with the model, unless it is already chosen: tokens of three bytes instead of one helped more than anything else
+on a CPU. All choices are ordinary settings of the recipe, and the user's settings override them.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from ingot.runtime.ranks import Ranks
 from ingot.train.step_plan import shapes
 
 RECIPE = "auto"
-# A quarter of 90 s on two cores reached 2.324 bits per byte with 3 tokens per weight, 2.352 with 1 and 2.360 with 11: about 4 is
-# best. The larger of the frontier's models, the better one after 300 s on an H200, has 6.
+# In a quarter of 90 s, two cores reached 2.324 bits per byte with 3 tokens per weight, 2.352 with 1 and 2.360 with 11: about 4 is
+# best. The larger model of the recipe frontier, the better one after 300 s on an H200, trains on 6.
 TOKENS_PER_WEIGHT = 5.0
 OPERATIONS = 6.0  # floating-point operations per token and weight, forward and backward
 STEPS = 2500  # steps to fit in a budget: the demo takes 2,543 in 90 s on two cores, the frontier 2,900 in 300 s on an H200
-SMALLEST = 2048  # least tokens per step: 50 s on one core reached 2.499 bits per byte, but 2.540 with half as many
-# Epochs over little data, after which a small model memorises it. 27 KB of English as bytes, width 32: 4 epochs of 2,048 tokens a
-# step reached 3.66 bits per byte, 8 reached 3.36 and 16 3.39; 8 epochs of 512 tokens with the decay below reached 3.27.
+SMALLEST = 2048  # minimum tokens per step: 50 s on one core reached 2.499 bits per byte, but 2.540 with half as many
+# Maximum epochs over little data: after more, a small model memorises it. 27 KB of English as bytes, width 32: 4 epochs of 2,048
+# tokens a step reached 3.66 bits per byte, 8 reached 3.36 and 16 3.39; 8 epochs of 512 tokens with the decay below reached 3.27.
 MOST_PASSES = 8
-READ_PER_WEIGHT = 20.0  # tokens trained per weight with little data: half of the width was 0.03 bits per byte better there
+READ_PER_WEIGHT = 20.0  # tokens read per weight with little data, where half the width was better by 0.03 bits per byte
 OF_LITTLE: dict[str, Any] = {"optimizer.muon_weight_decay": 1.0, "optimizer.weight_decay": 0.1}
-SMALLEST_OF_LITTLE = 512  # least tokens per step with little data
+SMALLEST_OF_LITTLE = 512  # minimum tokens per step with little data
 GPU_UTILISATION = 0.33  # fraction of the matmul rate that training reaches: 1.5 M tokens/s, 28 M weights, H200 at 782 TFLOP/s
 PROBE_SECONDS = 1.5  # duration of the timed steps without a GPU
 # Vocabulary for a model of this many weights: in a quarter of 90 s on two cores, 2,048 ids reached 2.37 bits per byte, 1,024 ids
 # 2.42 and bytes 2.55; the frontier's models have 8,192, so the vocabulary grows with the fourth root of the weights.
 PROBED_IDS, FOR_WEIGHTS = 2048, 330_000
-BYTES_PER_ID = 1000  # least bytes of text per id: tokens seen too rarely are not learned
-# Settings for thousands of steps of a wide model with long rows, as in golf/frontier; the recipe's own suit a small model.
+BYTES_PER_ID = 1000  # minimum bytes of text per id: tokens seen too rarely are not learned
+# Settings for thousands of steps of a wide model with long rows, as in golf/frontier; the recipe's defaults suit a small model.
 ON_A_GPU: dict[str, Any] = {
     "model.pattern": "SSSSL", "model.softcap": 15.0,
     "optimizer.embedding_learning_rate": 0.02, "optimizer.muon_weight_decay": 0.2, "optimizer.muon_momentum_warmup_steps": 200,
@@ -74,7 +74,7 @@ class Facts:
     vocab_size: int
     has_documents: bool
     bytes: int  # bytes of the training text
-    tokenizer: str | None = None  # the chosen tokenizer; None: the data has one
+    tokenizer: str | None = None  # the chosen tokenizer; None if the data already has one
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Choice:
 
 
 def _wanted_weights(operations: float) -> float:
-    return math.sqrt(operations / (OPERATIONS * TOKENS_PER_WEIGHT))  # the best number for a budget of operations
+    return math.sqrt(operations / (OPERATIONS * TOKENS_PER_WEIGHT))  # the best model size for this budget
 
 
 def choose_tokenizer(operations: float, text_bytes: int) -> str:
@@ -185,7 +185,7 @@ def _facts(config: Config) -> Facts:
         name, rate = device.name, GPU_UTILISATION * measure_flops(device)
     else:  # time training steps of the recipe's model
         vocab_size = dataset.tokenizer.vocab_size if dataset else PROBED_IDS
-        with closing(open_backend(config, vocab_size, Ranks())) as backend:  # otherwise the run would keep its threads
+        with closing(open_backend(config, vocab_size, Ranks())) as backend:  # closed so that its threads end
             plan = shapes(config)[0]
             batch = backend.host_buffer((plan.rows, 2, plan.seq_len))
             batch[:] = np.arange(batch.size, dtype=np.int32).reshape(batch.shape) % vocab_size

@@ -1,4 +1,4 @@
-"""Findings of the checks before a run, and the checks of its data: it opens, has the named buckets, and has enough tokens.
+"""Findings of the checks before a run, and the checks of its data: it can be opened, and has the named buckets and enough tokens.
 
 Each finding has a code that never changes its meaning; docs/validate.md explains them. An error or a budget finding keeps a run
 from starting. A folder of buckets is checked file by file, so that everything missing is reported at once. Other data is opened
@@ -27,7 +27,7 @@ from ingot.train.step_plan import shapes
 
 PATH, TOKENIZER = Setting("data.path"), Setting("data.tokenizer")
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
-MANY_PASSES = 300  # epochs that deserve a warning; nanoGPT's smallest preset trains for 82
+MANY_PASSES = 300  # more epochs than this give a warning; nanoGPT's smallest preset trains for 82
 TOLERANCE = 0.05  # relative difference allowed between the tokens of all phases and of all steps
 
 
@@ -97,7 +97,7 @@ class Findings(list[Finding]):
 
 @dataclass(frozen=True)
 class BucketFacts:
-    """A bucket of a split; a split without buckets is one named "all". Tokens and documents are None where not counted."""
+    """A bucket of a split; a split without buckets has one named "all". Tokens and documents are None where not counted."""
 
     files: int
     tokens: int | None
@@ -153,7 +153,7 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
             problem = Finding(code, "error", error)
         else:
             facts.dataset, facts.tokenizer, facts.format = dataset, dataset.tokenizer, facts.format or "tokens"
-            if not facts.has_buckets:  # otherwise they were counted one by one
+            if not facts.has_buckets:  # else _look_at_buckets has counted them
                 for name, split in dataset.splits.items():
                     record = split.record
                     counts = {bucket.name: (bucket.tokens, bucket.documents) for bucket in record.buckets}
@@ -164,7 +164,7 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
         try:
             facts.tokenizer = open_tokenizer(data.tokenizer)
         except IngotError as error:
-            if problem is not None and problem.code == "data.path.missing":  # its advice gets both data and tokenizer
+            if problem is not None and problem.code == "data.path.missing":  # its advice covers both data and tokenizer
                 findings.append(problem)
             problem = Finding("tokenizer.load_failed", "error", error)
     if problem is not None:
@@ -213,7 +213,7 @@ def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
     if not any(mixes) or not facts.splits:
         return
     codes = [finding.code.split(".") for finding in findings if finding.blocks]
-    damaged = {".".join(parts[2:-1]) for parts in codes if parts[:2] == ["data", "train"]}  # reported already
+    damaged = {".".join(parts[2:-1]) for parts in codes if parts[:2] == ["data", "train"]}  # these are already reported
     present = facts.splits.get("train", {}).keys() if facts.has_buckets else set[str]()
     if unknown := sorted(set[str]().union(*mixes) - damaged - present):
         message = f"{{0}} names buckets that {facts.path} does not have: {', '.join(unknown)}; it has "
@@ -238,7 +238,7 @@ def check_files(facts: RunData, world_size: int, workers: int | None, findings: 
 
 
 def total_tokens(config: Config) -> int | None:
-    """Return the tokens of all steps; None if the clock ends the run."""
+    """Return the number of tokens that all steps read; None if the number of steps is not set."""
     steps, stages, total = config.training.max_steps, config.training.stages, 0
     if steps is None:
         return None
@@ -252,7 +252,7 @@ def total_tokens(config: Config) -> int | None:
 
 
 def phases_of(config: Config) -> list[dict[str, Any]]:
-    """Return for each phase its tokens, its mix normalised to 1, and the tokens of each bucket read by its end."""
+    """Return each phase's tokens, its mix normalised to a sum of 1, and the tokens read of each bucket by its end."""
     phases, taken = [], dict[str, float]()
     for phase in config.data.phases:
         mix = shares(phase.mix)
@@ -281,7 +281,7 @@ def check_supply(config: Config, facts: RunData, total: int | None, allow_mismat
                 findings.add("data.repeated", "warning" if many else "info", message, MAX_STEPS, advice=advice)
             return
         supply, halts = float(epochs * tokens), halts and bool(config.data.mix)
-        if halts:  # the bucket that ends first ends the run
+        if halts:  # the bucket that is exhausted first ends the run
             needed = {name: share for name, share in shares(config.data.mix).items() if share and name in buckets}
             supply = min((epochs * (buckets[name].tokens or 0) / share for name, share in needed.items()), default=supply)
         if total > supply:

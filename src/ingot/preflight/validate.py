@@ -66,10 +66,10 @@ class Report:
     world_size: int
     data: RunData
     vocab_size: int
-    total_tokens: int | None  # None if the clock ends the run
+    total_tokens: int | None  # None if the number of steps is not set
     output: Path | None
     size: Size | None
-    memory: int | None = None  # bytes a rank needs
+    memory: int | None = None  # estimated bytes per rank
     resume: dict[str, Any] | None = None
     runtime: dict[str, str] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
@@ -85,11 +85,11 @@ def validate(
     thorough: bool = True,
     fresh: bool = False,
 ) -> Report:
-    """Check a run of `world_size` ranks whose session began at a unix time. Nothing is written, and no framework is loaded.
+    """Check a run of `world_size` ranks. Nothing is written, and neither PyTorch nor MLX is imported.
 
-    `workers`: loader processes requested in gpt-simple. `allow_mismatch`: the tokens of the phases may differ from those of the
-    steps. Without `thorough`, checks that training repeats anyway are skipped. `fresh`: an earlier run in the folder will be
-    deleted, so it is not checked.
+    `began`: Unix time at which the session started. `workers`: loader processes requested in gpt-simple. `allow_mismatch`: the
+    phases may have more or fewer tokens than the steps read. Without `thorough`, checks that training repeats anyway are skipped.
+    `fresh`: an earlier run in the folder will be deleted, so it is not checked.
     """
     findings, ranks, total = Findings(), max(1, world_size), total_tokens(config)
     if world_size < 1:
@@ -108,7 +108,7 @@ def validate(
         advice = f"set {{1}} or prepare the text with --tokenizer {config.suggested_tokenizer}"
         settings = (Setting("model.vocab_size", f"{rows:,}"), Setting("model.vocab_size", "null"))
         findings.add("model.idle_rows", "warning", message, *settings, advice=advice)
-    # With an error in the data its token counts are wrong.
+    # If there is an error in the data, its token counts are wrong.
     if not any(finding.blocks and finding.code.startswith("data.") for finding in findings):
         check_supply(config, data, total, allow_mismatch, findings)
     output, vocab_size = _check_output(config, findings), rows or ids
@@ -164,7 +164,7 @@ def check_before_training(
 
 
 def _check_device_and_model(config: Config, world_size: int, findings: Findings) -> None:
-    """Check the settings that the device supports, and that a custom model is Python, without loading either of them."""
+    """Check the settings that the device supports, and that a custom model's file is valid Python, without loading either."""
     if not DEVICES.fullmatch(config.training.device):
         setting = Setting("training.device", config.training.device)
         findings.add("training.device_unknown", "error", "{0} is not a device; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
@@ -183,7 +183,7 @@ def _check_device_and_model(config: Config, world_size: int, findings: Findings)
 
 
 def _check_memory(config: Config, size: Size, vocab_size: int, world_size: int, findings: Findings) -> int:
-    """Estimate the least memory a rank needs, and check that a machine without a GPU has it. Loads no framework."""
+    """Estimate the memory a rank needs at least, and check that a machine without a GPU has it. No framework is imported."""
     state = state_bytes(config, size) + step_bytes(config, world_size)
     rows = 1 if config.training.micro_batch == "auto" else config.training.micro_batch
     rows = min(rows, max(1, config.rows_per_step // world_size))
@@ -227,7 +227,7 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
 
     def on_skipped(path: Path, error: CheckpointError) -> None:
         oldest = path == next(iter(saved_steps(path.parent).values()))
-        findings.append(Finding(UNREADABLE, "error" if oldest else "warning", error))  # nothing older to fall back to
+        findings.append(Finding(UNREADABLE, "error" if oldest else "warning", error))  # no older checkpoint to try
 
     try:
         if resume == "never" and output is not None:
@@ -242,7 +242,7 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
             refuse_lost(output)
     except CheckpointError as error:
         code = UNREADABLE if isinstance(error, Unreadable) else "resume.resolve_failed"
-        if code != UNREADABLE and resume not in ("auto", "never"):  # gpt-simple has codes for the reasons
+        if code != UNREADABLE and resume not in ("auto", "never"):  # gpt-simple has a code for each reason
             path = named_path(resume, output)
             if not path.is_dir():
                 code = "resume.path_missing"
@@ -259,7 +259,7 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
     try:
         if data.dataset is not None:
             facts = facts_of(config, data.dataset)
-        else:  # problems at data.path are reported elsewhere
+        else:  # the data could not be opened; look_at_data reports why
             facts = {**was, "config": config.model_dump(mode="json"), "data_fingerprint": was["data_fingerprint"]}
         changed = changes(was, facts)
     except (KeyError, TypeError, AttributeError):
@@ -360,7 +360,7 @@ def report_lines(report: Report, name: Rename = str, advise: Rename = str) -> li
 
 
 def _facts(value: Any, label: str = "") -> Iterator[str]:
-    """Yield a part of the record as lines; a mapping inside others, such as a bucket's, is one line."""
+    """Yield a part of the record as lines; an inner mapping without mappings in it, such as a bucket's, is one line."""
     if isinstance(value, list):
         value = {f"phase {number}": item for number, item in enumerate(value, 1)}
     if not isinstance(value, dict):
@@ -427,7 +427,7 @@ def alone(config: Config, world_size: int) -> Config:
 
 
 def _take_step(report: Report, ranks: Ranks) -> None:
-    """Add the time of a step after compilation, the loss of the first one, and the peak memory."""
+    """Run steps; report the time of one after compilation, the loss of the first, and the peak memory."""
     config, rank = alone(report.config, max(ranks.world_size, report.world_size)), Ranks(local_rank=ranks.local_rank)
     dataset, rows = open_data(config, 1, report.data.dataset)
     with closing(open_backend(config, dataset.tokenizer.vocab_size, rank)) as backend:

@@ -161,5 +161,5 @@ def test_a_drained_bucket_is_told_with_the_flag_that_goes_on_without_it(capsys: 
     reporter = GptSimpleReporter(GptSimpleConfig(), ours(), None)
     reporter.message(DataExhausted("web").told(1))
     told = capsys.readouterr().err
-    assert "the bucket web is at its end" in told and "add --allow-bucket-exhaustion" in told
+    assert "the bucket web is exhausted" in told and "add --allow-bucket-exhaustion" in told
     assert "data.exhausted" not in told  # a key that this cli refuses

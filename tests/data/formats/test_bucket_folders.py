@@ -91,7 +91,7 @@ def test_the_fingerprint_follows_the_windows_too(tmp_path):
 
 
 def test_a_folder_of_tokens_needs_to_be_told_its_tokenizer(folder):
-    with pytest.raises(DataError, match=r"does not say their tokenizer; name it with data\.tokenizer"):
+    with pytest.raises(DataError, match=r"does not name their tokenizer; set it with data\.tokenizer"):
         open_dataset(str(folder))
 
 

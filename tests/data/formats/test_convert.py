@@ -163,7 +163,7 @@ def test_without_tokenizer_or_mark_a_stream_stays_as_it_is_and_says_so(tmp_path,
     summary = convert(open_tokens(tmp_path / "a.bin"), tmp_path / "out", "nanogpt")
     assert list(np.fromfile(tmp_path / "out/train.bin", "<u2")) == [0, 1, 2, 3, 4]
     assert summary.splits["train"].bytes is None
-    assert "nothing says where documents begin, so each split is one" in caplog.text
+    assert "document boundaries are unknown, so each split is one document" in caplog.text
     assert "has no validation data, which nanogpt needs" in caplog.text
 
 
@@ -211,7 +211,7 @@ def test_a_meta_that_lists_no_characters_must_have_as_many_ids_as_the_tokenizer(
     prepared(tmp_path / "in", ByteTokenizer(), ["some text"] * 3)
     convert(open_tokens(tmp_path / "in"), tmp_path / "tokens", "nanogpt")
     tokens = open_tokens(tmp_path / "tokens")
-    refused("says vocab_size 260 and the gpt2", convert, tokens, tmp_path / "out", "ingot", tokenizer="gpt2")
+    refused("has vocab_size 260 but the gpt2", convert, tokens, tmp_path / "out", "ingot", tokenizer="gpt2")
     convert(open_tokens(tmp_path / "tokens"), tmp_path / "out", "ingot", tokenizer="byte")
     assert texts(tmp_path / "out") == texts(tmp_path / "in")
 
@@ -228,13 +228,13 @@ def test_what_the_tokens_stand_for_must_be_known_once_and_only_once(tmp_path):
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"to": "gguf"}, "unknown format 'gguf'; known are ingot, nanogpt, gpt-simple, shards"),
+        ({"to": "gguf"}, "unknown format 'gguf'; choose one of ingot, nanogpt, gpt-simple, shards"),
         ({"mark": 1 << 24}, "--mark 16777216 is not a token id"),
         ({"mark": -1}, "--mark -1 is not a token id"),
         ({"layout": FileLayout(shard_tokens=0)}, "--shard-tokens 0 is out of range"),
         ({"layout": FileLayout(shard_tokens=2**31)}, "--shard-tokens 2,147,483,648 is out of range"),
-        ({"layout": FileLayout(name="../x")}, "--name '../x' is not a name for files"),
-        ({"layout": FileLayout(name="")}, "--name '' is not a name for files"),
+        ({"layout": FileLayout(name="../x")}, "--name '../x' is not a valid file name"),
+        ({"layout": FileLayout(name="")}, "--name '' is not a valid file name"),
         ({"to": "gpt-simple", "layout": FileLayout(overlap=2000)}, "an overlap of 2,000 does not fit windows of 3,072 tokens"),
         ({"tokenizer": "gpt3"}, "unknown tokenizer 'gpt3'"),
     ],
@@ -288,7 +288,7 @@ def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path):
 def test_the_source_is_never_the_output(tmp_path):
     source = nanogpt(tmp_path / "in/data", 5)
     for output in (tmp_path / "in/data", tmp_path / "in", tmp_path / "in/x/../data"):
-        refused("is where the source is", convert, source, output, "shards", mark=1, overwrite=True, error=ConfigError)
+        refused("contains the source", convert, source, output, "shards", mark=1, overwrite=True, error=ConfigError)
     assert source.tokens == open_tokens(tmp_path / "in/data").tokens
 
 
@@ -415,5 +415,5 @@ def test_a_damaged_document_index_is_refused_before_a_document_is_read(tmp_path,
     prepared(tmp_path / "in", BYTE, ["one", "two"])
     index = tmp_path / "in/train.index"
     index.write_bytes(index.read_bytes()[:15] + b"\x40" + index.read_bytes()[16:])  # the second begins at token 2**62
-    refused("train.index does not rise", convert, open_tokens(tmp_path / "in"), tmp_path / "out", to)
+    refused("train.index does not increase", convert, open_tokens(tmp_path / "in"), tmp_path / "out", to)
     assert not (tmp_path / "out").exists()

@@ -143,10 +143,10 @@ def test_a_meta_that_is_not_understood_needs_the_tokenizer_to_be_named(tmp_path)
 
 def test_ids_that_stand_for_no_text_are_numbers_where_one_says_so(tmp_path):
     folder = nanogpt(tmp_path / "d", [3, 1, 4, 1, 5] * 50, None)
-    with pytest.raises(DataError, match=r"data\.tokenizer is number and .* has no meta\.pkl; write one that says vocab_size"):
+    with pytest.raises(DataError, match=r"data\.tokenizer is number but .* has no meta\.pkl; write one with vocab_size"):
         open_dataset(str(folder), "number")
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 7}))
-    with pytest.raises(DataError, match=r"7 ids that are not single characters; .* or number where they stand for no text"):
+    with pytest.raises(DataError, match=r"7 ids that are not single characters; .* or number if they do not represent text"):
         open_dataset(str(folder))
     found = open_dataset(str(folder), "number").tokenizer
     assert (found.kind, found.vocab_size, found.decode([3, 1])) == ("number", 7, "3 1")
@@ -156,7 +156,7 @@ def test_ids_that_stand_for_no_text_are_numbers_where_one_says_so(tmp_path):
 
 
 def test_a_meta_with_another_number_of_ids_than_the_tokenizer_is_refused(tmp_path):
-    with pytest.raises(DataError, match="says vocab_size 260 and the gpt2 tokenizer has 50,257"):
+    with pytest.raises(DataError, match="has vocab_size 260 but the gpt2 tokenizer has 50,257"):
         open_dataset(str(other_vocabulary(tmp_path / "d")), "gpt2")
 
 
@@ -168,7 +168,7 @@ def test_a_tokenizer_that_did_not_make_the_shards_is_refused(text_shards, tmp_pa
 
 def test_a_folder_of_nanogpt_without_meta_is_not_taken_for_gpt2s_if_it_is_not(tmp_path):
     folder = nanogpt(tmp_path / "d", ByteTokenizer().encode_document(TEXT).tolist(), None)
-    with pytest.raises(DataError, match=r"without a meta\.pkl; put that file beside them"):
+    with pytest.raises(DataError, match=r"without a meta\.pkl; put that file next to them"):
         open_dataset(str(folder))
 
 
@@ -212,5 +212,5 @@ def test_downloaded_shards_need_no_tokenizer_to_be_named(text_shards):
 def test_a_manifest_whose_tokenizer_is_not_in_its_folder_says_nothing(text_shards, path):
     listed(text_shards, model_path=path)
     (text_shards.parents[2] / "toy.model").write_bytes(sentencepiece_file())
-    with pytest.raises(DataError, match=r"does not say their tokenizer"):
+    with pytest.raises(DataError, match=r"does not name their tokenizer"):
         open_dataset(str(text_shards))

@@ -143,7 +143,7 @@ def test_what_cannot_be_told_is_refused_and_says_what_to_do(tmp_path):
     folder_of(tmp_path / "b", **{"x.bin": shard_bytes([1] * 99, magic=1)})
     refused("give --from nanogpt", open_tokens, tmp_path / "b")
     refused("give --from nanogpt", open_tokens, tmp_path / "b/x.bin")
-    refused("unknown format 'llm'; known are ingot, nanogpt, gpt-simple, shards", open_tokens, tmp_path, "llm", error=ConfigError)
+    refused("unknown format 'llm'; choose one of ingot, nanogpt", open_tokens, tmp_path, "llm", error=ConfigError)
 
 
 # nanoGPT
@@ -217,8 +217,8 @@ def test_a_hostile_meta_is_refused_and_nothing_is_executed(tmp_path):
     pickles = list(hostile_pickles(proof))
     for contents in pickles:
         path = folder_of(tmp_path, **{META: contents, "train.bin": b"\1\0"}) / META
-        refused("is refused: ", read_meta, path)
-        refused("is refused: ", open_tokens, tmp_path)
+        refused("is rejected: ", read_meta, path)
+        refused("is rejected: ", open_tokens, tmp_path)
         assert not proof.exists()
     pickle.loads(pickles[1])  # they would do it
     assert proof.exists()
@@ -227,14 +227,14 @@ def test_a_hostile_meta_is_refused_and_nothing_is_executed(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "problem"),
     [
-        (b"", "is refused: "),
-        (b"\x80\x04", "is refused: "),
+        (b"", "is rejected: "),
+        (b"\x80\x04", "is rejected: "),
         (b"\x80\x04}r\xff\xff\xff\x7f.", "LONG_BINPUT is not a part of a vocabulary"),  # would reserve 2**31 places
-        (pickle.dumps({"vocab_size": 3})[:-4], "is refused: "),
-        (pickle.dumps([1]), "does not say its vocab_size"),
-        (pickle.dumps({"stoi": {}}), "does not say its vocab_size"),
-        (pickle.dumps({"vocab_size": True}), "does not say its vocab_size"),
-        (pickle.dumps({"vocab_size": 2, "stoi": {"a": 1}, "itos": {0: "a"}}), "vocab_size, stoi and itos do not fit together"),
+        (pickle.dumps({"vocab_size": 3})[:-4], "is rejected: "),
+        (pickle.dumps([1]), "has no vocab_size"),
+        (pickle.dumps({"stoi": {}}), "has no vocab_size"),
+        (pickle.dumps({"vocab_size": True}), "has no vocab_size"),
+        (pickle.dumps({"vocab_size": 2, "stoi": {"a": 1}, "itos": {0: "a"}}), "vocab_size, stoi and itos are inconsistent"),
         (bytes(1 << 24) + b".", "too many for a vocabulary"),
     ],
 )
@@ -423,9 +423,9 @@ GOOD = index_bytes([0, 3, 5], [0, 1], 2)
         (GOOD + b"\0", "size mismatch in"),
         (GOOD[:12] + struct.pack("<I", 3) + GOOD[16:], "size mismatch in"),
         (GOOD[:12] + struct.pack("<I", 2**32 - 1) + GOOD[16:], "size mismatch in"),
-        (index_bytes([0, 5, 5], [0, 0], 2), "offsets do not rise from 0"),
-        (index_bytes([0, 6, 5], [0, 0], 2), "offsets do not rise from 0"),
-        (index_bytes([1, 3, 5], [0, 0], 2), "offsets do not rise from 0"),
+        (index_bytes([0, 5, 5], [0, 0], 2), "offsets do not increase from 0"),
+        (index_bytes([0, 6, 5], [0, 0], 2), "offsets do not increase from 0"),
+        (index_bytes([1, 3, 5], [0, 0], 2), "offsets do not increase from 0"),
         (index_bytes([0, 3, 5], [0, 3], 2), "repeats more tokens than it has"),
     ],
 )
@@ -442,9 +442,9 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path):
     path.unlink()
     refused("cannot read", open_tokens, tmp_path)
     write_windows(path, [([1, 2, 3], 0), ([9, 3, 4], 2)])
-    refused("window 1 repeats 2 tokens that do not come before it", listed, Pair(path).documents(MARK))
+    refused("window 1 repeats 2 tokens with which the window before it does not end", listed, Pair(path).documents(MARK))
     write_windows(path, [([1, 2, 3], 1)])
-    refused("window 0 repeats 1 tokens that do not come before it", listed, Pair(path).documents(MARK))
+    refused("window 0 repeats 1 tokens with which the window before it does not end", listed, Pair(path).documents(MARK))
     folder_of(tmp_path, **{"b.bin": b"\1\0"})
     refused("cannot read", open_tokens, tmp_path)
 

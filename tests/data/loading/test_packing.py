@@ -266,5 +266,5 @@ def test_a_damaged_document_index_is_refused_before_a_row_is_read(tmp_path, give
     write_dataset([("train", "abc" * 9)] * 9, tmp_path / "set", ByteTokenizer(), source=None)
     index = tmp_path / "set/train.index"
     index.write_bytes(index.read_bytes()[:15] + b"\x40" + index.read_bytes()[16:])  # the second begins at token 2**62
-    with pytest.raises(DataError, match=r"train.index does not rise: document 1 begins at 4,6"):
+    with pytest.raises(DataError, match=r"train.index does not increase: document 1 begins at 4,6"):
         make_rows(DataSection(seq_len=8, **given), 1, Dataset.open(tmp_path / "set"))

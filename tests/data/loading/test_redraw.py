@@ -188,7 +188,7 @@ def test_tokens_without_an_index_and_without_a_mark_are_refused(tmp_path):
     np.arange(40, dtype=np.uint16).tofile(tmp_path / "chars/train.bin")
     (tmp_path / "chars" / META).write_bytes(meta_bytes(CharTokenizer([chr(48 + i) for i in range(40)])))  # which have no mark
     for dataset in (open_dataset(str(tmp_path / "chars")), golf_shards(tmp_path / "none", list(b"abcdefgh" * 5), "byte")):
-        with pytest.raises(DataError, match=r"nothing says where documents begin in .*ingot data convert .* --mark ID"):
+        with pytest.raises(DataError, match=r"does not record where documents begin; .*ingot data convert .* --mark ID"):
             make_rows(DataSection(seq_len=8, sampling="redraw"), 1, dataset)
 
 

@@ -184,7 +184,7 @@ def test_the_start_of_documents_can_be_chosen(files):
     source = jsonl(files / "in.jsonl", ["the cat"])
     prepare([source], files / "out", str(files / "toy.json"), bos="</s>", val_fraction=0)
     assert Dataset.open(files / "out").split("train").read(0, 1).tolist() == [2]
-    refused(files, ConfigError, "bos '</s>' is for a tokenizer.json; char already defines", source, tokenizer="char", bos="</s>")
+    refused(files, ConfigError, "bos '</s>' applies only to a tokenizer.json; char", source, tokenizer="char", bos="</s>")
 
 
 def test_a_tokenizer_that_is_not_there_is_refused_before_anything_is_written(tmp_path, text):
@@ -210,7 +210,7 @@ def test_files_of_a_folder_that_are_no_text_are_passed_over_with_a_warning(tmp_p
     summary = prepare([source], tmp_path / "out", "byte")
     assert (summary.ignored_files, summary.empty_documents) == (2, 1)
     assert [record.getMessage() for record in caplog.records] == [
-        f"files ignored, as hidden, a README.md or not {WHAT}: 2, such as {source / 'README.md'}"
+        f"files ignored because hidden, a README.md or not {WHAT}: 2, such as {source / 'README.md'}"
     ]
 
 
@@ -392,7 +392,7 @@ def test_a_replacement_killed_between_its_two_renames_has_lost_nothing(tmp_path,
     with pytest.raises(ConfigError, match="exists; replace it with --force"):
         prepare([text], tmp_path / "out", "char")
     assert contents(tmp_path / "out") == before
-    assert "out is back" in caplog.text
+    assert "out: the process that was replacing it was killed" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out"]
 
 
@@ -565,7 +565,7 @@ def test_inputs_may_be_named_another_way_when_killed_work_goes_on(tmp_path, whol
 def test_kept_work_that_is_removed_is_named_with_the_reason(tmp_path, whole, caplog):
     partial = killed(tmp_path, 15)
     prepare_corpus(tmp_path, val_fraction=0.2)
-    assert str(partial) in caplog.text and "other work (what is held out differed)" in caplog.text
+    assert str(partial) in caplog.text and "its work was different (what is held out differed)" in caplog.text
 
 
 def touch_input(tmp_path, partial):
@@ -634,7 +634,7 @@ def test_a_full_disk_is_one_line_and_what_was_written_is_kept(tmp_path, whole, c
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(told.value)
-    assert "what was prepared stays in" in caplog.text and "the same command continues it" in caplog.text
+    assert "the data prepared so far is kept in" in caplog.text and "run the same command to resume" in caplog.text
     assert prepare_corpus(tmp_path, shard_tokens=100_000).continued_documents > 0
     prepare_corpus(tmp_path, "again", shard_tokens=100_000)
     assert contents(tmp_path / "out") == contents(tmp_path / "again")
@@ -647,7 +647,7 @@ def test_an_interrupt_keeps_what_was_written_and_says_so(tmp_path, whole, caplog
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_behind(5, interrupt, patch.setattr)
         prepare_corpus(tmp_path)
-    assert "the same command continues it" in caplog.text
+    assert "run the same command to resume" in caplog.text
     assert prepare_corpus(tmp_path).continued_documents > 0
     assert contents(tmp_path / "out") == whole
 

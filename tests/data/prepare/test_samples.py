@@ -160,7 +160,7 @@ def test_a_tokenizer_that_is_given_must_be_the_datasets_by_its_fingerprint(tmp_p
         (tmp_path / f"{name}.model").write_bytes(sentencepiece_file(dummy_prefix=dummy_prefix))
     write_dataset([("train", "the cat")], tmp_path / "data", toy_sentencepiece(), source=None)
     assert open_dataset(str(tmp_path / "data"), str(tmp_path / "a.model")).tokenizer.kind == "sentencepiece"
-    with pytest.raises(DataError, match=r"data\.tokenizer is .*b\.model and .* was prepared with another tokenizer"):
+    with pytest.raises(DataError, match=r"data\.tokenizer is .*b\.model but .* was prepared with another tokenizer"):
         open_dataset(str(tmp_path / "data"), str(tmp_path / "b.model"))
 
 

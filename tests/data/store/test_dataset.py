@@ -201,7 +201,7 @@ def test_pieces_that_were_counted_wrong_are_noticed(tmp_path):
         Dataset.open(tmp_path / "set")
     edit(tmp_path / "set", lambda record: record["splits"]["train"].update(piece_bytes=6))
     (finding,) = audit(tmp_path / "set", byte_gap=1).findings
-    assert "the tokens stand for 7 bytes and when they were written it was 6" in finding.line
+    assert "the tokens decode to 7 bytes but 6 were recorded when they were written" in finding.line
 
 
 def test_an_unknown_split_is_refused_with_the_known_ones(folder):
@@ -246,7 +246,7 @@ def test_another_json_file_is_no_dataset(folder, content):
 
 def test_a_newer_version_asks_for_an_upgrade(folder):
     edit(folder, lambda record: record.update(version=3))
-    with pytest.raises(DataError, match=r"has version 3 and this ingot reads up to 2; upgrade ingot"):
+    with pytest.raises(DataError, match=r"has version 3 but this version of ingot reads up to 2; upgrade ingot"):
         Dataset.open(folder)
 
 
@@ -297,13 +297,13 @@ def test_a_shard_cut_short_is_noticed_at_opening(folder):
 def test_a_shard_of_another_dataset_is_noticed_at_opening(folder):
     (folder / "train_000000.bin").unlink()
     write_shard(folder / "train_000000.bin", np.array([1, 5, 6], np.uint16))
-    with pytest.raises(DataError, match=r"holds 3 tokens and dataset.json says 7"):
+    with pytest.raises(DataError, match=r"holds 3 tokens but dataset.json records 7"):
         Dataset.open(folder)
 
 
 def test_shards_that_do_not_add_up_are_noticed_at_opening(folder):
     edit(folder, lambda record: record["splits"]["val"].update(tokens=9))
-    with pytest.raises(DataError, match=r"shards of 2 tokens in a split of 9"):
+    with pytest.raises(DataError, match=r"the shards have 2 tokens but their split has 9"):
         Dataset.open(folder)
 
 
@@ -337,7 +337,7 @@ def test_no_bit_of_a_document_index_can_be_another_without_being_noticed(folder,
 
 def test_a_document_index_that_rises_and_is_not_what_was_written_is_refused(folder):
     flip(folder / "train.index", 64)  # the second document begins at 5 and not at 4
-    with pytest.raises(DataError, match=r"train.index is not what was written: documents begin elsewhere"):
+    with pytest.raises(DataError, match=r"train.index has changed since it was written: its checksum differs"):
         Dataset.open(folder).split("train").document_starts()
 
 

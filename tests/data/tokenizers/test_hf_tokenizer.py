@@ -263,7 +263,7 @@ def test_text_that_the_library_cannot_encode_is_one_line():
 
 
 def test_an_empty_vocabulary_is_refused():
-    with pytest.raises(DataError, match=r"a vocabulary of 0 ids"):
+    with pytest.raises(DataError, match=r"the vocabulary has 0 ids"):
         toy_hf({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}})
 
 

@@ -169,7 +169,7 @@ def test_a_shard_of_other_tokens_than_the_description_says_is_found(folder):
     (folder / "val_000000.bin").unlink()
     write_shard(folder / "val_000000.bin", np.array([1, 70, 71], np.uint16))
     (finding,) = audit(folder).findings
-    assert finding.code == "shard-size" and "holds 3 tokens and dataset.json says" in finding.problem
+    assert finding.code == "shard-size" and "holds 3 tokens but dataset.json records" in finding.problem
 
 
 @settings(max_examples=40)
@@ -220,7 +220,7 @@ def test_an_id_outside_the_vocabulary_is_found_where_it_stands(folder):
         (lambda starts: starts[:-1], "bytes instead of"),
         (lambda starts: [1, *starts[1:]], "goes from 1 to"),
         (lambda starts: [*starts[:-1], starts[-1] + 1], "goes from 0 to"),
-        (lambda starts: [0, 0, *starts[2:]], "does not rise: document 0 begins at 0 and the next at 0"),
+        (lambda starts: [0, 0, *starts[2:]], "does not increase: document 0 begins at 0 and the next at 0"),
     ],
 )
 def test_a_damaged_document_index_is_one_finding(folder, change, said):
@@ -240,7 +240,7 @@ def test_documents_that_do_not_start_at_their_marks_are_found(folder):
     edit(folder, lambda record: record["splits"]["val"].pop("document_index_sha256"), sign=False)  # as in older folders
     (finding,) = audit(folder).findings
     assert finding.code == "document-marks" and finding.place == f"token {starts[2] - 3:,}"
-    assert "1 starts have no mark and 1 marks are not at a start" in finding.problem
+    assert "1 documents start without it and 1 BOS tokens are inside documents" in finding.problem
 
 
 def test_an_index_with_a_moved_start_is_found_where_no_mark_tells(tmp_path):
@@ -250,7 +250,7 @@ def test_an_index_with_a_moved_start_is_found_where_no_mark_tells(tmp_path):
     (folder / "val.index").write_bytes(starts.tobytes())
     (finding,) = audit(folder).findings
     assert (finding.code, finding.file) == ("document-index", str(folder / "val.index"))
-    assert "is not what was written" in finding.problem
+    assert "has changed since it was written" in finding.problem
 
 
 def test_a_folder_from_before_indexes_had_checksums_is_the_same_data_and_whole(folder):
@@ -321,7 +321,7 @@ def test_a_tokenizer_that_starts_documents_with_another_id_is_found_by_its_marks
     findings = audit(folder).findings
     assert {"document-marks", "tokenizer-mismatch"} <= {finding.code for finding in findings}
     counted = next(finding for finding in findings if finding.code == "document-marks")
-    assert f"{len(TRAIN)} starts have no mark" in counted.problem
+    assert f"{len(TRAIN)} documents start without it" in counted.problem
 
 
 def test_a_tokenizer_under_the_fingerprint_of_another_is_found(folder):
@@ -368,7 +368,7 @@ def test_a_lossless_tokenizer_may_not_be_one_byte_off(folder):
 
     edit(folder, change)
     (finding,) = audit(folder).findings
-    assert finding.code == "byte-count" and "this tokenizer loses none" in finding.problem
+    assert finding.code == "byte-count" and "this tokenizer is lossless" in finding.problem
 
 
 TOYS = [*TOKENIZERS.values(), toy_hf(wordpiece_config())]
@@ -410,13 +410,13 @@ def test_a_validation_document_in_train_is_found_with_its_place(tmp_path):
 def test_a_copy_in_other_case_white_space_or_punctuation_is_found(tmp_path, change):
     (finding,) = audit(prepare(tmp_path / "set", [*TRAIN, change(VAL[0])])).findings
     assert finding.code == "overlap-documents"
-    assert f"is document {len(TRAIN)} of train" in finding.problem and "but for case, white space" in finding.problem
+    assert f"is document {len(TRAIN)} of train" in finding.problem and "except for case, white space" in finding.problem
 
 
 def test_a_validation_document_inside_a_longer_train_document_is_found(tmp_path):
     (finding,) = audit(prepare(tmp_path / "set", [*TRAIN, f"{text(77)} {VAL[4]} {text(50)}"])).findings
     assert finding.code == "overlap-ngrams" and finding.place.startswith("document 4 of val")
-    assert "100% of its runs of 13 words are in train" in finding.problem and "most of them in document 12 of" in finding.problem
+    assert "100% of its 13-word n-grams are in train" in finding.problem and "most of them in document 12 of" in finding.problem
 
 
 def test_a_copy_with_small_edits_is_found_with_the_share_that_is_the_same(tmp_path):
@@ -425,7 +425,7 @@ def test_a_copy_with_small_edits_is_found_with_the_share_that_is_the_same(tmp_pa
     (finding,) = audit(prepare(tmp_path / "set", [*TRAIN, " ".join(words)])).findings
     runs = len(words) - 12
     assert finding.code == "overlap-ngrams"
-    assert f"{(runs - 2 * 13) / runs:.0%} of its runs of 13 words" in finding.problem
+    assert f"{(runs - 2 * 13) / runs:.0%} of its 13-word n-grams" in finding.problem
 
 
 def test_a_document_that_only_quotes_train_is_no_finding_until_the_limit_says_so(tmp_path):
@@ -697,7 +697,7 @@ def test_a_model_without_a_piece_for_a_space_is_found(tmp_path):
     [
         ({}, "no token data at"),
         ({"a.txt": b"text"}, "holds text"),
-        ({"train.bin": bytes(8) + b"\1" * 4000}, "in the format nanogpt; make it a prepared folder with: ingot data convert"),
+        ({"train.bin": bytes(8) + b"\1" * 4000}, "in the format nanogpt; convert it to a prepared folder with: ingot data"),
     ],
 )
 def test_a_folder_that_is_neither_says_what_to_do(tmp_path, files, said):

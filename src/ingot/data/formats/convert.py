@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of a conversion; `bytes` of its splits are those of the decoded text, None without a tokenizer."""
+    """The result of a conversion; `bytes` of a split is the size of its decoded text, or None without a tokenizer."""
 
     source: Path
     found: str
@@ -80,7 +80,7 @@ def convert(
     marks = marks_of(opened) if opened else Marks(mark, mark)
     read_marks = marks if mark is None else Marks(mark, mark)
     if read_marks == Marks() and source.format in ("nanogpt", "shards") and opened is None:
-        log.warning("nothing says where documents begin, so each split is one; give --tokenizer, or --mark ID")
+        log.warning("document boundaries are unknown, so each split is one document; give --tokenizer, or --mark ID")
     written_marks = {"ingot": Marks(bos=opened.bos if opened else None), "shards": Marks(bos=marks.bos)}.get(
         to, Marks(eos=marks.eos)
     )
@@ -95,7 +95,7 @@ def convert(
             writer = _writer(stage.folder, split, to, opened, layout, wide, files)
             text_bytes = 0
             for bucket, documents in source.split(split).bucket_documents(read_marks) if split in source.tokens else ():
-                if bucket is not None and buckets != [NAMES["gpt-simple"]]:  # gpt-simple calls the bucket of unbucketed data this
+                if bucket is not None and buckets != [NAMES["gpt-simple"]]:  # gpt-simple's bucket for data without buckets
                     writer.begin_bucket(bucket)
                 for document in documents:
                     if opened:
@@ -114,10 +114,10 @@ def convert(
         if opened and to == "nanogpt" and opened.kind != "gpt2":  # nanoGPT assumes GPT-2's vocabulary without a meta.pkl
             write_atomically(stage.folder / META, meta_bytes(opened))
         if opened and to == "ingot":
-            origin = {"converted_from": source.format, "input": str(source.folder), "bytes": "those that the tokens stand for"}
+            origin = {"converted_from": source.format, "input": str(source.folder), "bytes": "size of the decoded tokens"}
             write_manifest(stage.folder, opened, records, origin)
     if to in ("nanogpt", "shards") and len(buckets) > 1:
-        log.warning("%s has no buckets, so %s are one now", to, ", ".join(buckets))
+        log.warning("%s has no buckets, so %s are merged", to, ", ".join(buckets))
     if to in ("nanogpt", "gpt-simple") and "val" not in counts:
         log.warning("%s has no validation data, which %s needs", source.folder, to)
     kind = opened.kind if opened else None
@@ -126,7 +126,7 @@ def convert(
 
 def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: FileLayout) -> None:
     if to not in OPENERS:
-        raise ConfigError(f"unknown format {to!r}; known are {', '.join(OPENERS)}")
+        raise ConfigError(f"unknown format {to!r}; choose one of {', '.join(OPENERS)}")
     if source.format == to == "ingot":
         raise ConfigError(f"{source.folder} is a prepared folder already")
     if mark is not None and not 0 <= mark < MAX_VOCABULARY:
@@ -134,9 +134,9 @@ def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: Fil
     if not 1 <= layout.shard_tokens <= MAX_TOKENS:
         raise ConfigError(f"--shard-tokens {layout.shard_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
     if layout.name is not None and not re.fullmatch(r"\w[\w.-]*", layout.name):
-        raise ConfigError(f"--name {layout.name!r} is not a name for files; use letters, digits, dots, - and _")
+        raise ConfigError(f"--name {layout.name!r} is not a valid file name; use letters, digits, dots, - and _")
     if output.resolve() in (source.folder.resolve(), *source.folder.resolve().parents):
-        raise ConfigError(f"output {output} is where the source is; give another folder")
+        raise ConfigError(f"output {output} contains the source; give another folder")
 
 
 def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:

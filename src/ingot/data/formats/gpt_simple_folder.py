@@ -2,8 +2,8 @@
 
 A document longer than a window is stored as several windows, each of which may repeat the end of the previous one; the .idx
 records the overlap. Reading merges them into one document with every token once. The recorded overlap is too large where windows
-overlap by more than half, and windows that only repeat a document may follow its end, so repeated tokens are compared before they
-are dropped.
+overlap by more than half, and windows that only repeat a document may follow its end, so repeated tokens are compared with the
+previous window before they are dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def open_gpt_simple(path: Path, strict: bool = True) -> Dataset:
     """
     files = {split: files for split, files in find_pairs(path).items() if files}
     if not files:
-        raise DataError(f"{path} holds no .bin with an .idx beside it; it is not gpt-simple data")
+        raise DataError(f"{path} contains no .bin file with a matching .idx; it is not gpt-simple data")
     folder, problems, splits = path if path.is_dir() else path.parent, list[DataProblem](), {}
     for split, paths in files.items():
         pairs = {}
@@ -82,7 +82,7 @@ def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
     repeats = np.frombuffer(contents, "<u2", count, HEADER.size + 8 * (count + 1))
     lengths = np.diff(offsets)
     if offsets[0] != 0 or (lengths <= 0).any():
-        raise DataError(f"{path} is damaged: its offsets do not rise from 0; {AGAIN}")
+        raise DataError(f"{path} is damaged: its offsets do not increase from 0; {AGAIN}")
     if (repeats > lengths).any():
         raise DataError(f"{path} is damaged: a window repeats more tokens than it has; {AGAIN}")
     return width, offsets, repeats
@@ -103,7 +103,7 @@ class Pair:
         return map_tokens(self.path, self.dtype.str, 0, self.tokens)
 
     def documents(self, eos: int | None) -> Iterator[Document]:
-        """Yield whole documents without EOS tokens. In a file that has them, a window without one continues in the next."""
+        """Yield whole documents without EOS tokens. In a file with EOS tokens, a window without one continues in the next."""
         tokens = np.asarray(self.map())
         marked = self.tokens > 0 and int(tokens[-1]) == eos
         document: Document = []
@@ -113,7 +113,7 @@ class Pair:
             ended = last is not None and marked and int(last[-1]) == eos
             skip = _repeated(window, last, repeats, ended) if repeats else 0
             if skip is None:
-                problem = f"window {number} repeats {repeats} tokens that do not come before it"
+                problem = f"window {number} repeats {repeats} tokens with which the window before it does not end"
                 raise DataError(f"{self.path} is damaged: {problem}; {AGAIN}")
             if skip == len(window):
                 continue
@@ -167,7 +167,7 @@ def check_windows(max_length: int, overlap: int) -> None:
     """Raise an error if the overlap is more than half a window, or more than an .idx can record."""
     if not 0 <= 2 * overlap <= max_length or max_length < 1 or overlap > 0xFFFF:
         problem = f"an overlap of {overlap:,} does not fit windows of {max_length:,} tokens"
-        raise ConfigError(f"{problem}; give at most half of it, and up to 65,535")
+        raise ConfigError(f"{problem}; give at most half the window length, and at most 65,535")
 
 
 def cut_windows(length: int, max_length: int, overlap: int) -> Iterator[tuple[int, int, int]]:
@@ -194,7 +194,7 @@ def token_width(vocab_size: int) -> int:
 
 
 def _repeated(window: IdArray, last: IdArray | None, recorded: int, ended: bool) -> int | None:
-    """Return how many repeated tokens of a window to drop (all, if its document has ended); None if it repeats nothing."""
+    """Return how many repeated tokens of a window to drop (all, if its document has ended); None if nothing is repeated."""
     if last is None:
         return None
 

@@ -62,9 +62,9 @@ def read_meta(path: Path) -> dict[str, Any]:
         meta = pickle.loads(contents)
     except Exception as error:  # damaged pickles raise almost any exception
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"{path} is refused: {reason}; it is damaged or not nanoGPT's: remove it and give --tokenizer") from None
+        raise DataError(f"{path} is rejected: {reason}; it is damaged or not nanoGPT's: remove it and give --tokenizer") from None
     if not isinstance(meta, dict) or type(meta.get("vocab_size")) is not int:
-        raise DataError(f"{path} does not say its vocab_size; it is not nanoGPT's: remove it and give --tokenizer")
+        raise DataError(f"{path} has no vocab_size; it is not nanoGPT's: remove it and give --tokenizer")
     return meta
 
 
@@ -79,7 +79,7 @@ def char_tokenizer(path: Path) -> CharTokenizer | None:
     if not single or characters != sorted(set(characters)) or not characters:
         return None
     if meta["vocab_size"] != len(characters) or stoi != {character: token for token, character in enumerate(characters)}:
-        raise DataError(f"{path} is damaged: vocab_size, stoi and itos do not fit together; prepare the data again")
+        raise DataError(f"{path} is damaged: vocab_size, stoi and itos are inconsistent; prepare the data again")
     return CharTokenizer(characters)
 
 
@@ -88,17 +88,17 @@ def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
     path = folder / META
     if name == "number":
         if not path.is_file():
-            raise DataError(f"{{0}} is number and {folder} has no {META}; write one that says vocab_size", TOKENIZER)
+            raise DataError(f"{{0}} is number but {folder} has no {META}; write one with vocab_size", TOKENIZER)
         return NumberTokenizer(read_meta(path)["vocab_size"])
     if not path.is_file():
         return open_tokenizer(name or "gpt2")
     if (characters := char_tokenizer(path)) is not None:
         if name not in (None, "char"):
-            raise DataError(f"{{0}} is {name} and {folder} has characters, as its {META} says; leave it out", TOKENIZER)
+            raise DataError(f"{{0}} is {name} but {folder} is character data, as its {META} shows; leave it out", TOKENIZER)
         return characters
     if name is None:
         size = read_meta(path)["vocab_size"]
-        advice = "name what made them with {0}, or number where they stand for no text"
+        advice = "name the tokenizer that made them with {0}, or number if they do not represent text"
         raise DataError(f"{path} has {size:,} ids that are not single characters", TOKENIZER, advice=advice)
     tokenizer = open_tokenizer(name)
     check_meta_size(folder, tokenizer)
@@ -109,12 +109,12 @@ def check_meta_size(folder: Path, tokenizer: Tokenizer) -> None:
     """Raise an error if the tokenizer's vocabulary size differs from the folder's meta.pkl, if there is one."""
     path = folder / META
     if path.is_file() and (size := read_meta(path)["vocab_size"]) != tokenizer.vocab_size:
-        problem = f"{path} says vocab_size {size:,} and the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids"
+        problem = f"{path} has vocab_size {size:,} but the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids"
         raise DataError(f"{problem}; name the one that made the tokens, or remove {META} if it is wrong")
 
 
 def meta_bytes(tokenizer: Tokenizer) -> bytes:
-    """Return a meta.pkl for nanoGPT's train.py and sample.py; ids that are not a whole character map to what they decode to."""
+    """Return a meta.pkl for nanoGPT's train.py and sample.py; ids that are not whole characters map to their decoded text."""
     itos = {token: tokenizer.decode_bytes([token]).decode("utf-8", "replace") for token in range(tokenizer.vocab_size)}
     stoi: dict[str, int] = {}
     for token, text in itos.items():

@@ -40,7 +40,7 @@ def open_tokens(path: Path, format: str | None = None, strict: bool = True) -> D
     With `strict` the first damaged file raises; otherwise defects are collected in the dataset's `problems`.
     """
     if format is not None and format not in OPENERS:
-        raise ConfigError(f"unknown format {format!r}; known are {', '.join(OPENERS)}")
+        raise ConfigError(f"unknown format {format!r}; choose one of {', '.join(OPENERS)}")
     allow_open_files()
     with reading(path):
         if not path.exists():
@@ -84,7 +84,7 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
     if format == "nanogpt":
         opened = nanogpt_tokenizer(folder, tokenizer)
         if tokenizer is None and not (folder / META).is_file():
-            advice = f"GPT-2's tokenizer is the default without a {META}; put that file beside them, or {advice}"
+            advice = f"GPT-2's tokenizer is the default without a {META}; put that file next to them, or {advice}"
     else:
         tokenizer = tokenizer or (paired_tokenizer(folder) if format == "shards" else None)
         if tokenizer is None:
@@ -118,4 +118,4 @@ def tokenizer_mismatch(dataset: Dataset, tokenizer: Tokenizer, trust_tokens: boo
                 samples.append(part)
     if trust_tokens or round_trips(tokenizer, samples).fit:
         return None
-    return f"the {tokenizer.kind} tokenizer did not make the tokens of {dataset.folder}: it makes other tokens of their text"
+    return f"the {tokenizer.kind} tokenizer did not make the tokens of {dataset.folder}: it encodes their text differently"

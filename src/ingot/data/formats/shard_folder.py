@@ -50,7 +50,7 @@ def open_shards(path: Path, strict: bool = True) -> Dataset:
 
 
 def shard_files(folder: Path, split: str) -> list[Path]:
-    """Return the shards named *_SPLIT_*, sorted by name, without the files of byte counts."""
+    """Return the shards named *_SPLIT_*, sorted by name, excluding files of byte counts."""
     return sorted(path for path in folder.glob(f"*_{split}_*.bin") if path.is_file() and "_bytes_" not in path.name)
 
 
@@ -97,6 +97,6 @@ def paired_tokenizer(dataset: Path) -> str | None:
 
 
 def entries_of(manifest: Record, kind: str) -> list[Record]:
-    """Return the manifest's list of datasets or tokenizers, without what is no object."""
+    """Return the manifest's list of datasets or tokenizers, without entries that are not objects."""
     entries = manifest.get(kind)
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

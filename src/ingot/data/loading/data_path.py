@@ -19,7 +19,7 @@ from ingot.runtime.files import allow_open_files, user_path
 def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
     """Open the data at `data.path`, preparing text if necessary; if a tokenizer is given, it must match the dataset's.
 
-    `trust_tokens` skips verifying other programs' tokens against it. `fitting` is the tokenizer to suggest if no data is found.
+    `trust_tokens`: skip the check that it produced another program's tokens. `fitting`: tokenizer to suggest if no data is found.
     """
     allow_open_files()
     folder = resolve(path, tokenizer)
@@ -45,7 +45,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
         same = open_tokenizer(tokenizer).fingerprint() == dataset.tokenizer.fingerprint()
     if not same:
         made_by = trained or f"{dataset.tokenizer.kind} of {dataset.tokenizer.vocab_size:,} ids"
-        problem = f"{{0}} is {tokenizer} and {path} was prepared with another tokenizer, {made_by}"
+        problem = f"{{0}} is {tokenizer} but {path} was prepared with another tokenizer, {made_by}"
         advice = f"leave {{0}} out or prepare the text again with --tokenizer {tokenizer}"
         raise DataError(problem, Setting("data.tokenizer"), advice=advice)
     return dataset
@@ -66,7 +66,7 @@ def text_bytes(path: str) -> int | None:
 
 
 def resolve(path: str, tokenizer: str | None = None) -> Path:
-    """Return the folder that `path` names: a folder of tokens, or sample:NAME[+TOKENIZER], whose tokenizer is a default."""
+    """Return the folder that `path` names; for sample:NAME[+TOKENIZER], TOKENIZER is used if `tokenizer` is None."""
     if path.startswith(PREFIX):
         name, own = _sample(path)
         return sample_path(name, tokenizer or own or "byte")

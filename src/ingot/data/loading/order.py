@@ -23,7 +23,7 @@ GO_ON_WITHOUT_BUCKET = "set data.exhausted=renormalise or raise data.epochs"
 
 
 class DataExhausted(Exception):
-    """Raised when a step has no rows left: all epochs are done, or those of a bucket that the mix draws from."""
+    """Raised when a step has no rows left: all epochs are done, or the mix draws from a bucket whose epochs are done."""
 
     def __init__(self, bucket: str | None = None) -> None:
         super().__init__(bucket)
@@ -37,9 +37,9 @@ class DataExhausted(Exception):
     def told(self, epochs: int | None) -> str:
         """Return the stop reason as a message for the user."""
         if self.bucket is None:
-            return f"the data is at its end: data.epochs={epochs}"
+            return f"the data is exhausted: data.epochs={epochs}"
         return (
-            f"the bucket {self.bucket} is at its end (data.epochs={epochs}) and the mix asks for more of it: "
+            f"the bucket {self.bucket} is exhausted (data.epochs={epochs}) but the mix still draws from it: "
             f"{GO_ON_WITHOUT_BUCKET}, and continue this run"
         )
 
@@ -124,7 +124,7 @@ class Sequential:
     tokens: int
     seq_len: int
     rows: int  # rows per step
-    spans: int | Sequence[int]  # number of equal spans per step, or the number of rows in each span of a repeating cycle
+    spans: int | Sequence[int]  # number of equal spans per step, or a repeating list of the number of rows in each span
 
     def epoch(self, sample: int) -> int:
         return int(self._place(np.array([sample], np.uint64))[0]) // self.tokens

@@ -23,8 +23,8 @@ from ingot.errors import DataError
 from ingot.runtime.seeds import mix, permuted
 from ingot.runtime.tensors import IGNORED, Batch
 
-BLOCK = 1024  # documents packed together, which fills 98 to 99% of the positions
-DRAWN = 64  # number of blocks whose documents are drawn in one call, which is faster than one call per block
+BLOCK = 1024  # documents packed at a time: enough to fill 98 to 99% of the positions
+DRAWN = 64  # blocks whose documents are drawn in one call: faster than one call per block
 
 
 class DocumentPart(NamedTuple):
@@ -127,7 +127,7 @@ class PackedRows(ByNumber):
             epoch, more = divmod(len(self._firsts) - 1, self._blocks)
             whole = not more and (epoch > 1 or self._already_read is None)
             if whole and self._firsts[-1] == self._firsts[-1 - self._blocks]:
-                raise DataError("no document has a token to predict: each is a single one; use data.sampling=shuffle")
+                raise DataError("no document has a token to predict: every document is a single token; use data.sampling=shuffle")
         return bisect_right(self._firsts, sample) - 1
 
     def _count_block(self) -> None:
@@ -163,7 +163,7 @@ class PackedRows(ByNumber):
         start, stop = np.repeat(begins, counts) + number * step, np.repeat(stops, counts)
         length = np.minimum(self.seq_len, stop - start)
         ends = start + length >= stop
-        # Tokens shared with an earlier part or document are already predicted there, so their targets are not counted again.
+        # Tokens shared with an earlier part or document are targets there, so they are not predicted or counted again here.
         before = np.repeat(begins + np.maximum(0, repeats - 1), counts) - start
         predicted = np.clip(np.where(number > 0, np.maximum(before, self._overlap), before), 0, length)
         worth = length - predicted - (ends & (self._bos is None)) > 0  # a one-token document without BOS has no target

@@ -76,7 +76,7 @@ class MixedRows:
         return next(iter(self.sources.values())).seq_len
 
     def at(self, phase: int, places: Places) -> MixedRows:
-        """Return these rows for a run in this phase that has read `places` rows of each bucket."""
+        """Return a copy for a run that is in this phase and has read `places[name]` rows of each bucket."""
         return replace(self, phase=phase, places=places)
 
     def after(self, samples: range) -> tuple[int, Places]:
@@ -101,7 +101,7 @@ class MixedRows:
         return targets
 
     def _draw(self, samples: range) -> NDArray[np.int64]:
-        """Return the bucket index of each sample, without the samples past the end of the data."""
+        """Return the bucket index of each sample; samples past the end of the data are left out."""
         weights, names = self.mixes[self.phase], list(self.sources)
         alive = {  # exhausted buckets are left out of the draw
             number: weights[name]
@@ -117,7 +117,7 @@ class MixedRows:
             more = np.concatenate([drawn, np.array(list(alive))[chosen]])
             if self.epochs is None:
                 return more
-            lacking = []  # of each bucket the first row that it cannot supply
+            lacking = []  # for each bucket that runs out, the first row it cannot supply
             for number in alive:
                 name, rows = names[number], np.flatnonzero(more == number)
                 if (has := self.sources[name].available(self._range(name, len(rows)), self.epochs)) < len(rows):
@@ -137,7 +137,7 @@ class MixedRows:
         return range(self.places.get(name, 0), self.places.get(name, 0) + rows)
 
 
-# For runs continued from another program: documents that it has already read are skipped in the first epoch.
+# For runs continued from another program: the first epoch skips the documents that the other program has already read.
 
 FORMAT, VERSION = "ingot-already-read", 1
 Mask = NDArray[np.bool_]  # one entry per document of a bucket: True if already read
@@ -163,8 +163,8 @@ def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
             documents = len(bucket.document_starts()) - 1
             read = record["buckets"].get(name, {"documents": documents, "read": []})
             if (listed := read["documents"]) != documents:
-                problem = f"{{0}} lists {listed:,} documents in the bucket {name}, and {dataset.folder} has {documents:,}"
-                raise DataError(problem, setting, advice="it is of other data: give the data that the run began with")
+                problem = f"{{0}} lists {listed:,} documents in the bucket {name}, but {dataset.folder} has {documents:,}"
+                raise DataError(problem, setting, advice="it belongs to different data; give the data that the run started with")
             masks[name] = np.zeros(documents, np.bool_)
             for first, stop in read["read"]:
                 if not 0 <= first <= stop <= documents:
@@ -187,16 +187,16 @@ class Rows(Protocol):
     def seq_len(self) -> int: ...
 
     def at(self, phase: int, places: Places) -> Rows:
-        """Return these rows for a run in this phase, where `places` counts the rows already read of each bucket."""
+        """Return a copy for a run that is in this phase and has read `places[name]` rows of each bucket."""
 
     def after(self, samples: range) -> tuple[int, Places]:
-        """Return the next sample after these, and the number of rows read of each bucket up to it ({} without a mix).
+        """Return the sample after these, and how many rows of each bucket are read before it ({} without a mix).
 
         At the end of the data fewer samples than requested may be available.
         """
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
-        """Write the samples at the indices in `share` into the batch and return the total number of targets in all samples.
+        """Write the samples whose indices are in `share` to the batch, and return the number of targets in all samples.
 
         Raises DataExhausted if no rows are left.
         """
@@ -206,7 +206,7 @@ class Rows(Protocol):
 
 
 class FiniteRows(Rows, Protocol):
-    """Rows with a known end of each epoch."""
+    """Rows whose epochs are finite and of known length."""
 
     def available(self, samples: range, epochs: int) -> int:
         """Return how many of the samples, counted from the first, are within `epochs` epochs."""
@@ -219,7 +219,7 @@ class WindowRows(ByNumber):
     split: Documents
     order: Order
     seq_len: int
-    planes: int = 2  # 3 with the document number of each token
+    planes: int = 2  # 3 if rows include the document number of each token
 
     def epoch(self, sample: int) -> int:
         return self.order.epoch(sample)
@@ -275,7 +275,7 @@ def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Ro
     sources = {}
     for name, bucket in buckets.items():
         if any(weights.get(name) for weights in mixes):
-            # A number made of the name, so that adding buckets does not change the order in this one.
+            # Derived from the bucket's name, so that adding other buckets does not change the order within this one.
             seed = mix(settings.seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
             sources[name] = _rows(settings, rows_per_step, dataset.tokenizer.bos, bucket, seed, already_read.get(name))
     return MixedRows(sources, tuple(mixes), settings.seed, settings.epochs, settings.exhausted == "halt")

@@ -82,7 +82,7 @@ def is_sound(folder: Path) -> bool:
     """Return True if a folder contains prepared data that can be opened."""
     try:
         Dataset.open(folder)
-    except (DataError, OSError):  # OSError: it may not be readable
+    except (DataError, OSError):  # OSError: the folder may be unreadable
         return False
     return True
 
@@ -93,7 +93,7 @@ def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
     if not any(file_bytes(file) for file in files):
         raise DataError(f"{path} is empty; give a file with text")
     if tokenizer is None:
-        raise DataError(f"{path} holds text; name the tokenizer to prepare it with by {{0}}", Setting("data.tokenizer"))
+        raise DataError(f"{path} holds text; set {{0}} to the tokenizer to prepare it with", Setting("data.tokenizer"))
     opened = open_unless_learned(tokenizer)
     key = digest(
         {

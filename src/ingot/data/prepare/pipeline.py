@@ -194,7 +194,7 @@ def prepare(
         rule, blocks = held_out(advance)
         source = {"inputs": [str(path) for path in inputs], "validation": rule}
         details = {"commits": commits(files + val_files), "tokenizer": tokenizer if opened is None else None}
-        work = {  # must be unchanged to resume interrupted work; the keys are shown to users
+        work = {  # interrupted work is resumed only if all of this is unchanged; messages show the keys
             "the version of ingot": made_by(),
             "the files to train on": [file_identity(path) for path in files],
             "the files of validation": [file_identity(path) for path in val_files],
@@ -260,10 +260,10 @@ def _find(inputs: Sequence[Path], val_inputs: Sequence[Path] | None) -> tuple[li
     seen: set[Path] = set()
     for path in files + val_files:
         if (resolved := path.resolve()) in seen:
-            raise DataError(f"{path} is given twice; a text must be in the data once, and not in both training and validation")
+            raise DataError(f"{path} is given twice; a text may be used only once, in training or in validation")
         seen.add(resolved)
     if ignored := ignored + val_ignored:
-        log.warning("files ignored, as hidden, a README.md or not %s: %d, such as %s", WHAT, len(ignored), ignored[0])
+        log.warning("files ignored because hidden, a README.md or not %s: %d, such as %s", WHAT, len(ignored), ignored[0])
     return files, val_files, ignored
 
 

@@ -38,7 +38,7 @@ def in_order(blocks: Iterable[Block], submit: Callable[[Block], Future[Encoded]]
     while True:
         try:
             block = next(source, None)
-        except IngotError as error:  # raised after the blocks read before it, which may have errors too
+        except IngotError as error:  # raised only after the earlier blocks, which may have errors too
             block, problem = None, error
         if block is not None:
             weight = sum(map(len, block)) if isinstance(block, list) else len(block.data)  # bytes or characters
@@ -114,7 +114,7 @@ class _Worker:
     def stop(self) -> None:
         self._process.kill()
         with suppress(OSError), self._process:
-            pass  # closes the pipes and waits for the end
+            pass  # closes the pipes and waits for the process to exit
 
 
 def run_worker() -> None:
@@ -126,7 +126,7 @@ def run_worker() -> None:
         while True:
             try:
                 answer: Encoded | IngotError = encode_block(tokenizer, pickle.load(requests))
-            except IngotError as error:  # sent as an answer, because the parent process has to report it
+            except IngotError as error:  # sent to the parent process, which reports it
                 answer = error
             pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()

@@ -1,4 +1,4 @@
-"""Datasets: token data of any format once it is open, and our own format, the prepared folder.
+"""Datasets: opened token data of any format, and Ingot's own format, the prepared folder.
 
 A prepared folder contains shards, a document index per split, and dataset.json, which describes them. Opening it runs only cheap
 checks (names, headers, sizes, counts); an index is checked on first use, and verify/ reads every byte. The fingerprint covers the
@@ -64,9 +64,9 @@ class BucketRecord(_Record):
 
 
 class SplitRecord(_Record):
-    """One split: its shards, or its buckets, in the order of the token stream.
+    """One split: its shards and its buckets, if it has any, in the order of the token stream.
 
-    `bytes` is the UTF-8 size of the original text, `piece_bytes` that of the decoded tokens; equal if the tokenizer is lossless.
+    `bytes` is the UTF-8 size of the original text, `piece_bytes` that of the decoded tokens; equal for a lossless tokenizer.
     """
 
     documents: Count
@@ -170,7 +170,7 @@ class Split(TokenStream):
         self.dtype, self._mark = tokenizer.dtype, tokenizer.bos
 
     def index(self) -> NDArray[Any] | None:
-        """Return the document starts stored in the files, then the end of the last; None if the format has only separators.
+        """Return the stored document starts, followed by the end of the last; None if the format has only separators.
 
         Raises ValueError if the index is damaged.
         """
@@ -191,13 +191,13 @@ class Split(TokenStream):
             marks = np.fromiter(self.positions(self._mark), np.int64) if self._mark is not None else np.empty(0, np.int64)
             if not len(marks):
                 command = f"ingot data convert {self.folder} --mark ID"
-                raise DataError(f"nothing says where documents begin in {self.folder}; make a folder that does: {command}")
+                raise DataError(f"{self.folder} does not record where documents begin; make a folder that does: {command}")
             starts = starts_at_marks(self.tokens, marks).astype(np.uint64)
         self._starts = starts
         return starts
 
     def document_repeats(self) -> NDArray[np.uint16] | None:
-        """Return how many tokens each document repeats of the previous one (not predicted again); None if none does."""
+        """Return how many tokens each document repeats from the previous one (not predicted again); None if no document does."""
         return None
 
     def bucket_documents(self, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
@@ -217,7 +217,7 @@ class Split(TokenStream):
             start, end = int(starts[number]), int(starts[number + 1])
             if bos is not None and (start >= end or self.token(start) != bos):
                 where = f"document {number} of {self.name}"
-                raise DataError(f"{self.folder} is damaged: {where} starts without its mark; prepare the data again")
+                raise DataError(f"{self.folder} is damaged: {where} starts without its BOS token; prepare the data again")
             yield self.slice(start + (bos is not None), end)
 
 
@@ -246,7 +246,7 @@ class Bucket:
         return self._starts
 
     def document_repeats(self) -> NDArray[np.uint16] | None:
-        """Return how many tokens each document repeats of the previous one; None if none does."""
+        """Return how many tokens each document repeats from the previous one; None if no document does."""
         repeats = self._split.document_repeats()
         return None if repeats is None else repeats[self._documents]
 
@@ -258,7 +258,7 @@ class NoTokenizer(DataError):
     """Raised for token data that does not record its tokenizer."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(f"{folder} holds tokens and does not say their tokenizer; name it with {{0}}", Setting("data.tokenizer"))
+        super().__init__(f"{folder} holds tokens but does not name their tokenizer; set it with {{0}}", Setting("data.tokenizer"))
 
 
 @dataclass(eq=False)
@@ -303,7 +303,7 @@ class Dataset:
                 sizes, dtype = readable_shards(paths, problems)
                 for path, shard in zip(paths, record.shards, strict=True):
                     if path in sizes and sizes[path] != shard.tokens:
-                        problem = f"holds {sizes.pop(path):,} tokens and {MANIFEST} says {shard.tokens:,}"
+                        problem = f"holds {sizes.pop(path):,} tokens but {MANIFEST} records {shard.tokens:,}"
                         problems.append(DataProblem("shard-size", str(path), problem))
                 if strict:  # an audit checks the whole index
                     try:
@@ -352,8 +352,8 @@ class Dataset:
     def fingerprint(self) -> str:
         """A hash that is equal for datasets with the same tokenizer, tokens and documents.
 
-        For other programs' data it covers the name, size, first and last bytes of every file: enough to detect other data, and
-        fast for a hundred files.
+        For other programs' data it covers the name, size, first and last bytes of every file: enough to detect a change, and
+        fast even for a hundred files.
         """
         if self.record is not None:
             return self.record.fingerprint
@@ -420,9 +420,9 @@ class SplitCounts:
 def tokenizer_problem(file: str, error: DataError) -> DataProblem:
     """Return a DataProblem for a tokenizer that cannot be read."""
     if isinstance(error, NoSpacePiece):
-        problem = "holds a tokenizer without a piece for a single space (U+2581), so the bytes of a text are counted wrong"
+        problem = "holds a tokenizer without a piece for a single space (U+2581), so the bytes of a text are miscounted"
         return DataProblem("space-piece", file, problem, "prepare the text again with another tokenizer", "tokenizer")
-    return DataProblem("tokenizer", file, f"holds no tokenizer that can be read: {error}", place="tokenizer")
+    return DataProblem("tokenizer", file, f"holds no readable tokenizer: {error}", place="tokenizer")
 
 
 def readable_shards(paths: Sequence[Path], problems: list[DataProblem]) -> tuple[dict[Path, int], IdType]:
@@ -448,7 +448,7 @@ def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
             problem = "does not describe an ingot dataset"
         elif isinstance(version := record.get("version"), int) and version > VERSION:
             advice = "upgrade ingot or prepare the data again"
-            problem = f"has version {version} and this ingot reads up to {VERSION}"
+            problem = f"has version {version} but this version of ingot reads up to {VERSION}"
         else:
             manifest = Manifest.model_validate(record, strict=True)
             damaged = partial(DataProblem, "dataset-json", str(file))
@@ -459,7 +459,7 @@ def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
             for name, split in manifest.splits.items():
                 for key in ("tokens", "documents", "bytes"):
                     if (total := sum(getattr(shard, key) for shard in split.shards)) != (recorded := getattr(split, key)):
-                        problem = f"is damaged: shards of {total:,} {key} in a split of {recorded:,}"
+                        problem = f"is damaged: the shards have {total:,} {key} but their split has {recorded:,}"
                         problems.append(damaged(problem, place=f"splits.{name}"))
             return manifest
     except ValidationError as error:

@@ -79,11 +79,11 @@ def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> N
         part = np.asarray(starts[first : first + INDEX_PART + 1])
         if len(falls := np.flatnonzero(part[1:] <= part[:-1])):
             begin, after = part[falls[0]], part[falls[0] + 1]
-            raise ValueError(f"does not rise: document {first + falls[0]:,} begins at {begin:,} and the next at {after:,}")
+            raise ValueError(f"does not increase: document {first + falls[0]:,} begins at {begin:,} and the next at {after:,}")
     if starts[0] != 0 or starts[-1] != tokens:
-        raise ValueError(f"goes from {starts[0]:,} to {starts[-1]:,} and not from 0 to {tokens:,}")
+        raise ValueError(f"goes from {starts[0]:,} to {starts[-1]:,} instead of from 0 to {tokens:,}")
     if sha256 is not None and file_sha256(path) != sha256:
-        raise ValueError("is not what was written: documents begin elsewhere")
+        raise ValueError("has changed since it was written: its checksum differs")
     return starts
 
 

@@ -1,8 +1,8 @@
 """Token files: shards (a header of 256 int32 followed by the tokens, little-endian) and files of tokens without a header.
 
 The header holds a magic number, the version and the token count, then zeros. Tokens are uint16 in version 1 and uint32 in version
-2, which vocabularies above 65,536 ids need. A file whose size does not match its header is an error: training on a truncated copy
-would go unnoticed. llm.c has its own header for uint32 tokens.
+2, which vocabularies of more than 65,536 ids need. A file whose size does not match its header is an error: otherwise training on
+a truncated copy would go unnoticed. llm.c has its own header for uint32 tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingot.runtime.files import open_to_read, reading
 
 AGAIN = "copy the folder again or prepare the data again"
 TITLES = {
-    "shard-missing": "missing shard or one that cannot be read:",
+    "shard-missing": "missing or unreadable shard:",
     "shard-header": "unexpected header in",
     "shard-size": "size mismatch in",
 }
@@ -65,7 +65,7 @@ BUFFER_BYTES = 1 << 20
 
 
 class TokenWriter:
-    """Writes tokens to a file, with `header` to a shard, whose header comes last: an unfinished file never looks like a shard.
+    """Writes tokens to a file; with `header`, to a shard whose header is written last, so that no unfinished file looks complete.
 
     `written` is the number of tokens that an interrupted process saved in this file; anything after them is truncated.
     """
@@ -210,8 +210,8 @@ class TokenStream:
             begin = start - (self._ends[number] - self.sizes[number])
             part = self.shard(number)[begin : begin + min(stop - start, CHUNK_TOKENS)]
             if part.dtype.itemsize > self.dtype.itemsize and (largest := int(part.max(initial=0))) > np.iinfo(self.dtype).max:
-                limit = f"ids above {np.iinfo(self.dtype).max:,} do not fit the {8 * self.dtype.itemsize} bits of its tokenizer's"
-                raise DataError(f"{self.paths[number]} holds token {largest:,}: {limit}; give the one that made the tokens")
+                limit = f"ids above {np.iinfo(self.dtype).max:,} do not fit the tokenizer's {8 * self.dtype.itemsize}-bit ids"
+                raise DataError(f"{self.paths[number]} holds token {largest:,}: {limit}; give the tokenizer that made them")
             yield part
             start += len(part)
             number += start == self._ends[number]

@@ -33,7 +33,7 @@ FILES = re.compile(
     r"dataset\.json|meta\.pkl|(fineweb_)?(train|val)\.(bin|index)|[\w.-]*(train|val)_\d{6}\.bin|(train|val)/[^/]+/\d{5}\.(bin|idx)"
 )
 FOLDERS = re.compile(r"(train|val)(/[^/]+)?")  # gpt-simple's splits and buckets
-EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # files that identify a folder as token data, like a shard header does
+EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # files that identify a folder as token data, as a shard's header does
 
 
 class StagedFolder:
@@ -59,10 +59,10 @@ class StagedFolder:
 def staged(
     output: Path, overwrite: bool, work: Any = None, is_sound: Callable[[Path, Any], bool] = lambda folder, point: False
 ) -> Iterator[StagedFolder]:
-    """Yield a locked folder beside `output` that is renamed to it when the block succeeds.
+    """Yield a locked folder next to `output` that is renamed to `output` when the block succeeds.
 
-    On failure the folder is removed, unless the same `work` can be resumed later (never if it is None). `is_sound` checks that
-    the files of a folder match a resume point in its journal.
+    On failure the folder is removed, unless the same `work` can be resumed later (if `work` is None, it never can).
+    `is_sound` checks that the files of a folder match a resume point in its journal.
     """
     target = output.resolve()
     folder, old = (target.with_name(f".{target.name}.partial-0{suffix}") for suffix in ("", OLD))
@@ -82,7 +82,7 @@ def staged(
             """Remove the folder, unless its work can be resumed and the failure was not a user error."""
             mistake = isinstance(error, ConfigError | DataError) and not isinstance(error.__cause__, OSError)
             if stage.saved is not None and not mistake:
-                log.warning("what was prepared stays in %s; the same command continues it", folder)
+                log.warning("the data prepared so far is kept in %s; run the same command to resume", folder)
             else:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -91,7 +91,7 @@ def staged(
             shutil.rmtree(old, ignore_errors=True)
         elif old.exists():
             old.rename(target)  # the process that replaced it was killed before it renamed the new folder
-            log.warning("%s is back: a run that was to replace it was killed in between", target)
+            log.warning("restored %s: the process that was replacing it was killed", target)
             check_output(output, overwrite)
         yield stage
         (folder / JOURNAL).unlink(missing_ok=True)
@@ -120,20 +120,20 @@ def check_output(output: Path, overwrite: bool) -> None:
         if not output.is_dir():
             raise ConfigError(f"output {output} is a file; give a folder that does not exist yet")
         found = {path: path.relative_to(output).as_posix() for path in output.rglob("*")}
-        # A symlink to a folder is no token data, because it may point anywhere.
+        # A symlink to a folder does not count as token data, because it may point anywhere.
         ours = {path: (FOLDERS if path.is_dir() else FILES).fullmatch(name) for path, name in found.items()}
         foreign = next((name for path, name in found.items() if not ours[path] or (path.is_dir() and path.is_symlink())), None)
         proven = any(EVIDENCE.fullmatch(name) or (path.suffix == ".bin" and has_header(path)) for path, name in found.items())
     if foreign or (found and not proven):
-        holds = foreign or f"{min(found.values())}, which nothing shows to be tokens"
+        holds = foreign or f"{min(found.values())}, which is not known to be token data"
         raise ConfigError(f"output {output} holds {holds}, so it is never replaced; give another folder")
     if found and not overwrite:
         raise ConfigError(f"output {output} exists; replace it with --force or give another folder")
 
 
 def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> Any:
-    """Return the last resume point of a killed process with the same work; if there is none, empty the folder and return None."""
-    why = "this command cannot continue it"
+    """Return the last resume point of a killed process that did the same work. Without one, empty the folder and return None."""
+    why = "this command cannot resume from them"
     try:
         links = any(path.is_symlink() for path in folder.rglob("*"))  # never write through symlinks
         text = b"" if work is None or links else (folder / JOURNAL).read_bytes()
@@ -142,14 +142,14 @@ def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
         if was == now and len(lines) > 1 and is_sound(folder, point := json.loads(lines[-1])):
             os.truncate(folder / JOURNAL, text.rfind(b"\n") + 1)
             return point
-        why = "its files are not what it noted"
+        why = "they do not match its journal"
         if was != now:
-            why = f"it was other work ({', '.join(key for key in now if was.get(key) != now[key])} differed)"
+            why = f"its work was different ({', '.join(key for key in now if was.get(key) != now[key])} differed)"
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         pass
     left = list(folder.iterdir())
     if left:
-        log.warning("removing what a run that was stopped left in %s: %s", folder, why)
+        log.warning("removing the files of an interrupted run in %s: %s", folder, why)
     for path in left:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     return None

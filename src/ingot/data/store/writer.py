@@ -54,7 +54,7 @@ class SavedSplit(BaseModel):
         return sizes | {f"{name}.index": INDEX_BYTES * self.documents}
 
     def counts(self) -> dict[str, Any]:
-        """Return the fields that a split and a bucket have too."""
+        """Return the counts that split and bucket records also have."""
         return {count: getattr(self, count) for count in COUNTS}
 
 
@@ -132,7 +132,7 @@ class SplitWriter:
             number, begin = whole, int(ends[whole - 1])
 
     def add_document(self, parts: Iterable[IdArray]) -> None:
-        """Add one document whose text is unknown, given in parts because it may be larger than memory."""
+        """Add one document of which only the tokens are known, given in parts because it may be larger than memory."""
         start, state = self.state.tokens, self.state
         tokens, size = self._write_document(parts)
         if tokens:
@@ -143,7 +143,7 @@ class SplitWriter:
             state.piece_bytes += size
 
     def save(self) -> SavedSplit:
-        """Sync everything to disk and return the state, which the next document changes."""
+        """Sync everything to disk and return the current state; it is mutable, and adding documents changes it."""
         if self._shard:
             self._shard.sync()
         self._index.flush()
@@ -180,7 +180,7 @@ class SplitWriter:
                 ids = ids[len(part) :]
                 sizes = self._tokenizer.target_bytes(np.append(np.int32(previous), part[:-1].astype(np.int32)), part)
                 size = int(sizes.sum())
-                if left is not None:  # the last shard gets the remainder, so shards add up for any tokenizer
+                if left is not None:  # the last shard gets the remainder, so that the sizes add up for any tokenizer
                     size = min(left, size) if len(ids) else left
                     left -= size
                 self._append(part, begins, size)

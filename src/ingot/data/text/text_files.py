@@ -36,7 +36,7 @@ CHUNK_BYTES = 1 << 18  # bytes read from the disk at once
 PIECE_BYTES = 1 << 10  # compressed bytes passed to the decompressor at once: zstd expands them to at most 32 MB
 XZ_MEMORY = 1 << 30  # memory limit in bytes; `xz -9` needs 65 MB
 ZST_WINDOW = 1 << 31  # maximum window in bytes; large public dumps are written with `zstd --long=31`
-HUB = "hf:"  # begins the name of a dataset on the Hugging Face hub
+HUB = "hf:"  # prefix of a dataset name on the Hugging Face hub
 CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")  # a folder in the hub's cache
 TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the right one with {0}"
 CONVERT = "convert it or leave it out; `ingot data prepare` has --encoding and --skip-unreadable"
@@ -60,7 +60,7 @@ def read_text(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
 def read_lines(
     stream: Iterable[bytes], path: Path, text_field: str, lines_before: int = 0, bytes_before: int = 0
 ) -> Iterator[str]:
-    """Yield the text of each line's JSON object; errors count lines and bytes from the start of the file."""
+    """Yield the text of each line's JSON object; line and byte numbers in errors are those in the file."""
     for number, line in enumerate(stream, lines_before + 1):
         data = line if bytes_before else line.removeprefix(codecs.BOM_UTF8)
         if data and not data.isspace():

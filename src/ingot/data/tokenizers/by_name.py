@@ -62,9 +62,9 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
     if name in ("byte", "gpt2"):
         return ByteTokenizer() if name == "byte" else GPT2Tokenizer()
     if is_learned(name):
-        raise ConfigError(f"a {name} tokenizer is learned from the text it is for; prepare that text with --tokenizer {name}")
+        raise ConfigError(f"a {name} tokenizer has to be learned from text first; prepare the text with --tokenizer {name}")
     if name == "number":
-        raise ConfigError("number is for nanoGPT folders whose ids stand for no text; their meta.pkl has the vocabulary size")
+        raise ConfigError("number is for nanoGPT folders whose ids do not represent text; their meta.pkl has the vocabulary size")
     path = user_path(name)
     if name and not name.startswith(HUB) and path.exists():
         return _open_path(path, bos)
@@ -174,19 +174,19 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise DataError(f"cannot read {path.name}: {error.strerror}") from error
     if len(contents) > MAX_FILE_BYTES:
-        raise DataError(f"a tokenizer has at most {MAX_FILE_BYTES:,} bytes")
+        raise DataError(f"a tokenizer file may have at most {MAX_FILE_BYTES:,} bytes")
     return contents
 
 
 def _refuse_bos(bos: str | None, name: str) -> None:
     if bos is not None:
-        raise ConfigError(f"bos {bos!r} is for a tokenizer.json; {name} already defines how documents start")
+        raise ConfigError(f"bos {bos!r} applies only to a tokenizer.json; {name} already defines how documents start")
 
 
 # Round-trip check: the right tokenizer encodes the decoded text to the same tokens; a different tokenizer hardly ever does.
 
-HEAD, ENOUGH = 96, 16  # maximum and minimum number of tokens of a sample to check
-MIN_MATCHING = 0.75  # fraction of samples that must round-trip: all do for web text and code, at most 17/32 if it is wrong
+HEAD, ENOUGH = 96, 16  # maximum and minimum number of tokens to check per sample
+MIN_MATCHING = 0.75  # fraction of samples that must round-trip: on web text and code all do, with a wrong tokenizer at most 17/32
 
 
 class RoundTrips(NamedTuple):

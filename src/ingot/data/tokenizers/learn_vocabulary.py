@@ -29,24 +29,24 @@ Trainable = Literal["sentencepiece", "bpe"]
 VOCAB_SIZE = Setting("--vocab-size")
 SUFFIXES = {"sentencepiece": ".model", "bpe": ".json"}
 PORTION = 1 << 20  # characters per chunk; longer documents are split, between words where possible
-# The golf challenge's own settings, and two more: by default SentencePiece skips all but short documents, and may omit the space
-# from the vocabulary if the text has few.
+# The golf challenge's settings, and two more: by default SentencePiece skips long documents, and may omit the space from the
+# vocabulary if the text has few spaces.
 SETTINGS: dict[str, Any] = {
     "model_type": "bpe", "character_coverage": 0.999, "byte_fallback": True, "split_digits": True, "add_dummy_prefix": False,
     "normalization_rule_name": "nmt_nfkc", "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False,
     "max_sentence_length": 8 * PORTION, "required_chars": SPACE, "minloglevel": 4,
 }  # fmt: skip
-# SentencePiece's normalisation expands a character to up to six, and it aborts the process on words of 65,536.
+# SentencePiece's normalisation may expand one character to six, and it aborts the process on words of 65,536 characters.
 LONG_WORD = re.compile("[^ ]{10000}(?=[^ ])")
 RESERVED = {0: " ", 0x2585: " "}  # SentencePiece skips a text that contains U+2585
 FOLDED = "nmt_nfkc"  # golf's normalisation; with capital marks, only its rules for white space and control characters apply
 EXAMPLE = "A AA"  # a text with both marks: SentencePiece aborts the process if a required character does not occur
-NORMALISER, DENORMALISER, FILE = 3, 5, 6  # protobuf fields of a model, and the field of the first two with their rule file's name
+NORMALISER, DENORMALISER, FILE = 3, 5, 6  # protobuf field numbers: two fields of a model, and the rule file's name inside each
 
 
 def capital_rules(folder: Path) -> dict[str, Any]:
-    """Return the trainer settings for capital marks; their rule files are written to a folder."""
-    # Marks must be pieces of their own: a rare character falls back to byte pieces, whose bytes would be counted.
+    """Write the rule files for capital marks to a folder and return the trainer settings that use them."""
+    # Each mark must be a piece in the vocabulary: a rare character falls back to byte pieces, whose bytes would be counted.
     settings = {"required_chars": SPACE + MARKS}
     for name, rules in zip(("normalization_rule_tsv", "denormalization_rule_tsv"), _marking_rules(), strict=True):
         # A rule is a pair of code point lists in hexadecimal.
@@ -100,7 +100,7 @@ def train_tokenizer(
     mark_capitals: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tokenizer:
-    """Learn a vocabulary from text files, or from their first `documents`, and write it as one file.
+    """Learn a vocabulary from text files, or from their first `documents` documents, and write it to one file.
 
     `mark_capitals`: learn lower-case letters only and encode capitals as marks before them (sentencepiece only).
     """
@@ -125,7 +125,7 @@ def train_tokenizer(
 
 
 def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: Mapping[str, Any] | None = None) -> bytes | None:
-    """Return the file of a vocabulary of at most this size, or None if all documents are empty; `settings` override ours."""
+    """Return the file of a vocabulary of at most this size, or None if all documents are empty; `settings` override SETTINGS."""
     count, errors, settings = 0, list[BaseException](), settings or {}
 
     def portions() -> Iterator[str]:
@@ -150,7 +150,7 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
         try:
             yield from parts
         except GeneratorExit:
-            raise  # the library stopped reading
+            raise  # the library stopped reading early
         except BaseException as error:
             errors.append(error)
             raise

@@ -85,7 +85,7 @@ class CharTokenizer(Tokenizer):
         if ids.size and ids.min() < 0:
             unknown = sorted(set(text) - set(self.characters))
             more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
-            advice = "remove them, or prepare the data again with text that holds them or with the byte tokenizer"
+            advice = "remove them, or prepare the data again with text that contains them or with the byte tokenizer"
             raise DataError(f"not in the char vocabulary: {', '.join(map(repr, unknown[:10]))}{more}", advice=advice)
         return ids.astype(self.dtype)
 
@@ -113,7 +113,7 @@ class NumberTokenizer(Tokenizer):
         numbers = text.split()
         if wrong := next((word for word in numbers if not word.isdecimal() or int(word) >= self.vocab_size), None):
             numbers_to = f"give numbers from 0 to {self.vocab_size - 1:,} separated by spaces"
-            raise DataError(f"{wrong!r} is not an id; this data's ids stand for no text, so {numbers_to}")
+            raise DataError(f"{wrong!r} is not an id; this data's ids do not represent text, so {numbers_to}")
         return np.array([int(word) for word in numbers], self.dtype)
 
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:

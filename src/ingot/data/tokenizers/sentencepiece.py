@@ -7,9 +7,9 @@ sum is the size of the normalised text and not of the original. Capital marks (l
 
 Words can be encoded one by one (word_table.py) if no token spans two of them: 2.6 times faster with 1,024 ids and 3.8 times with
 8,192, on 24 MB of web text. `word_starts` proves this from the model file, for BPE only: merges produce only pieces of the
-vocabulary, so characters that are adjacent in no piece are never merged, and each side is encoded as if it were alone. The
-normaliser rewrites text by its longest matching key, so no key may extend across the start of a word: this is known of the
-library's own rules. If it cannot be proved for a model, the library encodes whole texts.
+vocabulary, so two characters that are adjacent in no piece are never merged, and the text before and after them is encoded
+independently. The normaliser replaces the longest matching key, so no key may extend across the start of a word; the library's
+built-in rules have no such key. If the proof fails for a model, the library encodes whole texts.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from ingot.errors import DataError
 
 BPE = 2  # model_type in a model's trainer settings
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of pieces
-# The library's normalisation rules. None of their keys contains a space or newline beside other characters. Only letters, digits,
-# control characters and JOINED begin keys, and ASCII characters occur in no other place of a key.
+# The library's built-in normalisation rules. Their keys contain no space or newline together with other characters. The first
+# character of a key is a letter, a digit, a control character or in JOINED; later characters are never ASCII.
 NORMALISERS, JOINED = (b"nfkc", b"nmt_nfkc", b"nfkc_cf", b"nmt_nfkc_cf"), set("<=>")
 
 
 def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
-    """Return the spaces that begin words and the punctuation that begins them after a letter or digit; None if not provable."""
+    """Return the spaces that begin words and the punctuation that begins words after a letter or digit; None if unprovable."""
     fields = list(message_fields(contents))
     trainer, normaliser = (dict(message_fields(b"".join(value for key, value in fields if key == part))) for part in (2, 3))
-    folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # whether runs of spaces collapse to one, and the compiled rules
+    folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # `folds`: runs of spaces collapse to one; `rules`: compiled
     pieces = [dict(message_fields(value)) for key, value in fields if key == 1]
     texts = [piece[1].decode() for piece in pieces if piece.get(3) not in (UNKNOWN, CONTROL, BYTE)]
     symbols = "".join(piece[1].decode() for piece in pieces if piece.get(3) == USER_DEFINED)

@@ -152,7 +152,7 @@ def utf8(text: str) -> bytes:
 def check_size(vocab_size: int) -> None:
     """Raise an error if a vocabulary size is out of range."""
     if not 0 < vocab_size <= MAX_VOCABULARY:
-        raise DataError(f"a vocabulary of {vocab_size:,} ids; it must have 1 to {MAX_VOCABULARY:,}")
+        raise DataError(f"the vocabulary has {vocab_size:,} ids; it must have 1 to {MAX_VOCABULARY:,}")
 
 
 def unpack(spec: Mapping[str, Any]) -> bytes:
@@ -199,7 +199,7 @@ class StreamDecoder:
 
 
 SPACE = "\u2581"  # the space character in SentencePiece and similar vocabularies
-CAPITAL, CAPITALS = MARKS = "\ue000\ue001"  # capital marks: the next letter, or the next two letters, are capitals
+CAPITAL, CAPITALS = MARKS = "\ue000\ue001"  # capital marks: the first capitalises the next letter, the second the next two
 
 
 class PieceTokenizer(Tokenizer):

@@ -1,6 +1,6 @@
 """A cache from words to their ids, so that each word of a text is encoded by the library only once.
 
-A tokenizer may use it only if no token spans two words; the tokenizer defines where words begin, and has to prove it. A word
+A tokenizer may use it only if no token spans two words; it defines where words begin and must prove that this holds. A word
 begins at the start of a document, at a run of spaces, or at punctuation after an ASCII letter or digit. Words are looked up with
 numpy, a chunk of text at a time (a Python dict is three times slower); only cache misses reach the library. The keys are the
 words themselves and not hashes, so words never collide. The size is fixed: when the cache is full it is cleared.
@@ -32,8 +32,8 @@ FACTORS = [np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB
 MASKS = np.array([[(1 << 8 * min(max(size - at, 0), 8)) - 1 for at in (0, 8, 16)] for size in range(WORD_BYTES + 1)], "<u8")
 OTHER_SPACES = "|".join(map(chr, [0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]))
 # With GPT-2's regex a run of white space always begins a word, because only its last character can join the next word and the
-# regex looks ahead no further than the end of the run. So does punctuation after a letter or digit, because no match contains one
-# after the other. The regex never looks behind. Runs that contain a non-ASCII space are encoded by the library.
+# regex looks ahead no further than the end of the run. Punctuation after a letter or digit also begins a word, because no match
+# contains this sequence. The regex never looks behind. Texts with a non-ASCII space in such a run are encoded by the library.
 GPT2_RULE = (b"\t\n\v\f\r ", string.punctuation.encode(), b"(?:%b)[\t-\r ]" % OTHER_SPACES.encode())
 SIZE, START, COUNT = np.uint64(56), np.uint64(63), np.uint64(32)  # bit offsets of the fields in a key and in its value
 

@@ -1,8 +1,8 @@
-"""Look into a folder of tokens: `inspect` summarises its splits, and `audit` reads every byte and lists all defects.
+"""Examine a folder of tokens: `inspect` summarises its splits, and `audit` reads every byte and lists all defects.
 
 Tokens are counted in chunks of mapped shards, so memory grows only with the number of documents (8 bytes each). A check is
-skipped if something it depends on is already known to be broken, so that one defect is not reported ten times. Codes are for
-scripts and never change; a new kind of problem gets a new code.
+skipped if something it depends on is already known to be broken, so that one defect is not reported ten times. Scripts rely on
+the codes, so they never change; a new kind of problem gets a new code.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
     if dataset.format == "nanogpt":
         made_by = "" if dataset.known_tokenizer else " --tokenizer NAME"
         command = f"ingot data convert {shlex.quote(str(path))} --to ingot{made_by} --output DIR"
-        raise DataError(f"{path} holds tokens in the format nanogpt; make it a prepared folder with: {command}")
+        raise DataError(f"{path} holds tokens in the format nanogpt; convert it to a prepared folder with: {command}")
     for split in dataset.splits.values():
-        split.dtype = np.dtype(np.uint32)  # equal documents of two splits must be equal arrays
+        split.dtype = np.dtype(np.uint32)  # one dtype for all splits, so that equal documents are equal arrays
     own = dataset.known_tokenizer
     if dataset.format == "shards":
-        with suppress(DataError, OSError):  # a damaged manifest.json may be unrelated
+        with suppress(DataError, OSError):  # a damaged manifest.json may belong to other data
             own = _try_tokenizer(dataset, paired_tokenizer(path))
     given = _try_tokenizer(dataset, tokenizer)
     if tokenizer is None and own is None and dataset.format != "ingot":
@@ -81,7 +81,7 @@ def _try_tokenizer(dataset: Dataset, name: str | None) -> Tokenizer | None:
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Counts from one pass; `ids` has an entry per id of the vocabulary, some above it, and a last one for larger ids.
+    """Counts from one pass; `ids` counts each id of the vocabulary and some above it; its last entry counts all larger ids.
 
     `outside` is the position of the first token outside the vocabulary.
     """
@@ -130,9 +130,9 @@ def count_documents(
 class SplitInspection(SplitCounts):
     """The contents of a split: counts, ids and documents.
 
-    `vocabulary` has its size, the numbers of used and of never used ids, and the id, text (None if it represents none), count
-    and share of the most frequent ones. `lengths` are those of documents in tokens, including BOS; a row of the histogram has
-    `low`, `high` (included) and `documents`. A beginning has a document's number, first token, length in tokens and first words.
+    `vocabulary` holds its size, the number of ids used and never used, and of the most frequent ids the id, text (None if it is
+    special), count and share. `lengths` describes document lengths in tokens, including BOS; a histogram row has `low`, `high`
+    (inclusive) and `documents`. A beginning holds a document's number, first token, length in tokens and first words.
     """
 
     documents: int
@@ -214,12 +214,12 @@ def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) 
 # The audit.
 
 BYTE_GAP = 0.005  # allowed relative gap between decoded and original bytes, if the decoded bytes were not recorded
-FOLDED_GAP = 0.05  # allowed gap if they were recorded and match: SentencePiece collapses white space, 1% of Shakespeare
+FOLDED_GAP = 0.05  # allowed gap if they were recorded and match: SentencePiece collapses white space, 1% of Shakespeare's text
 SAMPLED = 64  # documents that are decoded and re-encoded
 MAX_RUN_WORDS = 1000  # upper limit for `ngram_words`; a document has about as many n-grams as words
 FOLDS = (
-    "the tokenizer made them and changes this text so much; bits per byte by the text stay right: for those by pieces take a "
-    "tokenizer that changes nothing (--kind bpe), or raise --byte-gap"
+    "the tokens are right, but the tokenizer normalises this text; bits per byte of the original text stay right: for those of "
+    "the decoded tokens use a lossless tokenizer (--kind bpe), or raise --byte-gap"
 )
 Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 OTHER = "give the tokenizer that made the tokens, or prepare the text again"
@@ -227,14 +227,14 @@ OTHER = "give the tokenizer that made the tokens, or prepare the text again"
 
 @dataclass(frozen=True)
 class TrainComparison:
-    """The comparison of the validation split with the train split of a folder; `runs` are word n-grams of validation."""
+    """The comparison of the validation split with the train split of a folder; `runs` counts the word n-grams of validation."""
 
     against: str
     documents: int
     copied: int
     similar: int
     runs: int
-    runs_found: int  # those that occur in train
+    runs_found: int  # word n-grams that also occur in train
     share: float
 
 
@@ -274,10 +274,10 @@ def audit(
     """
     started = time.monotonic()
     if not 1 <= ngram_words <= MAX_RUN_WORDS:
-        raise ConfigError(f"--ngram-words {ngram_words} is not a run of words; give 1 to {MAX_RUN_WORDS:,}")
+        raise ConfigError(f"--ngram-words {ngram_words} is out of range; give 1 to {MAX_RUN_WORDS:,}")
     for option, share in (("--byte-gap", byte_gap), ("--overlap-share", overlap_share)):
         if share is not None and not 0 <= share <= 1:
-            raise ConfigError(f"{option} {share} is not a share; give 0 to 1")
+            raise ConfigError(f"{option} {share} is not a fraction; give 0 to 1")
     dataset = open_for_audit(path, tokenizer)
     trains = [dataset] if "train" in dataset.splits else []
     if against is not None and against.resolve() != path.resolve():
@@ -342,7 +342,7 @@ def _audit_split(
     for shard in record.shards if split.is_prepared else ():
         file = split.folder / shard.file
         if file in split.paths and (sha256 := file_sha256(file)) != shard.sha256:
-            problem = f"is not what was written: its sha256 is {sha256[:16]}... and not {shard.sha256[:16]}..."
+            problem = f"has changed since it was written: its sha256 is {sha256[:16]}... instead of {shard.sha256[:16]}..."
             problems.append(DataProblem("shard-sha256", str(file), problem))
     index = None
     try:
@@ -372,8 +372,8 @@ def _audit_split(
         samples = (split.read(begin, min(end, begin + 2 * HEAD)) for begin, end in zip(begins, ends, strict=True))
         result = round_trips(tokenizer, samples)
         if not result.fit:
-            counted = f"{len(result.wrong)} of {result.tried} documents tried"
-            problem = f"the tokenizer makes other tokens of the text here, and of {counted}"
+            counted = f"{len(result.wrong)} of the {result.tried} sampled documents"
+            problem = f"the tokenizer encodes the text here to different tokens, as in {counted}"
             where, place = split.place(begins[result.wrong[0]])
             problems.append(DataProblem("tokenizer-mismatch", where, problem, OTHER, place))
         if result.fit and marked:
@@ -390,8 +390,8 @@ def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] |
     starts = side.starts[:-1]  # without an index: every BOS position and the first token, which must be BOS
     unmarked, inside = np.setdiff1d(starts, marks), np.setdiff1d(marks, starts)
     if len(unmarked) or len(inside):
-        counted = f"{len(unmarked):,} starts have no mark and {len(inside):,} marks are not at a start"
-        problem = f"a document of {split.name} does not start at its mark (id {bos}) from here on: {counted}"
+        counted = f"{len(unmarked):,} documents start without it and {len(inside):,} BOS tokens are inside documents"
+        problem = f"documents of {split.name} do not start with BOS (id {bos}) from here on: {counted}"
         file, place = split.place(int(min([*unmarked[:1], *inside[:1]])))
         problems.append(DataProblem("document-marks", file, problem, OTHER, place))
     return not (len(unmarked) or len(inside))
@@ -402,15 +402,15 @@ def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, 
     split, record, counted, lossless = side.split, side.split.record, counts.piece_bytes, side.tokenizer.lossless
     file, place = str(split.folder / MANIFEST), f"splits.{split.name}"
     if record.piece_bytes is not None and counted != record.piece_bytes:
-        problem = f"the tokens stand for {counted:,} bytes and when they were written it was {record.piece_bytes:,}"
+        problem = f"the tokens decode to {counted:,} bytes but {record.piece_bytes:,} were recorded when they were written"
         problems.append(DataProblem("byte-count", file, problem, OTHER, place))
     gap = limit if limit is not None else FOLDED_GAP if counted == record.piece_bytes else BYTE_GAP
     apart = abs(counted - record.bytes) / max(record.bytes, 1)
     if apart > gap or (lossless and counted != record.bytes):
-        allowed = "this tokenizer loses none" if lossless else f"the limit is {gap:.2%}"
-        problem = f"the tokens stand for {counted:,} bytes and the text has {record.bytes:,}, {apart:.2%} apart ({allowed})"
+        allowed = "this tokenizer is lossless" if lossless else f"the limit is {gap:.2%}"
+        problem = f"the tokens decode to {counted:,} bytes but the text has {record.bytes:,}: {apart:.2%} apart ({allowed})"
         advice = OTHER if lossless or counted != record.piece_bytes else FOLDS
-        problems.append(DataProblem("byte-count", file, f"{problem}, and bits per byte by pieces are as wrong", advice, place))
+        problems.append(DataProblem("byte-count", file, f"{problem}, so bits per decoded byte are as wrong", advice, place))
 
 
 # Train/validation overlap: validation documents that occur in train, whole or by word n-grams ("runs of words"). The hashes of
@@ -425,7 +425,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True)
 class Match:
-    """A validation document that occurs in train, and the train document that equals it or shares most of its n-grams.
+    """A validation document that occurs in train, and the train document that equals it or has most n-grams in common with it.
 
     `kind`: equal tokens; equal words (ignoring case, white space and punctuation); or a `share` of the n-grams in common.
     """
@@ -524,7 +524,7 @@ def _overlap_problem(match: Match, val: ComparedSplit, train: ComparedSplit, run
     advice = "remove it from train or from validation and prepare the data again"
     place = f"document {match.document:,} of val, {place}"
     if match.kind == "runs":
-        problem = f"{match.share:.0%} of its runs of {run_words} words are in train, most of them in {where}"
+        problem = f"{match.share:.0%} of its {run_words}-word n-grams are in train, most of them in {where}"
         return DataProblem("overlap-ngrams", file, problem, advice, place)
-    how = "token for token" if match.kind == "tokens" else "but for case, white space and punctuation"
+    how = "token for token" if match.kind == "tokens" else "except for case, white space and punctuation"
     return DataProblem("overlap-documents", file, f"is {where}, {how}", advice, place)

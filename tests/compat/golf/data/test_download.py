@@ -280,7 +280,7 @@ def test_it_gives_up_with_one_sentence_and_a_second_run_continues(folder):
 
 def test_what_always_arrives_damaged_is_refused_and_leaves_nothing(folder):
     folder.hub.fail(VAL, flip=True, times=99)
-    with pytest.raises(DataError, match=f"datasets/{VAL} of {REPO} arrives damaged: hash"):
+    with pytest.raises(DataError, match=f"datasets/{VAL} of {REPO} was damaged in transfer: hash"):
         folder()
     assert folder.names() == {MODEL, VOCAB, "manifest.json", *OURS}
 
@@ -474,7 +474,7 @@ def test_offline_uses_what_is_here_and_says_what_is_not(folder):
     assert code == 0, err
     code, _, err = finish(start(folder, "--train-shards", "3", HF_HUB_OFFLINE="1"))
     assert code == 3
-    assert f"HF_HUB_OFFLINE is set and datasets/{TRAIN.format(2)} of {REPO} is neither here nor in the hub's cache" in err
+    assert f"HF_HUB_OFFLINE is set and datasets/{TRAIN.format(2)} of {REPO} is not in the hub's cache" in err
     assert not folder.hub.requests
 
 
