@@ -172,11 +172,11 @@ class Hub:
                 if from_cache is not None and not (self._answers or self.offline):
                     return from_cache()
             while isinstance(error, errors.LocalEntryNotFoundError | ValueError) and isinstance(error.__cause__, Exception):
-                error = error.__cause__  # the original exception behind the client's "not found in the cache either"
+                error = error.__cause__  # the client reports "not in the cache either"; use the original exception
             raise self._explained(error, what) from error
 
     def _explained(self, error: BaseException, what: str) -> IngotError:
-        """Convert an exception of the client into one of ours."""
+        """Convert an exception of the client to an Ingot error."""
         status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
         repository = f"{self.repo_type} repository {self.repo} at {self.endpoint}"
         if isinstance(error, errors.HFValidationError):
@@ -195,7 +195,7 @@ class Hub:
             advice = "make room or set HF_HOME to another disk"
             return DataError(f"cannot read or write {error.filename or self.cache}: {error.strerror}", advice=advice)
         reason = f"HTTP {status}" if status else str(error).strip().partition("\n")[0][:200] or type(error).__name__
-        return Unreachable(f"gave up on {what} of {self.repo} at {self.endpoint}: {reason}; the same command continues from here")
+        return Unreachable(f"gave up on {what} of {self.repo} at {self.endpoint}: {reason}; run the same command to resume")
 
 
 def connect(endpoint: str) -> None:
@@ -234,7 +234,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
         revision = listing.commit
         chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
         folder = hub.snapshot([glob.escape(file) for file in chosen], revision)
-        if missing := [file for file in chosen if not (folder / file).is_file()]:  # the client does not raise every failure
+        if missing := [file for file in chosen if not (folder / file).is_file()]:  # the client may fail without an exception
             raise Unreachable(f"{missing[0]} of {hub.repo} did not arrive from {hub.endpoint}")
     except Unreachable as error:
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # no recorded selection, or a damaged one

@@ -63,7 +63,7 @@ class Findings(list[Finding]):
     """The findings of a run's checks so far, in order."""
 
     def add(self, code: str, severity: Severity, message: str, *settings: Setting, advice: str = "") -> None:
-        """Add a finding about some settings; {0} in its message stands for the first of them, as in an error."""
+        """Add a finding about some settings; {0} in the message is replaced by the first of them, as in an error."""
         self.append(Finding(code, severity, IngotError(message, *settings, advice=advice)))
 
     @contextmanager
@@ -275,7 +275,7 @@ def check_supply(config: Config, facts: RunData, total: int | None, allow_mismat
         if epochs is None:
             if total > tokens:
                 times = f"it is read {total / tokens:.1f} times"
-                message = f"{facts.path} has {count(tokens)} tokens and the run reads {count(total)}: {times}"
+                message = f"{facts.path} has {count(tokens)} tokens but the run reads {count(total)}: {times}"
                 many = total > MANY_PASSES * tokens and config.budget.seconds is None
                 advice = "lower {0} or prepare more text" if many else ""
                 findings.add("data.repeated", "warning" if many else "info", message, MAX_STEPS, advice=advice)
@@ -286,7 +286,7 @@ def check_supply(config: Config, facts: RunData, total: int | None, allow_mismat
             supply = min((epochs * (buckets[name].tokens or 0) / share for name, share in needed.items()), default=supply)
         if total > supply:
             step = int(supply // max(1, total // max(1, config.training.max_steps or 1)))
-            message = f"{facts.path} has {count(supply)} tokens for this mix, and {{0}} steps read {count(total)}"
+            message = f"{facts.path} has {count(supply)} tokens for this mix, but {{0}} steps read {count(total)}"
             advice = f"lower {{0}}, raise {{1}} or add data: the run {'halts' if halts else 'ends'} at about step {step:,}"
             findings.add("data.shorter_than_plan", "warning", message, MAX_STEPS, EPOCHS, advice=advice)
     if not config.data.phases:

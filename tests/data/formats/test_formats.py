@@ -442,9 +442,9 @@ def test_a_pair_that_does_not_belong_together_is_refused(tmp_path):
     path.unlink()
     refused("cannot read", open_tokens, tmp_path)
     write_windows(path, [([1, 2, 3], 0), ([9, 3, 4], 2)])
-    refused("window 1 repeats 2 tokens with which the window before it does not end", listed, Pair(path).documents(MARK))
+    refused("window 1 should repeat 2 tokens of the window before it", listed, Pair(path).documents(MARK))
     write_windows(path, [([1, 2, 3], 1)])
-    refused("window 0 repeats 1 tokens with which the window before it does not end", listed, Pair(path).documents(MARK))
+    refused("window 0 should repeat 1 tokens of the window before it", listed, Pair(path).documents(MARK))
     folder_of(tmp_path, **{"b.bin": b"\1\0"})
     refused("cannot read", open_tokens, tmp_path)
 

@@ -510,7 +510,7 @@ def fail(monkeypatch, what: str, error: Exception) -> None:
 def test_files_fetched_before_are_used_with_the_reason_why(fetched, monkeypatch, caplog):
     fail(monkeypatch, "huggingface_hub.HfApi.dataset_info", ConnectionError("no route"))
     assert fetch("hf:org/name") == [fetched]
-    assert "no route; the same command continues from here; using the files of hf:org/name" in caplog.text
+    assert "no route; run the same command to resume; using the files of hf:org/name" in caplog.text
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS])

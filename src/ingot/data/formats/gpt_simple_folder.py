@@ -113,7 +113,7 @@ class Pair:
             ended = last is not None and marked and int(last[-1]) == eos
             skip = _repeated(window, last, repeats, ended) if repeats else 0
             if skip is None:
-                problem = f"window {number} repeats {repeats} tokens with which the window before it does not end"
+                problem = f"window {number} should repeat {repeats} tokens of the window before it but does not"
                 raise DataError(f"{self.path} is damaged: {problem}; {AGAIN}")
             if skip == len(window):
                 continue

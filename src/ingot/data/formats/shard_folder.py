@@ -89,7 +89,7 @@ def read_listing(dataset: Path) -> Listing | None:
 
 
 def paired_tokenizer(dataset: Path) -> str | None:
-    """Return the tokenizer that the manifest records for a shard folder: byte, or an existing file; None if there is none."""
+    """Return the tokenizer that the manifest records for a shard folder: byte, or the path of an existing file; else None."""
     if (listing := read_listing(dataset)) is None:
         return None
     path = listing.where.parent / listing.file.lstrip("/")  # the manifest is untrusted: paths must stay inside its folder

@@ -190,7 +190,7 @@ class Rows(Protocol):
         """Return a copy for a run that is in this phase and has read `places[name]` rows of each bucket."""
 
     def after(self, samples: range) -> tuple[int, Places]:
-        """Return the sample after these, and how many rows of each bucket are read before it ({} without a mix).
+        """Return the sample after these, and the number of rows read from each bucket before it ({} without a mix).
 
         At the end of the data fewer samples than requested may be available.
         """

@@ -19,7 +19,7 @@ from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import OUTSIDE, utf8
 from ingot.runtime.files import reading
 
-BLOCK_BYTES = 1 << 20  # target block size; a longer document is a block by itself
+BLOCK_BYTES = 1 << 20  # target block size; a longer document forms its own block
 
 
 class Lines(NamedTuple):

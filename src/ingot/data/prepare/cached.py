@@ -1,7 +1,7 @@
 """Text that is prepared on first use into a cache folder: the bundled sample, JSON lines and .txt files.
 
 The folder's name contains a hash of the tokenizer and the text: the packaged text of a sample, or the names, sizes, modification
-times and buckets of files. Changed files are therefore different data, and a resumed run finds its own data again.
+times and buckets of files. Changed files therefore count as different data, and a resumed run finds the data it started with.
 """
 
 from __future__ import annotations

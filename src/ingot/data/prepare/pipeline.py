@@ -1,8 +1,8 @@
 """Turn documents into a prepared folder: hold some out, encode them, write them, and resume after a kill.
 
 Text is streamed in blocks, so memory is bounded by the longest document. The folder is created atomically (staging.py). Every
-33.5 million tokens the written files are synced and their sizes recorded; the same command resumes from there, and reads the text
-before that point again without encoding it.
+33.5 million tokens the written files are synced and their sizes recorded. After a kill, the same command resumes from there: it
+reads the earlier text again without encoding it.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def prepare(
         files, val_files, ignored = _find(inputs, val_inputs)
     if skip_unreadable:
         for path in (unreadable := {path for path in files + val_files if not is_readable(path, encoding)}):
-            log.warning("%s is not %s and is left out", path, encoding)
+            log.warning("%s is not %s and is skipped", path, encoding)
         files, val_files = ([path for path in group if path not in unreadable] for group in (files, val_files))
     total = sum(map(file_bytes, files + val_files))
     if tokenizer is None and total > SMALL_TEXT_BYTES:

@@ -109,7 +109,7 @@ class Tokenizer(ABC):
         return bool(self._sizes[self._rows([token])][0] == 0)
 
     def at_start_after(self, ids: Ids, at_start: bool) -> bool:
-        """Return True if a new text starts after these ids; `at_start`: one starts before them."""
+        """Return True if a new text starts after these ids; `at_start`: True if one starts before them."""
         return self.is_special(int(ids[-1]))
 
     def unfinished(self, ids: Ids) -> int:
