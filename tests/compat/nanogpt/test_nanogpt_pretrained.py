@@ -97,7 +97,7 @@ def test_a_hub_that_does_not_have_it_or_does_not_answer_is_one_sentence(hub, mon
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(
         DataError,
-        match=r".*: HF_HUB_OFFLINE is set and the model of .* is neither here",
+        match=r".*: HF_HUB_OFFLINE is set and the model of .* is not in the hub's cache",
     ):
         GPT.from_pretrained("gpt2-xl")
 

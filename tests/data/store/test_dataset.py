@@ -283,7 +283,7 @@ def test_a_tokenizer_that_is_not_what_it_says_is_refused(folder):
 
 def test_a_missing_shard_is_noticed_at_opening(folder):
     (folder / "val_000000.bin").unlink()
-    with pytest.raises(DataError, match=r"missing shard .*val_000000.bin"):
+    with pytest.raises(DataError, match=r"missing or unreadable shard: .*val_000000.bin"):
         Dataset.open(folder)
 
 

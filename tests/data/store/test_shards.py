@@ -98,5 +98,5 @@ def test_a_negative_count_is_a_size_mismatch(shard):
 
 
 def test_a_missing_shard_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"missing shard .*gone.bin"):
+    with pytest.raises(DataError, match=r"missing or unreadable shard: .*gone.bin"):
         open_shard(tmp_path / "gone.bin")

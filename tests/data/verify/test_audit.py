@@ -266,7 +266,7 @@ def test_a_vocabulary_that_folds_its_own_text_too_much_is_not_called_the_wrong_o
     found = [finding for finding in audit(folder).findings if finding.code == "byte-count"]
     assert len(found) == 2
     for finding in found:
-        assert "bits per byte by the text stay right" in finding.advice and "--byte-gap" in finding.advice
+        assert "bits per byte of the original text stay right" in finding.advice and "--byte-gap" in finding.advice
         assert "that made the tokens" not in finding.advice
 
 

@@ -39,7 +39,7 @@ def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
     """Return the spaces that begin words and the punctuation that begins words after a letter or digit; None if unprovable."""
     fields = list(message_fields(contents))
     trainer, normaliser = (dict(message_fields(b"".join(value for key, value in fields if key == part))) for part in (2, 3))
-    folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # `folds`: runs of spaces collapse to one; `rules`: compiled
+    folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # folds: runs of spaces collapse to one space
     pieces = [dict(message_fields(value)) for key, value in fields if key == 1]
     texts = [piece[1].decode() for piece in pieces if piece.get(3) not in (UNKNOWN, CONTROL, BYTE)]
     symbols = "".join(piece[1].decode() for piece in pieces if piece.get(3) == USER_DEFINED)

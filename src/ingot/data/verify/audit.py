@@ -410,7 +410,7 @@ def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, 
         allowed = "this tokenizer is lossless" if lossless else f"the limit is {gap:.2%}"
         problem = f"the tokens decode to {counted:,} bytes but the text has {record.bytes:,}: {apart:.2%} apart ({allowed})"
         advice = OTHER if lossless or counted != record.piece_bytes else FOLDS
-        problems.append(DataProblem("byte-count", file, f"{problem}, so bits per decoded byte are as wrong", advice, place))
+        problems.append(DataProblem("byte-count", file, f"{problem}; bits per decoded byte are off by as much", advice, place))
 
 
 # Train/validation overlap: validation documents that occur in train, whole or by word n-grams ("runs of words"). The hashes of
