@@ -83,7 +83,7 @@ VARIABLES = table(
            "Clip gradients to this norm. 0: no clipping.", sets="optimizer.clip_norm", computed=True),
     Option("CONTROL_TENSOR_NAME_PATTERNS", "list", CONTROL,
            "Substrings of names of parameters that Adam trains and nothing quantises.", sets="model.control", computed=True),
-    Option("INT8_KEEP_FLOAT_FP32_NAME_PATTERNS", "list", None, "Substrings of names of tensors kept in float32. Unset: as above."),
+    Option("INT8_KEEP_FLOAT_FP32_NAME_PATTERNS", "list", None, "Substrings of names of tensors kept in fp32. Unset: as above."),
     Option("ARTIFACT_LIMIT_BYTES", "int", LIMIT_BYTES,
            "Maximum size of file and code, else an error. 0: none.", sets="budget.artifact_bytes", computed=True, added=True),
     Option("EVAL_ONLY_PATH", "str", None, "Score this final_model.int8.ptz or final_model.pt instead of training.", added=True),

@@ -85,7 +85,7 @@ def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool
     tokenizer, (files, _) = from_spec(spec), tokenizer_files(spec, context)
     if isinstance(tokenizer, SentencePieceTokenizer):
         files = {SENTENCEPIECE: tokenizer.contents, OURS: files[OURS]}
-    elif isinstance(tokenizer, HFTokenizer):  # copied: gpt-simple's documents have no start token
+    elif isinstance(tokenizer, HFTokenizer):  # copied as it is: gpt-simple's documents have no start token
         files = {THEIRS: tokenizer.contents, SETTINGS: files[SETTINGS]}
     elif OURS in files:  # transformers would load the other files and then encode texts without a start token
         files = {OURS: files[OURS]}
@@ -96,7 +96,7 @@ def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool
 
 
 def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> float:
-    """Return the original's learning rate after `step` steps; its cosine rises again past its end."""
+    """Return the original's learning rate after `step` steps; the cosine rises again after its last step."""
     peak, warmup, floor = optimizer["learning_rate"], optimizer["warmup_steps"], optimizer["min_lr_ratio"]
     if step < warmup:
         return float(peak * step / warmup)

@@ -1,7 +1,7 @@
-"""`gpt-simple train` and `gpt-simple validate`: the original's keys, log lines and files, on our training loop and any ranks.
+"""`gpt-simple train` and `gpt-simple validate`: the original's keys, log lines and files, run by our trainer.
 
-Beside our files a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N, checkpoint-N-shutdown or final)
-for each checkpoint that the original would have written. The original can generate and resume from these folders; we resume from
+In addition to our files a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N, checkpoint-N-shutdown or
+final) for each checkpoint that the original would have written. The original can generate and resume from these folders; we resume from
 our own checkpoints.
 """
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 MODULE = "ingot.compat.gpt_simple"
 PORT = 29500  # default port for the rendezvous of several machines
-# What --force deletes besides our files. Not config.json: the run may have been started from that very file.
+# Files that --force deletes in addition to ours. Not config.json: the run may have been started from it.
 THEIR_FILES = (
     TOKENIZER, RUN_STATE, STOP_FLAG, ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*", "checkpoints/final",
 )  # fmt: skip
@@ -83,7 +83,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
         return launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE, program="gpt-simple")
     status, result = run_training(config, say, options.force, options.verbose)
     if not ranks_from_environment().first:
-        return 0  # on any other code the launcher would kill the first rank before it is done
+        return 0  # any other code would make the launcher kill the first rank before it has finished
     if status == "completed":
         say(f"Training complete: {result.total_steps} steps, final loss {result.final_loss:.4f}")
     return options.stop_exit_code if status == "stopped" else 0
@@ -117,7 +117,7 @@ def read_options(options: Namespace, overrides: Mapping[str, Any]) -> GptSimpleC
     config = read_config(options.config, {**overrides, **flags})
     record = user_path(config.training.output_dir) / "config.yaml"
     if record.exists() and record.samefile(options.config):
-        raise ConfigError(f"{options.config} is where the run writes our settings; give your config another name or folder")
+        raise ConfigError(f"{options.config} is overwritten by the run; give your config another name or folder")
     return config
 
 
@@ -315,7 +315,7 @@ class GptSimpleReporter(Reporter):
 
         began, step, folder, training = time.monotonic(), step_of(path), path.parent, self._config.training
         names = {"shutdown": [f"checkpoint-{step}{SHUTDOWN}"], "final": [FINAL], "regular": []}[kind]
-        if kind != "shutdown" and step % training.save_steps == 0:  # not the best one; the last step may be a regular one too
+        if kind != "shutdown" and step % training.save_steps == 0:  # not if saved only as the best; final may be regular too
             names.insert(0, f"checkpoint-{step}")
         self.checkpoint = folder / names[-1] if names else path
         new = [folder / name for name in names if name == FINAL or not (folder / name).exists()]
