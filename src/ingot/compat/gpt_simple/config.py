@@ -196,7 +196,7 @@ class TrainingConfig(KeySection):
     save_steps: int = key(1000, "Steps between checkpoints.", low=1, sets="training.save_every")
     max_eval_batches: int | None = key(None, "Batches per evaluation. null: 100.", low=1, becomes="evaluation.rows")
     output_dir: str = key("./outputs", "Run folder.", sets="training.output_dir")
-    resume: str = key("auto", "auto: resume the run in output_dir. scratch: new run only. Or a path.", becomes="training.resume")
+    resume: str = key("auto", "auto: resume output_dir's run. scratch: new run only. Or a checkpoint.", becomes="training.resume")
     keep_last_k: int | None = key(3, "Newest checkpoints to keep. null: all.", low=1, sets="training.keep_last")
     keep_milestone_every: int | None = key(None, "Also keep multiples of this step.", low=1, becomes="training.keep_every")
     max_runtime_seconds: int | None = key(

@@ -1,8 +1,8 @@
 """`gpt-simple train` and `gpt-simple validate`: the original's keys, log lines and files, run by our trainer.
 
 In addition to our files a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N, checkpoint-N-shutdown or
-final) for each checkpoint that the original would have written. The original can generate and resume from these folders; we resume from
-our own checkpoints.
+final) for each checkpoint that the original would have written. The original can generate and resume from these folders; we
+resume from our own checkpoints.
 """
 
 from __future__ import annotations
