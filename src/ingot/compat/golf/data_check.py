@@ -1,4 +1,4 @@
-"""Check a golf run's data before training: the files, the tokenizer, and that they belong together."""
+"""Check a golf run's data before training: the files, the tokenizer, and that they match."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The model files of golf's scripts: torch files of train_gpt.py, .npz files of train_gpt_mlx.py, and quantised versions of both.
 
 The challenge's own scripts read them, so names, types and dtypes are fixed. Torch files and pickles can contain code, which never
-runs: only weights are loaded. The original's MLX and CUDA scripts rotate queries and keys in opposite directions; our weights
-follow the CUDA script. In MLX files the two halves of each head's rows in c_q and c_k are therefore swapped, which is lossless.
+runs: only weights are loaded. The original's MLX and CUDA scripts rotate queries and keys in opposite directions; Ingot
+follows the CUDA script. In MLX files the two halves of each head's rows in c_q and c_k are therefore swapped, which is lossless.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
-    """Return the weights in any of these files, in their original dtypes and in our row order."""
+    """Return the weights in any of these files, in their original dtypes and in Ingot's row order."""
     try:
         if not content.startswith(ZIP):
             unpacker = zlib.decompressobj()

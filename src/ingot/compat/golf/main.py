@@ -1,4 +1,4 @@
-"""`python train_gpt.py`: the challenge's script, driven by environment variables, on our engine.
+"""`python train_gpt.py`: the challenge's script, driven by environment variables, on Ingot's engine.
 
 The challenge's second script, for Macs, is a subclass of Script (mlx_script.py). The keys, order and number formats of log lines
 match the original's exactly, because other people's tools parse them.

@@ -19,7 +19,7 @@ BASELINE_ONLY = {
     name: option.sets for name, option in VARIABLES.items() if option.sets.startswith("model.") and name not in SHAPE
 }
 STILL_USED = ("TIE_EMBEDDINGS", "CONTROL_TENSOR_NAME_PATTERNS")  # the optimizer and the quantiser use these for custom models too
-# Advice in the engine's errors that does not apply to golf, and its replacement.
+# Advice in Ingot's error messages that does not apply to golf, and its replacement.
 ADVICE = {
     "make room for it or choose another {0}": "make room for it or run in another folder",
     "make it writable or choose another {0}": "make it writable or run in another folder",

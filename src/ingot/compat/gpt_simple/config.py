@@ -35,7 +35,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, 
 
 
 def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "", **bounds: float) -> Any:
-    """Return the dataclass field of a key: it `sets` one of our settings directly, or `becomes` one that translate() computes."""
+    """Return the dataclass field of a key: it `sets` an Ingot setting directly, or `becomes` one that translate() computes."""
     about = {"help": help, "choices": choices, "sets": sets or becomes, "computed": bool(becomes), **bounds}
     return field(default=default, metadata=about)
 
@@ -148,7 +148,7 @@ class DataConfig(KeySection):
         None, "Phases with duration_tokens and a mix. null: the same weight for every bucket.", becomes="data.phases"
     )
     allow_bucket_exhaustion: bool = key(False, "Continue without an exhausted bucket. false: halt.", becomes="data.exhausted")
-    allow_budget_mismatch: bool = key(False, "Allow the phases' tokens to differ from those of max_steps by more than 5%.")
+    allow_budget_mismatch: bool = key(False, "Allow the phases' total tokens to differ from max_steps' by more than 5%.")
 
     def check_together(self) -> None:
         if self.curriculum is not None:
@@ -221,7 +221,7 @@ class TrainingConfig(KeySection):
 class GptSimpleConfig:
     """gpt-simple's Config: the four sections of a run.
 
-    `given` are the keys set in a file or on a command line; `settings` are settings of ours that gpt-simple has no key for.
+    `given` are the keys set in a file or on a command line; `settings` are Ingot settings for which gpt-simple has no key.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -278,7 +278,7 @@ def all_keys() -> dict[str, Option]:
     return options
 
 
-KEYS_OF_SETTINGS = {option.sets: path for path, option in all_keys().items() if option.sets}  # setting of ours -> key
+KEYS_OF_SETTINGS = {option.sets: path for path, option in all_keys().items() if option.sets}  # Ingot setting -> key
 
 
 def typed(option: Option, value: Any) -> Any:
@@ -303,7 +303,7 @@ def typed(option: Option, value: Any) -> Any:
 def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> GptSimpleConfig:
     """Read a config file and apply overrides from a command line; one ConfigError reports all mistakes.
 
-    Settings of ours without a gpt-simple key, such as training.device or data.trust_tokens, are accepted too.
+    Ingot settings without a gpt-simple key, such as training.device or data.trust_tokens, are accepted too.
     """
     problems, settings = list[str](), dict[str, Any]()
     values: dict[str, tuple[Any, str]] = {}  # dotted key -> (value, where it was set)
@@ -362,7 +362,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
 
 
 def is_gpt_simple(path: str | Path) -> bool:
-    """Return True if a file has gpt-simple's keys and not ours; raise ConfigError if it has both.
+    """Return True if a file has gpt-simple's keys and not Ingot's; raise ConfigError if it has both.
 
     Both programs have sections model, data, optimizer and training, so the decision uses keys that only one of them has.
     """
@@ -377,7 +377,7 @@ def is_gpt_simple(path: str | Path) -> bool:
 
 # Error messages in gpt-simple's terms
 
-# Advice of ours that does not work in gpt-simple, and its replacement.
+# Advice in Ingot's error messages that does not apply to gpt-simple, and its replacement.
 ADVICE = {
     "on a CPU use fp32": "on a CPU use no",
     "lower {0}, raise {1} or add data": "lower {0} or add data",
@@ -385,7 +385,7 @@ ADVICE = {
 }
 TOKENIZE = "gpt-simple tokenize --input_dir DIR --output_dir DATA/train/BUCKET, and DATA/val/BUCKET"
 
-# Names of our settings, and of values that are spelled differently, in gpt-simple's terms.
+# Names of Ingot's settings, and of values that are spelled differently, in gpt-simple's terms.
 key_name = names_of_settings(
     all_keys(),
     {

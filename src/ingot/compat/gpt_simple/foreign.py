@@ -1,4 +1,4 @@
-"""Resume runs started by the original gpt-simple: its checkpoint is converted to ours, and training resumes from that.
+"""Resume runs started by the original gpt-simple: convert the checkpoint to Ingot's format, and resume from that.
 
 Weights, AdamW state, step, tokens, phase and the W&B run carry over. A file in the run folder lists the documents already trained
 on, so that they are skipped. The original's files are not modified. They are opened with weights_only; the data position, pickled
@@ -56,7 +56,7 @@ def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Sa
 
 
 def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
-    """Convert the original's checkpoint to ours and return its path; None if there is none to resume."""
+    """Convert the original's checkpoint to Ingot's format and return its path; None if there is none to resume."""
     saved = foreign_checkpoint(resume_setting(config), Path(config.training.output_dir))
     if saved is None:
         return None
@@ -130,7 +130,7 @@ def _progress(saved: Saved) -> Progress:
 
 
 def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str, TensorRecord], dict[str, Any], str | None]:
-    """Return weights, AdamW state by our names, the config's section `model`, and the reason if the AdamW state is missing."""
+    """Return the weights, the AdamW state, the config's section `model`, and the reason if the AdamW state is missing."""
     path = saved.path / MODEL / WEIGHTS
     weights = state_records(load_saved(path), path)
     settings = read_model(saved.path)

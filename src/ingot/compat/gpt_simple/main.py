@@ -155,10 +155,10 @@ def status(options: Namespace, say: Say) -> None:
     folder = Path(options.output_dir)
     state, saved = read_dict(folder / RUN_STATE) or {}, saved_checkpoints(folder)
     steps = {one.path: one.step for one in saved}
-    if read_state(folder) is not None:  # our own run: its state.json is more recent and names the host
+    if read_state(folder) is not None:  # trained by Ingot: state.json is more recent and names the host
         run = Run(folder)
         now = run.status()
-        # `stop --force` writes "stopped" only to the original's state file; the killed process could not update ours
+        # `stop --force` writes "stopped" only to the original's state file; the killed process could not update Ingot's
         killed = now.status == "crashed" and state.get("status") == "stopped"
         record = {"run": str(folder), **vars(now.state), "status": "stopped" if killed else now.status}
         names = {"step": "global_step", "tokens": "tokens_trained", "tokens_per_second": "tokens_per_sec"}

@@ -1,8 +1,8 @@
 """gpt-simple in Python: SimpleLLM, SimpleLLMTokenizer, train, generate, load_for_inference and validate_checkpoint.
 
-The model is our llama family, whose parameters already have gpt-simple's names; this file adds gpt-simple's signatures. As in the
-original, labels are shifted inside the model and -100 is ignored. If a tokenizer cannot be loaded, that is an error: there is no
-fallback to another one.
+The model is Ingot's llama family, whose parameters already have gpt-simple's names; this file adds gpt-simple's signatures. As in
+the original, labels are shifted inside the model and -100 is ignored. A tokenizer that cannot be loaded is an error: there is
+no fallback to another one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`gpt-simple train` and `gpt-simple validate`: the original's keys, log lines and files, run by our trainer.
+"""`gpt-simple train` and `gpt-simple validate`: the original's keys, log lines and files, run by Ingot's trainer.
 
-In addition to our files a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N, checkpoint-N-shutdown or
-final) for each checkpoint that the original would have written. The original can generate and resume from these folders; we
-resume from our own checkpoints.
+In addition to Ingot's files a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N, checkpoint-N-shutdown
+or final) for each checkpoint that the original would have written. The original can generate and resume from these folders;
+Ingot resumes from its own checkpoints.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 MODULE = "ingot.compat.gpt_simple"
 PORT = 29500  # default port for the rendezvous of several machines
-# Files that --force deletes in addition to ours. Not config.json: the run may have been started from it.
+# Files that --force deletes in addition to Ingot's. Not config.json: the run may have been started from it.
 THEIR_FILES = (
     TOKENIZER, RUN_STATE, STOP_FLAG, ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*", "checkpoints/final",
 )  # fmt: skip
@@ -169,8 +169,8 @@ def _check(config: GptSimpleConfig, resolved: Config, world_size: int, force: bo
 def refuse_live_original(folder: Path) -> None:
     """Raise an error if the original gpt-simple is training in the folder: each would delete the other's checkpoints.
 
-    Its state file does not name the host: a process that is not found here may be alive on another host as long as the file is
-    fresh. Our own runs write the same file but are protected by our lock, so they can resume immediately after a kill.
+    Its state file does not name the host: while the file is fresh, a process that does not exist on this host may be alive on
+    another. Ingot's runs write the same file but are protected by Ingot's lock, so they can resume immediately after a kill.
     """
     state, ours = read_dict(folder / RUN_STATE) or {}, read_state(folder)
     try:
@@ -309,7 +309,7 @@ class GptSimpleReporter(Reporter):
         self._say(f"Curriculum: advancing to phase {number} (at {tokens:,} total tokens)")
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
-        """Write our checkpoint as the folders that the original would have written; delete those that it would not have kept."""
+        """Write the folders that the original would have written for a checkpoint; delete those that it would have deleted."""
         from ingot.compat.gpt_simple.files import write_checkpoint
         from ingot.runs.checkpoints import load_checkpoint, to_keep
 
@@ -378,7 +378,7 @@ class GptSimpleReporter(Reporter):
             self._update(status="error", error="".join(traceback.format_exception(error)))
 
     def _pass_on_flag(self) -> None:
-        """Convert gpt-simple's flag file to our stop request; the flag file is removed when the run ends."""
+        """Convert gpt-simple's flag file to Ingot's stop request; the flag file is removed when the run ends."""
         if time.monotonic() - self._polled_at >= POLL_SECONDS:
             self._polled_at = time.monotonic()
             if (self._folder / STOP_FLAG).is_file():

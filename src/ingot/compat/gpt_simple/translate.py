@@ -1,7 +1,7 @@
 """Translate gpt-simple's keys to one Config.
 
-gpt-simple's batch size is per rank, so more ranks mean more tokens per step. Our tokens_per_step counts all ranks: the number of
-ranks at the first start sets it, and a run that resumes on a different number of ranks keeps it.
+gpt-simple's batch size is per rank, so more ranks mean more tokens per step. Ingot's tokens_per_step counts all ranks: the
+number of ranks at the first start sets it, and a run that resumes on a different number of ranks keeps it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DATA_SEED = 42  # fixed in gpt-simple; training.seed only affects weights and dr
 VOCAB_MULTIPLE = 128
 EVAL_BATCHES = 100  # used if max_eval_batches is null
 TOKENIZERS = ("gpt2", "byte", "char")  # built-in tokenizers
-ALREADY_READ = "already-read.json"  # lists the documents that the original had read before we resumed its run
+ALREADY_READ = "already-read.json"  # lists the documents that the original had read before Ingot resumed its run
 
 
 def translate(
@@ -115,18 +115,18 @@ def resume_path(config: GptSimpleConfig) -> Path | None:
     if name in ("auto", "scratch"):
         return None
     path = named_path(name, Path(config.training.output_dir))
-    if is_checkpoint(path):  # a gpt-simple folder; the checkpoint of ours from which it was written may still exist
+    if is_checkpoint(path):  # a gpt-simple folder; the Ingot checkpoint from which it was written may still exist
         return saved_steps(path.parent).get(read_saved(path).step, path)
     return path
 
 
 def resume_setting(config: GptSimpleConfig) -> str:
-    """Return our training.resume; a checkpoint of the original is converted to ours in output_dir before training."""
+    """Return Ingot's training.resume; a checkpoint of the original is converted into output_dir before training."""
     return str(resume_path(config) or {"scratch": "never"}.get(config.training.resume, config.training.resume))
 
 
 def tokenizer_name(name: str) -> str:
-    """Return our name for a tokenizer: a bare name is a repository on the Hub, unless it is a built-in one."""
+    """Return Ingot's name for a tokenizer: a bare name is a repository on the Hub, unless it is a built-in one."""
     name = name or "gpt2"
     bare = "/" not in name and name not in TOKENIZERS and not Path(name).exists()
     return f"hf:{name}" if bare else name

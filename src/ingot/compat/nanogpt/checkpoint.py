@@ -1,7 +1,7 @@
-"""Read and write nanoGPT's ckpt.pt, so that nanoGPT and other tools can exchange models with us; prepare the start of train.py.
+"""Read and write nanoGPT's ckpt.pt, to exchange models with nanoGPT and its tools; find the state from which train.py starts.
 
-Exact resume never relies on ckpt.pt. Its extra key `ingot` points to our checkpoint of the same state. The file is only loaded
-with weights_only=True, so it cannot execute code.
+Exact resume never relies on ckpt.pt. Its extra key `ingot` points to Ingot's checkpoint of the same state. The file is only
+loaded with weights_only=True, so it cannot execute code.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ from ingot.runtime.tensors import TensorRecord
 from ingot.train.resume import Progress, facts_of
 from ingot.train.resume import check_fits as check_resume
 
-OURS = "ingot"  # our extra key in ckpt.pt
+OURS = "ingot"  # Ingot's extra key in ckpt.pt
 HEAD, EMBEDDING, POSITIONS = "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"
 NO_LOSS_YET = 1e9  # initial best_val_loss in nanoGPT
 
 
 @dataclass(frozen=True)
 class Ckpt:
-    """A model and the state of its training: the contents of a ckpt.pt under our names, or another state to train from."""
+    """A model and the state of its training: the contents of a ckpt.pt under Ingot's names, or another starting point."""
 
     path: Path
     settings: dict[str, Any]  # the config's section `model`
@@ -80,13 +80,13 @@ class Ckpt:
     config: dict[str, Any] = field(default_factory=dict)  # values of nanoGPT's keys when the file was written
     tokenizer: dict[str, Any] | None = None  # the tokenizer's spec, if Ingot wrote the file
     scoring: dict[str, Any] = field(default_factory=dict)  # evaluation settings, if Ingot wrote the file
-    checkpoint: Path | None = None  # our checkpoint of the same state, if it still exists
+    checkpoint: Path | None = None  # Ingot's checkpoint of the same state, if it still exists
     missing: tuple[str, ...] = ()  # state that the file lacks for an exact resume
-    ours: Checkpoint | None = None  # set if this was read from one of our checkpoints
+    ours: Checkpoint | None = None  # set if this was read from one of Ingot's checkpoints
 
 
 def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
-    """Write our checkpoint as a ckpt.pt, atomically; `config` holds nanoGPT's 33 keys.
+    """Write an Ingot checkpoint as a ckpt.pt, atomically; `config` holds nanoGPT's 33 keys.
 
     best_val_loss is the loss of the last evaluation, as in nanoGPT: nanoGPT writes a file if that loss is the best so
     far; with always_save_checkpoint it always writes one, and sets best_val_loss to the newest loss.
@@ -181,7 +181,7 @@ def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: M
         "heads": args.get("n_head"),
         **sizes(weights),
         "dropout": args.get("dropout", 0.0),
-        # nanoGPT's models use the erf GELU; our runs that were initialised from GPT-2 weights use the tanh approximation.
+        # nanoGPT's models use the erf GELU; Ingot's runs initialised from GPT-2 weights use the tanh approximation.
         "gelu": "tanh" if ours.get("gelu") == "tanh" else "erf",
     }
     for theirs, name in MODEL_ARGS.items():
@@ -337,9 +337,9 @@ def read_pretrained(name: str) -> Ckpt:
     return Ckpt(folder, settings, {record.name: record for record in records})
 
 
-# The start of train.py: random weights, GPT-2 weights, our own checkpoint, or a ckpt.pt. Our own run resumes exactly unless
-# something that affects training has changed. Other weights are first saved in the folder as one of our checkpoints, at their
-# iteration, and training resumes from it. Existing files are moved aside, never overwritten.
+# The start of train.py: random weights, GPT-2 weights, an Ingot checkpoint, or a ckpt.pt. Ingot's own runs resume exactly
+# unless something that affects training has changed. Other weights are first saved in the folder as an Ingot checkpoint, with
+# their iteration number, and training resumes from it. Existing files are moved aside, never overwritten.
 
 PARTS = (
     "state.json", "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt",
@@ -379,7 +379,7 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Ckpt:
 
 
 def _resumed(out: Path, warn: Say, read_only: bool) -> Ckpt:
-    """Return our newest checkpoint in a folder, or the ckpt.pt there if it was copied from another run."""
+    """Return the newest Ingot checkpoint in a folder, or the ckpt.pt there if it was copied from another run."""
     path, newest = out / CKPT, None
     if saved_steps(out / "checkpoints"):
         newest = newest_valid(out / "checkpoints", warn, read_only)

@@ -1,6 +1,6 @@
 """nanoGPT's model.py: GPT, GPTConfig and their modules, for notebooks and forks that import them.
 
-The model is our gpt2 family, whose parameters already have nanoGPT's names. This file adds nanoGPT's signatures and makes the
+The model is Ingot's gpt2 family, whose parameters already have nanoGPT's names. This file adds nanoGPT's signatures and makes the
 output head a module, so that the state dict has the same keys.
 """
 

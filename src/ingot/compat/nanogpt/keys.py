@@ -1,6 +1,6 @@
 """The keys of `train.py`, `sample.py` and `bench.py`: parse them from a command line and translate them to a Config.
 
-The first 33, 11 and 9 keys are nanoGPT's, with nanoGPT's defaults; keys marked `added` are ours. A command line lists presets
+The first 33, 11 and 9 keys are nanoGPT's, with nanoGPT's defaults; keys marked `added` are Ingot's. A command line lists presets
 and `--key=value` in any order; later ones win. A preset is the user's own Python file and is executed, as in nanoGPT.
 """
 
@@ -31,7 +31,7 @@ from ingot.runtime.signals import listening_early
 
 Say = Callable[[str], None]
 SEED = 1337
-# nanoGPT's model_args, in nanoGPT's order, mapped to the names in our config's section `model`.
+# nanoGPT's model_args, in nanoGPT's order, mapped to the names in the config's section `model`.
 MODEL_ARGS = {
     "n_layer": "layers", "n_head": "heads", "n_embd": "width", "block_size": "context", "bias": "bias",
     "vocab_size": "vocab_size", "dropout": "dropout",
@@ -220,7 +220,7 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
 
 
 # Translating the keys of train.py to a Config. A run has max_iters + 1 steps, because nanoGPT counts iterations from 0 up to and
-# including max_iters. It evaluates before iteration N, which is after N steps of our loop.
+# including max_iters. It evaluates before iteration N, which is after N steps of Ingot's training loop.
 
 
 def settle(arguments: Arguments, world_size: int = 1, warn: Say = lambda line: None) -> dict[str, Any]:

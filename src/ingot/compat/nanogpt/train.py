@@ -1,6 +1,6 @@
-"""train.py: nanoGPT's training script on our training loop.
+"""train.py: nanoGPT's training script on Ingot's training loop.
 
-`out_dir` is one of our run folders with nanoGPT's ckpt.pt in it, so every `ingot` command works on it too.
+`out_dir` is an Ingot run folder that also contains nanoGPT's ckpt.pt, so every `ingot` command works on it too.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def train(arguments: Arguments) -> None:
 
 
 def is_edited(model_file: Path) -> bool:
-    """Return True if the model.py beside train.py defines classes or functions of its own; ours only imports them."""
+    """Return True if the model.py next to train.py defines classes or functions; Ingot's model.py only imports them."""
     return model_file.is_file() and re.search(rb"^\s*(class|def) ", model_file.read_bytes(), re.MULTILINE) is not None
 
 
@@ -150,7 +150,7 @@ class NanoGPTReporter(Reporter):
             warn(f"iteration {report.resumed_at} is past max_iters={self._values['max_iters']}: nothing is left to do")
 
     def unwritten_checkpoint(self) -> Path | None:
-        """Return our newest checkpoint if ckpt.pt is older or missing."""
+        """Return Ingot's newest checkpoint if ckpt.pt is older or missing."""
         step, newest = max(saved_steps(self._ckpt.parent / "checkpoints").items(), default=(0, None))
         if newest is None or not (step or self._ckpt.exists()):  # nanoGPT writes no checkpoint before its first iteration
             return None
