@@ -3,7 +3,7 @@
     import lm_eval, ingot.compat.lm_eval
     lm_eval.simple_evaluate(model="ingot", model_args="path=RUN,device=cpu", tasks=["hellaswag"])
 
-Text is tokenized as by the exported model's tokenizer in lm-eval's Hugging Face backend, so both give the same scores.
+Text is tokenized exactly as lm-eval's Hugging Face backend does for the exported model, so both give the same scores.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class IngotLM(TemplateLM):
     def eot_token_id(self) -> int:
         """Return the end-of-text id."""
         if (mark := marks_of(self.model.tokenizer).eos) is None:
-            raise ConfigError(f"the {self.model.tokenizer.kind} tokenizer has no mark for the end of a text")
+            raise ConfigError(f"the {self.model.tokenizer.kind} tokenizer has no end-of-text token")
         return mark
 
     @property

@@ -29,7 +29,7 @@ LONGEST_VALUE = 80  # error messages truncate invalid values to this many charac
 
 @dataclass(frozen=True)
 class Option:
-    """An option of another program: its type, default, meaning, range, and the setting of ours that it maps to."""
+    """An option of another program: its type, default, meaning, range, and the Ingot setting that it maps to."""
 
     name: str
     kind: Kind
@@ -41,7 +41,7 @@ class Option:
     above: float | None = None  # exclusive lower bound
     below: float | None = None  # exclusive upper bound
     null: str = ""  # how the program writes "no value", such as None or null; empty if a value is required
-    sets: str = ""  # the setting of ours that this option maps to
+    sets: str = ""  # the Ingot setting that this option maps to
     computed: bool = False  # translate() computes that setting instead of copying the value
     added: bool = False  # Ingot has this option and the original does not
 
@@ -54,7 +54,7 @@ class Option:
         return either(*words, *([self.null] if self.null else []))
 
     def check(self, value: Any, where: str = "") -> Any:
-        """Return the value converted to this option's type, or raise ConfigError; `where` says in the message where it was set.
+        """Return the value converted to this option's type, or raise ConfigError; `where` is added to the message.
 
         Whole numbers are accepted for floats, and floats without a fractional part for integers.
         """

@@ -53,7 +53,7 @@ def test_counts_of_the_manifest_are_those_of_the_validation_split(golf: Golf, da
 def test_a_validation_split_cut_short_is_noticed_by_its_manifest(golf: Golf, data: Path) -> None:
     manifest(data, tokens_val=TOKENS)
     (data / "fineweb_val_000000.bin").write_bytes(shard(validation(data)[:700]))
-    assert "it is cut short or of another data set" in golf.refuses(3, DATA_PATH=str(data))
+    assert "it is truncated or from another dataset" in golf.refuses(3, DATA_PATH=str(data))
 
 
 def test_a_tokenizer_that_is_not_the_data_sets_is_refused_by_the_manifest(golf: Golf, data: Path) -> None:

@@ -223,8 +223,8 @@ def test_accumulation_is_the_originals_where_it_has_one(ranks: int, steps: int) 
         ({"TRAIN_BATCH_TOKENS": "100"}, "the nearest: 8192$"),
         (
             {"VAL_BATCH_SIZE": "16384", "TRAIN_SEQ_LEN": "4096"},
-            "VAL_BATCH_SIZE=16384 over WORLD_SIZE=1 and GRAD_ACCUM_STEPS=8 is less than one sequence of TRAIN_SEQ_LEN=4096; "
-            "give at least 32768",
+            "VAL_BATCH_SIZE=16384 divided by WORLD_SIZE=1 and GRAD_ACCUM_STEPS=8 is less than one sequence of "
+            "TRAIN_SEQ_LEN=4096; give at least 32768",
         ),
         ({"TIED_EMBED_LR": "-1"}, "^TIED_EMBED_LR=-1.0: must be at least 0$"),
         ({"EMBED_LR": "-1", "TIE_EMBEDDINGS": "0"}, "^EMBED_LR=-1.0: must be at least 0$"),

@@ -158,7 +158,7 @@ def test_what_a_submission_leaves_to_its_reader_is_not_in_its_file(runs: list[Pa
     [
         ({"artifact_bpb": None}, "has no score of its artifact"),
         ({"artifact_rows": 3}, "was scored on a part of the validation split"),
-        ({"artifact_bytes": 3}, "it is not the run's"),
+        ({"artifact_bytes": 3}, "it has changed"),
         ({"checkpoint_path": None}, "has no checkpoint of its last step"),
     ],
 )
@@ -204,5 +204,5 @@ def test_runs_on_several_devices_are_scored_again_by_one_process(runs: list[Path
 def test_a_run_of_the_script_and_one_by_settings_are_not_packed_together(
     runs: list[Path], once_finished: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"do not belong together: they are runs of .*train"):
+    with pytest.raises(ConfigError, match=r"cannot be packed together: they are runs of .*train"):
         pack([runs[0], once_finished[0] / "logs" / "toy"], tmp_path / "out", name="x")

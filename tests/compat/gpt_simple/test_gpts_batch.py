@@ -98,7 +98,7 @@ def test_a_dry_run_says_what_would_be_done_and_opens_nothing(call, reference, tm
     monkeypatch.setattr(api, "load", None)
     file = written(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "b"})
     code, out, err = call("batch-generate", "--input", file, "--output-dir", reference, "--dry-run")
-    assert code == 0 and out == "" and "2 texts by 1 models; nothing is wrong and nothing was opened" in err
+    assert code == 0 and out == "" and "2 texts by 1 models; no problems, and no model was loaded" in err
     assert " as bf16: 2 texts, named " in err
 
 
@@ -126,6 +126,6 @@ def test_what_fails_while_it_is_written_is_the_error_of_its_line(call, reference
     file = written(tmp_path / "r.jsonl", {"prompt": "a"}, {"prompt": "bad"}, {"prompt": "b"})
     code, out, err = call("batch-generate", "--input", file, "--output-dir", reference, *GREEDY)
     first, bad, last = map(json.loads, out.splitlines())
-    assert code == 0 and "1 of 3 texts could not be written" in err
+    assert code == 0 and "1 of 3 requests failed" in err
     assert bad["error"] == "this one cannot be" and "completion" not in bad
     assert "completion" in first and "completion" in last

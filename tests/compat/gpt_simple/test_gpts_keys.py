@@ -184,7 +184,7 @@ def test_a_file_is_known_by_the_keys_that_only_one_of_the_two_has(text: str, the
 
 @pytest.mark.parametrize("ours", ["data: {seq_len: 32}", "training: {device: cpu}"])
 def test_a_file_with_keys_of_both_kinds_is_refused(ours: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"keys of both kinds: model.n_embd is gpt-simple's and .* is Ingot's"):
+    with pytest.raises(ConfigError, match=r"keys of both programs: model.n_embd is gpt-simple's and .* is Ingot's"):
         is_gpt_simple(written(tmp_path, f"model: {{n_embd: 64}}\n{ours}"))
 
 

@@ -148,7 +148,7 @@ def test_a_config_is_not_replaced_by_the_record_of_its_run_and_a_record_is_not_a
     (gpts / "out").mkdir()
     (gpts / "out/config.yaml").write_text(mine := (gpts / "config.yaml").read_text())
     told = cli("-q", "train", "--config", "out/config.yaml", code=2).line
-    assert "out/config.yaml is where the run writes our settings; give your config another name or folder" in told
+    assert "out/config.yaml is overwritten by the run; give your config another name or folder" in told
     assert (gpts / "out/config.yaml").read_text() == mine
     (gpts / "record.yaml").write_text("model: {family: golf}\nbudget: {seconds: 3}\n")
     told = cli("-q", "train", "--config", "record.yaml", code=2).line
@@ -191,7 +191,7 @@ def test_ingot_train_knows_such_a_file_and_says_so(gpts: Path, cli: Cli, capfd: 
     with pytest.raises(SystemExit) as end:
         run_ingot(["train", "--config", "both.yaml"])
     assert end.value.code == 2
-    assert "keys of both kinds" in capfd.readouterr().err
+    assert "keys of both programs" in capfd.readouterr().err
 
 
 def test_log_lines_have_the_form_of_the_originals(original: Original, cli: Cli, gpts: Path) -> None:

@@ -132,7 +132,7 @@ def test_settings_without_a_key_are_taken_from_the_command_line_and_others_are_n
     assert translate(read_config(file, {"training.device": "cpu"})).config.training.device == "cpu"
     with pytest.raises(ConfigError, match=r"unknown key data.seq_len .*; gpt-simple calls it data.max_length"):
         read_config(file, {"data.seq_len": "3"})
-    with pytest.raises(ConfigError, match=r"data.epochs follows from gpt-simple's keys"):
+    with pytest.raises(ConfigError, match=r"data.epochs is computed from gpt-simple's keys"):
         translate(read_config(file, {"data.epochs": "3"}))
 
 

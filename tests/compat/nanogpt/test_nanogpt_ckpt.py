@@ -73,7 +73,7 @@ def test_a_checkpoint_of_nanogpt_is_read_with_and_without_the_compiler_s_prefix(
     assert (found.iter_num, found.best_val_loss, args_of(found.settings)) == (3, 2.5, foreign.args)
     assert found.config == {**CONFIG, "bias": foreign.args["bias"]}
     assert (found.settings["gelu"], found.checkpoint, found.tokenizer) == ("erf", None, None)
-    assert found.missing == ("the order of the data", "the random numbers")
+    assert found.missing == ("the order of the data", "the random states")
 
 
 def test_its_model_computes_what_nanogpt_s_does(tmp_path, foreign):
@@ -279,14 +279,14 @@ CONTENTS = {
     "billions of layers": (lambda c: c.update(model_args={**c["model_args"], "n_layer": 10**9}), "n_layer=1000000000"),
     "other heads": (lambda c: c.update(model_args={**c["model_args"], "n_head": 5}), "heads=5 does not divide"),
     "no heads": (lambda c: c.update(model_args={**c["model_args"], "n_head": 0}), "n_head=0"),
-    "other width": (lambda c: c.update(model_args={**c["model_args"], "n_embd": 32}), "n_embd is 32, but its tensors say 48"),
+    "other width": (lambda c: c.update(model_args={**c["model_args"], "n_embd": 32}), "n_embd is 32, but its tensors have 48"),
     "a word for dropout": (lambda c: c.update(model_args={**c["model_args"], "dropout": "much"}), "dropout='much'"),
     "another head": (changed(**{"lm_head.weight": torch.zeros(80, 48)}), "an untied output head"),
     "no tensor": (changed(**{"transformer.ln_f.weight": 5}), "transformer.ln_f.weight is not a tensor"),
     "numbers of another kind": (changed(**{"transformer.ln_f.weight": torch.ones(48, dtype=torch.int64)}), "has dtype I64"),
     "another shape": (changed(**{"transformer.ln_f.weight": torch.ones(7)}), "transformer.ln_f.weight has shape [7]"),
     "an unknown tensor": (changed(extra=torch.ones(7)), "has a tensor extra"),
-    "flat embeddings": (changed(**{"transformer.wpe.weight": torch.ones(7)}), "it is not one of nanoGPT's models"),
+    "flat embeddings": (changed(**{"transformer.wpe.weight": torch.ones(7)}), "it is not a nanoGPT model"),
 }  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def test_an_edited_model_py_is_named_with_the_way_that_trains_it(
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "train.py")])
     assert main(["--dataset=nowhere", "--device=cpu"]) != 0
     warning, *_ = capsys.readouterr().err.splitlines()
-    assert warning.startswith(f"train.py: warning: {tmp_path / 'model.py'} has code of its own, which train.py does not run")
+    assert warning.startswith(f"train.py: warning: {tmp_path / 'model.py'} has custom code, which train.py does not run")
     assert f"ingot train --recipe shakespeare-char --model.file {tmp_path / 'model.py'}" in warning
 
 

@@ -202,7 +202,7 @@ def test_a_ckpt_pt_that_was_brought_into_a_folder_is_what_is_resumed(train):
 def test_a_ckpt_pt_that_was_brought_and_is_none_of_nanogpt_s_is_not_passed_over(train):
     train(words(max_iters=4, **KEYS))
     torch.save({"model": {"other.weight": torch.ones(2)}, "model_args": {}}, "out/ckpt.pt")
-    assert "it is not one of nanoGPT's models" in train(words(max_iters=6, init_from="resume", **KEYS), code=4).err
+    assert "it is not a nanoGPT model" in train(words(max_iters=6, init_from="resume", **KEYS), code=4).err
 
 
 def test_a_finished_run_says_that_nothing_is_left_and_goes_on_when_there_is(train):
@@ -350,7 +350,7 @@ def test_two_ranks_under_torchrun_give_the_losses_of_one(train, work, ingot: Ing
 def test_what_every_rank_finds_wrong_is_said_once(train, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "0")
-    assert "cannot be shared by 3 ranks" in train(words(gradient_accumulation_steps=2), code=2).err
+    assert "cannot be divided among 3 ranks" in train(words(gradient_accumulation_steps=2), code=2).err
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr("ingot.console.entry.PEER_WAIT_SECONDS", 0)
     silent = train(words(gradient_accumulation_steps=2), code=2)

@@ -36,7 +36,7 @@ def test_the_lines_are_those_that_people_search_for(train):
     assert re.search(r"^num decayed parameter tensors: 10, with [\d,]+ parameters$", out, re.M)
     assert all(ITERATION.fullmatch(line) for line in out.splitlines() if line.startswith("iter "))
     assert all(EVALUATION.fullmatch(line) for line in out.splitlines() if line.startswith("step "))
-    assert "mfu is relative to 1 TFLOP/s, as mfu_peak says" in out and "training on cpu, 1 thread" in out.splitlines()
+    assert "mfu is relative to 1 TFLOP/s, set by mfu_peak" in out and "training on cpu, 1 thread" in out.splitlines()
 
 
 def test_what_ingot_warns_of_is_warned_of_here_in_the_words_of_the_keys(train, monkeypatch):

@@ -83,7 +83,7 @@ def test_mfu_is_minus_100_percent_until_the_run_has_settled_and_then_a_running_m
 
 def test_the_peak_is_printed_with_its_source(capsys):
     assert peak_flops(312e12, find_device("cpu")) == 312e12 and peak_flops(None, find_device("cpu")) > 1e8
-    assert "312 TFLOP/s, as mfu_peak says" in (printed := capsys.readouterr().out) and "measured" in printed
+    assert "312 TFLOP/s, set by mfu_peak" in (printed := capsys.readouterr().out) and "measured" in printed
 
 
 def test_the_accumulation_is_that_of_all_ranks_together():

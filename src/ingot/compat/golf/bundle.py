@@ -21,7 +21,7 @@ import ingot
 from ingot.runtime.machine import made_by
 from ingot.runtime.processes import ONE_FILE
 
-GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  # the two entry points of such files
+GOLF, BY_SETTINGS = "ingot.compat.golf.main", "ingot.compat.golf.by_settings"  # entry points of the two kinds of bundle
 LEFT_OUT = (
     "ingot.api", "ingot.artifact.fresh_process", "ingot.artifact.gpt_simple", "ingot.artifact.hf_tokenizer", "ingot.backends.mlx",
     "ingot.backends.torch.generate", "ingot.data.formats.nanogpt_folder", "ingot.data.hub", "ingot.data.prepare.pipeline",
@@ -47,7 +47,7 @@ The sources ({made_by}) are PACKED below; to read one: python -c "import train_g
 """
 import base64, bz2, importlib.abc, importlib.util, json, os, sys, traceback
 
-# The program of this file, the variables that it sets unless the environment does, and its custom model, if it has one.
+# The entry point, the defaults of environment variables, and the source of an embedded custom model (None: no custom model).
 ENTRY = None
 SETTINGS = {{}}
 MODEL = None
@@ -56,7 +56,7 @@ PACKED = """
 {packed}
 """
 SOURCES = json.loads(bz2.decompress(base64.b85decode(PACKED.replace("\\n", ""))))
-# The source of a module that is left out: its names can be imported and subclassed, and calling one is an error.
+# Stub for modules left out of this file: their names can be imported and subclassed, but calling one raises an error.
 ABSENT = """
 class Absent(type):
     def __call__(cls, *args, **kwargs):
@@ -89,7 +89,7 @@ class Sources(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
 
 sys.meta_path.insert(0, Sources())
-sys.excepthook = traceback.print_exception  # prints source lines that are in no file of their own
+sys.excepthook = traceback.print_exception  # shows source lines of the embedded modules
 
 if __name__ == "__main__":
     for name, value in SETTINGS.items():
@@ -112,7 +112,7 @@ def bundle(settings: Mapping[str, str] | None = None, model: str | None = None, 
 
 @cache
 def _program(entry: str) -> str:
-    """Return the program with every module of the package that `entry` imports, directly or not, also inside functions."""
+    """Return the loader with every ingot module that `entry` imports, directly or indirectly, also inside functions."""
     sources: dict[str, str] = {}
     queue = [entry]
     while queue:

@@ -1,7 +1,7 @@
-"""`python train_gpt.py` of a submission whose runs `ingot train` made: the frontier family, driven by environment variables.
+"""`python train_gpt.py` in a submission of `ingot train` runs: the frontier family, configured by environment variables.
 
-It has those variables of the challenge that do not concern the model: data, seed, time limit, and the file to score. Settings are
-set by environment variables as in `ingot train`: INGOT_MODEL__LAYERS=9.
+It reads the challenge's variables for the data, the seed, the time limit and the file to score. Everything else is an Ingot
+setting, given as for `ingot train`: INGOT_MODEL__LAYERS=9.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         if arguments:
             names = ", ".join([*VARIABLES, "RUN_ID", SCORED])
             raise ConfigError(
-                f"{CODE} takes no arguments; set variables before the command: {names}, and every setting of ingot, as in "
+                f"{CODE} takes no arguments; set variables before the command: {names}, or any Ingot setting, as in "
                 f"INGOT_TRAINING__MAX_STEPS=100 python {CODE}"
             )
         settings, artifact, run_id = settings_in(os.environ), os.environ.get(SCORED), os.environ.get("RUN_ID")
@@ -53,9 +53,9 @@ def main(arguments: Sequence[str] = ()) -> int:
         resolved = load_config(python=settings, environment={})
 
         def score(path: Path, *_: object) -> dict[str, float]:
-            """Print the score of an artifact: the file defines the model and how to score it, the settings data and device.
+            """Score an artifact and print the result: its file sets model and evaluation, the config sets data and device.
 
-            It is scored in this process: the new process that `ingot train` uses would need Ingot to be installed.
+            Scoring runs in this process: `ingot train` would start a new one, which needs Ingot to be installed.
             """
             here = resolved.config
             if not path.is_file():
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] = ()) -> int:
             say(f"final_roundtrip val_loss:{scored.loss:.4f} val_bpb:{scored.bits_per_byte:.4f}")
             say(f"final_roundtrip_exact val_loss:{scored.loss:.8f} val_bpb:{scored.bits_per_byte:.8f}")
             if not math.isfinite(scored.loss):
-                raise RunError(f"the loss is {scored.loss}: the weights are not finite, so this is not a score")
+                raise RunError(f"the loss is {scored.loss}: the weights are not finite, so the score is invalid")
             return {"val_bpb": scored.bits_per_byte}
 
         if artifact:
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings that environment variables set, by dotted path; load_config would need PyYAML to parse lists."""
+    """Read the settings in environment variables, by dotted path, as JSON: load_config would need PyYAML to parse lists."""
     settings: dict[str, Any] = {}
     for name, text in environment.items():
         if name.startswith("INGOT_") and "__" in name:

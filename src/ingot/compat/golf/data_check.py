@@ -1,4 +1,4 @@
-"""Check a golf run's data before training: the files, the tokenizer, and that they belong together."""
+"""Check a golf run's data before training: the files, the tokenizer, and that they match."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNT_TOKENS = 1 << 22  # tokens counted per block
 
 
 def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: Callable[..., list[str]]) -> dict[str, Any]:
-    """Reject data that would train or score wrongly; on the first rank, log `lines` about it and return facts about the data."""
+    """Raise an error for invalid data; on the first rank, log `lines` about the data and return its name and counts."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
         for split in ("val", "train"):  # the validation split first, as the original does
@@ -27,7 +27,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
             if not files:
                 raise DataError(f"no files found for {pattern(values, split)}; run `ingot data download` or set DATA_PATH")
             if others := [file.name for file in files if not file.name.startswith("fineweb_")]:
-                raise DataError(f"{path} also holds {others[0]}, which is none of {pattern(values, split)}; move it elsewhere")
+                raise DataError(f"{path} also holds {others[0]}, not a file of {pattern(values, split)}; move it elsewhere")
     if not tokenizer.is_file():
         raise DataError(f"there is no tokenizer {tokenizer}; run `ingot data download` or set TOKENIZER_PATH")
     listed = listed_counts(path, tokenizer)
@@ -44,7 +44,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
     name = Path(os.path.abspath(path)).name  # noqa: PTH100 (keeps the name of a symbolic link)
     for line in lines(name, shards, listed.get("files_train"), usable):
         run_log.line(line)
-    documents, size = 0, 0  # bytes are those of the scored targets
+    documents, size = 0, 0  # size: bytes of the scored targets
     for begin in range(0, val.tokens, COUNT_TOKENS):
         ids = val.read(begin, min(begin + COUNT_TOKENS + 1, val.tokens)).astype(np.int32)
         documents += int(np.count_nonzero(ids[:COUNT_TOKENS] == dataset.tokenizer.bos))
@@ -61,8 +61,8 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
     ):
         if expected not in (None, count):
             raise DataError(
-                f"the validation split in {path} has {count} {what} and its manifest lists {expected}; it is cut short or "
-                "of another data set: download it again"
+                f"the validation split in {path} has {count} {what} and its manifest lists {expected}; it is truncated or "
+                "from another dataset: download it again"
             )
     return {"dataset": name, "train_shards": shards, "scored_tokens": usable, "validation": validation}
 
@@ -80,8 +80,8 @@ def listed_counts(dataset: Path, tokenizer: Path) -> dict[str, int]:
     here = len(list(dataset.glob("fineweb_train_*.bin")))
     if here > counts.get("files_train", here):
         raise DataError(
-            f"DATA_PATH={dataset} has {here:,} train shards and {where} lists {counts['files_train']:,}; remove those of another "
-            "data set"
+            f"DATA_PATH={dataset} has {here:,} train shards and {where} lists {counts['files_train']:,}; remove the shards of "
+            "other datasets"
         )
     return counts
 

@@ -1,7 +1,7 @@
 """Download published shards from a Hugging Face dataset: some train shards, the whole validation split and the tokenizer.
 
-A file is put in place only when it is complete and matches the Hub's hash. It is a hard link to the file in the client's cache,
-so later runs recognise it without hashing again. The manifest is untrusted: each path in it is checked before it is used.
+A file is put in place only when it is complete and matches the Hub's hash. It is a hard link to a file in the Hugging Face
+cache, so later runs recognise it without hashing again. The manifest is untrusted: every path in it is checked before use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRAIN_SHARDS = 80  # default number
 
 @dataclass(frozen=True)
 class Plan:
-    """The files of one dataset to download; their paths are the same below the Hub prefix and below the output folder."""
+    """The files of one dataset to download; each has the same path relative to the Hub prefix and to the output folder."""
 
     train: list[str]
     val: list[str]
@@ -45,7 +45,7 @@ class Plan:
 def dataset_name(variant: str) -> str:
     """Return the dataset name for a variant: byte260, sp1024, or sp8192_anything for derived ones."""
     if not re.fullmatch(r"byte260|sp[0-9]+(_[A-Za-z0-9_]+)?", variant):
-        raise ConfigError(f"unknown variant {variant!r}; give byte260, or sp and the size of a vocabulary, such as sp1024")
+        raise ConfigError(f"unknown variant {variant!r}; give byte260, or sp followed by a vocabulary size, such as sp1024")
     return f"fineweb10B_{variant}"
 
 
@@ -124,7 +124,7 @@ def download(
         )
 
     def is_here(name: str) -> bool:
-        """Return True if the file in the folder is the Hub's."""
+        """Return True if the local file matches the one on the Hub."""
         path, info = output / name, infos.get(name)
         if not path.is_file() or info is None:
             return path.is_file() and hub.offline
@@ -145,12 +145,12 @@ def download(
                 f"{folder} was made by an export or a conversion ({PREPARED} is in it) and is not overwritten by a download; "
                 "choose another output, or move it away"
             )
-        # Training reads every shard in a folder, so no others may stay; a tokenizer may be the user's own.
+        # Training reads every shard in a folder, so foreign shards are an error. An existing tokenizer may be the user's own.
         others = {f"{dataset}/{path.name}" for path in folder.glob("fineweb_*.bin")} - set(names)
         for name in [*sorted(others), *(name for name in plan.tokenizer if (output / name).is_file())]:
             if not is_here(name):
                 raise DataError(
-                    f"{output / name} is not that of {hub.repo} at {str(commit)[:12]} and is not overwritten; move it away or "
+                    f"{output / name} differs from {hub.repo} at {str(commit)[:12]} and is not overwritten; move it away or "
                     "choose another output"
                 )
         with writing(manifest):
@@ -160,7 +160,7 @@ def download(
         total = sum(infos[name].size or 0 for name in missing if name in infos)
         for number, name in enumerate(missing, 1):
             if (output / name).is_file():
-                notify(f"{output / name} is not the file of {hub.repo}; fetching it again")
+                notify(f"{output / name} differs from the file in {hub.repo}; downloading it again")
             blob = hub.fetch(start + name, commit, infos.get(name, FileInfo()), count)
             place(blob, output / name)
             sizes.append(blob.stat().st_size)
@@ -191,7 +191,7 @@ def download(
 
 
 def place(blob: Path, target: Path) -> None:
-    """Hard-link a file in the client's cache into our folder, or copy it if that is another disk."""
+    """Hard-link a file from the Hugging Face cache to `target`, or copy it if they are on different disks."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         second = temporary_beside(target)
@@ -202,7 +202,7 @@ def place(blob: Path, target: Path) -> None:
                 shutil.copyfileobj(content, file)
             return
         second.replace(target)
-        second.unlink(missing_ok=True)  # renaming onto another link to the same content leaves it behind
+        second.unlink(missing_ok=True)  # rename() does nothing if both names link to the same file
         fsync_dir(target.parent)
 
 
@@ -213,8 +213,8 @@ def cached_challenge_fineweb(argv: Sequence[str], folder: Path = Path("data")) -
     add = parser.add_argument
     add("positional", nargs="?", type=int, metavar="N", help=argparse.SUPPRESS)
     add("--train-shards", type=int, default=TRAIN_SHARDS, metavar="N", help=f"train shards to download ({TRAIN_SHARDS})")
-    add("--variant", default="sp1024", help="sp1024, byte260 or another that the repository has (sp1024)")
-    add("--skip-manifest", action="store_true", help="use the manifest.json that is in the folder")
+    add("--variant", default="sp1024", help="dataset variant: sp1024, byte260 or another one in the repository (sp1024)")
+    add("--skip-manifest", action="store_true", help="use the manifest.json already in the folder")
     add("--with-docs", action="store_true", help="download docs_selected.jsonl and its source manifest too")
     add("--json", action="store_true", help="print the result as JSON")
     with explained(name, interrupted="interrupted; the same command continues") as outcome:

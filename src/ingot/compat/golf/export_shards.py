@@ -1,11 +1,11 @@
 """Tokenize golf's documents with any number of tokenizers: one folder of shards each, and a manifest that lists them.
 
-The documents are docs_selected.jsonl from the Hub, with their number and sha256 in a file beside it. The first documents are the
-validation split, so their order matters. The same command again resumes an interrupted export and keeps finished datasets.
+The documents are docs_selected.jsonl from the Hub, with their count and sha256 in a sidecar file. The first documents are the
+validation split, so their order matters. Running the same command again resumes an export and keeps finished datasets.
 
-A JSON file specifies the tokenizers, each of which is trained on the documents, loaded from a file, or fixed. The same documents
-give golf's own vocabulary: its trainer skips documents longer than 4,192 bytes or containing U+2585, and strips the others, while
-the exported text is not stripped.
+A JSON file specifies the tokenizers, each of which is trained on the documents, loaded from a file, or fixed. Training on the
+same documents reproduces golf's vocabulary: as in golf, documents that are longer than 4,192 bytes or contain U+2585 are skipped,
+and the others are stripped. The exported text is not stripped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BYTE_IDS = 260
 ALIASES = {
     "pure_byte": BYTE,
     "sentencepiece": SENTENCEPIECE,
-    # Functions in golf's own module; older files give these as the builder.
+    # Names of functions in golf's own module, which older spec files give as the builder.
     "build_pure_byte_tokenizer": BYTE,
     "build_sentencepiece_tokenizer": SENTENCEPIECE,
     "build_sentencepiece_bpe_tokenizer": SENTENCEPIECE,
@@ -80,7 +80,7 @@ class Spec(BaseModel):
     model_prefix: FileName = ""
     reuse_model_path: Text = ""
     trainer_overrides: dict[str, Any] = {}
-    _given: dict[str, Any] = {}  # the entries in the file, which are copied into the manifest
+    _given: dict[str, Any] = {}  # the entries as given in the file, for the manifest
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -108,7 +108,7 @@ class Spec(BaseModel):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the file names below tokenizers/; the first is the one that is opened."""
+        """Return the file names below tokenizers/; the first one holds the tokenizer itself."""
         if self.kind == BYTE:
             return (self.filename or f"fineweb_pure_byte_{self.vocab_size}.json",)
         stem = self.model_prefix or f"fineweb_{self.vocab_size}_bpe"
@@ -132,7 +132,7 @@ def load_specs(
     if isinstance(records, dict):
         records = records.get("tokenizer_specs", records.get("tokenizers"))
     if not isinstance(records, list) or not records:
-        raise ConfigError(f"{path} lists no tokenizers; it must be a list of them, or an object with the list under tokenizers")
+        raise ConfigError(f"{path} lists no tokenizers; it must be a list of specs, or an object with that list under tokenizers")
     specs = []
     for number, record in enumerate(records, 1):
         try:
@@ -158,7 +158,7 @@ def load_specs(
         ("file", [name.lower() for spec in specs for name in spec.files]),
     ):
         if twice := [name for number, name in enumerate(names) if name in names[:number]]:
-            raise ConfigError(f"{path} names the {what} {twice[0]} twice; give each its own name")
+            raise ConfigError(f"{path} uses the {what} name {twice[0]} twice; names must be unique")
     if unused := models.keys() - {spec.vocab_size for spec in specs if spec.kind == SENTENCEPIECE}:
         raise ConfigError(f"--reuse-sp-model {min(unused)}=...: {path} lists no SentencePiece tokenizer of this vocab_size")
     return specs
@@ -186,7 +186,7 @@ def build(spec: Spec, documents: Iterable[str]) -> tuple[Tokenizer, dict[str, by
             raise DataError("the documents hold no text to learn from")
         tokenizer = SentencePieceTokenizer(model)
         if tokenizer.bos is None:
-            raise DataError("it has no token for the start of a document, and every document needs one")
+            raise DataError("it has no start-of-document token, which every document needs")
         if spec.reuse_model_path and tokenizer.vocab_size != spec.vocab_size:
             raise DataError(f"{spec.reuse_model_path} has {tokenizer.vocab_size:,} ids and vocab_size says {spec.vocab_size:,}")
     except DataError as error:
@@ -282,7 +282,7 @@ class Export:
             write_atomically(path, content if isinstance(content, bytes) else f"{to_json(content, 2, escape=False)}\n")
 
     def _find_docs(self) -> dict[str, Any]:
-        """Return docs_meta of the manifest: the number and hash of the documents, and the content of the file beside them.
+        """Return the manifest's docs_meta: the count and hash of the documents, and the content of their sidecar file.
 
         The documents are downloaded if they are missing; offline, those in the output folder are used.
         """
@@ -304,26 +304,26 @@ class Export:
                 place(hub.fetch(remote, listing.commit, info, advance), path)
             elif info.problem(path):
                 raise DataError(
-                    f"{path} is not that of {hub.repo} and is not replaced; remove it, choose another output, or set "
+                    f"{path} differs from the file in {hub.repo} and is not replaced; remove it, choose another output, or set "
                     "HF_HUB_OFFLINE=1 to use it"
                 )
             if remote_beside in listing.files:
                 place(hub.fetch(remote_beside, listing.commit, listing.files[remote_beside]), beside)
             else:
-                beside.unlink(missing_ok=True)  # it describes other documents
+                beside.unlink(missing_ok=True)  # a sidecar from an earlier download describes other documents
         sidecar = parse_manifest(beside.read_bytes(), str(beside)) if beside.is_file() else {}
         sha256 = sha256 or file_sha256(path)
         if sidecar.get("docs_sha256", sha256) != sha256:
             raise DataError(
                 f"{path} has the sha256 {sha256[:12]} and {DOCS_SOURCE} says {str(sidecar['docs_sha256'])[:12]}: one is damaged "
-                "or describes other documents; remove both and run the same command, or ask their owner"
+                "or describes other documents; remove both and run the command again, or ask the owner of the dataset"
             )
         documents = sidecar.get("num_docs")
         if documents is None:
             with path.open("rb") as file:
                 documents = sum(not line.isspace() for line in file)
         if not documents:
-            raise DataError(f"{path} holds no documents; it needs a JSON object with a field 'text' in every line")
+            raise DataError(f"{path} holds no documents; it needs a JSON object with a field 'text' on every line")
         return {
             "remote_repo_id": None if hub.offline else hub.repo,
             "remote_root": None if hub.offline else root,
@@ -353,7 +353,7 @@ class Export:
     ) -> tuple[prepared.Manifest, bool]:
         """Write one tokenizer's shards; return the dataset's manifest, and whether it was written by this call.
 
-        dataset.json and a document index are written next to golf's own files, so that every other Ingot command can read it.
+        dataset.json and a document index are written next to golf's own files, so that all other Ingot commands can read it.
         """
         name, target, path = spec.dataset, self.output / "datasets" / spec.dataset, self.output / DOCS
         work = {
@@ -366,17 +366,17 @@ class Export:
         try:
             manifest = prepared.Dataset.open(target).manifest
             if isinstance(manifest.source, dict) and manifest.source.get("golf") == work:
-                self.notify(f"{target} is complete and stays as it is")
+                self.notify(f"{target} is already complete and is kept")
                 return manifest, False
         except DataError:
             pass  # missing, or made from other data
         if any(target.glob("fineweb_*.bin")):
-            self.notify(f"{target} holds other shards, which are replaced when those of this export are complete")
+            self.notify(f"{target} holds other shards, which are replaced once this export is complete")
 
         def blocks(begin: Point) -> RuledBlocks:
             """Yield the documents after those already written; empty documents count too."""
             if begin.documents:
-                self.notify(f"{target}: continuing after document {begin.documents:,}")
+                self.notify(f"{target}: resuming after document {begin.documents:,}")
             texts = islice(self._read_docs(f"exporting {name}"), begin.documents, None)
             rule = first_documents(val_documents)
             return ((rule, EveryText(block)) for block in text_blocks(texts, documents=BATCH))
@@ -394,7 +394,7 @@ class Export:
             if last.documents != docs["num_docs"]:
                 raise DataError(
                     f"{path} holds {last.documents:,} documents instead of {docs['num_docs']:,}; it was changed, or "
-                    "the file beside it is wrong: fetch both again"
+                    f"{DOCS_SOURCE} is wrong: download both again"
                 )
         return manifest, True
 
@@ -438,14 +438,14 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
     parser = Parser(name, description=about, epilog=f"The variable {THREADS} sets the number of encoding processes.")
     add = parser.add_argument
     add("--repo-id", default=repo, metavar="ID", help=f"dataset repository on the Hugging Face hub ({repo})")
-    add("--remote-root", default=prefix, metavar="DIR", help=f"folder in it that has docs_selected.jsonl ({prefix})")
-    add("--output-root", type=Path, required=True, metavar="DIR", help="folder to fill: datasets/, tokenizers/, manifest.json")
-    add("--tokenizer-config", type=Path, default=specs_file, metavar="FILE", help=f"JSON file of tokenizers ({specs_file})")
-    add("--num-val-docs", type=int, metavar="N", help="the first N documents are validation (what the documents say, or 50000)")
+    add("--remote-root", default=prefix, metavar="DIR", help=f"folder of docs_selected.jsonl in the repository ({prefix})")
+    add("--output-root", type=Path, required=True, metavar="DIR", help="output folder: datasets/, tokenizers/, manifest.json")
+    add("--tokenizer-config", type=Path, default=specs_file, metavar="FILE", help=f"JSON file of tokenizer specs ({specs_file})")
+    add("--num-val-docs", type=int, metavar="N", help="use the first N documents for validation (as in the sidecar, or 50000)")
     add("--chunk-tokens", type=int, default=SHARD_TOKENS, metavar="N", help=f"tokens per shard ({SHARD_TOKENS})")
-    add("--tokenizer-train-docs", type=int, metavar="N", help="learn vocabularies from the first N documents (all)")
-    add("--skip-byte", action="store_true", help="leave byte tokenizers out")
-    about = "use this .model for the SentencePiece vocabulary of this size instead of training one; may be repeated"
+    add("--tokenizer-train-docs", type=int, metavar="N", help="train tokenizers on the first N documents (all)")
+    add("--skip-byte", action="store_true", help="skip byte tokenizers")
+    about = "reuse the file MODEL as the SentencePiece tokenizer of VOCAB ids instead of training one; may be repeated"
     add("--reuse-sp-model", action="append", default=[], metavar="VOCAB=MODEL", help=about)
     add("--json", action="store_true", help="print the result as JSON")
     with explained(name, interrupted="interrupted; the same command continues") as outcome:

@@ -1,8 +1,8 @@
 """The model files of golf's scripts: torch files of train_gpt.py, .npz files of train_gpt_mlx.py, and quantised versions of both.
 
 The challenge's own scripts read them, so names, types and dtypes are fixed. Torch files and pickles can contain code, which never
-runs: only weights are loaded. The original's MLX script rotates the other way than its CUDA script, which our weights follow.
-In MLX files the two halves of each head's rows in c_q and c_k are therefore swapped, which is exact.
+runs: only weights are loaded. The original's MLX and CUDA scripts rotate queries and keys in opposite directions; Ingot
+follows the CUDA script. In MLX files the two halves of each head's rows in c_q and c_k are therefore swapped, which is lossless.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ARRAY_DTYPES = {"<f4": "F32", "<f2": "F16", "|i1": "I8", "|V2": "BF16"}  # numpy
 PICKLE_PROTOCOL = 5  # as in the original; the first protocol that stores array bytes directly
 EMBEDDING = "tok_emb.weight"
 SWAPPED = (".attn.c_q.weight", ".attn.c_k.weight")
-ZIP = b"PK"  # the first bytes of a torch file or an .npz; compressed files are quantised
+ZIP = b"PK"  # first bytes of a torch file or an .npz; quantised files are zlib streams instead
 ZLIB = (b"x\x01", b"x\x5e", b"x\x9c", b"x\xda")  # the first bytes of a zlib stream, by compression level
 MAX_UNPACKED_BYTES = 1 << 32
-FREE_BYTES, MAX_RATIO = 1 << 26, 100  # reject zip bombs: real weights never compress 100 times
+FREE_BYTES, MAX_RATIO = 1 << 26, 100  # reject zip bombs: real weights never compress by a factor of 100
 
 
 def torch_bytes(contents: Any) -> bytes:
@@ -115,7 +115,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
-    """Return the weights in any of these files, in their original dtypes and in our row order."""
+    """Return the weights in any of these files, in their original dtypes and in Ingot's row order."""
     try:
         if not content.startswith(ZIP):
             unpacker = zlib.decompressobj()
@@ -126,7 +126,7 @@ def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
             return {item.name: item for item in swap_halves(_restored(_Unpickler(io.BytesIO(content)).load(), _record).values())}
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             if sum(member.file_size for member in file.infolist()) > MAX_UNPACKED_BYTES:
-                raise ValueError("it unpacks to more than a model of this kind has")
+                raise ValueError("it unpacks to more bytes than such a model can have")
             if any(name.endswith(".npy") for name in file.namelist()):
                 members = {name.removesuffix(".npy"): io.BytesIO(file.read(name)) for name in file.namelist()}
                 arrays = (_record(name, np.lib.format.read_array(data, allow_pickle=False)) for name, data in members.items())
@@ -148,7 +148,7 @@ def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
 def _restored(contents: Any, record: Callable[[str, Any], TensorRecord]) -> dict[str, TensorRecord]:
     """Dequantise the contents of a quantised file; raise ValueError if its parts do not match."""
     if not isinstance(contents, dict):
-        raise ValueError("it holds no weights by name")
+        raise ValueError("it is not a dict of weights")
     if contents["__quant_format__"] != FORMAT:
         raise ValueError(f"its format is {contents['__quant_format__']!r:.40} and not {FORMAT}")
     stored = {name: record(name, value) for name, value in {**contents["quantized"], **contents["passthrough"]}.items()}
@@ -168,7 +168,7 @@ def _record(name: str, value: Any) -> TensorRecord:
 
 
 class _Dtype:
-    """Stand-in for numpy.dtype when unpickling, which pickles a dtype by its name."""
+    """Stand-in for numpy.dtype during unpickling; numpy pickles a dtype by its name."""
 
     __slots__ = ("name",)
 
@@ -182,7 +182,7 @@ class _Dtype:
 
 def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
     if not isinstance(buffer, bytes | bytearray) or not isinstance(dtype, _Dtype) or dtype.name not in ("f4", "f2", "i1"):
-        raise pickle.UnpicklingError("it holds an array that is not of weights")
+        raise pickle.UnpicklingError("it holds an array that is not a weight")
     return np.frombuffer(buffer, f"<{dtype.name}").reshape(shape, order=order)
 
 
@@ -198,7 +198,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}")
         return partial(ALLOWED[module, name])  # a partial, because a pickle can modify the objects it is given
 
 
@@ -226,17 +226,17 @@ def import_golf(
     from ingot.inference.model import foreign_weights, open_model
 
     if tokenizer is None:
-        raise ConfigError(f"{path} does not hold its tokenizer; give the .model file of TOKENIZER_PATH with --tokenizer")
+        raise ConfigError(f"{path} does not contain a tokenizer; give the .model file that the run used with --tokenizer")
     weights = read_weights(read_file(path), str(path))
     settings, records, opened = model_settings(weights, path), list(weights.values()), open_tokenizer(tokenizer)
     if opened.vocab_size != settings["vocab_size"]:
-        raise DataError(f"{tokenizer} has {opened.vocab_size:,} ids and the model of {path} {settings['vocab_size']:,}")
+        raise DataError(f"{tokenizer} has {opened.vocab_size:,} ids and the model in {path} has {settings['vocab_size']:,}")
     try:
         open_model(foreign_weights(path, records, settings, opened), opened, "cpu")
     except ConfigError as error:
         raise CheckpointError(f"{path} does not hold the model of golf's baseline: {error}") from None
     length = settings["context"]
-    say(f"{path} does not say its context, rope base and softcap; golf's defaults are used: {length:,}, 10,000 and 30")
+    say(f"{path} does not record its context, rope base and softcap; using golf's defaults: {length:,}, 10,000 and 30")
     return records, settings, opened, {"seq_len": length, "bytes": "pieces", "whole_rows": True}
 
 

@@ -19,7 +19,7 @@ RULE = "=" * 100
 
 
 class RunLog:
-    """Prints lines and appends them to the log and, in a run folder, to a copy of this session's lines.
+    """Prints lines and appends them to the log and to a second file in the run folder, which holds this session only.
 
     Nothing is printed before `show` and no file is created before `write`, so a run that fails to start leaves no log.
     """
@@ -44,7 +44,7 @@ class RunLog:
             file.append(text)
 
     def head(self, values: Mapping[str, Any], resolved: ResolvedConfig, sources: Sequence[str], machine: Sequence[str]) -> None:
-        """Write what is run to the log only: variables, config, source code, and versions of libraries and GPU."""
+        """Write variables, config, source code, and the versions of libraries and GPU to the log, without printing them."""
         variables = [f"{name}={as_text(value)}" for name, value in values.items() if value is not None]
         program = [made_by(), *variables, dump_yaml(resolved.config, resolved.origins), *sources]
         self.line("\n".join([*program, RULE, f"Running Python {sys.version}", *machine, RULE]), console=False)

@@ -1,7 +1,7 @@
-"""`python train_gpt.py`: the challenge's script, driven by environment variables, on our engine.
+"""`python train_gpt.py`: the challenge's script, driven by environment variables, on Ingot's engine.
 
-The challenge has a second script, for Macs (mlx_script.py): it overrides what differs in Script. The keys, order and number
-formats of log lines match the original's exactly, because other people's tools parse them.
+The challenge's second script, for Macs, is a subclass of Script (mlx_script.py). The keys, order and number formats of log lines
+match the original's exactly, because other people's tools parse them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ROUND_TRIP = "final_int8_zlib_roundtrip"  # name of the quantised file's score i
 
 
 class Script(Reporter):
-    """A run of train_gpt.py: it reports the run in the original's log lines, and writes and scores its files."""
+    """A run of train_gpt.py: prints the original's log lines, and writes and scores the run's files."""
 
     name = CODE
     variables: Mapping[str, Option] = VARIABLES
@@ -72,7 +72,7 @@ class Script(Reporter):
     data: dict[str, Any]  # facts about the data
     code = b""  # the code that a submission of this run would contain
     over = 0  # bytes by which the files of a submission exceed the limit
-    epoch, train_tokens = 0, 1  # epochs of the training data that are complete, and their length
+    epoch, train_tokens = 0, 1  # completed epochs of the training data, and tokens per epoch
 
     def read(self, environment: Mapping[str, str]) -> None:
         """Read the value of every variable, and the rank of this process."""
@@ -107,7 +107,7 @@ class Script(Reporter):
         return lines
 
     def bundle(self) -> bytes:
-        """Return the code of a submission; taken before training, in case the sources change during the run."""
+        """Return the code of a submission; called before training, because the sources may change during the run."""
         carried = {"MODEL_FILE": CARRIED} if self.values["MODEL_FILE"] else {}
         return bundle(differing(self.values) | carried, custom_model_source(self.values["MODEL_FILE"]) if carried else None)
 
@@ -142,7 +142,7 @@ class Script(Reporter):
         ]
 
     def epochs(self, step: int) -> int:
-        """Return how many epochs of the training data are complete after `step` steps."""
+        """Return the number of epochs completed after `step` steps."""
         tokens: int = self.values["TRAIN_BATCH_TOKENS"] // SPANS * SPANS + SPANS  # the last target of a chunk is never an input
         return step * tokens // self.train_tokens
 
@@ -213,7 +213,7 @@ class Script(Reporter):
         return self.exported(trainer, PACKED, len(content), facts)
 
     def early_stop_line(self, trainer: Trainer) -> None:
-        """Log that the time is over, if the run ends before its last step."""
+        """Log an early stop, if the time limit ended the run before its last step."""
         p, iterations = trainer.progress, self.values["ITERATIONS"]
         if p.step < iterations:
             milliseconds = f"{1000 * p.elapsed_seconds:.0f}ms"
@@ -241,7 +241,7 @@ class Script(Reporter):
         self.run_log.line(f"{name} val_loss:{score.loss:.4f} val_bpb:{score.bits_per_byte:.4f} eval_time:{milliseconds:.0f}ms")
         self.run_log.line(f"{name}_exact val_loss:{score.loss:.8f} val_bpb:{score.bits_per_byte:.8f}")
         if not math.isfinite(score.loss):
-            raise RunError(f"the loss is {score.loss}: the weights are not finite, so this is not a score")
+            raise RunError(f"the loss is {score.loss}: the weights are not finite, so the score is invalid")
         return score.loss, score.bits_per_byte
 
 
@@ -284,12 +284,12 @@ def main(arguments: Sequence[str] = (), carried: str | None = None, script: Scri
             )
         else:
             if carried is not None and os.environ["MODEL_FILE"] == CARRIED:
-                path = Path(sys.argv[0]).with_name(CARRIED)  # beside the submission's file
+                path = Path(sys.argv[0]).with_name(CARRIED)  # next to the submission's file
                 if not path.exists():
                     write_files({path: carried.encode()})
                 elif custom_model_source(str(path)) != carried:
                     advised = "remove it, or rename it and set MODEL_FILE to it"
-                    raise ConfigError(f"{path} is not the model that {sys.argv[0]} carries; {advised}")
+                    raise ConfigError(f"{path} differs from the model embedded in {sys.argv[0]}; {advised}")
                 os.environ["MODEL_FILE"] = str(path)
             outcome.code = run_script(script, os.environ)
     return outcome.code
@@ -322,9 +322,9 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
             try:
                 return _train(script, resolved)
             finally:
-                if new and {path.name for path in logs.iterdir()} <= {LOCK}:  # the run has not begun
+                if new and {path.name for path in logs.iterdir()} <= {LOCK}:  # the run never started
                     with suppress(OSError):
-                        (logs / LOCK).unlink(missing_ok=True)  # before the release: waiting processes check that it exists
+                        (logs / LOCK).unlink(missing_ok=True)  # before the lock is released: waiting processes check it
                         logs.rmdir()
     except IngotError as error:
         run_log.line(f"error: {error.render(script.rename, advice)}", console=False)

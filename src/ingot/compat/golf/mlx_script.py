@@ -57,7 +57,7 @@ def read_mlx_variables(environment: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chunks:
-    """How a step is split: into `parts` of `rows` sequences each, computed in chunks whose sizes `of_part` lists."""
+    """The split of a step into `parts` of `rows` sequences each; `of_part` lists the chunk sizes within a part."""
 
     parts: int
     rows: int
@@ -97,7 +97,7 @@ def optimizer_tensors(v: Mapping[str, Any]) -> tuple[int, int]:
 
 
 class MLXScript(Script):
-    """A run of train_gpt_mlx.py; its log includes validations that the original does not print, and its files have no limit."""
+    """A run of train_gpt_mlx.py; its log has validations that the original does not print, and its files have no size limit."""
 
     name, exclusive = "train_gpt_mlx.py", False  # several runs can share a folder: file names include the run id
     variables: Mapping[str, Option] = MLX_VARIABLES
@@ -105,7 +105,7 @@ class MLXScript(Script):
     rename: Rename = staticmethod(mlx_variable)
     chunks: Chunks
     val_rows: int  # sequences per validation batch
-    seconds = 0.0  # training time until the last step
+    seconds = 0.0  # elapsed training seconds at the previous step
 
     def read(self, environment: Mapping[str, str]) -> None:
         self.values, self.ranks = read_mlx_variables(environment), Ranks()
@@ -137,7 +137,7 @@ class MLXScript(Script):
         ]
 
     def bundle(self) -> bytes:
-        return b""  # only runs of train_gpt.py are submitted
+        return b""  # only train_gpt.py runs can be submitted
 
     def begin(self, report: BeginReport) -> None:
         self.seconds = report.elapsed_seconds

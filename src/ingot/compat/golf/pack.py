@@ -1,6 +1,6 @@
 """A submission: the records folder that the challenge requires, built from finished runs that differ only in their seeds.
 
-A claim needs several seeds: the score is their mean, and p is the probability of such scores if the true mean were the reference.
+A claim needs several seeds: the score is their mean, and p is the p-value of a one-sided t-test against the reference.
 A train_gpt.py run has its code in its folder. For an `ingot train` run of the frontier family the code is generated:
 a `train_gpt.py` with the run's settings as its defaults (by_settings.py).
 """
@@ -51,7 +51,7 @@ class FinishedRun:
     environment: dict[str, Any]  # environment.json
     log: str
     program: str  # train_gpt.py or ingot train
-    changed: dict[str, tuple[str, str]]  # differences from the baseline: the baseline's value and this run's
+    changed: dict[str, tuple[str, str]]  # (baseline's value, this run's value) where they differ
     seed: int  # the only difference allowed between the runs of a submission
     limit: int  # size limit for artifact and code in bytes; 0 for none
     file: str  # file name of the artifact
@@ -90,9 +90,9 @@ def pack(
     runs = sorted((read_run(path) for path in paths), key=lambda run: run.seed)
     for before, run in zip([runs[0], *runs], runs, strict=False):  # neighbours: the runs are sorted by seed
         if differ := _differences(runs[0], run):
-            raise ConfigError(f"{runs[0].path} and {run.path} do not belong together: {'; '.join(differ)}")
+            raise ConfigError(f"{runs[0].path} and {run.path} cannot be packed together: {'; '.join(differ)}")
         if run is not before and run.seed == before.seed:
-            raise ConfigError(f"{before.path} and {run.path} have the same seed, SEED={run.seed}; every run needs its own")
+            raise ConfigError(f"{before.path} and {run.path} have the same seed, SEED={run.seed}; seeds must be unique")
         if 0 < run.limit < run.total_bytes:
             fit = max(run.limit - len(run.code), 0) / len(run.artifact) * run.parameters
             raise ConfigError(
@@ -117,7 +117,7 @@ def pack(
 
 
 def _differences(a: FinishedRun, b: FinishedRun) -> list[str]:
-    """Return what two runs differ in besides the seed."""
+    """Return the differences between two runs, other than the seed."""
     if a.program != b.program:
         return [f"they are runs of {a.program} and {b.program}"]
     facts = [
@@ -184,13 +184,13 @@ def readme(runs: Sequence[FinishedRun], best: FinishedRun, s: Mapping[str, Any])
     where = f"DATA_PATH=data/datasets/{shlex.quote(best.data[0])}"
     where += f" TOKENIZER_PATH=data/tokenizers/{shlex.quote(best.tokenizer)}" if best.tokenizer is not None else ""
     start = f"torchrun --standalone --nproc_per_node={best.ranks} {CODE}" if best.ranks > 1 else f"python {CODE}"
-    score = start if best.program == CODE else f"python {CODE}"  # of ingot train, every rank would score the whole split
+    score = start if best.program == CODE else f"python {CODE}"  # with ingot train's code, every rank would score the whole split
     others = ", ".join(f"`{_artifact_name(run, best)}`" for run in runs if run is not best)
     return f"""# {s["name"]}
 
 {s["blurb"]}
 
-**val_bpb {s["val_bpb"]:.5f}** ({seeds}{against}), {s["bytes_total"]:,} bytes with code at most.
+**val_bpb {s["val_bpb"]:.5f}** ({seeds}{against}), {s["bytes_total"]:,} bytes at most, with code.
 
 | seed | steps | ms per step | val_loss | val_bpb | artifact bytes | with code |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -210,7 +210,7 @@ The defaults of this `{CODE}` that differ from {"the baseline" if best.program =
 
 ## Run it
 
-Needs torch, numpy, sentencepiece and pydantic. The first command trains, the second scores the artifact here.
+Needs torch, numpy, sentencepiece and pydantic. The first command trains, the second scores the artifact in this folder.
 
 ```bash
 {where} SEED={best.seed} {start}
@@ -219,10 +219,10 @@ Needs torch, numpy, sentencepiece and pydantic. The first command trains, the se
 
 ## Files
 
-- `{CODE}`: everything that runs, {len(best.code):,} bytes, with the sources packed inside
+- `{CODE}`: the whole program, {len(best.code):,} bytes, with its sources packed inside
 - `{best.file}`: the artifact of seed {best.seed}, the best{f"; the others: {others}" if others else ""}
 - `train_seed{best.seed}.log` and the others: the log of each run
-- `submission.json`: the numbers for programs
+- `submission.json`: the results in machine-readable form
 """
 
 
@@ -232,7 +232,7 @@ def read_run(folder: Path) -> FinishedRun:
     result, status = view.result(), view.status().status
     if result is None or result["status"] != "completed" or status != "completed":
         raise CheckpointError(
-            f"{folder} is not finished: it is {status}; the command that started it resumes it, with RUN_ID={folder.name}"
+            f"{folder} is not finished: it is {status}; resume it with the same command and RUN_ID={folder.name}"
         )
     try:
         environment, export = json.loads(_read(folder / "environment.json")), result["export"]
@@ -242,14 +242,14 @@ def read_run(folder: Path) -> FinishedRun:
         summarise([run], REFERENCE)  # raises now if any other required value is missing
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{folder / RESULT} or environment.json is not as train_gpt.py writes it ({type(error).__name__}: {error}); copy the "
-            "run again or run it again with another RUN_ID"
+            f"{folder / RESULT} or environment.json is incomplete or damaged ({type(error).__name__}: {error}); copy the "
+            "run again, or repeat it with another RUN_ID"
         ) from None
     code_bytes = export.get("code_bytes", len(run.code))
     for what, content, expected in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, code_bytes)):
         if len(content) != expected:
             raise CheckpointError(
-                f"the {what} in {folder} has {len(content):,} bytes and its result.json says {expected:,}; it is not the run's"
+                f"the {what} in {folder} has {len(content):,} bytes and its result.json says {expected:,}; it has changed"
             )
     return run
 
@@ -288,7 +288,7 @@ def packed_code(config: Config) -> bytes:
 
 
 def _changed(config: Config) -> dict[str, tuple[str, str]]:
-    """Return (default, value) of each setting that is not at its default, written as environment variables write it."""
+    """Return (default, value) of each setting that is not at its default, formatted as for environment variables."""
     texts = {}
     for name, setting in settings(config.model.family).items():
         default, value = (v if isinstance(v, str) else json.dumps(v) for v in (setting.default, value_of(config, setting)))
@@ -298,9 +298,9 @@ def _changed(config: Config) -> dict[str, tuple[str, str]]:
 
 
 def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about a run of `ingot train`; raise an error for runs that cannot be packed or validly scored."""
+    """Return the facts about a run of `ingot train`; raise an error if it cannot be packed or its score is not valid."""
     if result["checkpoint_path"] is None:
-        raise CheckpointError(f"{folder} has no checkpoint of its last step, which says what was run; run it again and keep it")
+        raise CheckpointError(f"{folder} has no checkpoint of its last step, which records its config; run it again and keep it")
     progress = read_index(folder / result["checkpoint_path"])["progress"]
     config = Config.model_validate(progress["config"])
     of_a_part = result["artifact_rows"] is not None or result["val_rows"] != result["val_rows_of"]
@@ -341,9 +341,9 @@ def check_sources(folder: Path, session: Mapping[str, Any], sources: Path = SOUR
         raise CheckpointError(f"{folder} was run by {version} and this is {made_by()}; pack it with {version}")
     commit = str(session.get("git_commit"))
     with suppress(OSError):  # git is not installed
-        command = ["git", "diff", "--quiet", commit, "HEAD", "--", "."]  # other exit codes: commit of another repository
+        command = ["git", "diff", "--quiet", commit, "HEAD", "--", "."]  # exits with 1 for changes, above 1 for an unknown commit
         recorded = re.fullmatch("[0-9a-f]{40,64}", commit)
         if recorded and subprocess.run(command, cwd=sources, capture_output=True, stdin=subprocess.DEVNULL).returncode == 1:
             raise CheckpointError(
-                f"{folder} was run by the sources of commit {commit[:12]}, not by those here; check it out to pack it"
+                f"{folder} was run with the sources of commit {commit[:12]}, not with these; check out that commit to pack it"
             )

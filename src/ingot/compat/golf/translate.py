@@ -12,14 +12,14 @@ from ingot.compat.options import Option, copied, names_of_settings
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.errors import ConfigError, Rename
 
-SPANS = 8  # chunks per step: the original's ranks times its accumulation steps, on any number of our ranks
+SPANS = 8  # chunks per step: ranks times accumulation steps in the original, and the same on any number of ranks here
 NEVER = 1 << 31  # step interval that disables a log line
 SHAPE = ("VOCAB_SIZE", "NUM_LAYERS", "MODEL_DIM", "NUM_HEADS", "MODEL_FILE")  # variables that also apply to a custom model
 BASELINE_ONLY = {
     name: option.sets for name, option in VARIABLES.items() if option.sets.startswith("model.") and name not in SHAPE
 }
 STILL_USED = ("TIE_EMBEDDINGS", "CONTROL_TENSOR_NAME_PATTERNS")  # the optimizer and the quantiser use these for custom models too
-# Advice in the engine's errors that does not apply to golf, and its replacement.
+# Advice in Ingot's error messages that does not apply to golf, and its replacement.
 ADVICE = {
     "make room for it or choose another {0}": "make room for it or run in another folder",
     "make it writable or choose another {0}": "make it writable or run in another folder",
@@ -73,7 +73,7 @@ def make_config(
     folder: Path | None,
     name: Rename,
 ) -> ResolvedConfig:
-    """Build the config of a run from its variables and what golf fixes; `settings` are those of one script."""
+    """Build the config of a run from its variables and golf's fixed settings; `settings` holds those of one script."""
     if not v["TOKENIZER_PATH"].endswith(".model"):
         raise ConfigError(f"TOKENIZER_PATH={v['TOKENIZER_PATH']} must be a SentencePiece .model file")
     warmdown, cap, every = v["WARMDOWN_ITERS"], v["MAX_WALLCLOCK_SECONDS"], max(v["VAL_LOSS_EVERY"], 0)
@@ -123,9 +123,9 @@ def make_config(
 
 
 def rows_per_part(v: Mapping[str, Any], name: str, parts: int, divisors: str) -> int:
-    """Return the sequences in each of the parts of a variable's tokens; `divisors` describes `parts` in errors."""
+    """Return the sequences per part if a variable's tokens are divided into `parts`; `divisors` names `parts` in errors."""
     length = v["TRAIN_SEQ_LEN"]
     if (rows := int(v[name] // parts // length)) < 1:
         least = f"one sequence of TRAIN_SEQ_LEN={length}; give at least {parts * length}"
-        raise ConfigError(f"{name}={v[name]} over {divisors} is less than {least}")
+        raise ConfigError(f"{name}={v[name]} divided by {divisors} is less than {least}")
     return rows

@@ -30,7 +30,7 @@ VARIABLES = table(
     Option("TOKENIZER_PATH", "str", "./data/tokenizers/fineweb_1024_bpe.model",
            "SentencePiece model, used to count bytes.", sets="data.tokenizer"),
     Option("TRUST_TOKENS", "flag", False,
-           "Accept tokens that TOKENIZER_PATH would not have made, such as random ones.", sets="data.trust_tokens", added=True),
+           "Accept tokens that TOKENIZER_PATH would not produce, such as random ones.", sets="data.trust_tokens", added=True),
     Option("RUN_ID", "str", None,
            "Name of logs/RUN_ID.txt and of the run folder. Unset: random.", sets="training.output_dir", computed=True),
     Option("SEED", "int", 1337, "Seed of the initial weights.", sets="training.seed"),
@@ -44,15 +44,15 @@ VARIABLES = table(
     Option("WARMDOWN_ITERS", "int", 1200,
            "Length of the final linear decay, in average steps. 0: none.", sets="optimizer.decay_steps", computed=True),
     Option("WARMUP_STEPS", "int", 20,
-           "Steps that are taken and undone before the clock starts.", sets="training.priming_steps", computed=True),
+           "Warm-up steps that are run and undone before the clock starts.", sets="training.priming_steps", computed=True),
     Option("TRAIN_BATCH_TOKENS", "int", 524_288,
-           "Tokens per step, over all ranks, rounded down to a multiple of 8; an eighth is whole sequences.",
+           "Tokens per step, over all ranks, rounded down to a multiple of 8; each eighth must be whole sequences.",
            low=1, sets="training.tokens_per_step"),
     Option("TRAIN_SEQ_LEN", "int", 1024, "Sequence length in training and validation.", low=1, sets="data.seq_len"),
     Option("MAX_WALLCLOCK_SECONDS", "float", 600.0,
-           "Seconds of training; the step in which they end is the last. 0: no cap.", high=math.inf),
+           "Time limit of training in seconds; the step that exceeds it is the last. 0: no limit.", high=math.inf),
     Option("QK_GAIN_INIT", "float", 1.5, "Initial query gain of every head.", sets="model.qk_gain"),
-    Option("VOCAB_SIZE", "int", 1024, "Vocabulary size, which must be the tokenizer's.", sets="model.vocab_size"),
+    Option("VOCAB_SIZE", "int", 1024, "Vocabulary size; must be equal to the tokenizer's.", sets="model.vocab_size"),
     Option("NUM_LAYERS", "int", 9,
            "Transformer blocks; the first half feeds the second through skip connections.", sets="model.layers"),
     Option("NUM_KV_HEADS", "int", 4, "Key and value heads; must divide NUM_HEADS.", low=1, sets="model.kv_heads"),
@@ -82,10 +82,10 @@ VARIABLES = table(
     Option("GRAD_CLIP_NORM", "float", 0.0,
            "Clip gradients to this norm. 0: no clipping.", sets="optimizer.clip_norm", computed=True),
     Option("CONTROL_TENSOR_NAME_PATTERNS", "list", CONTROL,
-           "Parts of parameter names that Adam trains and nothing quantises.", sets="model.control", computed=True),
-    Option("INT8_KEEP_FLOAT_FP32_NAME_PATTERNS", "list", None, "Parts of names of tensors stored in float32. Unset: as above."),
+           "Substrings of names of parameters that Adam trains and nothing quantises.", sets="model.control", computed=True),
+    Option("INT8_KEEP_FLOAT_FP32_NAME_PATTERNS", "list", None, "Substrings of names of tensors kept in fp32. Unset: as above."),
     Option("ARTIFACT_LIMIT_BYTES", "int", LIMIT_BYTES,
-           "Limit for file plus code, an error if exceeded. 0: none.", sets="budget.artifact_bytes", computed=True, added=True),
+           "Maximum size of file and code, else an error. 0: none.", sets="budget.artifact_bytes", computed=True, added=True),
     Option("EVAL_ONLY_PATH", "str", None, "Score this final_model.int8.ptz or final_model.pt instead of training.", added=True),
     Option("MODEL_FILE", "str", None,
            "Python file with a custom class Model to train.", sets="model.file", computed=True, added=True),
@@ -100,7 +100,7 @@ MLX_VARIABLES = {
 } | table(
     replace(VARIABLES["RUN_ID"], help="Name of the log, the run folder and the two files. Unset: a random name."),
     replace(VARIABLES["VAL_LOSS_EVERY"], default=0),
-    replace(VARIABLES["TRAIN_BATCH_TOKENS"], help="Tokens per step; those that do not fill sequences in its parts are left out."),
+    replace(VARIABLES["TRAIN_BATCH_TOKENS"], help="Tokens per step; tokens of a part that do not fill a sequence are dropped."),
     replace(VARIABLES["EVAL_ONLY_PATH"], help="Score this _mlx_model.npz or _mlx_model.int8.ptz instead of training."),
     Option("GRAD_ACCUM_STEPS", "int", 8, "Parts of a step; the last chunk of each may be shorter.", low=1),
     Option("MLX_MAX_MICROBATCH_TOKENS", "int", 8192,
@@ -108,9 +108,9 @@ MLX_VARIABLES = {
     Option("MLX_EAGER_EVAL", "flag", True,
            "Compute each chunk before the next; 0 needs more memory and may be faster.", sets="training.eager", computed=True),
     Option("LOGIT_CHUNK_TOKENS", "int", 0,
-           "Tokens whose logits are in memory at once. 0: the chunk's.", sets="training.loss_chunk", computed=True),
+           "Tokens whose logits are in memory at once. 0: all tokens of the chunk.", sets="training.loss_chunk", computed=True),
     Option("OUT_DIR", "str", "logs", "Folder of the log, the run folder and the two files."),
-    Option("TRAIN_MAX_SEQ_LEN", "int", None, "TRAIN_SEQ_LEN if that is unset.", low=1),
+    Option("TRAIN_MAX_SEQ_LEN", "int", None, "Used as TRAIN_SEQ_LEN if that is unset.", low=1),
 )  # fmt: skip
 LOCAL = ("DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "SEED", "EVAL_ONLY_PATH")  # machine-specific, so a submission does not fix them
 # Variables used by record scripts on the leaderboard: they have no effect here, and are not reported as typos.
@@ -125,7 +125,7 @@ OF_RECORDS = (
 )  # fmt: skip
 
 
-# The original's rules: "1e3" is no whole number, and "true" is no flag.
+# Same rules as in the original: "1e3" is not an integer, and "true" is not a flag.
 PARSERS: dict[str, Callable[[str], Any]] = {
     "int": int, "float": float, "flag": lambda text: bool(int(text)), "str": str,
     "list": lambda text: tuple(item.strip() for item in text.split(",") if item.strip()),

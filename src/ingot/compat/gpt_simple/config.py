@@ -3,8 +3,8 @@
 The section dataclasses define the keys: parsing, `init`, the command line and docs/gpt-simple.md are derived from them. A section
 is validated when it is created, and the whole config again before use, because its fields are mutable.
 
-An unquoted word in YAML is converted to its key's type, so `learning_rate: 3e-4` is a number and `mixed_precision: no` a string;
-plain YAML would read a string and a boolean.
+An unquoted YAML scalar is parsed as its key's type, so `learning_rate: 3e-4` is a number and `mixed_precision: no` is a string; a
+plain YAML parser would return a string and a boolean.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, 
 
 
 def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "", **bounds: float) -> Any:
-    """Return the dataclass field of a key: it `sets` one of our settings directly, or `becomes` one that translate() computes."""
+    """Return the dataclass field of a key: it `sets` an Ingot setting directly, or `becomes` one that translate() computes."""
     about = {"help": help, "choices": choices, "sets": sets or becomes, "computed": bool(becomes), **bounds}
     return field(default=default, metadata=about)
 
@@ -67,13 +67,13 @@ class ModelConfig(KeySection):
     n_kv_head: int | None = key(None, "Key and value heads; must divide n_head. null: n_head.", low=1)
     n_positions: int = key(2048, "Context length; at least data.max_length.", low=1)
     dropout: float = key(0.0, "Dropout probability.", low=0, below=1)
-    use_bias: bool = key(False, "Biases in all linear layers, unless one of the next three keys says otherwise.")
+    use_bias: bool = key(False, "Biases in all linear layers, unless one of the next three keys overrides it.")
     qkv_bias: bool | None = key(None, "Biases of queries, keys and values. null: use_bias.")
     attn_out_bias: bool | None = key(None, "Bias of the attention output projection. null: use_bias.")
     mlp_bias: bool | None = key(None, "Biases of the MLP. null: use_bias.")
     activation: str = key("swish", "Activation of the MLP; gelu is the tanh form.", "swish", "gelu", "relu")
-    mlp_type: str = key("gated", "gated: three matrices, with the activation on the gate. mlp: two.", "gated", "mlp")
-    intermediate_size: int | None = key(None, "MLP width. null: 8/3 of n_embd to a multiple of 256 if gated, else 4.", low=1)
+    mlp_type: str = key("gated", "gated: three matrices, with the activation on the gate. mlp: two matrices.", "gated", "mlp")
+    intermediate_size: int | None = key(None, "MLP width. null: n_embd * 8/3, rounded up to 256s, if gated, else * 4.", low=1)
     norm: str = key("rmsnorm", "Normalisation.", "rmsnorm", "layernorm")
     norm_eps: float = key(1e-5, "Epsilon of the norms.", above=0, below=1)
     tie_word_embeddings: bool = key(True, "Use the token embedding as the output head.")
@@ -81,7 +81,7 @@ class ModelConfig(KeySection):
     rope_scaling_type: str | None = key(None, "How to scale rotary embeddings by rope_scaling_factor.", "linear", "ntk")
     rope_scaling_factor: float = key(1.0, "Rotary scaling factor; no effect if rope_scaling_type is null.", above=0)
     attention_mode: str = key(
-        "causal", "causal: a row is one text. sdpa_mask, flex: tokens attend to their own document only.",
+        "causal", "causal: tokens attend to the whole row before them. sdpa_mask, flex: to their own document only.",
         "causal", "sdpa_mask", "flex", becomes="data.document_mask",
     )  # fmt: skip
 
@@ -145,10 +145,10 @@ class DataConfig(KeySection):
     packing: bool = key(True, "Pack several documents into a row. false: one per row, padded.", becomes="data.sampling")
     num_workers: int = key(4, "Accepted, but has no effect: one thread reads ahead.", low=0)
     curriculum: list[CurriculumPhase] | None = key(  # noqa: RUF009 (a dataclass field, like those above)
-        None, "Phases of duration_tokens and a mix. null: the same weight for every bucket.", becomes="data.phases"
+        None, "Phases with duration_tokens and a mix. null: the same weight for every bucket.", becomes="data.phases"
     )
     allow_bucket_exhaustion: bool = key(False, "Continue without an exhausted bucket. false: halt.", becomes="data.exhausted")
-    allow_budget_mismatch: bool = key(False, "Allow the phases' tokens to differ from those of max_steps by more than 5%.")
+    allow_budget_mismatch: bool = key(False, "Allow the phases' total tokens to differ from max_steps' by more than 5%.")
 
     def check_together(self) -> None:
         if self.curriculum is not None:
@@ -161,7 +161,7 @@ class DataConfig(KeySection):
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
         overlap, length = self.overlap_size, self.max_length
-        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # pairs do not use the default
+        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # .bin/.idx pairs ignore the default
             what = f"data.overlap_size={overlap} is more than half of data.max_length={length}"
             raise ConfigError(f"{what}; set it to {length // 2} or less")
 
@@ -196,20 +196,20 @@ class TrainingConfig(KeySection):
     save_steps: int = key(1000, "Steps between checkpoints.", low=1, sets="training.save_every")
     max_eval_batches: int | None = key(None, "Batches per evaluation. null: 100.", low=1, becomes="evaluation.rows")
     output_dir: str = key("./outputs", "Run folder.", sets="training.output_dir")
-    resume: str = key("auto", "auto: resume output_dir's run. scratch: refuse it. Or a checkpoint.", becomes="training.resume")
+    resume: str = key("auto", "auto: resume output_dir's run. scratch: new run only. Or a checkpoint.", becomes="training.resume")
     keep_last_k: int | None = key(3, "Newest checkpoints to keep. null: all.", low=1, sets="training.keep_last")
     keep_milestone_every: int | None = key(None, "Also keep multiples of this step.", low=1, becomes="training.keep_every")
     max_runtime_seconds: int | None = key(
         None, "Time limit of this session. null: SLURM_JOB_END_TIME or GPT_SIMPLE_MAX_RUNTIME, if set.",
         low=1, sets="training.max_runtime_seconds",
     )  # fmt: skip
-    walltime_reserve_seconds: int = key(300, "Part of it to save and stop in.", low=0, sets="training.walltime_reserve_seconds")
+    walltime_reserve_seconds: int = key(300, "Part of it reserved for saving.", low=0, sets="training.walltime_reserve_seconds")
     mixed_precision: str | None = key(
         None, "null: bf16 on GPUs that have it, fp16 on older ones, no on a CPU.", "bf16", "fp16", "no",
         becomes="training.precision",
     )  # fmt: skip
     wandb_project: str | None = key(None, "Weights & Biases project. null: no tracking.", becomes="tracking.wandb_project")
-    wandb_run_name: str | None = key(None, "Run name there. null: gpt_simple_ and the time.", becomes="tracking.wandb_run_name")
+    wandb_run_name: str | None = key(None, "W&B run name. null: gpt_simple_ and the time.", becomes="tracking.wandb_run_name")
 
     def check_together(self) -> None:
         for name, example in {"resume": "auto", "output_dir": "./outputs"}.items():
@@ -221,7 +221,7 @@ class TrainingConfig(KeySection):
 class GptSimpleConfig:
     """gpt-simple's Config: the four sections of a run.
 
-    `given` are the keys set in a file or on a command line; `settings` are settings of ours that gpt-simple has no key for.
+    `given` are the keys set in a file or on a command line; `settings` are Ingot settings for which gpt-simple has no key.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -278,7 +278,7 @@ def all_keys() -> dict[str, Option]:
     return options
 
 
-KEYS_OF_SETTINGS = {option.sets: path for path, option in all_keys().items() if option.sets}  # our settings, and their keys
+KEYS_OF_SETTINGS = {option.sets: path for path, option in all_keys().items() if option.sets}  # Ingot setting -> key
 
 
 def typed(option: Option, value: Any) -> Any:
@@ -303,7 +303,7 @@ def typed(option: Option, value: Any) -> Any:
 def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> GptSimpleConfig:
     """Read a config file and apply overrides from a command line; one ConfigError reports all mistakes.
 
-    Settings of ours without a gpt-simple key, such as training.device or data.trust_tokens, are accepted too.
+    Ingot settings without a gpt-simple key, such as training.device or data.trust_tokens, are accepted too.
     """
     problems, settings = list[str](), dict[str, Any]()
     values: dict[str, tuple[Any, str]] = {}  # dotted key -> (value, where it was set)
@@ -362,7 +362,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
 
 
 def is_gpt_simple(path: str | Path) -> bool:
-    """Return True if a file has gpt-simple's keys and not ours; raise ConfigError if it has both.
+    """Return True if a file has gpt-simple's keys and not Ingot's; raise ConfigError if it has both.
 
     Both programs have sections model, data, optimizer and training, so the decision uses keys that only one of them has.
     """
@@ -371,13 +371,13 @@ def is_gpt_simple(path: str | Path) -> bool:
     theirs = [name for name in names if name in all_keys() and name not in known()]
     ours = [name for name in names if name in known() and name not in all_keys()]
     if theirs and ours:
-        raise ConfigError(f"{path} has keys of both kinds: {theirs[0]} is gpt-simple's and {ours[0]} is Ingot's; keep one kind")
+        raise ConfigError(f"{path} mixes keys of both programs: {theirs[0]} is gpt-simple's and {ours[0]} is Ingot's")
     return bool(theirs)
 
 
 # Error messages in gpt-simple's terms
 
-# Advice of ours that does not work in gpt-simple, and its replacement.
+# Advice in Ingot's error messages that does not apply to gpt-simple, and its replacement.
 ADVICE = {
     "on a CPU use fp32": "on a CPU use no",
     "lower {0}, raise {1} or add data": "lower {0} or add data",
@@ -385,7 +385,7 @@ ADVICE = {
 }
 TOKENIZE = "gpt-simple tokenize --input_dir DIR --output_dir DATA/train/BUCKET, and DATA/val/BUCKET"
 
-# Our names of settings, and of values that differ, in gpt-simple's words.
+# Names of Ingot's settings, and of values that are spelled differently, in gpt-simple's terms.
 key_name = names_of_settings(
     all_keys(),
     {
@@ -402,7 +402,7 @@ key_name = names_of_settings(
 
 
 def advice(text: str) -> str:
-    """Return advice rephrased so that it works in gpt-simple."""
+    """Return advice rephrased in gpt-simple's terms."""
     for ours, theirs in ADVICE.items():
         text = text.replace(ours, theirs)
     return re.sub("ingot data prepare .*", TOKENIZE, text)
@@ -417,7 +417,7 @@ PRESETS = {
 }
 HEADING = """\
 # A run of `gpt-simple train --config FILE`: every key with its meaning, its allowed values and its default.
-# A key behind `# ` has its default. The same command resumes a run that was stopped; check everything before a run with
+# A commented-out key has its default. The same command resumes a run that was stopped; check everything before a run with
 # `gpt-simple validate --config FILE`.
 """
 TEMPLATE_WIDTH = 100

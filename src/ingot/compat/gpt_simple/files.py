@@ -1,4 +1,4 @@
-"""Write our checkpoints as gpt-simple's checkpoint folders and tokenizers, from which the original can generate and resume."""
+"""Write Ingot checkpoints as gpt-simple's checkpoint folders and tokenizers, from which the original can generate and resume."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Keys = Mapping[str, Mapping[str, Any]]  # values of the keys in gpt-simple's fou
 def write_checkpoint(
     target: Path, checkpoint: Checkpoint, keys: Keys, facts: Mapping[str, Any] | None = None, tokenizer: bool = False
 ) -> int:
-    """Write our checkpoint as a gpt-simple folder, atomically; return its size in bytes.
+    """Write an Ingot checkpoint as a gpt-simple folder, atomically; return its size in bytes.
 
     `keys` are the run's 59 gpt-simple keys; `facts` are added to trainer_state.json. `tokenizer` is for folders outside a run: it
     writes the tokenizer too and keeps other files in the folder.
@@ -81,11 +81,11 @@ def write_checkpoint(
 
 
 def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool:
-    """Write a tokenizer; a kind that gpt-simple does not support is written in our own format, and False is returned."""
+    """Write a tokenizer; a kind that gpt-simple does not support is written in Ingot's format, and False is returned."""
     tokenizer, (files, _) = from_spec(spec), tokenizer_files(spec, context)
     if isinstance(tokenizer, SentencePieceTokenizer):
         files = {SENTENCEPIECE: tokenizer.contents, OURS: files[OURS]}
-    elif isinstance(tokenizer, HFTokenizer):  # copied: gpt-simple's documents have no start token
+    elif isinstance(tokenizer, HFTokenizer):  # copied unchanged: gpt-simple's documents have no start token
         files = {THEIRS: tokenizer.contents, SETTINGS: files[SETTINGS]}
     elif OURS in files:  # transformers would load the other files and then encode texts without a start token
         files = {OURS: files[OURS]}
@@ -96,7 +96,7 @@ def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool
 
 
 def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> float:
-    """Return the original's learning rate after `step` steps; its cosine rises again past its end."""
+    """Return the original's learning rate after `step` steps; the cosine rises again after its last step."""
     peak, warmup, floor = optimizer["learning_rate"], optimizer["warmup_steps"], optimizer["min_lr_ratio"]
     if step < warmup:
         return float(peak * step / warmup)

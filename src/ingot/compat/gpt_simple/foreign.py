@@ -1,4 +1,4 @@
-"""Resume runs started by the original gpt-simple: its checkpoint is converted to ours, and training resumes from that.
+"""Resume runs started by the original gpt-simple: convert the checkpoint to Ingot's format, and resume from that.
 
 Weights, AdamW state, step, tokens, phase and the W&B run carry over. A file in the run folder lists the documents already trained
 on, so that they are skipped. The original's files are not modified. They are opened with weights_only; the data position, pickled
@@ -40,12 +40,12 @@ from ingot.train.resume import Progress, facts_of
 
 Say = Callable[[str], None]
 CURSOR_VERSION = 2
-ALL_ROWS = -1  # row count of a file that was read to its end
+ALL_ROWS = -1  # row count that stands for a file read to its end
 PACK_BUFFER = 256  # documents per buffer in the original's packing
 
 
 def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Say) -> None:
-    """Convert the original's checkpoint if there is one to resume; called on every rank, done by the first."""
+    """Convert the original's checkpoint if there is one to resume; called on every rank, executed on the first."""
     if ranks.world_size == 1:
         adopt(config, say, warn)
         return
@@ -56,7 +56,7 @@ def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Sa
 
 
 def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
-    """Convert the original's checkpoint to ours and return its path; None if there is none to resume."""
+    """Convert the original's checkpoint to Ingot's format and return its path; None if there is none to resume."""
     saved = foreign_checkpoint(resume_setting(config), Path(config.training.output_dir))
     if saved is None:
         return None
@@ -64,9 +64,9 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     world_size = max(1, len(list((saved.path / "rng").glob("rank_*.pkl"))))  # each rank saved its random state in a file
     resolved, out = translate(config, world_size).config, Path(config.training.output_dir)
     refuse_other_shapes(saved.path, settings, resolved.model.model_dump())
-    missing = [] if (saved.path / "rng").is_dir() else ["the random numbers"]
-    missing += [f"AdamW's memory ({problem})"] if problem is not None else []
-    missing += ["the scale of the gradients"] if config.training.mixed_precision == "fp16" else []
+    missing = [] if (saved.path / "rng").is_dir() else ["the random states"]
+    missing += [f"the AdamW state ({problem})"] if problem is not None else []
+    missing += ["the gradient scale"] if config.training.mixed_precision == "fp16" else []
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with RunLock(out), writing(out):
@@ -90,7 +90,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
 
 
 def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> str | None:
-    """List the documents already read, from all checkpoints of the run; return the reason if that is unknown.
+    """List the documents already read, from all checkpoints of the run; if the list is incomplete, return the reason.
 
     The newest checkpoint is not enough: in a new phase the original restarts its files and forgets what it has read.
     """
@@ -115,7 +115,7 @@ def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> 
 
 
 def _progress(saved: Saved) -> Progress:
-    """Return the progress to resume from; rows count from 0 among the remaining documents."""
+    """Return the progress to resume from; row numbers start from 0 over the remaining documents."""
     state, phase = saved.state, saved.state.get("curriculum") or {}
     try:
         progress = Progress(saved.step, tokens=int(state.get("tokens_trained", 0)))
@@ -130,7 +130,7 @@ def _progress(saved: Saved) -> Progress:
 
 
 def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str, TensorRecord], dict[str, Any], str | None]:
-    """Return weights, AdamW state under our names, the section `model`, and the reason if the AdamW state is missing."""
+    """Return the weights, the AdamW state, the config's section `model`, and the reason if the AdamW state is missing."""
     path = saved.path / MODEL / WEIGHTS
     weights = state_records(load_saved(path), path)
     settings = read_model(saved.path)
@@ -190,8 +190,8 @@ def documents_read(data: Path, cursors: Mapping[str, Mapping[int, int]], max_len
         paths = sorted((data / "train" / bucket).glob("*.bin"))
         if unknown := [number for number in files if not 0 <= number < len(paths)]:
             raise CheckpointError(
-                f"the checkpoint has read file {unknown[0] + 1} of {data / 'train' / bucket}, which has {len(paths)}; "
-                "use the data that the run began with"
+                f"the checkpoint has read file {unknown[0] + 1} of {data / 'train' / bucket}, which has {len(paths)} files; "
+                "use the data that the run started with"
             )
         parts = [np.empty(0, np.bool_)]
         for number, path in enumerate(paths):

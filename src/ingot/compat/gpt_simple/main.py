@@ -129,12 +129,12 @@ def batch_generate(options: Namespace, say: Say) -> None:
     except Problems as error:
         for problem in error.problems:
             warn(problem)
-        raise ConfigError(f"{file}: {len(error.problems)} problems, listed above; nothing was opened") from None
+        raise ConfigError(f"{file}: {len(error.problems)} problems, listed above; no model was loaded") from None
     for planned in loads:
         named = "" if planned.references == [str(planned.path)] else f", named {', '.join(planned.references)}"
         warn(f"{planned.path} as {planned.dtype}: {len(planned.requests)} texts{named}")
     if options.dry_run:
-        warn(f"{file}: {len(requests)} texts by {len(loads)} models; nothing is wrong and nothing was opened")
+        warn(f"{file}: {len(requests)} texts by {len(loads)} models; no problems, and no model was loaded")
         return
 
     answers = answer_all(
@@ -142,7 +142,7 @@ def batch_generate(options: Namespace, say: Say) -> None:
     )
     write_lines(answers, options.output, warn)
     if failed := sum("error" in answer for answer in answers):
-        warn(f"{failed} of {len(answers)} texts could not be written; their lines say why")
+        warn(f"{failed} of {len(answers)} requests failed; their output lines contain the errors")
 
 
 def _generation_options(options: Namespace) -> GenerationOptions:
@@ -155,10 +155,10 @@ def status(options: Namespace, say: Say) -> None:
     folder = Path(options.output_dir)
     state, saved = read_dict(folder / RUN_STATE) or {}, saved_checkpoints(folder)
     steps = {one.path: one.step for one in saved}
-    if read_state(folder) is not None:  # our own run: its state.json is more recent and names the host
+    if read_state(folder) is not None:  # trained by Ingot: state.json is more recent and names the host
         run = Run(folder)
         now = run.status()
-        # `stop --force` says "stopped" in the original's file alone, for the process could not
+        # `stop --force` writes "stopped" only to the original's state file; the killed process could not update Ingot's
         killed = now.status == "crashed" and state.get("status") == "stopped"
         record = {"run": str(folder), **vars(now.state), "status": "stopped" if killed else now.status}
         names = {"step": "global_step", "tokens": "tokens_trained", "tokens_per_second": "tokens_per_sec"}
@@ -226,7 +226,7 @@ def stop(options: Namespace, say: Say) -> None:
         warn(f"{folder} is not running: its status is {now}")
         return
     if options.force:
-        warn("Sending SIGKILL: what is not in its newest checkpoint is lost")
+        warn("Sending SIGKILL: progress since the newest checkpoint is lost")
         run.signal(signal.SIGKILL)
         killed = {**(read_dict(folder / RUN_STATE) or {}), "status": "stopped"}
         write_atomically(folder / RUN_STATE, to_json(killed, indent=2) + "\n")
@@ -255,22 +255,22 @@ def make_parser() -> Parser:
         command = commands.add_parser(name, help=about, description=f"{about}.", epilog=epilog, formatter_class=wide)
         parsers[name] = command
         if name in WITH_KEYS:
-            command.add_argument("--config", required=True, metavar="FILE", help="YAML file, or JSON by its suffix")
+            command.add_argument("--config", required=True, metavar="FILE", help="YAML file, or JSON if it ends in .json")
             command.add_argument("--allow-bucket-exhaustion", action="store_true", help="set data.allow_bucket_exhaustion")
             command.add_argument("--allow-budget-mismatch", action="store_true", help="set data.allow_budget_mismatch")
         elif name in ("status", "stop"):
             command.add_argument("--output_dir", default="./outputs", metavar="DIR", help="run folder (./outputs)")
         elif name in ("generate", "batch-generate"):
             models = command.add_mutually_exclusive_group(required=name == "generate")
-            models.add_argument("--checkpoint", dest="model", metavar="DIR", help="a checkpoint")
-            models.add_argument("--output-dir", dest="model", metavar="RUN", help="the newest checkpoint of a run")
+            models.add_argument("--checkpoint", dest="model", metavar="DIR", help="checkpoint to load")
+            models.add_argument("--output-dir", dest="model", metavar="RUN", help="run folder, to load its newest checkpoint")
             if name == "generate":
                 prompts = command.add_mutually_exclusive_group(required=True)
                 prompts.add_argument("--prompt", metavar="TEXT", help="prompt to complete")
                 prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="JSON lines, each an object with a prompt")
             add = command.add_argument
             add("--output", type=Path, metavar="FILE", help="write the JSON lines to a file instead of printing them")
-            add("--tokenizer", metavar="DIR", help="folder of the tokenizer (the one beside the checkpoint)")
+            add("--tokenizer", metavar="DIR", help="folder of the tokenizer (the one next to the checkpoint)")
             add("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (cuda if there is one, else cpu)")
             add("--dtype", default="bf16", choices=sorted(DTYPES), help="dtype of the weights (bf16)")
             add("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to generate (100)")
@@ -304,12 +304,12 @@ def make_parser() -> Parser:
     parsers["generate"].add_argument("--stream", action="store_true", help="also print a line for each token as it is generated")
 
     add = parsers["batch-generate"].add_argument
-    add("--input", type=Path, required=True, metavar="FILE", help="requests, one per line of JSON")
+    add("--input", type=Path, required=True, metavar="FILE", help="JSON lines with one request each")
     add("--dry-run", action="store_true", help="check everything, print the plan, and open no model")
 
     add = parsers["tokenize"].add_argument
     add("--input_dir", required=True, metavar="DIR", help="folder of .jsonl or .jsonl.gz files")
-    add("--output_dir", required=True, metavar="DIR", help="where the pairs go, such as data/train/web")
+    add("--output_dir", required=True, metavar="DIR", help="output folder for the .bin/.idx pairs, such as data/train/web")
     add("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
     add("--max_length", type=int, default=3072, metavar="N", help="tokens per window, with its end-of-document token (3072)")
     add("--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share, at most half of one (256)")
@@ -334,7 +334,7 @@ def _whole(least: int, most: float = float("inf")) -> Callable[[str], int]:
 
 COMMANDS: dict[str, tuple[str, Any]] = {
     "train": ("Train a model, or resume the run in output_dir", None),
-    "tokenize": ("Turn JSON lines into token files", tokenize),
+    "tokenize": ("Tokenize JSON lines to .bin/.idx pairs", tokenize),
     "validate": ("Check a run before it starts", None),
     "generate": ("Complete prompts with a model", generate),
     "batch-generate": ("Answer a file of requests with one or more models", batch_generate),

@@ -1,8 +1,8 @@
 """gpt-simple in Python: SimpleLLM, SimpleLLMTokenizer, train, generate, load_for_inference and validate_checkpoint.
 
-The model is our llama family, whose parameters already have gpt-simple's names; this file adds gpt-simple's signatures. As in the
-original, labels are shifted inside the model and -100 is ignored. If a tokenizer cannot be loaded, that is an error: there is no
-fallback to another one.
+The model is Ingot's llama family, whose parameters already have gpt-simple's names; this file adds gpt-simple's signatures. As in
+the original, labels are shifted inside the model and -100 is ignored. A tokenizer that cannot be loaded is an error: there is
+no fallback to another one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bflo
 
 @dataclass
 class CausalLMOutput:
-    """Output with `return_dict=True`; fields are also accessible as output["loss"]."""
+    """Model output with `return_dict=True`; fields can also be read as output["loss"]."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -89,7 +89,7 @@ class SimpleLLM(Llama):
             raise ConfigError("attention_mask hides the first tokens of a row; pad rows on the right")
         if position_ids is not None and past_key_values is None:
             expected = torch.arange(position_ids.size(-1), device=position_ids.device)
-            # The original sets position 0 for padding, which no earlier token attends to.
+            # The original gives padding position 0; padding is on the right, so no real token attends to it.
             if not bool(((position_ids == expected) | (position_ids == 0)).all()):
                 raise ConfigError("position_ids must count from 0 in every row, or be left out")
         documents = doc_ids if self.config.attention_mode != "causal" else None
@@ -217,7 +217,7 @@ class SimpleLLMTokenizer:
 
 
 class CheckpointInfo(NamedTuple):
-    """Paths and model section of a checkpoint that can be loaded."""
+    """A valid checkpoint: its folder, its tokenizer's folder and its ModelConfig."""
 
     checkpoint_dir: Path
     tokenizer_dir: Path
@@ -251,7 +251,7 @@ def load_for_inference(
     dtype: str | torch.dtype | None = None,
     tokenizer_path: str | Path | None = None,
 ) -> tuple[SimpleLLM, SimpleLLMTokenizer, ModelConfig]:
-    """Load a checkpoint, or a run's newest one; return the model in eval mode, its tokenizer and its section `model`."""
+    """Load a checkpoint, or a run's newest one; return the model in eval mode, its tokenizer and its ModelConfig."""
     if isinstance(dtype, str):
         if dtype.lower() not in DTYPES:
             raise ConfigError(f"dtype={dtype} must be {', '.join(DTYPES)} or a torch.dtype")
@@ -267,7 +267,7 @@ def load_for_inference(
 def validate_checkpoint(
     path: str | Path, *, tokenizer_path: str | Path | None = None, load_tokenizer: bool = True
 ) -> CheckpointInfo:
-    """Check that a checkpoint can be loaded, with `load_tokenizer` also its tokenizer; raise CheckpointError otherwise."""
+    """Check that a checkpoint can be loaded, and its tokenizer if `load_tokenizer`; raise CheckpointError otherwise."""
     weights, config = _open(path)
     if load_tokenizer:
         find_tokenizer(weights, str(tokenizer_path) if tokenizer_path is not None else None)

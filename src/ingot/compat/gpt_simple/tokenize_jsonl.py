@@ -63,7 +63,7 @@ def tokenize(
     """Tokenize every .jsonl and .jsonl.gz in a folder; a file that fails has `error` set and does not stop the others."""
     check_windows(rule.max_length, rule.overlap)
     if not 0 <= rule.probability <= 1 or rule.least_characters < 0 or workers < 1:
-        raise ConfigError("the probability of an overlap is from 0 to 1, the least length 0 or more, and there is a worker")
+        raise ConfigError("the overlap probability must be in [0, 1], the minimum text length >= 0 and the workers >= 1")
     if not source.is_dir():
         raise DataError(f"there is no folder {source}; give the one with the .jsonl or .jsonl.gz files")
     files = sorted(path for path in source.iterdir() if path.name.endswith(SUFFIXES) and path.is_file())
@@ -71,7 +71,7 @@ def tokenize(
         raise DataError(f"{source} holds no .jsonl or .jsonl.gz files")
     stems = [path.name.removesuffix(".gz").removesuffix(".jsonl") for path in files]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
-        raise DataError(f"{twice}.jsonl and {twice}.jsonl.gz would become the same pair; take one of them away")
+        raise DataError(f"{twice}.jsonl and {twice}.jsonl.gz would be written to the same pair; remove one of them")
     opened = open_tokenizer(tokenizer)
     if marks_of(opened).eos is None:
         raise ConfigError(f"{tokenizer} has no token that ends a document; use another tokenizer")

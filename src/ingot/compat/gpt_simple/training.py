@@ -1,8 +1,8 @@
-"""`gpt-simple train` and `gpt-simple validate`: the original's keys, log lines and files, on our training loop and any ranks.
+"""`gpt-simple train` and `gpt-simple validate`: the original's keys, log lines and files, run by Ingot's trainer.
 
-Beside our files a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N, checkpoint-N-shutdown or final)
-for each checkpoint that the original would have written. The original can generate and resume from these folders; we resume from
-our own checkpoints.
+In addition to Ingot's files a run has config.json, tokenizer/, .run_state.json, and a folder (checkpoint-N, checkpoint-N-shutdown
+or final) for each checkpoint that the original would have written. The original can generate and resume from these folders;
+Ingot resumes from its own checkpoints.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 MODULE = "ingot.compat.gpt_simple"
 PORT = 29500  # default port for the rendezvous of several machines
-# What --force deletes besides our files. Not config.json: the run may have been started from that very file.
+# Files that --force deletes in addition to Ingot's. Not config.json: the run may have been started from it.
 THEIR_FILES = (
     TOKENIZER, RUN_STATE, STOP_FLAG, ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*", "checkpoints/final",
 )  # fmt: skip
@@ -83,7 +83,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
         return launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE, program="gpt-simple")
     status, result = run_training(config, say, options.force, options.verbose)
     if not ranks_from_environment().first:
-        return 0  # on any other code the launcher would kill the first rank before it is done
+        return 0  # any other code would make the launcher kill the first rank before it has finished
     if status == "completed":
         say(f"Training complete: {result.total_steps} steps, final loss {result.final_loss:.4f}")
     return options.stop_exit_code if status == "stopped" else 0
@@ -117,7 +117,7 @@ def read_options(options: Namespace, overrides: Mapping[str, Any]) -> GptSimpleC
     config = read_config(options.config, {**overrides, **flags})
     record = user_path(config.training.output_dir) / "config.yaml"
     if record.exists() and record.samefile(options.config):
-        raise ConfigError(f"{options.config} is where the run writes our settings; give your config another name or folder")
+        raise ConfigError(f"{options.config} is overwritten by the run; give your config another name or folder")
     return config
 
 
@@ -169,8 +169,8 @@ def _check(config: GptSimpleConfig, resolved: Config, world_size: int, force: bo
 def refuse_live_original(folder: Path) -> None:
     """Raise an error if the original gpt-simple is training in the folder: each would delete the other's checkpoints.
 
-    Its state file does not name the host: a process that is not found here may be alive on another host as long as the file is
-    fresh. Our own runs write the same file but are protected by our lock, so they can resume immediately after a kill.
+    Its state file does not name the host: while the file is fresh, a process that does not exist on this host may be alive on
+    another. Ingot's runs write the same file but are protected by Ingot's lock, so they can resume immediately after a kill.
     """
     state, ours = read_dict(folder / RUN_STATE) or {}, read_state(folder)
     try:
@@ -309,13 +309,13 @@ class GptSimpleReporter(Reporter):
         self._say(f"Curriculum: advancing to phase {number} (at {tokens:,} total tokens)")
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
-        """Write our checkpoint as the folders that the original would have written; delete those that it would not have kept."""
+        """Write the folders that the original would have written for a checkpoint; delete those that it would have deleted."""
         from ingot.compat.gpt_simple.files import write_checkpoint
         from ingot.runs.checkpoints import load_checkpoint, to_keep
 
         began, step, folder, training = time.monotonic(), step_of(path), path.parent, self._config.training
         names = {"shutdown": [f"checkpoint-{step}{SHUTDOWN}"], "final": [FINAL], "regular": []}[kind]
-        if kind != "shutdown" and step % training.save_steps == 0:  # not the best one; the last step may be a regular one too
+        if kind != "shutdown" and step % training.save_steps == 0:  # not if saved only as the best; final may be regular too
             names.insert(0, f"checkpoint-{step}")
         self.checkpoint = folder / names[-1] if names else path
         new = [folder / name for name in names if name == FINAL or not (folder / name).exists()]
@@ -378,7 +378,7 @@ class GptSimpleReporter(Reporter):
             self._update(status="error", error="".join(traceback.format_exception(error)))
 
     def _pass_on_flag(self) -> None:
-        """Convert gpt-simple's flag file to our stop request; the flag file is removed when the run ends."""
+        """Convert gpt-simple's flag file to Ingot's stop request; the flag file is removed when the run ends."""
         if time.monotonic() - self._polled_at >= POLL_SECONDS:
             self._polled_at = time.monotonic()
             if (self._folder / STOP_FLAG).is_file():

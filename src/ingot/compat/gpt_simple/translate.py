@@ -1,7 +1,7 @@
 """Translate gpt-simple's keys to one Config.
 
-gpt-simple's batch size is per rank, so more ranks mean more tokens per step. Our tokens_per_step counts all ranks: the number of
-ranks at the first start sets it, and a run that resumes on a different number of ranks keeps it.
+gpt-simple's batch size is per rank, so more ranks mean more tokens per step. Ingot's tokens_per_step counts all ranks: the
+number of ranks at the first start sets it, and a run that resumes on a different number of ranks keeps it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DATA_SEED = 42  # fixed in gpt-simple; training.seed only affects weights and dr
 VOCAB_MULTIPLE = 128
 EVAL_BATCHES = 100  # used if max_eval_batches is null
 TOKENIZERS = ("gpt2", "byte", "char")  # built-in tokenizers
-ALREADY_READ = "already-read.json"  # lists the documents that the original had read before we resumed its run
+ALREADY_READ = "already-read.json"  # lists the documents that the original had read before Ingot resumed its run
 
 
 def translate(
@@ -39,7 +39,7 @@ def translate(
     keys, tokenizer = config.to_dict(), tokenizer or named_tokenizer(config)
     settings = {ours: keys[path.partition(".")[0]][path.partition(".")[2]] for path, ours in copied(all_keys()).items()}
     m, d, o, t = config.model, config.data, config.optimizer, config.training
-    rows = None  # of the embedding: all tokens, plus a pad token if there is none, rounded up
+    rows = None  # embedding rows: all tokens, plus a pad token if the tokenizer has none, rounded up
     if tokenizer is not None:
         rows = -(-(tokenizer.vocab_size + (tokenizer.pad is None)) // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     model = model_settings({**asdict(m), "vocab_size": rows or 1, "n_positions": max(m.n_positions, d.max_length)}, "the config")
@@ -81,13 +81,13 @@ def translate(
     if t.wandb_project is not None:
         name = t.wandb_run_name or f"gpt_simple_{datetime.now():%Y%m%d_%H%M%S}"
         settings |= {"tracking.wandb_project": t.wandb_project, "tracking.wandb_run_name": name}
-    if kept_tokens is not None:  # the list of what the original has read, in this run or the one it resumes
+    if kept_tokens is not None:  # documents that the original already read, in this run or in the one it resumes
         named = resume_path(config)
         runs = [Path(t.output_dir), *([named, named.parent.parent] if named is not None else [])]
         lists = (run / ALREADY_READ for run in runs)
         settings["data.already_read"] = next((str(path) for path in lists if path.exists()), None)
     if decided := sorted(settings.keys() & config.settings.keys()):
-        raise ConfigError(f"{decided[0]} follows from gpt-simple's keys and cannot be set as well")
+        raise ConfigError(f"{decided[0]} is computed from gpt-simple's keys and cannot be set directly")
     return load_config(overrides=config.settings, python=settings, environment={})
 
 
@@ -115,18 +115,18 @@ def resume_path(config: GptSimpleConfig) -> Path | None:
     if name in ("auto", "scratch"):
         return None
     path = named_path(name, Path(config.training.output_dir))
-    if is_checkpoint(path):  # a gpt-simple folder; the checkpoint of ours from which it was written may still exist
+    if is_checkpoint(path):  # a gpt-simple folder; the Ingot checkpoint from which it was written may still exist
         return saved_steps(path.parent).get(read_saved(path).step, path)
     return path
 
 
 def resume_setting(config: GptSimpleConfig) -> str:
-    """Return our training.resume; a checkpoint of the original is converted to ours in output_dir before training."""
+    """Return Ingot's training.resume; a checkpoint of the original is converted into output_dir before training."""
     return str(resume_path(config) or {"scratch": "never"}.get(config.training.resume, config.training.resume))
 
 
 def tokenizer_name(name: str) -> str:
-    """Return our name for a tokenizer: a bare name is a repository on the Hub, unless it is a built-in one."""
+    """Return Ingot's name for a tokenizer: a bare name is a repository on the Hub, unless it is a built-in one."""
     name = name or "gpt2"
     bare = "/" not in name and name not in TOKENIZERS and not Path(name).exists()
     return f"hf:{name}" if bare else name
@@ -147,14 +147,14 @@ def cosine_steps(config: GptSimpleConfig) -> int:
 
 
 def warnings(config: GptSimpleConfig, report: Callable[[str], None], world_size: int = 1, kept: int | None = None) -> None:
-    """Report settings that are valid but probably unintended, and that a resumed run keeps its own batch (`kept` tokens)."""
+    """Report valid but probably unintended settings, and a batch size that differs from the resumed run's (`kept` tokens)."""
     t, steps, length = config.training, config.training.max_steps, config.data.max_length
     unseen = {"logging_steps": "no step is logged", "eval_steps": "nothing is evaluated"}
     for name, what in {**unseen, "save_steps": "nothing is saved before the end"}.items():
         if getattr(t, name) > steps:
             report(f"training.{name}={getattr(t, name)} is more than training.max_steps={steps}: {what}")
     if length > config.model.n_positions:
-        report(f"data.max_length={length} is more than model.n_positions={config.model.n_positions}, which is taken as {length}")
+        report(f"data.max_length={length} is more than model.n_positions={config.model.n_positions}, which is raised to {length}")
     end, last = config.optimizer.warmup_steps + cosine_steps(config), f"training.max_steps={steps}"
     if end < steps:
         report(f"the learning rate is at its floor after step {end}, for the last {steps - end} of {last}")
@@ -166,5 +166,5 @@ def warnings(config: GptSimpleConfig, report: Callable[[str], None], world_size:
         ranks, passes = f"rank{'s' if world_size > 1 else ''}", f"pass{'es' if times > 1 else ''}"
         report(
             f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} {ranks}, with "
-            f"{times} forward {passes} each; the keys would give {now:,}, but another batch needs another output_dir"
+            f"{times} forward {passes} each; the keys would give {now:,}, but another batch size needs another output_dir"
         )

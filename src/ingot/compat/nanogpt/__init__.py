@@ -1,6 +1,6 @@
 """nanoGPT's `train.py`, `sample.py` and `bench.py`, with their presets, data folders, log lines and checkpoints.
 
-This package only translates: keys become one Config, training reports nanoGPT's log lines, checkpoints become ckpt.pt.
+This package only translates: keys become one Config, training prints nanoGPT's log lines, checkpoints become ckpt.pt.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def bench(arguments: Arguments) -> None:
-    """Time training steps, or profile a few of them."""
+    """Time training steps or, with the key `profile`, record a trace of a few steps."""
     import numpy as np
 
     from ingot.backends.open import open_backend

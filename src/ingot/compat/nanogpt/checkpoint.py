@@ -1,7 +1,7 @@
-"""nanoGPT's ckpt.pt, written so that nanoGPT and other tools can read it and read whoever wrote it, and how train.py starts.
+"""Read and write nanoGPT's ckpt.pt, to exchange models with nanoGPT and its tools; find the state from which train.py starts.
 
-Exact resume never relies on ckpt.pt. Its extra key `ingot` points to our checkpoint of the same state. The file is only loaded
-with weights_only=True, so it cannot execute code.
+Exact resume never relies on ckpt.pt. Its extra key `ingot` points to Ingot's checkpoint of the same state. The file is only
+loaded with weights_only=True, so it cannot execute code.
 """
 
 from __future__ import annotations
@@ -62,34 +62,34 @@ from ingot.runtime.tensors import TensorRecord
 from ingot.train.resume import Progress, facts_of
 from ingot.train.resume import check_fits as check_resume
 
-OURS = "ingot"  # our extra key in ckpt.pt
+OURS = "ingot"  # Ingot's extra key in ckpt.pt
 HEAD, EMBEDDING, POSITIONS = "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"
 NO_LOSS_YET = 1e9  # initial best_val_loss in nanoGPT
 
 
 @dataclass(frozen=True)
 class Ckpt:
-    """A model and the state of its training: the contents of a ckpt.pt under our names, or another state to train from."""
+    """A model and the state of its training: the contents of a ckpt.pt under Ingot's names, or another starting point."""
 
     path: Path
-    settings: dict[str, Any]  # the section `model`
+    settings: dict[str, Any]  # the config's section `model`
     weights: Mapping[str, TensorRecord] = field(default_factory=dict)  # empty: random initialisation
     optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)  # AdamW state by `parameter/key`
     iter_num: int = 0  # the next iteration to train
     best_val_loss: float | None = None
-    config: dict[str, Any] = field(default_factory=dict)  # nanoGPT's keys at the time of writing
-    tokenizer: dict[str, Any] | None = None  # the tokenizer's spec, if we wrote the file
-    scoring: dict[str, Any] = field(default_factory=dict)  # evaluation settings, if we wrote the file
-    checkpoint: Path | None = None  # our checkpoint of the same state, if it still exists
+    config: dict[str, Any] = field(default_factory=dict)  # values of nanoGPT's keys when the file was written
+    tokenizer: dict[str, Any] | None = None  # the tokenizer's spec, if Ingot wrote the file
+    scoring: dict[str, Any] = field(default_factory=dict)  # evaluation settings, if Ingot wrote the file
+    checkpoint: Path | None = None  # Ingot's checkpoint of the same state, if it still exists
     missing: tuple[str, ...] = ()  # state that the file lacks for an exact resume
-    ours: Checkpoint | None = None  # the checkpoint of ours that this was read from
+    ours: Checkpoint | None = None  # set if this was read from one of Ingot's checkpoints
 
 
 def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
-    """Write our checkpoint as a ckpt.pt, atomically; `config` holds nanoGPT's 33 keys.
+    """Write an Ingot checkpoint as a ckpt.pt, atomically; `config` holds nanoGPT's 33 keys.
 
-    best_val_loss is the loss of the last evaluation, as in nanoGPT: nanoGPT writes a file if that loss was the best, or with
-    always_save_checkpoint, which overwrites the best loss too.
+    best_val_loss is the loss of the last evaluation, as in nanoGPT: nanoGPT writes a file if that loss is the best so
+    far; with always_save_checkpoint it always writes one, and sets best_val_loss to the newest loss.
     """
     progress = checkpoint.progress
     if progress["config"]["model"]["family"] != "gpt2":
@@ -142,7 +142,7 @@ def read_ckpt(path: Path) -> Ckpt:
     }
     head = weights.pop(HEAD, None)
     if any(name not in weights or len(weights[name].shape) != 2 for name in (EMBEDDING, POSITIONS)):
-        raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is not one of nanoGPT's models")
+        raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is not a nanoGPT model")
     if head is not None and (head.shape, head.data) != (weights[EMBEDDING].shape, weights[EMBEDDING].data):
         raise CheckpointError(f"{path} has an untied output head; nanoGPT's models tie it to the token embedding")
     settings = _settings(contents["model_args"], weights, ours, path)
@@ -153,9 +153,9 @@ def read_ckpt(path: Path) -> Ckpt:
     best = float(loss) if isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1) else math.inf
     memory, problem = adamw_memory(contents.get("optimizer"), [[list(group) for group in split_by_decay(weights)]], weights)
     missing = [f"the optimizer state ({problem})"] if problem else []
-    missing += ["the order of the data", "the random numbers"]
+    missing += ["the order of the data", "the random states"]
     if config.get("dtype") == "float16":
-        missing.append("the scale of the gradients")
+        missing.append("the gradient scale")
     checkpoint = (path.parent / str(ours.get("checkpoint") or path)).resolve()
     named = checkpoint.is_dir() and path.parent.resolve() in checkpoint.parents
     return Ckpt(
@@ -174,19 +174,19 @@ def read_ckpt(path: Path) -> Ckpt:
 
 
 def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Return the section `model` for nanoGPT's model_args, checked against the tensor shapes before a model is built."""
+    """Convert nanoGPT's model_args to the config's section `model`; check them against the tensor shapes first."""
     settings: dict[str, Any] = {
         "family": "gpt2",
         "layers": args.get("n_layer"),
         "heads": args.get("n_head"),
         **sizes(weights),
         "dropout": args.get("dropout", 0.0),
-        # nanoGPT's models use the erf GELU; our runs that were initialised from GPT-2 weights use the tanh approximation.
+        # nanoGPT's models use the erf GELU; Ingot's runs initialised from GPT-2 weights use the tanh approximation.
         "gelu": "tanh" if ours.get("gelu") == "tanh" else "erf",
     }
     for theirs, name in MODEL_ARGS.items():
         if args.get(theirs) not in (None, settings[name]):
-            raise CheckpointError(f"{path}: {theirs} is {args[theirs]!r:.60}, but its tensors say {settings[name]}")
+            raise CheckpointError(f"{path}: {theirs} is {args[theirs]!r:.60}, but its tensors have {settings[name]}")
     try:
         GPT2Settings(**settings)
     except ValidationError as error:
@@ -197,7 +197,7 @@ def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: M
 
 
 def meta_model(settings: Mapping[str, Any]) -> GPT2:
-    """Build the model of a section `model` on the meta device, to count parameters and check shapes."""
+    """Build the model that a config's section `model` describes on the meta device, to count parameters and check shapes."""
     with torch.device("meta"):
         return GPT2(**{name: value for name, value in settings.items() if name != "family"})
 
@@ -326,7 +326,7 @@ OWNER = "openai-community"  # current owner on the Hub; older caches store GPT-2
 
 
 def read_pretrained(name: str) -> Ckpt:
-    """Read the weights of a GPT-2 size or local folder; GPT-2 has the tanh GELU."""
+    """Read GPT-2 weights by size (such as gpt2-medium) or from a local folder; they use the tanh GELU."""
     folder = user_path(name)
     if not (folder / CONFIG).is_file():
         if name not in SIZES:
@@ -337,9 +337,9 @@ def read_pretrained(name: str) -> Ckpt:
     return Ckpt(folder, settings, {record.name: record for record in records})
 
 
-# The start of train.py: random weights, GPT-2 weights, our own checkpoint, or a ckpt.pt. Our own run resumes exactly unless
-# something that affects training has changed. Other weights are first saved in the folder as one of our checkpoints, at their
-# iteration, and training resumes from it. Existing files are moved aside, never overwritten.
+# The start of train.py: random weights, GPT-2 weights, an Ingot checkpoint, or a ckpt.pt. Ingot's own runs resume exactly
+# unless something that affects training has changed. Other weights are first saved in the folder as an Ingot checkpoint, with
+# their iteration number, and training resumes from it. Existing files are moved aside, never overwritten.
 
 PARTS = (
     "state.json", "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt",
@@ -379,7 +379,7 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Ckpt:
 
 
 def _resumed(out: Path, warn: Say, read_only: bool) -> Ckpt:
-    """Return our newest checkpoint in a folder, or the ckpt.pt there if it was copied from another run."""
+    """Return the newest Ingot checkpoint in a folder, or the ckpt.pt there if it was copied from another run."""
     path, newest = out / CKPT, None
     if saved_steps(out / "checkpoints"):
         newest = newest_valid(out / "checkpoints", warn, read_only)
@@ -401,7 +401,7 @@ def _resumed(out: Path, warn: Say, read_only: bool) -> Ckpt:
                 path.replace(out / f"{CKPT}{DAMAGED}")
     settings = newest.progress["config"]["model"]
     if settings["family"] != "gpt2":
-        raise CheckpointError(f"{newest.path} is a model of the family {settings['family']}; continue it with: ingot train")
+        raise CheckpointError(f"{newest.path} is a model of the family {settings['family']}; resume it with: ingot train")
     settings = settings | sizes(newest.weights)  # `ingot train` infers these from the data
     return Ckpt(newest.path, settings, newest.weights, newest.tensors["optimizer"], newest.step, ours=newest)
 
@@ -416,7 +416,7 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
             check_resume(start.ours, facts)
             return resolved
         except CannotContinue as error:
-            changes = dict.fromkeys(change.render(key_name) for change in error.changes)  # two settings may have the same key
+            changes = dict.fromkeys(change.render(key_name) for change in error.changes)  # several settings can share a key
             warn(f"this is not an exact resume of {start.ours.path}: {'; '.join(changes)}")
     elif start.missing:
         missing = ", ".join(start.missing)
@@ -424,7 +424,7 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
     if not start.weights:
         move_aside(out, (*PARTS, CKPT), say)
         return resolved
-    # The progress at the start's iteration, with the best validation loss so far if it is known.
+    # The progress at the starting iteration, with the best validation loss so far if it is recorded.
     config, at = resolved.config, start.iter_num
     p = Progress(step=at, sample=at * config.rows_per_step, tokens=at * config.training.tokens_per_step)
     if start.ours is not None:
@@ -434,7 +434,7 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
             p = replace(p, **{name: earlier[name] for name in ("best_bpb", "val_loss", "val_bpb")})
             p = replace(p, best_step=at if earlier["best_step"] == at else None, best_by=earlier.get("best_by", []))
     elif start.missing:
-        p = replace(p, best_step=at)  # kept as the best, and written as ckpt.pt, which the next resume recognises
+        p = replace(p, best_step=at)  # marked as the best: it is kept and written as ckpt.pt for the next resume
     if start.best_val_loss is not None and at:
         evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
         evaluated = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
@@ -446,7 +446,7 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replace_folder(folder) as new:
             save_checkpoint(new, p.step, tensors, {**asdict(p), "choices": {}, **facts})
-            aside = move_aside(out, PARTS, say)  # done last: if the disk is full, the old run is still in place
+            aside = move_aside(out, PARTS, say)  # done last: if the disk is full, the old run stays in place
         if aside is not None and (out / CKPT).exists():  # moved last: if the process is killed here, a resume still finds it
             (out / CKPT).rename(aside / CKPT)
     return resolved

@@ -1,6 +1,6 @@
 """nanoGPT's model.py: GPT, GPTConfig and their modules, for notebooks and forks that import them.
 
-The model is our gpt2 family, whose parameters already have nanoGPT's names. This file adds nanoGPT's signatures and makes the
+The model is Ingot's gpt2 family, whose parameters already have nanoGPT's names. This file adds nanoGPT's signatures and makes the
 output head a module, so that the state dict has the same keys.
 """
 
@@ -28,7 +28,7 @@ from ingot.model.layers import LayerCache, Mask
 from ingot.runtime.devices import data_sheet_flops
 
 Gelu = Literal["tanh", "erf"]
-A100_FLOPS = 312e12  # nanoGPT assumes an A100 on every device; we do so only if the device's own peak is unknown
+A100_FLOPS = 312e12  # nanoGPT assumes an A100 on every device; used here only if the device's own peak is unknown
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Block(gpt2.GPT2Block):
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         super().__init__(config.n_embd, config.n_head, config.bias, config.dropout, gelu)
-        self.attn.__class__, self.mlp.__class__ = CausalSelfAttention, MLP  # they add no state
+        self.attn.__class__, self.mlp.__class__ = CausalSelfAttention, MLP  # these subclasses add no state
 
 
 class GPT(GPT2):

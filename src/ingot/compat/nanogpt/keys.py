@@ -1,6 +1,6 @@
-"""The keys of `train.py`, `sample.py` and `bench.py`, the command lines that set them, and the Config they mean.
+"""The keys of `train.py`, `sample.py` and `bench.py`: parse them from a command line and translate them to a Config.
 
-The first 33, 11 and 9 keys are nanoGPT's, with nanoGPT's defaults; those marked `added` are ours. A command line lists presets
+The first 33, 11 and 9 keys are nanoGPT's, with nanoGPT's defaults; keys marked `added` are Ingot's. A command line lists presets
 and `--key=value` in any order; later ones win. A preset is the user's own Python file and is executed, as in nanoGPT.
 """
 
@@ -31,7 +31,7 @@ from ingot.runtime.signals import listening_early
 
 Say = Callable[[str], None]
 SEED = 1337
-# nanoGPT's model_args, in its order, mapped to our names in the section `model`.
+# nanoGPT's model_args, in nanoGPT's order, mapped to the names in the config's section `model`.
 MODEL_ARGS = {
     "n_layer": "layers", "n_head": "heads", "n_embd": "width", "block_size": "context", "bias": "bias",
     "vocab_size": "vocab_size", "dropout": "dropout",
@@ -45,7 +45,7 @@ TRAIN = table(
     Option("log_interval", "int", 1, "iterations between log lines", low=1, sets="tracking.log_every"),
     Option("eval_iters", "int", 200, "batches per split in an evaluation", low=1),
     Option("eval_only", "bool", False, "evaluate once and exit; nothing is written"),
-    Option("always_save_checkpoint", "bool", True, "ckpt.pt is the newest state; False: the one with the best val loss"),
+    Option("always_save_checkpoint", "bool", True, "ckpt.pt holds the newest state; False: the one with the best val loss"),
     Option("init_from", "str", "scratch", "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl or a folder of GPT-2 weights"),
     Option("wandb_log", "bool", False, "send evaluations to Weights & Biases"),
     Option("wandb_project", "str", "owt", "W&B project"),
@@ -75,7 +75,7 @@ TRAIN = table(
     Option("dtype", "str", None, "None: float32 on a CPU, bfloat16 on GPUs that have it, else float16", tuple(PRECISIONS),
            null="None", sets="training.precision", computed=True),
     Option("compile", "bool", True, "torch.compile; on a CPU only if given explicitly", sets="training.compile"),
-    Option("deterministic", "bool", False, "same bits in every run on a GPU, resumed or not; slower",
+    Option("deterministic", "bool", False, "bitwise identical results on a GPU, also after a resume; slower",
            sets="training.deterministic", added=True),
     Option("mfu_peak", "float", None, "peak FLOP/s per GPU for MFU; None: this GPU's own", low=0, null="None", added=True),
     Option("tokenizer", "str", None, "tokenizer file, if the tokens are neither meta.pkl's characters nor GPT-2's",
@@ -211,7 +211,7 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
     for name in assigned - ALL_KEYS.keys():
         scalar = isinstance(after.get(name), int | float | str) and not name.startswith("_")
         if scalar and (near := closest(name, keys, MISSPELT)) is not None:
-            raise ConfigError(f"{path}: unknown key {name}; did you mean {near}? Begin a name of your own with an underscore")
+            raise ConfigError(f"{path}: unknown key {name}; did you mean {near}? Begin your own names with an underscore")
     return {
         name: key.check(after[name], str(path))
         for name, key in keys.items()
@@ -219,8 +219,8 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
     }
 
 
-# The Config that the keys of train.py mean. A run has max_iters + 1 steps, because nanoGPT counts iterations from 0 up to and
-# including max_iters. It evaluates before iteration N, which is after N steps of our loop.
+# Translating the keys of train.py to a Config. A run has max_iters + 1 steps, because nanoGPT counts iterations from 0 up to and
+# including max_iters. It evaluates before iteration N, which is after N steps of Ingot's training loop.
 
 
 def settle(arguments: Arguments, world_size: int = 1, warn: Say = lambda line: None) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def settle(arguments: Arguments, world_size: int = 1, warn: Say = lambda line: N
     accumulation = v["gradient_accumulation_steps"]
     if accumulation % world_size:
         raise ConfigError(
-            f"gradient_accumulation_steps={accumulation} cannot be shared by {world_size} ranks; set it to a multiple of "
+            f"gradient_accumulation_steps={accumulation} cannot be divided among {world_size} ranks; set it to a multiple of "
             f"{world_size}, such as {-(-accumulation // world_size) * world_size}"
         )
     v["out_dir"] = str(user_path(v["out_dir"]))
@@ -283,18 +283,18 @@ def check_data(values: dict[str, Any], warn: Say = lambda line: None) -> None:
         advice = f"prepare it with: python {script}" if script.is_file() else "the folder needs train.bin and val.bin"
         raise DataError(f"dataset={values['dataset']} has no data in {folder}; {advice}")
     if values["tokenizer"] is None and meta.is_file() and char_tokenizer(meta) is None:
-        warn(f"{meta} does not list single characters, so tokens are numbers; name their tokenizer with --tokenizer=FILE")
+        warn(f"{meta} does not list single characters, so tokens are shown as ids; name their tokenizer with --tokenizer=FILE")
         values["tokenizer"] = "number"
 
 
 def fresh_settings(values: Mapping[str, Any], vocab_size: int | None) -> dict[str, Any]:
-    """Return the section `model` of a run that starts from random weights."""
+    """Return the config's section `model` for a run that starts from random weights."""
     args = {**values, "vocab_size": vocab_size or GPT2_PADDED_VOCAB_SIZE}
     return {"family": "gpt2", **{ours: args[theirs] for theirs, ours in MODEL_ARGS.items()}, "gelu": "erf"}
 
 
 def translate(values: Mapping[str, Any], model: Mapping[str, Any]) -> ResolvedConfig:
-    """Return the config of a run with these keys and this section `model`."""
+    """Return the config of a run with these keys; `model` is the config's section of that name."""
     v = {**values, "block_size": model["context"]}
     rows = v["gradient_accumulation_steps"] * v["batch_size"]
     evaluated = v["eval_iters"] * v["batch_size"]

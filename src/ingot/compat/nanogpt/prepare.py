@@ -33,8 +33,8 @@ VAL_FRACTION, VAL_SEED = 0.0005, 2357  # OpenWebText's validation split, the sam
 def shakespeare(folder: Path, words: Sequence[str], by_characters: bool = False) -> int:
     """Prepare Shakespeare with GPT-2's tokenizer, or by characters; return the exit code."""
     how = "by characters" if by_characters else "with GPT-2's tokens"
-    parser = _parser(f"Shakespeare, or another text, {how}: the first nine tenths are train.bin, the rest val.bin.", folder)
-    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt here; it is downloaded if missing)")
+    parser = _parser(f"Tokenize Shakespeare, or another text, {how}: 90% to train.bin, the rest to val.bin.", folder)
+    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt in --output, downloaded if missing)")
     return _run(parser, words, _write_text, by_characters)
 
 
@@ -44,8 +44,8 @@ shakespeare_char = partial(shakespeare, by_characters=True)
 def openwebtext(folder: Path, words: Sequence[str]) -> int:
     """Prepare OpenWebText or other documents with GPT-2's tokenizer and <|endoftext|> after each; return the exit code."""
     parser = _parser(
-        "OpenWebText, or other documents, with GPT-2's tokens, shuffled; one in two thousand is in val.bin. "
-        "Needs 55 GB of disk: 20 to download, 17 for train.bin and as much while it is made.",
+        "Tokenize OpenWebText, or other documents, for GPT-2 and shuffle them; one in two thousand goes to val.bin. "
+        "Needs 55 GB of disk: 20 to download, 17 for train.bin and 17 for a temporary file.",
         folder,
     )
     add = parser.add_argument
@@ -57,7 +57,7 @@ def openwebtext(folder: Path, words: Sequence[str]) -> int:
 
 def _parser(about: str, folder: Path) -> Parser:
     parser = Parser(PROGRAM, description=about)
-    parser.add_argument("--bundled", action="store_true", help="use ingot's works of Shakespeare; needs no network")
+    parser.add_argument("--bundled", action="store_true", help="use the Shakespeare bundled with ingot; needs no network")
     parser.add_argument("--output", type=Path, default=folder, metavar="DIR", help="folder to write to (the script's own)")
     return parser
 
@@ -125,7 +125,7 @@ def _text(options: Namespace) -> str:
     with readable(path, DataError):
         text = "".join(_bundled()) if options.bundled else path.read_text(encoding="utf-8")
     if len(text) < 2:
-        raise DataError("the text is too short to be split; give a longer one")
+        raise DataError("the text is too short to split into train.bin and val.bin; give a longer one")
     say(f"length of dataset in characters: {len(text):,}")
     return text
 

@@ -72,7 +72,7 @@ def sample(arguments: Arguments) -> None:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Encode a prompt to at least one token. With GPT-2's tokenizer, <|endoftext|> is one token, as in nanoGPT."""
+    """Encode a prompt to at least one token. GPT-2's tokenizer encodes <|endoftext|> as one token, as in nanoGPT."""
     from ingot.backends.sampling import prompt_ids
     from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 

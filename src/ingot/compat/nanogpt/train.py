@@ -1,6 +1,6 @@
-"""train.py: nanoGPT's training script on our training loop.
+"""train.py: nanoGPT's training script on Ingot's training loop.
 
-`out_dir` is one of our run folders with nanoGPT's ckpt.pt in it, so every `ingot` command works on it too.
+`out_dir` is an Ingot run folder that also contains nanoGPT's ckpt.pt, so every `ingot` command works on it too.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def train(arguments: Arguments) -> None:
     warn_once = warn if ranks.first else lambda line: None
     if is_edited(model_file):
         warn_once(
-            f"train.py: warning: {model_file} has code of its own, which train.py does not run: it trains Ingot's GPT-2. Train a "
-            f"class Model there with: ingot train --recipe shakespeare-char --model.file {model_file} (see docs/nanogpt.md)"
+            f"train.py: warning: {model_file} has custom code, which train.py does not run: it trains Ingot's GPT-2. Train its "
+            f"class Model with: ingot train --recipe shakespeare-char --model.file {model_file} (see docs/nanogpt.md)"
         )
     values = settle(arguments, ranks.world_size, warn_once)
     check_data(values, warn_once)
@@ -65,7 +65,7 @@ def train(arguments: Arguments) -> None:
 
     def prepare() -> dict[str, Any]:
         out = Path(values["out_dir"])
-        if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # otherwise other files are moved aside
+        if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # otherwise the old run is moved aside
             RunFolder(out).check_ownership([WANDB_ID])
         if (out / LOCK).exists():
             with RunLock(out):  # fails if another process trains there
@@ -100,7 +100,7 @@ def train(arguments: Arguments) -> None:
 
 
 def is_edited(model_file: Path) -> bool:
-    """Return True if the model.py beside train.py defines classes or functions of its own; ours only imports them."""
+    """Return True if the model.py next to train.py defines classes or functions; Ingot's model.py only imports them."""
     return model_file.is_file() and re.search(rb"^\s*(class|def) ", model_file.read_bytes(), re.MULTILINE) is not None
 
 
@@ -150,7 +150,7 @@ class NanoGPTReporter(Reporter):
             warn(f"iteration {report.resumed_at} is past max_iters={self._values['max_iters']}: nothing is left to do")
 
     def unwritten_checkpoint(self) -> Path | None:
-        """Return our newest checkpoint if ckpt.pt is older or missing."""
+        """Return Ingot's newest checkpoint if ckpt.pt is older or missing."""
         step, newest = max(saved_steps(self._ckpt.parent / "checkpoints").items(), default=(0, None))
         if newest is None or not (step or self._ckpt.exists()):  # nanoGPT writes no checkpoint before its first iteration
             return None
@@ -198,7 +198,7 @@ class NanoGPTReporter(Reporter):
             self._announce(checkpoint.step)
             write_ckpt(self._ckpt, checkpoint, record(self._values))
             self.failure = None
-        except (CheckpointError, OSError) as error:  # runs in a thread: the error is raised when training ends
+        except (CheckpointError, OSError) as error:  # runs in a saving thread: the error is raised when training ends
             self.failure = error if isinstance(error, CheckpointError) else CheckpointError(f"cannot write ckpt.pt: {error}")
             warn(f"{self.failure}; training continues and the next save tries again")
 
@@ -221,11 +221,11 @@ def evaluation_line(iteration: int, train_loss: float | None, val_loss: float) -
 
 
 def peak_flops(mfu_peak: float | None, device: Device) -> float:
-    """Return and print a device's peak FLOP/s: as set, from its data sheet, or measured. nanoGPT assumes an A100."""
+    """Return and print a device's peak FLOP/s: from mfu_peak, its data sheet or a measurement. nanoGPT assumes an A100."""
     from ingot.backends.open import measure_flops
 
     if mfu_peak:
-        flops, source = mfu_peak, "as mfu_peak says"
+        flops, source = mfu_peak, "set by mfu_peak"
     elif device.peak_flops:
         flops, source = device.peak_flops, f"the bf16 rate in the data sheet of {device.name}"
     else:

@@ -337,7 +337,7 @@ def test_damaged_shards_are_fetched_again_and_a_tokenizer_of_ones_own_is_not_ove
     assert folder.said(f"{folder / VAL} is not the file of {REPO}")
     (folder / MODEL).unlink()
     (folder / MODEL).write_text("mine")
-    with pytest.raises(DataError, match="is not that of"):
+    with pytest.raises(DataError, match="differs from"):
         folder()
     assert (folder / MODEL).read_text() == "mine"
 
@@ -402,7 +402,7 @@ def test_a_lock_file_that_is_a_link_is_refused_by_name(folder, tmp_path):
 def test_a_shard_of_another_data_set_in_the_folder_is_refused(folder):
     folder()
     (folder / TRAIN.format(3)).write_bytes(shard(100, 99))
-    with pytest.raises(DataError, match=rf"{TRAIN.format(3)} is not that of {REPO} at {folder.commit[:12]}.*move it away"):
+    with pytest.raises(DataError, match=rf"{TRAIN.format(3)} differs from {REPO} at {folder.commit[:12]}.*move it away"):
         folder()
 
 

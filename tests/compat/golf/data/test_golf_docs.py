@@ -84,7 +84,7 @@ def test_documents_of_another_origin_are_never_replaced(repository):
     repository.commit(DOCS)
     repository.out.docs(["mine"])
     mine = (repository.out / "docs_selected.jsonl").read_bytes()
-    with pytest.raises(DataError, match=r"is not that of owner/golf .* set HF_HUB_OFFLINE=1 to use it"):
+    with pytest.raises(DataError, match=r"differs from the file in owner/golf .* set HF_HUB_OFFLINE=1 to use it"):
         repository()
     assert (repository.out / "docs_selected.jsonl").read_bytes() == mine
 

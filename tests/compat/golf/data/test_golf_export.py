@@ -214,7 +214,7 @@ def test_a_killed_export_publishes_nothing_and_the_same_command_goes_on_to_the_s
     again = python(KILLED, folder.path, specs, "go on")
     said, problem = again.communicate(timeout=30)
     assert (again.returncode, problem) == (0, "")
-    assert "continuing after document 36" in said
+    assert "resuming after document 36" in said
     other = Folder(tmp_path / "other", TEXTS)
     other(val_documents=9, chunk_tokens=100)
     done, expected = folder.content(), other.content()

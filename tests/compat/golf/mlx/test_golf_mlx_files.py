@@ -152,12 +152,12 @@ class Calls:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (Calls(), "it asks for posix.system"),
-        ({"__quant_format__": Calls()}, "it asks for posix.system"),
-        (array([{}], "O"), "it asks for numpy"),
-        (array(["text"], "<U4"), "it holds an array that is not of weights"),
+        (Calls(), "it refers to posix.system"),
+        ({"__quant_format__": Calls()}, "it refers to posix.system"),
+        (array([{}], "O"), "it refers to numpy"),
+        (array(["text"], "<U4"), "it holds an array that is not a weight"),
         (array([1.0], ">f4"), "its numbers are not little-endian"),
-        ([1], "it holds no weights by name"),
+        ([1], "it is not a dict of weights"),
         ({"__quant_format__": "int6"}, "its format is 'int6' and not int8_clean_per_row_v1"),
         ({"quantized": {}}, "__quant_format__"),
     ],

@@ -85,11 +85,11 @@ def test_the_table_of_the_documentation_is_that_of_the_script() -> None:
         ({"MLX_MAX_MICROBATCH_TOKENS": "0"}, "MLX_MAX_MICROBATCH_TOKENS=0 must be a whole number >= 1"),
         (
             {"TRAIN_BATCH_TOKENS": "60"},
-            "TRAIN_BATCH_TOKENS=60 over GRAD_ACCUM_STEPS=2 is less than one sequence of TRAIN_SEQ_LEN=32; give at least 64",
+            "TRAIN_BATCH_TOKENS=60 divided by GRAD_ACCUM_STEPS=2 is less than one sequence of TRAIN_SEQ_LEN=32; give at least 64",
         ),
         (
             {"VAL_BATCH_SIZE": "63"},
-            "VAL_BATCH_SIZE=63 over GRAD_ACCUM_STEPS=2 is less than one sequence of TRAIN_SEQ_LEN=32; give at least 64",
+            "VAL_BATCH_SIZE=63 divided by GRAD_ACCUM_STEPS=2 is less than one sequence of TRAIN_SEQ_LEN=32; give at least 64",
         ),
         ({"VOCAB_SIZE": "300"}, "VOCAB_SIZE=300 does not match the tokenizer's vocab_size=274"),
         ({"MLX_EAGER_EVAL": "yes"}, "MLX_EAGER_EVAL=yes must be 0 or 1"),
