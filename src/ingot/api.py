@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from ingot.backends.sampling import Sampling
 from ingot.config.loading import Sources
 from ingot.config.schema import Config
 from ingot.console.progress import make_reporter
@@ -37,9 +38,33 @@ def load(
     return open_model(weights, find_tokenizer(weights, tokenizer, data), device, dtype)
 
 
-def generate(path: str | Path, prompt: str = "", *, which: str = "latest", device: str = "auto", **options: Any) -> str:
-    """Load a model and continue a prompt with it; the options are those of `LoadedModel.stream`, such as `tokens` and `seed`."""
-    return load(path, which=which, device=device).generate(prompt, **options)
+def generate(
+    path: str | Path,
+    prompt: str = "",
+    *,
+    which: str = "latest",
+    device: str = "auto",
+    tokens: int = 200,
+    temperature: float = Sampling.temperature,
+    top_k: int | None = Sampling.top_k,
+    top_p: float | None = Sampling.top_p,
+    seed: int | None = Sampling.seed,
+    use_cache: bool = Sampling.use_cache,
+    repetition_penalty: float = Sampling.repetition_penalty,
+    stop_at_end: bool = False,
+) -> str:
+    """Load a model and continue a prompt with it."""
+    return load(path, which=which, device=device).generate(
+        prompt,
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        use_cache=use_cache,
+        repetition_penalty=repetition_penalty,
+        stop_at_end=stop_at_end,
+    )
 
 
 def train(

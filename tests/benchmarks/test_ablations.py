@@ -13,12 +13,12 @@ SMALL = {"model.width": 32, "model.layers": 4, "model.heads": 4, "training.devic
 
 def test_every_arm_is_the_recipe_without_something_and_can_begin():
     seen = {}
-    for arm in make_arms([], ARMS):
+    for name_of_arm, settings in make_arms([], ARMS).items():
         python = {}
-        for name, value in {**SMALL, **arm.settings}.items():
+        for name, value in {**SMALL, **settings}.items():
             section, _, key = name.partition(".")
             python.setdefault(section, {})[key] = value
         config = load_config(recipe="golf/frontier", python=python, environment={}).config
         open_backend(config, 64, Ranks()).close()
-        seen[arm.name] = config.model_dump_json()
+        seen[name_of_arm] = config.model_dump_json()
     assert next(iter(seen)) == "frontier" and len(set(seen.values())) == len(seen) >= 14

@@ -11,11 +11,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from ingot.cli.main import COMMANDS, load
+from ingot.cli.main import COMMANDS
 from ingot.compat.golf.variables import MLX_VARIABLES, VARIABLES
 from ingot.compat.gpt_simple.config import all_keys
 from ingot.compat.gpt_simple.main import make_parser
@@ -111,7 +112,8 @@ def ingot_settings() -> tuple[Knob, ...]:
 def ingot_flags() -> dict[tuple[str, ...], tuple[Knob, ...]]:
     """The options of every verb of `ingot`, by the words that call it."""
     verbs = typer.Typer()
-    for name, verb in ((name, load(name)) for name in COMMANDS):
+    for name, (module, _, function) in ((name, place.partition(".")) for name, place in COMMANDS.items()):
+        verb = getattr(import_module(f"ingot.cli.{module}"), function)
         verbs.add_typer(verb, name=name) if isinstance(verb, typer.Typer) else verbs.command(name)(verb)
     return dict(_verbs((), verbs))
 

@@ -83,7 +83,8 @@ def dequantise(stored: Mapping[str, TensorRecord], formats: Mapping[str, str]) -
             raise ValueError(f"{name!r:.100} does not hold the scales of its codes")
     for name, dtype in formats.items():
         kept = tensors[name].dtype if name in tensors else None
-        if dtype not in FLOATS or (kept not in FLOATS if name + SCALE not in stored else kept != "I8"):
+        expected = FLOATS if name + SCALE not in stored else ("I8",)
+        if not isinstance(dtype, str) or dtype not in FLOATS or kept not in expected:
             raise ValueError(f"{name!r:.100} cannot have the dtype {dtype!r:.100}")
     for name, dtype in formats.items():
         w = to_array(tensors[name])
