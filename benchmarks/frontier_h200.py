@@ -9,8 +9,7 @@ it reports that nothing is left.
 
 The corpus (train-00, train-01 and val as .jsonl.xz) is prepared into --data once. --own-tokenizer 8192 learns a vocabulary of
 that size, with marks for capitals, from the training text; it counts towards the artifact's bytes. --set section.key=value
-changes a setting of every run; like --seconds, it makes a separate result. --toy trains a tiny model on the bundled text, for a
-CPU.
+changes a setting of every run; like --seconds, it makes a separate result. --toy trains a tiny model on the bundled text (CPU).
 """
 
 from __future__ import annotations
