@@ -110,9 +110,9 @@ def main() -> None:
     if not arguments.toy:
         made = (arguments.data / "dataset.json").exists()
         if not made and not (arguments.corpus and (arguments.tokenizer or arguments.own_tokenizer)):
-            parser.error("give --corpus and --tokenizer or --own-tokenizer, a --data that was made, or --toy")
+            parser.error("pass --corpus with --tokenizer or --own-tokenizer, a prepared --data folder, or --toy")
         if made and arguments.own_tokenizer and not arguments.data.with_suffix(".model").exists():
-            parser.error(f"{arguments.data} was not made with --own-tokenizer; name another --data")
+            parser.error(f"{arguments.data} was not prepared with --own-tokenizer; choose another --data")
         if not made and arguments.own_tokenizer:
             arguments.tokenizer = arguments.data.with_suffix(".model")
             learn_tokenizer(arguments.corpus, arguments.own_tokenizer, arguments.tokenizer)

@@ -73,7 +73,7 @@ def prepare(corpus: Path, tokenizer: str, data: Path) -> None:
     train, val = [corpus / f"train-0{part}.jsonl.xz" for part in (0, 1)], corpus / "val.jsonl.xz"
     words = ["data", "prepare", *map(str, train), "--val-input", str(val), "--output", str(data), "--tokenizer", tokenizer]
     subprocess.run(_ingot(*words), check=True, stdout=subprocess.DEVNULL)
-    say(f"{data} made in {time.perf_counter() - began:.0f} s")
+    say(f"{data} prepared in {time.perf_counter() - began:.0f} s")
 
 
 def run_all(
@@ -91,7 +91,7 @@ def run_all(
     whole = True
     for case in cases:
         if (known := {r["name"]: r["at"] for r in finished(arguments.results)}.get(case.name)) is not None:
-            say(f"{case.name} | in {arguments.results} already, of {known}")
+            say(f"{case.name} | already in {arguments.results}, finished {known}")
             continue
         left = arguments.limit - (time.perf_counter() - began)
         if left < (0 if arguments.toy else worth_starting):

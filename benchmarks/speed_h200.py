@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument("--toy", action="store_true", help="tiny models on the CPU")
     arguments = parser.parse_args()
     whole = measure_all(arguments, time.perf_counter())
-    say(f"\n{datetime.now(UTC).date()}, figures in brackets were measured before\n")
+    say(f"\n{datetime.now(UTC).date()}, figures in brackets were measured earlier\n")
     names = {case.name for case in cases(arguments)}
     say(table([line for line in read(arguments.results) if line["name"] in names], arguments.rows))
     say("\nnothing is left" if whole else "\nsome figures are left: repeat the command")

@@ -87,7 +87,7 @@ def main() -> None:
     began = time.perf_counter()
     if not arguments.toy:
         if not (arguments.data / "dataset.json").exists() and not arguments.corpus:
-            parser.error("give --corpus, a --data that was made, or --toy")
+            parser.error("pass --corpus, a prepared --data folder, or --toy")
         prepare(arguments.corpus, "gpt2", arguments.data)
     arms = [(*arguments.set, *shlex.split(arm)) for arm in arguments.arm or [""]]
     cases = [Case("speedrun", RECIPE, seed, arguments.seconds, arm) for seed in arguments.seeds for arm in arms]
