@@ -1,10 +1,10 @@
-"""What `--recipe auto` is worth: against the demo recipe of commit 6b06fd6 in the same seconds, and on a text of 30 KB.
+"""Compare `--recipe auto` with the demo recipe of commit 6b06fd6 in equal training time, and try it on a text of 30 KB.
 
     python benchmarks/auto.py [--seconds 90] [--seeds 1,2,3] [--device cpu] [--output runs/auto-bench]
 
-The two take turns, seed by seed, as processes of their own; the same command goes on where it stood. `demo` is the code and the
-recipe of that commit, taken from this repository's history, on the text as it is split today; the demo recipe of today is trained
-with the first seed too (`now`). About 13 minutes for three seeds of 90 s.
+The two recipes alternate, seed by seed, each run in its own process; repeating an interrupted command resumes it. `demo` is the
+code and recipe of that commit, taken from this repository's history, with today's split of the text; today's demo recipe is also
+trained with the first seed (`now`). Three seeds of 90 s take about 13 minutes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ingot.experiments.statistics import welch
 OLD = "6b06fd6"
 ROOT = Path(__file__).parents[1]
 SAMPLE = Path("src/ingot/data/samples/shakespeare.jsonl.xz")
-LEAD = 0.03  # bits per byte that auto must be better by
-SPENT = 0.05  # of the budget, that the seconds used may differ from it
+LEAD = 0.03  # bits per byte by which auto must beat demo
+SPENT = 0.05  # allowed difference between the seconds used and the budget, as a fraction of the budget
 
 
 def old_code(folder: Path) -> Path:
-    """The packages of the old commit, with the sample as it is today."""
+    """Extract the packages of the old commit, with today's sample text."""
     source = folder / "src"
     if not (source / "ingot").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def old_code(folder: Path) -> Path:
 
 
 def train(folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Train unless it is done; what `ingot train --json` says at the end, and what was said of the plan."""
+    """Train unless already done; return the final output of `ingot train --json` and the printed plan."""
     result, said = (folder.with_name(folder.name + suffix) for suffix in (".json", ".txt"))
     if not result.is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def main() -> None:
     common = [f"--budget.seconds={given.seconds:g}", f"--training.device={given.device}"]
     common += ["--artifact.write=false", "--evaluation.sample_tokens=0", "--evaluation.every=0"]
     old = {"PYTHONPATH": str(old_code(output / "old")), "INGOT_CACHE": str(output / "old/cache")}
-    # The old code judges by the whole validation text, having no evaluation.final_rows.
+    # The old code has no evaluation.final_rows and scores the whole validation text.
     arms: dict[str, tuple[list[str], Mapping[str, str]]] = {
         "demo": (["--recipe", "demo"], old),
         "auto": (["--recipe", "auto", "--evaluation.final_rows=null"], {}),
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def report(scores: Mapping[str, list[float]], shares: Sequence[float]) -> None:
-    """Both aims, and whether they are reached."""
+    """Print both goals and whether they are met."""
     lead = fmean(scores["demo"]) - fmean(scores["auto"])
     print(f"auto is {lead:+.4f} bits per byte better than demo (must be {LEAD}): {_reached(lead >= LEAD)}", end="")
     if len(scores["demo"]) > 1:
@@ -115,11 +115,11 @@ def _reached(good: bool) -> str:
 
 
 def small(output: Path, common: list[str]) -> None:
-    """What auto says and does with a small text of one's own: 27 KB to train on, 3 KB to be scored by."""
+    """Print the plan and score of auto on a small custom text: 27 KB for training, 3 KB for validation."""
     with lzma.open(ROOT / SAMPLE, "rt") as lines:
         text = json.loads(next(lines))["text"][:30_000]
     mine = output / "mine.jsonl"
-    if not mine.is_file():  # it is known by its time
+    if not mine.is_file():  # the prepared data is cached by the file's modification time
         mine.write_text("".join(json.dumps({"text": text[i : i + 1000]}) + "\n" for i in range(0, 30_000, 1000)))
     found, plan = train(output / "small", ["--recipe", "auto", "--data.path", str(mine), *common], {})
     print(f"\na text of 30 KB:\n{plan}")

@@ -1,10 +1,10 @@
-"""Steps of two versions of Ingot on a CPU, in turns: how much faster the new one is.
+"""Measure how much faster a new version of Ingot is on a CPU: steps of the old and the new version alternate.
 
-Two processes train the same recipe, each with its own `src`, through the whole loop: reading, step, report. One waits while the
-other takes a block of steps. A ratio is old / new of two blocks that follow each other, so what else the machine does falls on
-both; the median of the ratios counts. On a machine with other work, read the seconds of the processor, with one thread; on an
-idle one those of the clock. `losses apart` is the largest difference of the losses of the same steps: 0 where the bits are equal,
-large where one version reads the text in another order.
+Two processes train the same recipe, each with its own `src`, through the whole training loop: data, step, report. One waits while
+the other runs a block of steps. Each ratio is old / new of two consecutive blocks, so other load on the machine affects both; the
+result is the median ratio. On a busy machine use one thread and read the CPU seconds; on an idle machine read the wall time.
+`losses apart` is the largest difference between the losses of the same steps: 0 if they are bitwise equal, large if one version
+reads the text in another order.
 
     git archive 5755a6d src | tar -x -C OLD
     python benchmarks/cpu_turns.py --old-src OLD/src [--threads 1] [--shape demo] [--rounds 20] [--steps 40]
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 SRC = Path(__file__).parents[1] / "src"
-WARM_UP = 10  # steps of each before the first block
+WARM_UP = 10  # steps of each version before the first timed block
 GOLF: dict[str, Any] = {
     "model.family": "golf", "model.layers": 4, "model.width": 128, "model.heads": 4, "model.kv_heads": 2, "data.seq_len": 128,
     "training.tokens_per_step": 2048, "optimizer.name": "muon",
@@ -38,11 +38,11 @@ README: dict[str, Any] = {
     "optimizer.beta2": 0.99,
 }  # fmt: skip
 SHAPES: dict[str, tuple[str | None, dict[str, Any]]] = {
-    # The recipe of `make train`, with bytes, and with the head that its 2,048 pieces need; rates of both versions are the same.
+    # The recipe of `make train`, with byte tokens and with a head for 2,048 tokens; both versions use the same learning rates.
     "demo": ("demo", {"optimizer.muon_learning_rate": 0.02}),
     "demo-2048": ("demo", {"optimizer.muon_learning_rate": 0.02, "model.vocab_size": 2048}),
     "golf-toy": (None, GOLF),
-    "nanogpt": (None, README),  # the run of nanoGPT's README for a CPU
+    "nanogpt": (None, README),  # the CPU run of nanoGPT's README
 }
 TOY: dict[str, Any] = {"model.layers": 1, "model.heads": 2, "model.width": 16, "training.tokens_per_step": 128}
 LOOP: dict[str, Any] = {
@@ -53,13 +53,13 @@ LOOP: dict[str, Any] = {
 
 
 def train(shape: str, settings: dict[str, Any]) -> None:
-    """Train without end, and after each block of steps wait for a line that says how many the next has; no line ends it."""
+    """Train in blocks of steps: before each block read its number of steps from stdin, and exit at the end of stdin."""
     from ingot.config.loading import load_config
     from ingot.runs.reporter import Reporter, StepReport
     from ingot.train.start import run
 
     class Turns(Reporter):
-        """Tells the steps of a block when they are done."""
+        """Prints the times and losses of a block when its steps are done."""
 
         left, losses, began = 0, list[float](), (0.0, 0.0)
 
@@ -82,7 +82,7 @@ def train(shape: str, settings: dict[str, Any]) -> None:
 
 
 class Lane:
-    """A process that trains with the code of a folder."""
+    """A process that trains with the code in a given source folder."""
 
     def __init__(self, src: Path, shape: str, settings: dict[str, Any], threads: int, stack: ExitStack):
         environment = {**os.environ, "PYTHONPATH": str(src.resolve()), "OMP_NUM_THREADS": str(threads)}
@@ -91,7 +91,7 @@ class Lane:
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         stack.callback(self._process.kill)
-        self._read()  # of the first step
+        self._read()  # the report of the first step
         self.run(WARM_UP)
 
     def _read(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Lane:
         return found
 
     def run(self, steps: int) -> dict[str, Any]:
-        """Seconds of the processor and of the clock of so many steps, and their losses."""
+        """Run some steps; return their CPU seconds, wall seconds and losses."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()
@@ -111,8 +111,8 @@ class Lane:
 
 
 def measure(shape: str, given: argparse.Namespace) -> None:
-    """A shape as a table."""
-    from step_profile import settings_of  # here: the processes that train may have a version that does not know it
+    """Measure a shape and print its table."""
+    from step_profile import settings_of  # imported here because the training processes may run a version without it
 
     settings = TOY if given.toy else {}
     changed = {**settings, **settings_of(given.set)}
@@ -125,7 +125,7 @@ def measure(shape: str, given: argparse.Namespace) -> None:
 
 
 def show(turns: list[tuple[dict[str, Any], dict[str, Any]]], steps: int) -> None:
-    """The blocks of the old and of the new version as a table."""
+    """Print the table that compares the blocks of the old and new version."""
     print("| seconds of | old, ms per step | least | new | least | old / new, median | quarters |\n|---|---|---|---|---|---|---|")
     for name, key in (("the processor", "cpu"), ("the clock", "clock")):
         lanes = [[1000 * block[key] / steps for block in lane] for lane in zip(*turns, strict=True)]
@@ -140,13 +140,13 @@ def show(turns: list[tuple[dict[str, Any], dict[str, Any]]], steps: int) -> None
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--old-src", type=Path, default=SRC, help="folder with the package of another version (this one)")
-    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; all without it")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the new one; may be often")
+    parser.add_argument("--old-src", type=Path, default=SRC, help="source folder of the old version (default: this version)")
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be repeated (default: all shapes)")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the new version; repeatable")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each version")
-    parser.add_argument("--steps", type=int, default=40, help="of a turn")
-    parser.add_argument("--toy", action="store_true", help="a tiny model: shows that it works, measures nothing")
+    parser.add_argument("--rounds", type=int, default=20, help="blocks per version")
+    parser.add_argument("--steps", type=int, default=40, help="steps per block")
+    parser.add_argument("--toy", action="store_true", help="a tiny model: checks that the script works, measures nothing")
     parser.add_argument("--train", nargs=2, metavar=("SHAPE", "SETTINGS"), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.train:

@@ -1,7 +1,7 @@
-"""Why the demo recipe is what it is, by bytes: one choice changed at a time, each with the steps that fit into 90 s of two cores.
+"""Ablations behind the demo recipe with byte tokens: change one setting at a time and train as many steps as fit in 90 s of CPU.
 
-The steps come from step times measured on the CPU; the trainings themselves run on whatever device is here, which on a GPU takes
-seconds. Every line is the mean over seeds of val_bpb at the end.
+The number of steps follows from step times measured on two CPU cores; the training itself uses the available device and takes
+seconds on a GPU. Each printed line is the mean final val_bpb over the seeds.
 
     python benchmarks/demo_choices.py [--seeds 2] [--only NAME ...]
 """
@@ -20,7 +20,7 @@ import torch
 import ingot
 from ingot.backends.open import find_device
 
-# name: (milliseconds of a step on two Neoverse-N1 cores, changed settings)
+# name: (milliseconds per step on two Neoverse-N1 cores, changed settings)
 CHOICES: dict[str, tuple[float, dict[str, Any]]] = {
     "as it is": (69, {}),
     "AdamW, 4e-3": (61, {"optimizer": {"name": "adamw", "learning_rate": 4e-3, "weight_decay": 0.1}}),
@@ -43,7 +43,7 @@ CHOICES: dict[str, tuple[float, dict[str, Any]]] = {
 
 
 def train(milliseconds: float, changes: dict[str, Any], seed: int, folder: Path) -> float:
-    """val_bpb of one training."""
+    """Train once and return the final val_bpb."""
     sections: dict[str, dict[str, Any]] = {
         "budget": {"seconds": None},
         "evaluation": {"every": 0, "sample_tokens": 0, "micro_batch": 512},

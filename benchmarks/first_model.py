@@ -1,11 +1,11 @@
-"""How much sooner the demo recipe gets where nanoGPT's first CPU example ends.
+"""Measure how much sooner the demo recipe reaches the final loss of nanoGPT's first CPU example.
 
-Two trainings on the characters of tiny Shakespeare take turns, a slice each, so that whatever else the machine does hits both:
+Two training runs on the characters of tiny Shakespeare alternate in slices, so that other load on the machine affects both:
 
-1. nanoGPT's README setting for a CPU (4 layers, 4 heads, 128 wide, rows of 64, 12 rows a step, 2,000 steps) with its AdamW,
+1. nanoGPT's README setting for a CPU (4 layers, 4 heads, width 128, rows of 64, 12 rows per step, 2,000 steps) with its AdamW,
 2. the demo recipe's shape and optimizer.
 
-Only training is timed. Both are judged on the whole validation split, in rows of 64 that do not overlap.
+Only training is timed. Both are evaluated on the whole validation split, in rows of 64 that do not overlap.
 
     python benchmarks/first_model.py [--text input.txt]
 """
@@ -35,7 +35,7 @@ from ingot.runtime.ranks import Ranks
 from ingot.train.reader import RowReader
 from ingot.train.step_plan import Position, following, plan_step, shapes
 
-TINY_SHAKESPEARE = Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt"  # where the tests look too
+TINY_SHAKESPEARE = Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt"  # the path that the tests use too
 SLICES = 20
 
 NANOGPT = {
@@ -48,7 +48,7 @@ DEMO = {"budget": {"seconds": None}, "training": {"max_steps": 500}}
 
 
 class Lane:
-    """One training that can be continued slice by slice."""
+    """A training run that is continued slice by slice."""
 
     def __init__(self, name: str, config: Config, dataset: Dataset):
         self.name, self.config, self.dataset = name, config, dataset
@@ -63,7 +63,7 @@ class Lane:
         self.backend.tune([(first, self.reader.next(self.plan).batch)], {})
 
     def run(self, until: int) -> None:
-        """Train up to a step, timed; then judge, untimed."""
+        """Train up to a step, timed, then evaluate, untimed."""
         began = time.perf_counter()
         while self.plan.step < until:
             portion = self.reader.next(self.plan)
@@ -82,13 +82,13 @@ class Lane:
         return self.curve[-1][1]
 
     def seconds_to(self, loss: float) -> float | None:
-        """Training seconds at the first judgement that is at least this good."""
+        """Return the training seconds at the first evaluation that reaches this loss."""
         return next((seconds for seconds, found in self.curve if found <= loss), None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, help="tiny Shakespeare's input.txt; without it, the bundled works are used")
+    parser.add_argument("--text", type=Path, help="tiny Shakespeare's input.txt (default: the bundled Shakespeare)")
     text = parser.parse_args().text or (TINY_SHAKESPEARE if TINY_SHAKESPEARE.is_file() else None)
     if text is None:
         print("without tiny Shakespeare (--text input.txt): on the characters of the bundled works")
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def report(dataset: Dataset) -> None:
-    """Run both and print the table."""
+    """Run both training runs and print the table."""
     demo: dict[str, Any] = {**DEMO, "data": {"path": str(dataset.folder), "tokenizer": "char"}}
     lanes = [
         Lane("nanoGPT's README setting, AdamW", load_config(python=NANOGPT, environment={}).config, dataset),

@@ -1,13 +1,13 @@
-"""Seconds from the start of a program to its first training step, by phase: of a shape new to the machine and of one seen before.
+"""Measure the seconds from program start to the first training step, by phase, for a new shape and for one seen before.
 
-Every column is a fresh process that goes the way of `ingot train`, with caches of its own (compiled code, what was found out
-about kernels): `new` finds them empty, `seen` as `new` left them; with --near a third, `near`, is of a shape that differs from
-them in a setting, as the next arm of a sweep does. The text is the packaged sample, prepared before, unless --data
-names other; the model is one of step_profile.py or a recipe with all of its stages. A phase begins when the display would name
-it; lines in brackets are parts of phases. Below the table: modules that have no bytecode even now, which every start compiles
-from their sources; for every phase that compiled, graphs, what the compiler took and what it found in its caches.
---sample tells in which functions the main thread was, by looking at it 200 times a second; --driver lets the GPU's driver begin
-while Python still imports torch, to see what that would save.
+Every column is a fresh process that runs the code path of `ingot train` with caches private to this benchmark (compiled code,
+kernel choices). `new` starts with empty caches and `seen` with those that `new` filled; with --near a third process, `near`, uses
+a shape that differs in one setting, like the next arm of a sweep. The text is the bundled sample, prepared in advance, unless
+--data names another; the model is a shape of step_profile.py or a recipe with all of its stages. A phase begins when the progress
+display would name it; lines in brackets are parts of phases. Below the table: the number of modules without bytecode, which every
+start compiles from source, and for each phase that compiled its graphs, compiler seconds and cache hits.
+--sample prints the functions that the main thread spent its time in, sampled 200 times a second; --driver initialises the GPU
+driver while Python still imports torch, to see how much time that would save.
 
     python benchmarks/first_step.py [--shape 124m-64x1024 ...] [--recipe golf/frontier ...] [--set training.compile=blocks ...]
         [--near model.softcap=null ...] [--sample 12] [--driver] [--results first.jsonl]
@@ -57,7 +57,7 @@ COMPILER = {
     "create_aot_dispatcher_function": "AOTAutograd",
     "fx_codegen_and_compile": "Inductor",
     "async_compile.wait": "waiting for Triton",
-}  # what the compiler calls its parts; Inductor's and Triton's are parts of the others
+}  # the compiler's names of its phases; the times of Inductor and Triton are included in the others
 COUNTED = {
     "graphs": ("stats", "unique_graphs"),
     "autograd cache hits": ("aot_autograd", "autograd_cache_hit"),
@@ -75,7 +75,7 @@ RUN = {
 
 
 class Phases:
-    """Seconds since the program began, each with what begins then; and the seconds of parts that are called."""
+    """Start times of the phases in seconds since the program began, and the total seconds of timed functions."""
 
     def __init__(self, began: float):
         self.began, self.marks, self.parts = began, [("Python", 0.0)], dict[str, float]()
@@ -86,7 +86,7 @@ class Phases:
         self.compiled.append(compiler_so_far())
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function whose seconds are added up under a name."""
+        """Wrap a function so that the seconds of its calls are summed under a name."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -99,12 +99,12 @@ class Phases:
         return call
 
     def table(self) -> dict[str, float]:
-        """Seconds of each phase, in order."""
+        """Return the seconds of each phase, in order."""
         ends = [at for _, at in self.marks[1:]]
         return {name: end - at for (name, at), end in zip(self.marks, ends, strict=False)}
 
     def compiler(self) -> dict[str, dict[str, float]]:
-        """What the compiler did in each phase in which it did anything."""
+        """Return the compiler's seconds and counts for each phase in which it was active."""
         found = {}
         for (name, _), before, after in zip(self.marks, self.compiled, self.compiled[1:], strict=False):
             did = {what: round(after[what] - before.get(what, 0), 2) for what in after if after[what] != before.get(what, 0)}
@@ -114,7 +114,7 @@ class Phases:
 
 
 def compiler_so_far() -> dict[str, float]:
-    """The seconds and counts of the compiler up to now; none where it is not even imported."""
+    """Return the compiler's seconds and counts so far, or {} if it has not been imported."""
     module = sys.modules.get("torch._dynamo.utils")
     if module is None or not hasattr(module, "compilation_time_metrics"):
         return {}
@@ -123,7 +123,7 @@ def compiler_so_far() -> dict[str, float]:
 
 
 class Samples:
-    """Where the main thread was, by phase: how often each function was on its stack, however deep."""
+    """A sampling profiler of the main thread: counts per phase how often each function is anywhere on the stack."""
 
     interval = 0.005
 
@@ -142,7 +142,7 @@ class Samples:
             time.sleep(self.interval)
 
     def most(self, count: int) -> dict[str, list[tuple[str, float]]]:
-        """The functions that were seen most often in each phase, with their seconds."""
+        """Stop sampling; return the most frequent functions of each phase with their seconds."""
         self.ended = True
         return {
             phase: [(name, round(times * self.interval, 2)) for name, times in found.most_common(count)]
@@ -151,7 +151,7 @@ class Samples:
 
 
 def wake_driver(phases: Phases) -> None:
-    """Make the context of the first GPU that torch will use, from another thread: calls by ctypes let Python go on."""
+    """Create the CUDA context of the first GPU from another thread; ctypes calls release the GIL, so imports continue."""
     began = time.perf_counter()
     with contextlib.suppress(OSError):  # no driver
         driver, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
@@ -163,13 +163,13 @@ def wake_driver(phases: Phases) -> None:
 
 
 def without_bytecode() -> int:
-    """Modules that every start compiles from their sources: of packages that were copied here or that may not be written to."""
+    """Count imported modules without bytecode, which every start compiles from source (copied or read-only packages)."""
     specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
     return sum(1 for spec in specs if getattr(spec, "cached", None) and not Path(spec.cached).exists())
 
 
 def priming_names(config: Any) -> list[str]:
-    """What each priming step is called, and the undoing after the last."""
+    """Return the phase names of the priming steps and of restoring the state after the last one."""
     from ingot.train.step_plan import shapes
 
     plans, steps = shapes(config), config.training.priming_steps
@@ -178,7 +178,7 @@ def priming_names(config: Any) -> list[str]:
 
 
 def time_parts(phases: Phases) -> None:
-    """Let the backend time what it calls, and each kernel that it tries."""
+    """Time the backend functions of PARTS and each kernel trial."""
     from ingot.backends.torch import backend
     from ingot.backends.torch import tune as kernels
 
@@ -197,7 +197,7 @@ def time_parts(phases: Phases) -> None:
 
 
 def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
-    """Train to the first step in this process; what it took."""
+    """Train to the first step in this process and return the measurements."""
     phases, count = Phases(began), settings.pop("sample", 0)
     samples = Samples(phases) if count else None
     if settings.pop("driver", False):
@@ -213,7 +213,7 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
     resolved = load_config(recipe=settings.pop("recipe"), overrides=settings, environment={})
     phases.mark("checking the run")
     dataset = check_before_training(resolved.config, 1, lambda text: None)
-    # Begun here as `open_backend` does, so that torch can be imported, and its parts timed, before the run does so.
+    # Start the builders here, as `open_backend` does, so that torch is imported and its functions are wrapped before the run.
     begun = builders.Builders(resolved.config, resolved.config.model.vocab_size or 260, Ranks())
     builders.Builders = lambda *_: begun
     begun.wait = phases.timed("waiting for builders", begun.wait)
@@ -249,7 +249,7 @@ def child(settings: dict[str, Any], began: float) -> dict[str, Any]:
 
 
 def started(shape: Any, changes: dict[str, Any], folder: Path, number: int) -> dict[str, Any]:
-    """What a fresh process with the caches of this folder took."""
+    """Run a fresh process with the caches of a folder and return its measurements."""
     caches = {name: str(folder / place) for name, place in CACHES.items()}
     settings = {
         **shape.changes, **RUN, "recipe": shape.recipe, "training.output_dir": str(folder / f"run-{number}"), **changes,
@@ -262,7 +262,7 @@ def started(shape: Any, changes: dict[str, Any], folder: Path, number: int) -> d
 
 
 def prepare(folder: Path) -> None:
-    """Have the sample's text ready: preparing it is no part of a run."""
+    """Prepare the sample text in advance so that runs do not include it."""
     code = "from ingot.data.loading.data_path import open_dataset; open_dataset('sample:shakespeare', 'byte', False, None)"
     subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "INGOT_CACHE": str(folder / CACHES["INGOT_CACHE"])}, check=True
@@ -270,7 +270,7 @@ def prepare(folder: Path) -> None:
 
 
 def show(name: str, rows: dict[str, dict[str, Any]]) -> None:
-    """A shape as a table: a line per phase, a column per program; then what the compiler did, and where the samples were."""
+    """Print a shape's table (a line per phase, a column per process), then the compiler's counts and the samples."""
     print(f"\n{name}, {next(iter(rows.values()))['device']}, torch {next(iter(rows.values()))['torch']}\n")
     print(f"| phase | {' | '.join(rows)} |\n|---|{'---|' * len(rows)}")
     for kind, form in (("phases", "{}"), ("parts", "({})")):
@@ -289,7 +289,7 @@ def show(name: str, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def shapes_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The shapes and recipes that are asked for, by name."""
+    """Return the requested shapes and recipes by name."""
     from step_profile import SHAPES, TOY, Shape
 
     if arguments.toy:
@@ -306,17 +306,17 @@ def main() -> None:
     from step_profile import SHAPES, settings_of
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; 124m-64x1024 and golf-131k without")
-    parser.add_argument("--recipe", action="append", help="a recipe with all of its stages; may be given often")
-    parser.add_argument("--data", help="another prepared folder than the sample, with --tokenizer")
-    parser.add_argument("--tokenizer", help="of --data")
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be repeated (default: 124m-64x1024 and golf-131k)")
+    parser.add_argument("--recipe", action="append", help="a recipe with all of its stages; may be repeated")
+    parser.add_argument("--data", help="prepared data to use instead of the sample; needs --tokenizer")
+    parser.add_argument("--tokenizer", help="tokenizer of --data")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="another setting of the run; JSON or text"
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the run, as JSON or text; may be repeated"
     )
-    parser.add_argument("--near", action="append", default=[], metavar="NAME=VALUE", help="by which a third shape differs")
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="print the N functions most often seen in each phase")
-    parser.add_argument("--driver", action="store_true", help="begin the GPU's driver before torch is imported")
-    parser.add_argument("--results", type=Path, help="file that a line of JSON per program is appended to")
+    parser.add_argument("--near", action="append", default=[], metavar="NAME=VALUE", help="setting changed in the `near` column")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="print the N most frequent functions of each phase")
+    parser.add_argument("--driver", action="store_true", help="initialise the GPU driver while torch is imported")
+    parser.add_argument("--results", type=Path, help="append a line of JSON per process to this file")
     parser.add_argument("--toy", action="store_true", help="a tiny shape on the CPU")
     arguments = parser.parse_args()
     changes = settings_of(arguments.set)

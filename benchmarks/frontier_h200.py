@@ -1,16 +1,15 @@
-"""Both columns of the frontier through the engine: `ingot train --recipe golf/frontier` and `--recipe frontier`, for some seeds.
+"""Run both columns of the frontier table, `ingot train --recipe golf/frontier` and `--recipe frontier`, for several seeds.
 
-Column 1 has a limit of 16,000,000 bytes, code included, column 2 none. Each run is a program of its own, so what is measured is
-what a user gets. A line of JSON per run is appended to --results as soon as it is complete, and what the file has is not run
-again; with --limit a run that would not end in time saves and stops, and the same command goes on with it. So a command is simply
-repeated until it says that nothing is left.
+Column 1 limits the artifact to 16,000,000 bytes including code; column 2 has no limit. Each run is a separate process, so it
+measures what a user gets. Each completed run appends a line of JSON to --results, and runs found in that file are skipped. With
+--limit, a run that would not finish in time saves a checkpoint and stops; the same command resumes it. Repeat the command until
+it reports that nothing is left.
 
     python benchmarks/frontier_h200.py --corpus DIR --tokenizer fineweb_8192_bpe.model --seeds 1 2 3 --limit 580
 
-The corpus (train-00, train-01 and val as .jsonl.xz) is prepared into --data once. With --own-tokenizer 8192 a vocabulary of so
-many pieces, capitals as marks, is learned from its training text; it is a part of the artifact and so of its bytes. --set
-section.key=value changes a setting of every run and counts as another result, as --seconds does. --toy is a tiny model on the
-bundled text, for a CPU.
+The corpus (train-00, train-01 and val as .jsonl.xz) is prepared into --data once. --own-tokenizer 8192 learns a vocabulary of
+that size, with marks for capitals, from the training text; it counts towards the artifact's bytes. --set section.key=value
+changes a setting of every run; like --seconds, it makes a separate result. --toy trains a tiny model on the bundled text (CPU).
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ RECIPES = {1: "golf/frontier", 2: "frontier"}
 RIVALS = {
     1: (1.3537, "golf seq4096, the original"),
     2: (1.1594, "autoresearch, its own code"),
-}  # 300 s on one H200, the same text
-GOALS = {1: (1.150, 1.135, 1.12), 2: (1.130, 1.115, 1.10)}  # must, aim, moonshot
+}  # for 300 s on one H200 with the same text
+GOALS = {1: (1.150, 1.135, 1.12), 2: (1.130, 1.115, 1.10)}  # required, target, stretch target
 LIMIT_BYTES = 16_000_000
-WORTH_STARTING = 240.0  # seconds that must be left for a run to be begun: it compiles before it learns
+WORTH_STARTING = 240.0  # a run is started only if this many seconds are left, because it compiles before it trains
 TOY = [
     "data.path=sample:shakespeare", "data.tokenizer=byte", "data.seq_len=64", "model.layers=2", "model.heads=4",
     "model.kv_heads=2", "model.width=32", "model.window=8", "training.tokens_per_step=256", "evaluation.final_rows=8",
@@ -46,12 +45,12 @@ TOY = [
 
 
 def case_of(column: int, seed: int, seconds: float, settings: tuple[str, ...]) -> Case:
-    """The run of a column."""
+    """Return the run of a column with its settings."""
     return Case(f"column{column}", RECIPES[column], seed, seconds, settings)
 
 
 def summary(case: Case, record: dict[str, Any], runs: Path) -> dict[str, Any]:
-    """What is kept of a run besides what is kept of any."""
+    """Return the result fields specific to this benchmark."""
     code = code_bytes(case.recipe, case.settings)
     steps = step_records(runs / case.name)
     return {
@@ -59,20 +58,20 @@ def summary(case: Case, record: dict[str, Any], runs: Path) -> dict[str, Any]:
         "artifact_bpb": record["artifact_bpb"],
         "bytes": (record["artifact_bytes"] or 0) + code,
         "code_bytes": code,
-        # A sixth, a half and five sixths of the run: in the middle of each of three stages.
+        # At a sixth, a half and five sixths of the run, which are the middles of its three stages.
         "rates": [round(steps[len(steps) * part // 6]["tokens_per_second"]) for part in (1, 3, 5)],
         "export": record.get("export", {}),
     }
 
 
 def code_bytes(recipe: str, settings: Sequence[str]) -> int:
-    """What `ingot golf pack` makes of a run: one file that trains and scores."""
+    """Return the size of the single script that `ingot golf pack` writes for a run."""
     overrides = dict(setting.split("=", 1) for setting in settings)
     return len(packed_code(load_config(recipe, overrides=overrides, environment={}).config))
 
 
 def table(results: Sequence[dict[str, Any]], column: int) -> str:
-    """The runs of a column, and what they come to."""
+    """Format the runs of a column and their mean."""
     score = "artifact_bpb" if column == 1 else "val_bpb"
     lines = [
         f"\ncolumn {column}: {RECIPES[column]}",
@@ -103,17 +102,17 @@ def table(results: Sequence[dict[str, Any]], column: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, "frontier", 300.0)
-    parser.add_argument("--tokenizer", type=Path, help="a SentencePiece model that is given, and so does not count")
-    parser.add_argument("--own-tokenizer", type=int, metavar="PIECES", help="learn one, with marks for capitals")
+    parser.add_argument("--tokenizer", type=Path, help="a given SentencePiece model, not counted in the artifact's bytes")
+    parser.add_argument("--own-tokenizer", type=int, metavar="PIECES", help="learn a tokenizer with marks for capitals")
     parser.add_argument("--columns", type=int, nargs="+", choices=(1, 2), default=[1, 2])
     arguments = parser.parse_args()
     began = time.perf_counter()
     if not arguments.toy:
         made = (arguments.data / "dataset.json").exists()
         if not made and not (arguments.corpus and (arguments.tokenizer or arguments.own_tokenizer)):
-            parser.error("give --corpus and --tokenizer or --own-tokenizer, a --data that was made, or --toy")
+            parser.error("pass --corpus with --tokenizer or --own-tokenizer, a prepared --data folder, or --toy")
         if made and arguments.own_tokenizer and not arguments.data.with_suffix(".model").exists():
-            parser.error(f"{arguments.data} was not made with --own-tokenizer; name another --data")
+            parser.error(f"{arguments.data} was not prepared with --own-tokenizer; choose another --data")
         if not made and arguments.own_tokenizer:
             arguments.tokenizer = arguments.data.with_suffix(".model")
             learn_tokenizer(arguments.corpus, arguments.own_tokenizer, arguments.tokenizer)

@@ -1,10 +1,10 @@
-"""gpt-simple's 124M setting by the original, by our gpt-simple and by a bare loop of the same model, in turns.
+"""Compare gpt-simple's 124M setting in the original, our gpt-simple and a bare loop of the same model, run alternately.
 
-Each is a process of its own on the same data: random tokens in documents of uneven length, packed. The original's steps are timed
-by a hook after its optimizer; it reads its losses from the GPU in every step, so the host's clock is the GPU's. Ours are timed by
+Each is a separate process on the same data: random tokens in packed documents of uneven length. The original's steps are timed
+by a hook after its optimizer; it reads the loss from the GPU in every step, so host time equals GPU time. Our steps are timed by
 the wall clock of metrics.jsonl, saves included: every `--save` steps the state and gpt-simple's own files are written. The bare
-loop steps our model on one batch that lies on the device: no data, no log, no saves. Steps before `--skip` are left out:
-they compile. The original is looked for in --site (`make test` puts it into .venv/gpt-simple); without it its row is missing.
+loop steps our model on one batch that stays on the device: no data, no log, no saves. Steps before `--skip` are left out because
+they compile. The original is imported from --site (`make test` puts it into .venv/gpt-simple); if missing, its row is omitted.
 
     python benchmarks/gpt_simple.py [--turns 2] [--steps 250] [--original-steps 70] [--save 100] [--site DIR] [--toy]
         [--recompute] [--program ours ...] [--results gpt-simple.jsonl]
@@ -85,7 +85,7 @@ print("FOUND" + json.dumps({"ends": ends, "tokens": shape["rows"] * shape["lengt
 
 
 def make_data(folder: Path, shape: dict[str, Any], steps: int) -> None:
-    """tok/tokenizer.json, and data/SPLIT/main with documents of random tokens, a fifth more than the steps read."""
+    """Write tok/tokenizer.json and data/SPLIT/main: documents of random tokens, a fifth more than the steps read."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {END: 0, **{f"w{i}": i for i in range(1, shape["ids"])}}
@@ -126,7 +126,7 @@ def write_config(folder: Path, name: str, shape: dict[str, Any], steps: int, sav
 
 
 def call(command: list[str], folder: Path, path: str) -> str:
-    """What a child process prints; its own output is shown where it fails."""
+    """Run a child process and return its output; exit with that output if it fails."""
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "COLUMNS": "400"}
     ran = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
     if ran.returncode:
@@ -153,7 +153,7 @@ def ours(folder: Path, name: str) -> dict[str, Any]:
 
 
 def save_costs(ends: dict[int, float], skip: int, save: int) -> list[float]:
-    """What each save adds to the steps until the next one, by the median of the windows of ten steps before any save."""
+    """Return the seconds that each save adds until the next one; the baseline is the median ten-step window before any save."""
     steps = [step for step in sorted(ends) if step >= skip]
     windows = {end: (ends[end] - ends[begin]) / (end - begin) for begin, end in itertools.pairwise(steps)}
     quiet = statistics.median(each for end, each in windows.items() if end <= save)
@@ -170,17 +170,17 @@ def bare(folder: Path, shape: dict[str, Any], steps: int) -> dict[str, Any]:
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=250, help="of ours and the bare loop")
+    parser.add_argument("--steps", type=int, default=250, help="steps of our gpt-simple and of the bare loop")
     parser.add_argument("--original-steps", type=int, default=70)
     parser.add_argument("--skip", type=int, default=30)
-    parser.add_argument("--save", type=int, default=100, help="steps between saves of ours")
+    parser.add_argument("--save", type=int, default=100, help="steps between saves of our gpt-simple")
     parser.add_argument("--site", type=Path, default=Path(sys.prefix) / "gpt-simple")
-    parser.add_argument("--program", action="append", choices=PROGRAMS, help="may be given often; all without it")
+    parser.add_argument("--program", action="append", choices=PROGRAMS, help="may be repeated (default: all programs)")
     parser.add_argument(
-        "--recompute", action="store_true", help="gradient_checkpointing: true, its default; not for `ours keeping`"
+        "--recompute", action="store_true", help="gradient_checkpointing: true, gpt-simple's default; `ours keeping` ignores it"
     )
-    parser.add_argument("--results", type=Path, help="file that a line of JSON per program and turn is appended to")
-    parser.add_argument("--toy", action="store_true", help="a model that a CPU steps in milliseconds")
+    parser.add_argument("--results", type=Path, help="append a line of JSON per program and turn to this file")
+    parser.add_argument("--toy", action="store_true", help="a tiny model whose steps take milliseconds on a CPU")
     return parser.parse_args()
 
 

@@ -1,9 +1,9 @@
-"""What `ingot train` costs over a bare loop of the same llama model on a CPU, in turns.
+"""Measure the overhead of `ingot train` over a bare loop of the same llama model on a CPU, run alternately.
 
-The bare loop draws rows from the text, steps the same model with the same optimizer and prints a line: no record, no heartbeat,
-no read-ahead. Ours logs every step into its run folder; it neither evaluates nor saves, as the bare loop does not, and its first
-steps are left out, in which the optimizer's memory is made. On a machine with other work look at the processor's seconds: all
-threads of the process count, those that read ahead and beat too.
+The bare loop draws rows from the text, steps the same model with the same optimizer and prints a line: no metrics, no heartbeat,
+no read-ahead. `ingot train` logs every step into its run folder but, like the bare loop, neither evaluates nor saves. Its first
+steps, which allocate the optimizer's memory, are left out. On a busy machine read the CPU seconds: they include all threads of
+the process, also those for read-ahead and heartbeat.
 
     python benchmarks/llama_cpu.py [--blocks 7] [--iterations 60] [--layers 4] [--width 256] [--length 256] [--rows 8]
 """
@@ -26,12 +26,12 @@ from ingot.model.llama import Llama
 from ingot.runs.reporter import Reporter, StepReport
 from ingot.train.start import run
 
-SKIPPED = 5  # first steps of ours
+SKIPPED = 5  # first steps of `ingot train` that are not timed
 RATE, BETAS, DECAY, CLIP = 1e-3, (0.9, 0.95), 0.1, 1.0
 
 
 class Times(Reporter):
-    """Prints a line for every step and notes the clock's and the processor's seconds at its end."""
+    """Prints a line for every step and records wall and CPU time at its end."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[float, float]] = []
@@ -42,7 +42,7 @@ class Times(Reporter):
 
 
 def settings(given: argparse.Namespace, steps: int, out: Path) -> dict[str, Any]:
-    """Of our run."""
+    """Return the settings of the `ingot train` run."""
     return {
         "model.family": "llama", "model.layers": given.layers, "model.heads": 4, "model.width": given.width,
         "data.path": "sample:shakespeare", "data.tokenizer": "byte", "data.seq_len": given.length,
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def bare_loop(config: Config) -> Any:
-    """A function that trains for some iterations and says how many seconds they took."""
+    """Return a function that trains for some iterations and returns the seconds they took."""
     dataset = open_dataset(config.data.path, config.data.tokenizer)
     split = dataset.split("train")
     tokens = split.read(0, split.tokens)

@@ -1,8 +1,8 @@
-"""What it costs to hold the logits of a whole batch: memory and time of head and loss, plain against chunked.
+"""Measure memory and time of head and loss, plain (with the logits of the whole batch in memory) against chunked.
 
-One forward and backward pass from hidden states (B * T, C) and a head (V, C) to their gradients, in the number format training
-uses on the device. Memory is what the pass needs at its peak beyond its inputs: as the allocator counts it on a GPU, as the
-operating system counts it (in a process per row of the table) on a CPU.
+Each pass runs forward and backward from hidden states (B * T, C) and a head (V, C) to their gradients, in the dtype that training
+uses on the device. Memory is the peak of the pass beyond its inputs: as reported by the allocator on a GPU, and by the operating
+system (in one process per row of the table) on a CPU.
 
     python benchmarks/loss_memory.py [--tokens N] [--width N] [--vocab N] [--softcap X]
 """
@@ -29,7 +29,7 @@ MEGABYTE = 2**20
 
 
 def inputs(device: torch.device, tokens: int, width: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, head and targets as the first step of a training has them."""
+    """Return hidden states, head and targets like those of the first training step."""
     torch.manual_seed(0)
     hidden = torch.randn(1, tokens, width, device=device, requires_grad=True)
     weight = (0.02 * torch.randn(vocab, width, device=device)).requires_grad_()
@@ -37,7 +37,7 @@ def inputs(device: torch.device, tokens: int, width: int, vocab: int) -> tuple[T
 
 
 def measure(arguments: argparse.Namespace, chunk: int | None, compiled: bool) -> tuple[float, float]:
-    """Peak megabytes and milliseconds of a pass."""
+    """Return the peak megabytes and the milliseconds of a pass."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     hidden, weight, targets = inputs(device, arguments.tokens, arguments.width, arguments.vocab)
     softcap = arguments.softcap or None
@@ -64,7 +64,7 @@ def measure(arguments: argparse.Namespace, chunk: int | None, compiled: bool) ->
 
 
 def seconds(once: Callable[[], None], times: int) -> float:
-    """The mean time of a call, with the device's work done."""
+    """Return the mean seconds of a call, including its work on the device."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     began = time.perf_counter()
@@ -81,8 +81,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=65536 if gpu else 2048, help="tokens in the micro-batch")
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--vocab", type=int, default=50304)
-    parser.add_argument("--softcap", type=float, default=0.0, help="0: none")
-    parser.add_argument("--row", nargs=2, metavar=("CHUNK", "COMPILED"), help=argparse.SUPPRESS)  # one row, for a child process
+    parser.add_argument("--softcap", type=float, default=0.0, help="0 means no softcap")
+    parser.add_argument("--row", nargs=2, metavar=("CHUNK", "COMPILED"), help=argparse.SUPPRESS)  # for child processes: one row
     arguments = parser.parse_args()
     if arguments.row:
         print(*measure(arguments, int(arguments.row[0]) or None, arguments.row[1] == "1"))

@@ -1,8 +1,8 @@
-"""What cutting a step into micro-batches costs: its halves, quarters and so on, as a run tries them and as it then steps.
+"""Measure the cost of splitting a step into micro-batches (halves, quarters and so on), in the trial and in real steps.
 
-A trial (`training.micro_batch: auto`) is not compiled, a step is: `trial` and `step` are the time of each size by that of the
-whole, and the trial is right where the size that it chooses is the smallest whose step is within 1%. The whole is measured again
-at the end: how far it is from 1 is the noise.
+Trials (`training.micro_batch: auto`) are not compiled, but steps are. `trial` and `step` are the time of each size relative to
+the unsplit step. The trial is right if it chooses the smallest size whose step is within 1% of the unsplit one. The unsplit step
+is measured again at the end; the distance of its ratio from 1 is the noise.
 
     INGOT_CACHE=$(mktemp -d) python benchmarks/micro_batch.py [--shape golf-393k ...] [--cuts 3] [--steps 12]
 """
@@ -24,7 +24,7 @@ from ingot.backends.torch import tune
 
 
 def trials(shape: Shape) -> tuple[dict[int, float], dict[str, Any], float]:
-    """Milliseconds per row of every size that a run tries, what it chooses, and the seconds that trying takes."""
+    """Return the milliseconds per row of each size tried, the settings chosen, and the seconds that the trial took."""
     seconds: dict[int, list[float]] = {}
     plain = tune.smallest_micro_batch
 
@@ -45,14 +45,14 @@ def trials(shape: Shape) -> tuple[dict[int, float], dict[str, Any], float]:
         took = time.perf_counter() - began
         engine.close()
         if not seconds and torch.cuda.is_available():
-            raise SystemExit("an earlier run of this shape left a note; set INGOT_CACHE to an empty folder")
+            raise SystemExit("this shape has a cached choice from an earlier run; set INGOT_CACHE to an empty folder")
         return {size: 1000 * min(each) for size, each in seconds.items()}, engine.tuned(), took
     finally:
         tune.smallest_micro_batch = plain
 
 
 def stepped(shape: Shape, size: int, kept: dict[str, Any], steps: int) -> tuple[float, float]:
-    """Milliseconds of a step cut into micro-batches of this size, and GiB."""
+    """Return the milliseconds and peak GiB of a step split into micro-batches of this size."""
     config = replace(shape, changes={**shape.changes, "training.micro_batch": size}).config()
     engine = open_engine(config, config.model.vocab_size or 0)
     try:
@@ -74,10 +74,10 @@ def clean() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; golf-393k without it")
-    parser.add_argument("--cuts", type=int, default=3, help="how often the whole step is halved")
-    parser.add_argument("--steps", type=int, default=12, help="timed steps of each size")
-    parser.add_argument("--toy", action="store_true", help="a tiny shape on the CPU, where nothing is tried")
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be repeated (default: golf-393k)")
+    parser.add_argument("--cuts", type=int, default=3, help="how many times to halve the step")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps per size")
+    parser.add_argument("--toy", action="store_true", help="a tiny shape on the CPU, where no trial is made")
     arguments = parser.parse_args()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     print(f"{date.today()}, {device}, torch {torch.__version__}", flush=True)

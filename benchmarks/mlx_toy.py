@@ -1,12 +1,12 @@
-"""How long 50 steps of `train_gpt_mlx.py` take on the text that comes with the package.
+"""Time 50 steps of `train_gpt_mlx.py` on the bundled text.
 
-A tokenizer of 1,024 ids and shards are made of the bundled Shakespeare, with one play to be judged by; then the script trains a
-model of 2 layers and width 72, which is the smallest whose embedding is stored as codes, validates it three times and scores the
-file it wrote. The seconds of the processor stand beside those of the clock, because the machine may be doing other work.
+The benchmark makes a tokenizer of 1,024 ids and shards from the bundled Shakespeare, with one play for validation. The script
+then trains a model of 2 layers and width 72 (the smallest whose embedding is quantised), validates it three times and scores the
+file that it wrote. CPU seconds are printed next to wall time because the machine may be doing other work.
 
     python benchmarks/mlx_toy.py [--steps 50]
 
-More settings of the script are taken from the environment, as always: `MODEL_DIM=512 python benchmarks/mlx_toy.py` on a Mac.
+The script reads its other settings from the environment, as always: `MODEL_DIM=512 python benchmarks/mlx_toy.py` on a Mac.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ TOY = {
 
 
 def ingot(*words: str) -> None:
-    """Run a verb of the command line."""
+    """Run an ingot command."""
     subprocess.run([sys.executable, "-c", "from ingot.cli.main import run; run()", *words], check=True, capture_output=True)
 
 
 def prepare() -> None:
-    """Make a tokenizer and shards of the bundled text, in the folder that is worked in."""
+    """Make a tokenizer and shards from the bundled text in the current folder."""
     vocabulary = ("--kind", "sentencepiece", "--vocab-size", "1024")
     ingot("data", "train-tokenizer", "--input", str(TEXT), *vocabulary, "--output", "bard.model")
     one_play = ("--val-fraction", "0.02", "--tokenizer", "bard.model")
@@ -48,7 +48,7 @@ def prepare() -> None:
 
 
 def found(pattern: str, log: str) -> str:
-    """The last of what a pattern finds in a log."""
+    """Return the last match of a pattern in a log."""
     return str(re.findall(pattern, log, re.MULTILINE)[-1])
 
 

@@ -1,8 +1,8 @@
-"""What a step of Muon costs, and how near one it brings singular values.
+"""Measure the time of a Muon step and how close it brings singular values to 1.
 
-The matrices are those of the golf family at the shape asked for, with random gradients. The optimizers take turns; each row is
-the median of its turns. The last column is the range of the singular values of the update for a gradient whose own fall from 1 to
-1e-3.
+The matrices are those of a golf model of the requested shape, with random gradients. The optimizers alternate; each row is the
+median over the rounds. The last column is the range of the singular values of the update, for a gradient whose singular values
+fall from 1 to 1e-3.
 
     python benchmarks/muon.py [--device cuda] [--layers 9] [--width 512]
 """
@@ -29,7 +29,7 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def matrices(arguments: argparse.Namespace) -> list[torch.nn.Parameter]:
-    """The block matrices of a golf model, with gradients."""
+    """Return the block matrices of a golf model with random gradients."""
     with torch.device(arguments.device):
         model = Golf(vocab_size=1024, context=1024, layers=arguments.layers, width=arguments.width)
         params = [p for _, p in block_matrices(model)]
@@ -39,7 +39,7 @@ def matrices(arguments: argparse.Namespace) -> list[torch.nn.Parameter]:
 
 
 def seconds(step: Callable[[], object], device: torch.device) -> float:
-    """How long a step takes, the device's work included."""
+    """Return the seconds of a step, including its work on the device."""
     began = time.perf_counter()
     step()
     if device.type == "cuda":
@@ -48,7 +48,7 @@ def seconds(step: Callable[[], object], device: torch.device) -> float:
 
 
 def falling(width: int, device: torch.device) -> Tensor:
-    """A stack of one square matrix whose singular values fall from 1 to 1e-3."""
+    """Return a stack with one square matrix whose singular values fall from 1 to 1e-3."""
     u, v = (torch.linalg.qr(torch.randn(width, width, dtype=torch.float64))[0] for _ in range(2))
     return ((u * torch.logspace(0, -3, width, dtype=torch.float64)) @ v).float().to(device)[None]
 

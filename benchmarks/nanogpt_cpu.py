@@ -1,8 +1,8 @@
-"""What train.py costs over a bare loop: nanoGPT's README run on a CPU, with nothing around it and with all of ours.
+"""Measure the overhead of our train.py over a bare loop, for the CPU run of nanoGPT's README.
 
 The bare loop draws batches from the file, steps the same model with the same optimizer, and prints a line: no evaluation, no
-checkpoints, no read-ahead. Both take turns, one block of iterations each, and the medians of the blocks are compared. What ours
-takes is what its clock says, which stands still while it evaluates and copies its state, neither of which the bare loop does.
+checkpoints, no read-ahead. The two alternate in blocks of iterations, and the medians of the blocks are compared. train.py is
+timed by its own clock, which pauses while it evaluates and copies its state, because the bare loop does neither.
 
     python benchmarks/nanogpt_cpu.py [--data data/shakespeare_char] [--blocks 5] [--iterations 200]
 """
@@ -38,7 +38,7 @@ README = {
 
 
 def bare_loop(folder: Path, vocab_size: int) -> Callable[[int], float]:
-    """A function that trains for some iterations and says how many seconds they took."""
+    """Return a function that trains for some iterations and returns the seconds they took."""
     v = settle(read_arguments("train.py", [f"--{name}={value}" for name, value in README.items()], lambda line: None))
     torch.manual_seed(1337)
     model = GPT2(vocab_size, v["block_size"], layers=v["n_layer"], heads=v["n_head"], width=v["n_embd"], bias=False, gelu="erf")
@@ -66,7 +66,7 @@ def timed_loop(
     rate: Callable[[int], float],
     clip: float,
 ) -> Callable[[int], float]:
-    """A function that takes some steps, prints a line for each, and says how many seconds they took."""
+    """Return a function that runs some steps, prints a line for each and returns the seconds they took."""
 
     def loop(iterations: int) -> float:
         began = before = time.perf_counter()
@@ -87,14 +87,14 @@ def timed_loop(
 
 
 def decayed(model: torch.nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """The parameter groups of AdamW: matrices shrink, vectors do not."""
+    """Return AdamW's parameter groups: weight decay applies to matrices but not to vectors."""
     decay = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
     return [{"params": decay, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
 def random_rows(tokens: np.ndarray, size: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of a text at random places, and what follows each of their tokens."""
+    """Return rows of tokens from random positions and their next-token targets."""
     starts = torch.randint(len(tokens) - size, (rows,)).tolist()
     x = torch.stack([torch.from_numpy(tokens[i : i + size].astype(np.int64)) for i in starts])
     y = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + size].astype(np.int64)) for i in starts])
@@ -102,7 +102,7 @@ def random_rows(tokens: np.ndarray, size: int, rows: int) -> tuple[torch.Tensor,
 
 
 def ours(iterations: int, out: Path) -> float:
-    """The seconds that as many iterations of train.py take by its own clock."""
+    """Run train.py for some iterations and return their seconds by its own clock."""
     keys = {**README, "max_iters": iterations - 1, "out_dir": out}
     if train([f"--{name}={value}" for name, value in keys.items()]):
         raise SystemExit("train.py failed")
@@ -111,14 +111,14 @@ def ours(iterations: int, out: Path) -> float:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is shown; that both loops print is part of what they do."""
+    """Discard standard output; printing remains part of the time of both loops."""
     with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing):
         yield
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with train.bin, val.bin and meta.pkl (the text inside the package)")
+    parser.add_argument("--data", type=Path, help="folder with train.bin, val.bin and meta.pkl (default: the bundled text)")
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=200)
     given = parser.parse_args()
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def tell(turns: list[tuple[float, float]], iterations: int, ours: str) -> None:
-    """Print the seconds of the bare loop and of ours, block by block."""
+    """Print the seconds of the bare loop and of our loop, block by block."""
     times = [[1000 * seconds / iterations for seconds in lane] for lane in zip(*turns, strict=True)]
     medians = [statistics.median(lane) for lane in times]
     ratio = statistics.median(b / a for a, b in zip(*times, strict=True))

@@ -1,9 +1,9 @@
-"""How long sample.py takes for its ten texts of 500 tokens, beside nanoGPT's way of writing them.
+"""Compare the time of sample.py for its ten samples of 500 tokens with nanoGPT's method of sampling.
 
-nanoGPT's way: one text after another, and for every token the whole text before it computed anew, in autocast, drawn with
-torch.multinomial. Ours: all texts side by side, keys and values kept, weights in the number format of the arithmetic, and on a
-GPU each step replayed from a recording. Recording counts; loading and the first use of the device do not. The weights are random:
-what is written is nonsense, what it costs is not.
+nanoGPT's method generates one sample after another, recomputes the whole context for every token under autocast, and draws with
+torch.multinomial. Ours generates all samples as one batch with a KV cache and weights in the compute dtype; on a GPU each step is
+replayed as a CUDA graph. Capturing the graph counts; loading and the first use of the device do not. The weights are random, so
+the text is nonsense, but its cost is realistic.
 
     python benchmarks/nanogpt_sample.py                                       # 124M, on a GPU
     python benchmarks/nanogpt_sample.py --layers 4 --width 128 --heads 4 --block 256 --tokens 100 --samples 4 --device cpu
@@ -34,7 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @torch.no_grad()
 def recompute(model: GPT, samples: int, tokens: int, dtype: torch.dtype) -> list[list[int]]:
-    """nanoGPT's way."""
+    """Sample by nanoGPT's method: one sample at a time, the whole context recomputed for every token."""
     device = model.lm_head.weight.device
     found = []
     for _ in range(samples):
@@ -53,7 +53,7 @@ def chosen(logits: Tensor) -> Tensor:
 
 
 def ours(model: GPT, samples: int, tokens: int, at_once: int, record: bool) -> list[list[int]]:
-    """Ours, so many texts at once."""
+    """Sample with our engine, up to `at_once` samples per batch."""
     found: list[list[int]] = []
     for first in range(0, samples, at_once):
         sampling = Sampling(TEMPERATURE, TOP_K, seed=1337 + first)
@@ -63,7 +63,7 @@ def ours(model: GPT, samples: int, tokens: int, at_once: int, record: bool) -> l
 
 
 def seconds(write: Callable[[], list[list[int]]], samples: int, tokens: int) -> float:
-    """How long it takes until all texts are on the host."""
+    """Return the seconds until all samples are on the host."""
     began = time.perf_counter()
     found = write()
     taken = time.perf_counter() - began
@@ -80,7 +80,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", default=default, type=int)
     parser.add_argument("--samples", default=10, type=int)
     parser.add_argument("--tokens", default=500, type=int)
-    parser.add_argument("--turns", default=3, type=int, help="of ours; nanoGPT's way has one")
+    parser.add_argument("--turns", default=3, type=int, help="repetitions of our method; nanoGPT's is run once")
     a = parser.parse_args()
     dtype = DTYPES[a.dtype or ("bfloat16" if a.device.type == "cuda" else "float32")]
     torch.manual_seed(1337)

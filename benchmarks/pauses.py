@@ -1,10 +1,10 @@
-"""What interrupts training: seconds that a checkpoint costs, and milliseconds that the change to another shard of the data does.
+"""Measure how long training is interrupted by a checkpoint and by the change to another shard of the data.
 
-Steps are timed by when they are told of, in one run each through the engine, and those around an interruption are compared with
-the mean of the others. `checkpoints` trains the 124M shape of 64 x 1024 tokens and saves it every 100 steps: 10 steps before a
-checkpoint and 60 after it, in which it is written. `shards` trains golf's shape at 131,072 tokens a step on shards of 17 MB, in
-their order, which are no longer in the system's memory where that can be asked for: 6 steps before the first of a shard, for
-which tokens are read ahead, and 3 after it.
+Each case is one run of the engine. Steps are timed by when they are reported, and the steps around an interruption are compared
+with the mean of the others. `checkpoints` trains the 124M shape of 64 x 1024 tokens and saves every 100 steps; it counts 10 steps
+before a checkpoint and the 60 after it, during which it is written. `shards` trains the golf shape with 131,072 tokens per step
+on consecutive shards of 17 MB, evicted from the page cache where the system supports it; it counts 6 steps before a shard's first
+step, because tokens are read ahead, and 3 after it.
 
     python benchmarks/pauses.py [--rows checkpoints shards] [--results pauses.jsonl] [--toy]
 """
@@ -31,10 +31,10 @@ from step_profile import TOY as TINY
 
 TOY = replace(TINY, changes={**TINY.changes, "model.vocab_size": 512})
 ROWS = ("checkpoints", "shards")
-SAVE_EVERY, AROUND = 100, (10, 60)  # steps; those before and after a checkpoint that are counted with it
+SAVE_EVERY, AROUND = 100, (10, 60)  # interval in steps; steps before and after a checkpoint attributed to it
 CHECKPOINTS = 4
 SHARD_STEPS, SHARDS, AROUND_SHARD = 64, 6, (6, 3)
-SKIPPED = 4  # steps at the beginning, in which the memory of the GPU still grows
+SKIPPED = 4  # first steps, not timed because GPU memory still grows
 ALWAYS = {
     "data.tokenizer": "byte", "data.trust_tokens": True, "budget.seconds": None, "budget.artifact_bytes": None,
     "evaluation.every": 0, "evaluation.at_start": False, "evaluation.at_end": False, "artifact.write": False,
@@ -43,7 +43,7 @@ ALWAYS = {
 
 
 def told_at(shape: Shape, changes: dict[str, Any]) -> list[float]:
-    """When each step of a run was told of, in seconds."""
+    """Train a shape and return the time in seconds at which each step was reported."""
     from ingot.config.loading import load_config
     from ingot.preflight.validate import check_before_training
     from ingot.runs.reporter import Reporter
@@ -63,7 +63,7 @@ def told_at(shape: Shape, changes: dict[str, Any]) -> list[float]:
 
 
 def write_shards(folder: Path, tokens: int, count: int) -> None:
-    """So many shards of random bytes, and one to validate by, out of the system's memory."""
+    """Write some training shards of random bytes and one for validation, and evict them from the page cache."""
     from ingot.data.store.shards import TokenWriter
 
     folder.mkdir()
@@ -82,7 +82,7 @@ def write_shards(folder: Path, tokens: int, count: int) -> None:
 
 
 def checkpoints(shape: Shape, folder: Path) -> dict[str, Any]:
-    """Seconds of a checkpoint, and their part of the time between two."""
+    """Measure the seconds that a checkpoint costs and their share of the time between two checkpoints."""
     save_every, around = (SAVE_EVERY, AROUND) if shape is not TOY else (SAVE_EVERY // 10, (1, 6))
     write_shards(folder / "data", 4 * tokens_of(shape), 2)
     steps = CHECKPOINTS * save_every + around[1]
@@ -99,7 +99,7 @@ def checkpoints(shape: Shape, folder: Path) -> dict[str, Any]:
 
 
 def shards(shape: Shape, folder: Path) -> dict[str, Any]:
-    """Seconds that the change to another shard costs."""
+    """Measure the seconds that the change to another shard costs."""
     each, count = (SHARD_STEPS, SHARDS) if shape is not TOY else (16, 4)
     write_shards(folder / "data", each * tokens_of(shape), count)
     times = told_at(
@@ -114,11 +114,11 @@ def shards(shape: Shape, folder: Path) -> dict[str, Any]:
 
 
 def compared(times: Sequence[float], interruptions: Sequence[int], around: tuple[int, int]) -> tuple[float, list[float]]:
-    """The mean seconds of a step, and what so many steps before and after each interruption took longer than that.
+    """Return the mean seconds per undisturbed step and, per interruption, the extra seconds of the steps around it.
 
-    An interruption is named by how many steps come before it.
+    An interruption is given as the number of steps before it.
     """
-    each = np.diff(times)  # each[i]: from when step i, counted from 0, was told of until step i + 1 was
+    each = np.diff(times)  # each[i]: seconds between the reports of steps i and i + 1, counted from 0
     near = [slice(step - 1 - around[0], step - 1 + around[1]) for step in interruptions]
     others = np.ones(len(each), bool)
     for part in (slice(SKIPPED), *near):
@@ -128,7 +128,7 @@ def compared(times: Sequence[float], interruptions: Sequence[int], around: tuple
 
 
 def tokens_of(shape: Shape) -> int:
-    """Tokens of a step."""
+    """Return the tokens per step of a shape."""
     from ingot.config.loading import load_config
 
     return int(load_config(recipe=shape.recipe, overrides=shape.changes, environment={}).config.training.tokens_per_step)
@@ -155,7 +155,7 @@ def measured(rows: list[str], toy: bool) -> Iterator[tuple[str, dict[str, Any]]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--results", type=Path, help="file that a line of JSON per row is appended to")
+    parser.add_argument("--results", type=Path, help="append a line of JSON per row to this file")
     parser.add_argument("--toy", action="store_true", help="a tiny model on the CPU")
     arguments = parser.parse_args()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and not arguments.toy else "cpu"

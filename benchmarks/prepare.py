@@ -1,12 +1,12 @@
-"""How fast text becomes tokens on disk, beside the ways people do it without us.
+"""Compare the speed of `ingot data prepare`, from text to tokens on disk, with other common methods.
 
-Every tool gets the same file of JSON lines and runs as a program of its own, start included; tools take turns, and each row is
-the median of its turns. The plain loop reads a line, encodes it with the library and writes the ids. Peak memory is that of the
-program and, for each of its processes, of the largest. The last rows give twice the text, for which memory must not grow.
+Every tool gets the same file of JSON lines and runs as a separate process, whose start counts; tools alternate, and each row is
+the median over the rounds. The plain loop reads a line, encodes it with the library and writes the ids. Peak memory is that of
+the main process plus, for each child process, that of the largest child. The last rows use twice the text; memory must not grow.
 
     python benchmarks/prepare.py [--corpus FILE_OR_FOLDER ...] [--model FILE.model] [--megabytes 100] [--turns 3]
 
-Without a corpus the text is the bundled Shakespeare over and over, which flatters us: it has few different words.
+Without a corpus the text is the bundled Shakespeare, repeated; its small number of distinct words favours our tool.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT, GPT2Tokenizer
 from ingot.data.tokenizers.learn_vocabulary import train_tokenizer
 from ingot.data.tokenizers.tokenizer_base import byte_alphabet
 
-BATCH = 1024  # documents that golf's exporter encodes at once; parts in which nanoGPT writes
+BATCH = 1024  # documents per batch of golf's exporter; also the number of chunks that nanoGPT writes
 VOCABULARY = 1024
 
 
@@ -49,7 +49,7 @@ VOCABULARY = 1024
 
 
 def ours(tokenizer: str) -> Callable[[Path, Path], int]:
-    """What `ingot data prepare` does."""
+    """Return the tool that runs `ingot data prepare`."""
 
     def run(source: Path, output: Path) -> int:
         summary = prepare([source], output, tokenizer, val_documents=0)
@@ -59,7 +59,7 @@ def ours(tokenizer: str) -> Callable[[Path, Path], int]:
 
 
 def loop(encode: Callable[[str], Any], start: int) -> Callable[[Path, Path], int]:
-    """Read a line, encode it, write it."""
+    """Return a tool that reads, encodes and writes one line at a time."""
 
     def run(source: Path, output: Path) -> int:
         tokens = 0
@@ -84,7 +84,7 @@ def sentencepiece_loop(model: str) -> Callable[[Path, Path], int]:
 
 
 def sentencepiece_batches(model: str) -> Callable[[Path, Path], int]:
-    """Golf's way: many documents at once, and the library's own threads."""
+    """Return golf's method: many documents per batch, encoded in the library's threads."""
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_file=model)
@@ -109,14 +109,14 @@ def tiktoken_loop(_: str) -> Callable[[Path, Path], int]:
 
 
 def one_by_one(tokenizer_json: str) -> Callable[[Path, Path], int]:
-    """Gpt-simple's way: `tokenizers`, a document at a time, ids streamed to the disk."""
+    """Return gpt-simple's method: `tokenizers`, one document at a time, ids streamed to disk."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(tokenizer_json)
     return loop(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, 50256)
 
 
-POOLED: Any = None  # the encoder of a pool's process
+POOLED: Any = None  # the encoder in each process of the pool
 
 
 def pool_start() -> None:
@@ -129,7 +129,7 @@ def pool_encode(text: str) -> list[int]:
 
 
 def pool_and_memmap(_: str) -> Callable[[Path, Path], int]:
-    """NanoGPT's way: tiktoken in a pool of processes, everything kept, then a memory map filled part by part."""
+    """Return nanoGPT's method: tiktoken in a process pool, all ids kept in memory, then written to a memory map in chunks."""
 
     def run(source: Path, output: Path) -> int:
         with get_context("spawn").Pool(cpu_count(), pool_start) as pool:
@@ -164,11 +164,11 @@ TOOLS: dict[str, dict[str, Callable[[str], Callable[[Path, Path], int]]]] = {
 }
 
 
-# What is encoded
+# Input files
 
 
 def write_text(corpus: list[Path], target: Path, megabytes: float) -> int:
-    """Writes documents as JSON lines until there are so many bytes of text; returns how many."""
+    """Write documents as JSON lines until the text has the requested size; return its bytes."""
     if corpus:
         texts = read_documents(find_files(corpus)[0], "text")
     else:
@@ -185,7 +185,7 @@ def write_text(corpus: list[Path], target: Path, megabytes: float) -> int:
 
 
 def write_gpt2_json(target: Path) -> None:
-    """GPT-2's vocabulary as a tokenizer.json: the two parts of each token are what its bytes become one merge before it."""
+    """Write GPT-2's vocabulary as a tokenizer.json; each merge is found by encoding a token with only the earlier merges."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     pieces = GPT2Tokenizer()._pieces
@@ -211,7 +211,7 @@ def write_gpt2_json(target: Path) -> None:
 
 
 def make(arguments: argparse.Namespace) -> None:
-    """Writes what the tools need."""
+    """Write the input files that the tools need."""
     once, twice = arguments.make / "text.jsonl", arguments.make / "twice.jsonl"
     size = write_text(arguments.corpus, once, arguments.megabytes)
     (arguments.make / "size").write_text(str(size))
@@ -224,14 +224,14 @@ def make(arguments: argparse.Namespace) -> None:
     write_gpt2_json(arguments.make / "gpt2.json")
 
 
-# Turns
+# Timed runs
 
 
 def run_tool(kind: str, tool: str, argument: str, source: Path, output: Path) -> None:
-    """The program of one turn."""
+    """Run one tool in this process and print its tokens and peak memory as JSON."""
     tokens = TOOLS[kind][tool](argument)(source, output)
     peak, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    if sys.platform == "linux":  # where the peak of whoever started a program counts as its own
+    if sys.platform == "linux":  # on Linux ru_maxrss includes the peak of the process that started this one
         status = Path("/proc/self/status").read_text()
         peak = int(status.split("VmHWM:")[1].split()[0])
     processes = cpu_count() if child else 0
@@ -260,7 +260,7 @@ def processor() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", nargs="+", type=Path, default=[])
-    parser.add_argument("--model", type=Path, help="a SentencePiece model; without it one of 1,024 pieces is trained")
+    parser.add_argument("--model", type=Path, help="a SentencePiece model (default: train one of 1,024 pieces)")
     parser.add_argument("--megabytes", type=float, default=100)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--kinds", nargs="+", choices=list(TOOLS), default=list(TOOLS))
@@ -277,7 +277,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         once, twice, model, gpt2 = (folder / file for file in ("text.jsonl", "twice.jsonl", "trained.model", "gpt2.json"))
-        # By a program of its own: on Linux the peak of whoever starts a program counts as the program's.
+        # In a separate process: on Linux a child's ru_maxrss includes the peak of the process that started it.
         subprocess.run([sys.executable, __file__, *sys.argv[1:], "--make", name], check=True)
         size = int((folder / "size").read_text())
         given = {"SentencePiece": str(arguments.model or model), "GPT-2": str(gpt2), "bytes": ""}

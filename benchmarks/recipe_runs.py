@@ -1,7 +1,6 @@
-"""Runs of a recipe by the engine, in parts: what a results file has is not run again, and what has no time left goes on later.
+"""Train a recipe for several seeds, resumably: completed runs are skipped, and interrupted ones are resumed by the next command.
 
-Each run is a program of its own, so what is measured is what a user gets. A line of JSON per run is appended to the results as
-soon as it is complete.
+Each run is a separate process, so it measures what a user gets. Each completed run appends a line of JSON to the results file.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-LEARNED_FROM = 18_000  # documents: 78 MB of the 321, half a minute on one core
+LEARNED_FROM = 18_000  # documents that a tokenizer is learned from: 78 of 321 MB, half a minute on one core
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run to be made: what tells it from every other."""
+    """The parameters that identify a run."""
 
     label: str
     recipe: str
@@ -44,21 +43,21 @@ def say(line: str) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser, name: str, seconds: float) -> None:
-    """What every bench of this kind is asked; `name` is that of its files."""
+    """Add the options shared by these benchmarks; `name` is the prefix of their files."""
     parser.add_argument("--corpus", type=Path, help="folder with train-00, train-01 and val as .jsonl.xz")
-    parser.add_argument("--data", type=Path, default=Path(f"{name}-data"), help="folder of the tokens; made if it is not there")
-    parser.add_argument("--runs", type=Path, default=Path(f"{name}-runs"), help="folder of the run folders")
-    parser.add_argument("--results", type=Path, default=Path(f"{name}-h200.jsonl"), help="file that results are appended to")
+    parser.add_argument("--data", type=Path, default=Path(f"{name}-data"), help="folder of the prepared data; created if missing")
+    parser.add_argument("--runs", type=Path, default=Path(f"{name}-runs"), help="parent of the run folders")
+    parser.add_argument("--results", type=Path, default=Path(f"{name}-h200.jsonl"), help="append results to this file")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--seconds", type=float, default=seconds, help="of training, in each run")
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds in all; what is not ready by then goes on later")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every run; may be repeated")
+    parser.add_argument("--seconds", type=float, default=seconds, help="training seconds per run")
+    parser.add_argument("--limit", type=float, default=math.inf, help="total seconds; a later call resumes unfinished runs")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting for all runs; may be repeated")
     parser.add_argument("--keep", action="store_true", help="keep the checkpoints of complete runs")
     parser.add_argument("--toy", action="store_true", help="a tiny model on the bundled text")
 
 
 def learn_tokenizer(corpus: Path, pieces: int, output: Path) -> None:
-    """A vocabulary of the training text's first documents, capitals as marks."""
+    """Learn a vocabulary with marks for capitals from the first documents of the training text."""
     began = time.perf_counter()
     settings = ["--kind", "sentencepiece", "--vocab-size", str(pieces), "--documents", str(LEARNED_FROM), "--mark-capitals"]
     words = ["data", "train-tokenizer", str(corpus / "train-00.jsonl.xz"), "--output", str(output), "--force", *settings]
@@ -67,14 +66,14 @@ def learn_tokenizer(corpus: Path, pieces: int, output: Path) -> None:
 
 
 def prepare(corpus: Path, tokenizer: str, data: Path) -> None:
-    """Make the tokens of the corpus with all processors, unless they are there."""
+    """Tokenize the corpus on all CPU cores unless the prepared data exists."""
     if (data / "dataset.json").exists():
         return
     began = time.perf_counter()
     train, val = [corpus / f"train-0{part}.jsonl.xz" for part in (0, 1)], corpus / "val.jsonl.xz"
     words = ["data", "prepare", *map(str, train), "--val-input", str(val), "--output", str(data), "--tokenizer", tokenizer]
     subprocess.run(_ingot(*words), check=True, stdout=subprocess.DEVNULL)
-    say(f"{data} made in {time.perf_counter() - began:.0f} s")
+    say(f"{data} prepared in {time.perf_counter() - began:.0f} s")
 
 
 def run_all(
@@ -85,14 +84,14 @@ def run_all(
     worth_starting: float,
     began: float,
 ) -> bool:
-    """Make the runs that the results do not have; whether all of them are there now.
+    """Train the runs missing from the results file; return True if all are complete.
 
-    `summary` is what is kept of a result.json; `worth_starting` the seconds that must be left for a run to be begun.
+    `summary` extracts result fields from a result.json; a run is started only if `worth_starting` seconds are left.
     """
     whole = True
     for case in cases:
         if (known := {r["name"]: r["at"] for r in finished(arguments.results)}.get(case.name)) is not None:
-            say(f"{case.name} | in {arguments.results} already, of {known}")
+            say(f"{case.name} | already in {arguments.results}, finished {known}")
             continue
         left = arguments.limit - (time.perf_counter() - began)
         if left < (0 if arguments.toy else worth_starting):
@@ -114,12 +113,12 @@ def run_all(
 
 
 def finished(results: Path) -> list[dict[str, Any]]:
-    """What a results file has."""
+    """Return the records of a results file, or [] if it does not exist."""
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
 def step_records(folder: Path) -> list[dict[str, Any]]:
-    """What the metrics of a run say of its steps."""
+    """Return the training-step records of a run's metrics."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line["kind"] == "train"]
 
@@ -129,7 +128,7 @@ def _ingot(*words: str) -> list[str]:
 
 
 def _train(case: Case, arguments: argparse.Namespace, data: Sequence[str], left: float) -> dict[str, Any] | None:
-    """The result of a run, None where it has to go on later; what it printed stands beside its folder."""
+    """Train a run and return its result, or None if it stopped early or failed; its output is saved next to its folder."""
     folder = arguments.runs / case.name
     fixed = [f"training.seed={case.seed}", f"data.seed={case.seed}", f"budget.seconds={case.seconds}"]
     limit = [] if math.isinf(left) else [f"training.max_runtime_seconds={left:.0f}"]
@@ -145,7 +144,7 @@ def _train(case: Case, arguments: argparse.Namespace, data: Sequence[str], left:
     if record.get("status") == "completed" and code == 0:
         return {**record, "wall_seconds": round(wall, 1)}
     if record.get("status") == "stopped":
-        say(f"{case.name} | stopped after {wall:.0f} s at step {record['total_steps']:,}; the same command goes on with it")
+        say(f"{case.name} | stopped after {wall:.0f} s at step {record['total_steps']:,}; the same command resumes it")
         return None
     say(f"{case.name} | FAILED with exit code {code} after {wall:.0f} s; the end of {out}:")
     say("\n".join(out.read_text().splitlines()[-25:]))
@@ -153,7 +152,7 @@ def _train(case: Case, arguments: argparse.Namespace, data: Sequence[str], left:
 
 
 def _facts(case: Case, record: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """What is kept of any run."""
+    """Return the result fields common to all benchmarks."""
     folder = arguments.runs / case.name
     tokens = 0 if arguments.toy else dataset_tokens(arguments.data)
     return {
@@ -178,5 +177,5 @@ def _facts(case: Case, record: dict[str, Any], arguments: argparse.Namespace) ->
 
 
 def dataset_tokens(folder: Path) -> int:
-    """Training tokens of a prepared folder."""
+    """Return the number of training tokens in a folder of prepared data."""
     return int(json.loads((folder / "dataset.json").read_text())["splits"]["train"]["tokens"])

@@ -1,7 +1,7 @@
-"""The losses of a run as it is by itself, fast, against those of the plain path: one seed, one text.
+"""Compare the losses of a run with default (fast) settings with those of the plain path, for one seed and one text.
 
-The plain path is not compiled and has no kernels of ours. Both are programs of their own on the packaged sample, read by bytes,
-and record every step. --again makes the plain one twice, which tells how far two equal runs are apart on this machine.
+The plain path is not compiled and uses none of our kernels. Both are separate processes that train on the bundled sample with
+byte tokens and log every step. --again runs the plain path twice, which shows how much two equal runs differ on this machine.
 
     python benchmarks/same_losses.py [--steps 200] [--set model.bias=false ...] [--again] [--toy]
 """
@@ -36,11 +36,11 @@ ALWAYS = [
     "training.save_seconds=3600",
 ]
 PLAIN = ["training.compile=false", "training.kernels=off"]
-SHOWN = 20  # steps between two lines of the table
+SHOWN = 20  # steps between lines of the table
 
 
 def losses(settings: Sequence[str], steps: int, folder: Path) -> list[float]:
-    """The loss of every step of a run."""
+    """Train a run and return the loss of every step."""
     words = [f"training.max_steps={steps}", f"training.output_dir={folder}", *settings, *ALWAYS]
     options = [word for setting in words for word in (f"--{setting.partition('=')[0]}", setting.partition("=")[2])]
     ran = subprocess.run([sys.executable, "-m", "ingot", "train", "--recipe", "gpt2", *options], capture_output=True, text=True)
@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of both runs; may be repeated")
-    parser.add_argument("--again", action="store_true", help="the plain path twice")
+    parser.add_argument("--again", action="store_true", help="run the plain path twice")
     parser.add_argument("--toy", action="store_true", help="a tiny model on the CPU")
     arguments = parser.parse_args()
     shape = [*(TOY if arguments.toy else SHAPE), *arguments.set]

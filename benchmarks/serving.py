@@ -1,10 +1,10 @@
-"""Tokens per second of many streams at once, by the engine of `ingot serve`, and how fast texts are scored; prints one table.
+"""Measure the throughput of the engine of `ingot serve` with many concurrent streams, and how fast it scores texts.
 
     python benchmarks/serving.py --device cuda                      124M parameters, 32 streams of 256 tokens
     python benchmarks/serving.py --device cuda --task-data eval     and the 10,042 items of HellaSwag from a folder
     python benchmarks/serving.py --device cpu --layers 2 --width 64 --heads 4 --tokens 20 --items 64    a toy
 
-The weights are random: what a token is does not change what it costs.
+The weights are random, because the cost of a token does not depend on its value.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="auto")
     parser.add_argument(
-        "--items", type=int, default=2000, help="rows of about 90 tokens that are scored, 20 of each at their end"
+        "--items", type=int, default=2000, help="rows of about 90 tokens to score; the last 20 tokens of each are scored"
     )
-    parser.add_argument("--task-data", type=Path, help="a folder with HellaSwag's items, as `ingot eval --task-data` takes it")
+    parser.add_argument("--task-data", type=Path, help="folder with HellaSwag's items, as for `ingot eval --task-data`")
     given = parser.parse_args()
     print(f"{'dtype':6} {'streams':>8} {'tokens':>7} {'seconds':>8} {'tokens/s':>9} {'rows scored/s':>14} {'prompts/s':>10}")
     for dtype in ("fp32", "bf16"):
         model = opened(given, dtype)
         engine = Engine(model)
         for streams in (1, given.streams):
-            serve(engine, given, streams, min(given.tokens, 8))  # compiles and records
+            serve(engine, given, streams, min(given.tokens, 8))  # warm-up: compiles and captures CUDA graphs
             seconds = serve(engine, given, streams, given.tokens)
             rate = streams * given.tokens / seconds
             told = f"{dtype:6} {streams:8} {given.tokens:7} {seconds:8.2f} {rate:9,.0f}"
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def opened(given: argparse.Namespace, dtype: str) -> LoadedModel:
-    """A model with its first weights, ready to write."""
+    """Return a randomly initialised model, ready to generate."""
     shape = {"layers": given.layers, "heads": given.heads, "width": given.width, "context": given.context, "vocab_size": 50304}
     sections = {
         "model": {"family": "gpt2", **shape},
@@ -68,7 +68,7 @@ def opened(given: argparse.Namespace, dtype: str) -> LoadedModel:
 
 
 def serve(engine: Engine, given: argparse.Namespace, streams: int, tokens: int) -> float:
-    """The seconds that all streams took."""
+    """Generate with concurrent streams and return the seconds until all are done."""
     found: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
     began = time.perf_counter()
     for stream in range(streams):
@@ -81,12 +81,12 @@ def serve(engine: Engine, given: argparse.Namespace, streams: int, tokens: int) 
 
 
 def rows_of(given: argparse.Namespace) -> list[list[int]]:
-    """Rows of the size of HellaSwag's."""
+    """Return token rows of about the length of HellaSwag's."""
     return [[(7 * row + place) % 50000 for place in range(min(80 + row % 20, given.context))] for row in range(given.items)]
 
 
 def score_prompts(engine: Engine, given: argparse.Namespace) -> float:
-    """Prompts per second that clients have scored, 64 in a request: with echo, logprobs and one token, as lm-eval asks."""
+    """Return the prompts scored per second, 64 per request, with echo, logprobs and one new token, as lm-eval requests them."""
     found: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
     rows = rows_of(given)
     began = time.perf_counter()
@@ -100,7 +100,7 @@ def score_prompts(engine: Engine, given: argparse.Namespace) -> float:
 
 
 def hellaswag(model: LoadedModel, folder: Path) -> None:
-    """The seconds that `ingot eval --tasks hellaswag` takes once the model is loaded."""
+    """Print the seconds that `ingot eval --tasks hellaswag` takes with a loaded model."""
     began = time.perf_counter()
     tasks = task_rows(read_items(["hellaswag"], folder), model.tokenizer, model.context, None)
     read = time.perf_counter() - began
@@ -113,7 +113,7 @@ def hellaswag(model: LoadedModel, folder: Path) -> None:
 
 
 def score(model: LoadedModel, given: argparse.Namespace) -> float:
-    """Rows per second, of the size of HellaSwag's."""
+    """Return the rows scored per second, for rows of about the length of HellaSwag's."""
     rows = rows_of(given)
     firsts = [max(1, len(row) - 20) for row in rows]
     score_rows(model.backend, rows[:64], firsts[:64])

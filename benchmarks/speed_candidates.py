@@ -1,14 +1,14 @@
-"""What a kernel of ours, or a setting, is worth: a step of each shape with it and without it, in turns in one process.
+"""Measure the speedup of one of our kernels or of a setting: time the steps of each shape with and without it, alternately.
 
-One engine per variant (none, each kernel alone, all of them, and each setting of --also), all with the micro-batch and the
-attention kernel that the first one chose, the same seed and the same batch. Each round times some steps of every variant; a ratio
-is the median over the rounds of its ms to those of the first, below 1 where it pays. `loss apart` is the largest difference of
-the two losses over all steps. --also attention=cudnn-grouped is a variant with that attention kernel, and "A=1 + B=2" one with
-both settings. With --base training.kernels=auto --kernel none the first variant is a step as runs have it, and those of --also
-differ from it alone.
+One process has an engine per variant (none, each kernel alone, all kernels, and each setting of --also). All use the micro-batch
+and attention kernel that the first variant chose, the same seed and the same batch. Each round times some steps of every variant.
+A variant's ratio is the median over the rounds of its ms divided by those of the first variant; below 1 is faster. `loss apart`
+is the largest difference between its losses and those of the first variant. --also attention=cudnn-grouped adds a variant with
+that attention kernel, and "A=1 + B=2" one with both settings. With --base training.kernels=auto --kernel none the first variant
+has the default kernels of a run, and each variant of --also differs from it only in its setting.
 
-With --alone the kernels by themselves, in several block sizes, beside what the compiler makes of the plain form; with --kernel
-those alone, and the head in 8 bits with `loss`.
+--alone times the kernels in isolation, in several block sizes, against the compiler's code for the plain form; --kernel selects
+kernels, and `loss` includes the fp8 head.
 
     python benchmarks/speed_candidates.py [--shape golf-393k ...] [--kernel mlp ...] [--also training.fp8_head=true ...] [--alone]
 """
@@ -38,11 +38,11 @@ from ingot.model.loss import head_loss
 
 FIRST = "none"
 NO_KERNELS = {"training.kernels": "off"}
-Variants = dict[str, dict[str, Any]]  # settings, by a name
+Variants = dict[str, dict[str, Any]]  # settings by variant name
 
 
 def variants(model: torch.nn.Module, names: list[str], also: Variants) -> Variants:
-    """Each kernel that the model can use, all of these, and what else is asked for."""
+    """Return a variant per kernel that the model can use, one with all of them, and the additional ones requested."""
     there = [name for name in names if any(hasattr(module, f"fused_{name}") for module in model.modules())]
     sets = [[name] for name in there] + ([there] if len(there) > 1 else [])
     return {**{" + ".join(kernels): {"training.kernels": kernels} for kernels in sets}, **also}
@@ -51,7 +51,7 @@ def variants(model: torch.nn.Module, names: list[str], also: Variants) -> Varian
 def measure(
     shape: Shape, names: list[str], also: Variants, rounds: int, steps: int, base: Mapping[str, Any] = NO_KERNELS
 ) -> dict[str, Any]:
-    """By variant: the median ms of each round, all losses, seconds to the first timed step and GiB; all have what `base` sets."""
+    """Return per variant the median ms of each round, all losses, startup seconds and GiB; `base` applies to all variants."""
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         steppers: dict[str, Stepper] = {}
@@ -84,7 +84,7 @@ def measure(
             print(f"{variant} is ready after {found[variant]['ready']:.0f} s", flush=True)
         for _ in range(rounds):
             for variant, stepper in steppers.items():
-                stepper.run(1)  # what the variant before left in the caches is not timed
+                stepper.run(1)  # an untimed step evicts the previous variant's data from the caches
                 found[variant]["ms"].append(statistics.median(stepper.run(steps)))
         for variant, stepper in steppers.items():
             found[variant]["losses"] = stepper.losses
@@ -92,7 +92,7 @@ def measure(
 
 
 def show(name: str, found: dict[str, Any]) -> None:
-    """A shape as a table."""
+    """Print the table of a shape."""
     plain = found[FIRST]
     print(f"\n{name}\n\n| variant | ms per step | ratio | of each round | loss apart | GiB | ready after |")
     print("|---|---|---|---|---|---|---|")
@@ -107,7 +107,7 @@ def show(name: str, found: dict[str, Any]) -> None:
 
 
 def milliseconds(once: Callable[[], Any]) -> float:
-    """The time of a call on the device alone: recorded and replayed, so that the host's launches do not count."""
+    """Return the device time of a call, captured and replayed as a CUDA graph so that host launches do not count."""
     for _ in range(3):
         once()
     if not torch.cuda.is_available():
@@ -120,7 +120,7 @@ def milliseconds(once: Callable[[], Any]) -> float:
 
 
 def host_milliseconds(once: Callable[[], Any], times: int = 50) -> float:
-    """The time that the host takes to launch a call: with less work than that on the device, it decides."""
+    """Return the host time to launch a call, which limits the speed if the device needs less."""
     once()
     began = time.perf_counter()
     for _ in range(times):
@@ -129,7 +129,7 @@ def host_milliseconds(once: Callable[[], Any], times: int = 50) -> float:
 
 
 def loss_alone(tokens: int, width: int, vocabulary: int, softcap: float | None, device: torch.device) -> None:
-    """Head and loss forward and backward, plain, fused and in 8 bits; on a GPU the kernel alone in some block sizes."""
+    """Time head and loss forward and backward, plain, fused and in fp8; on a GPU also the kernel alone in some block sizes."""
     hidden = torch.randn(1, tokens, width, device=device, dtype=torch.bfloat16, requires_grad=True)
     weight = (0.02 * torch.randn(vocabulary, width, device=device)).requires_grad_()
     targets = torch.randint(vocabulary, (1, tokens), device=device)
@@ -160,14 +160,14 @@ def loss_alone(tokens: int, width: int, vocabulary: int, softcap: float | None, 
         into = milliseconds(lambda: losses_of_logits_(logits, targets[0], softcap, True, into=grad, factor=2.0**15))
         rows.append(("kernel, gradient in 8 bits", into))
         rows.append(("that gradient transposed", milliseconds(lambda: transposed(grad))))
-    floor = 1000 * 4 * tokens * vocabulary / 4.3e12  # the logits read and written once
+    floor = 1000 * 4 * tokens * vocabulary / 4.3e12  # the logits are read and written once
     print(f"\nloss: {tokens:,} tokens, width {width}, {vocabulary:,} words, softcap {softcap}; at 4.3 TB/s {floor:.2f} ms")
     for what, ms in rows:
         print(f"    {ms:8.3f} ms  {what}", flush=True)
 
 
 def rotary_alone(rows: int, length: int, heads: int, size: int, device: torch.device) -> None:
-    """Norm, rotation and gain forward and backward, plain and fused."""
+    """Time norm, rotation and gain, forward and backward, plain and fused."""
     x = torch.randn(rows, length, heads, size, device=device, dtype=torch.bfloat16, requires_grad=True)
     gain = torch.ones(heads, device=device, requires_grad=True)
     tables = Rotation(length, size, 10000.0).to(device)(torch.arange(length, device=device))
@@ -205,7 +205,7 @@ def rotary_alone(rows: int, length: int, heads: int, size: int, device: torch.de
 
 
 def mlp_alone(tokens: int, width: int, inner: int, activation: str, device: torch.device) -> None:
-    """Two layers forward and backward, plain and fused; on a GPU the kernels by themselves in some cuts, beside the library."""
+    """Time an MLP forward and backward, plain and fused; on a GPU also the kernels alone with several tile shapes."""
     from torch import nn
 
     first, second = (nn.Linear(*sizes, bias=False, device=device) for sizes in ((width, inner), (inner, width)))
@@ -234,10 +234,10 @@ def mlp_alone(tokens: int, width: int, inner: int, activation: str, device: torc
 
 
 def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
-    """The two kernels in some cuts; the library's bare products of the same sizes are what they cannot be faster than."""
+    """Time the two kernels with several tile shapes; the library's bare matmuls of the same sizes are the lower bound."""
     from ingot.model.kernels.triton_mlp import PAIRED, WIDE, Tiles, activated_matmul, forward_tiles, sloped_matmul
 
-    keeps = biased = activation != "relu2"  # our models with GELU have biases, whose gradient is summed backward
+    keeps = biased = activation != "relu2"  # our GELU models have biases, whose gradient the backward kernel sums
     bare = milliseconds(lambda: x @ up.T), milliseconds(lambda: x @ down)
     print(f"    {bare[0]:8.3f} ms forward, {bare[1]:8.3f} backward  the library's products alone", flush=True)
     kept = activated_matmul(x, up, None, activation, keeps)[1]
@@ -251,14 +251,14 @@ def mlp_cuts(x: Tensor, up: Tensor, down: Tensor, activation: str) -> None:
         try:
             forward = milliseconds(lambda cut=cut: activated_matmul(x, up, None, activation, keeps, cut))
             back = milliseconds(lambda cut=cut: sloped_matmul(x, down, kept, activation, biased, cut))
-        except Exception as error:  # a cut that does not fit says so, and the others go on
+        except Exception as error:  # report a tile shape that does not fit and continue
             print(f"    does not run: {tuple(cut)}: {type(error).__name__}: {str(error).splitlines()[0][:90]}", flush=True)
             continue
         print(f"    {forward:8.3f} ms forward, {back:8.3f} backward  kernels, {tuple(cut)}{mark}", flush=True)
 
 
 def alone(device: torch.device, names: list[str]) -> None:
-    """The kernels by themselves, in the sizes of the shapes."""
+    """Time the kernels in isolation, in the sizes of the shapes."""
     if device.type == "cpu":
         loss_alone(64, 32, 100, 15.0, device)
         rotary_alone(2, 16, 2, 8, device)
@@ -279,21 +279,21 @@ def alone(device: torch.device, names: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; all without it")
-    parser.add_argument("--kernel", action="append", choices=(*KERNELS, FIRST), help="may be given often; all without it")
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be repeated (default: all shapes)")
+    parser.add_argument("--kernel", action="append", choices=(*KERNELS, FIRST), help="may be repeated (default: all)")
     parser.add_argument(
-        "--also", action="append", default=[], metavar="NAME=VALUE", help="another variant: a setting, may be often"
+        "--also", action="append", default=[], metavar="NAME=VALUE", help="add a variant with this setting; repeatable"
     )
     parser.add_argument(
         "--base",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of all variants; without one no kernel of ours",
+        help="a setting of all variants (default: none of our kernels)",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant")
-    parser.add_argument("--steps", type=int, default=6, help="timed steps of a turn")
-    parser.add_argument("--alone", action="store_true", help="the kernels by themselves instead of whole steps")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per variant")
+    parser.add_argument("--steps", type=int, default=6, help="timed steps per round")
+    parser.add_argument("--alone", action="store_true", help="time the kernels in isolation instead of whole steps")
     parser.add_argument("--toy", action="store_true", help="a tiny shape on the CPU, where the kernels are not used")
     arguments = parser.parse_args()
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -307,7 +307,7 @@ def main() -> None:
         began = time.perf_counter()
         try:
             show(name, measure(shape, arguments.kernel or list(KERNELS), also, arguments.rounds, arguments.steps, base))
-        except Exception:  # one shape that does not run is no reason to lose the others
+        except Exception:  # continue with the other shapes
             traceback.print_exc()
             print(f"\n{name}: FAILED")
         print(f"\n{name} took {time.perf_counter() - began:.0f} s", flush=True)

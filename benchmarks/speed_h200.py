@@ -1,13 +1,13 @@
-"""The table of speed: ours in turns with the originals' own programs, beside what must be reached and what is aimed at.
+"""Measure the speed table: Ingot alternately with the original programs, next to required and target values.
 
-Every figure is of a process of its own: ours by step_profile.py, gpt_simple.py and first_step.py, the originals by their own
-programs, which are copied to a temporary folder first, so that nothing is written into the folders that the flags name. Without a
-flag its originals are left out, and the table has the figure that was measured before. Golf's original gets random tokens and a
-tokenizer made for it here.
+Each figure comes from a separate process: ours from step_profile.py, gpt_simple.py and first_step.py, the originals' from their
+own programs, which are first copied to a temporary folder so that nothing is written into the folders named by the flags. If a
+flag is missing, its original is not run, and the table shows the figure measured earlier. Golf's original gets random tokens and
+a tokenizer made by this benchmark.
 
-A line of JSON per figure is appended to --results as soon as it is there, and what the file has is not measured again; with
---limit nothing is begun that would probably not end in time. So a command is simply repeated until it says that nothing is left.
-Results of another commit belong into another file.
+Each figure is appended to --results as a line of JSON, and figures found in that file are not measured again. With --limit, no
+measurement is started that would probably not finish in time. Repeat the command until it reports that nothing is left.
+Use another file for results of another commit.
 
     python benchmarks/speed_h200.py --nanogpt DIR --golf DIR --gpt-simple DIR [--rows golf-393k ...] [--turns 2] [--limit 580]
 """
@@ -36,25 +36,25 @@ import numpy as np
 from first_step import CACHES
 
 HERE = Path(__file__).parent
-GOLF_STEPS = 40  # of the original, after its own 20 warm-up steps
-GOLF_SKIPPED = 10  # first of these that are not timed
-SHOWN = 3000  # characters of what a program said before it failed
+GOLF_STEPS = 40  # steps of the original after its own 20 warm-up steps
+GOLF_SKIPPED = 10  # the first of these steps, which are not timed
+SHOWN = 3000  # characters of a failed program's output to show
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: a figure of a row, and what it has to come to."""
+    """A line of the table: a figure with its required and target value."""
 
     row: str
     what: str
     key: str
-    before: str  # the original's figure on one H200 as it was measured before
+    before: str  # the original's figure on one H200, measured earlier
     must: float
     aim: float
 
     @property
     def rises(self) -> bool:
-        """Whether more is better."""
+        """Return True if larger values are better."""
         return self.key == "tokens_per_second"
 
 
@@ -70,7 +70,7 @@ LINES = (
 )
 ROWS = tuple(dict.fromkeys(line.row for line in LINES))
 FIRST_STEP_SHAPE = "124m-64x1024"
-SECONDS = {  # that a figure may take
+SECONDS = {  # estimated seconds per figure
     ("golf-393k", "original"): 150, ("golf-131k", "original"): 120, ("gpt-simple", "original"): 130, ("gpt-simple", "ours"): 90,
     ("first-step", "original"): 90, ("first-step", "ours"): 90,
 }  # fmt: skip
@@ -79,12 +79,12 @@ OTHER_SECONDS = 60
 
 @dataclass(frozen=True)
 class Case:
-    """A figure to be measured."""
+    """A measurement to make."""
 
     row: str
     program: str  # ours or original
     turn: int
-    settings: tuple[str, ...]  # of ours, besides those of the row
+    settings: tuple[str, ...]  # of our program, in addition to those of the row
 
     @property
     def name(self) -> str:
@@ -96,7 +96,7 @@ def say(line: str) -> None:
 
 
 def call(command: Sequence[str | Path], folder: Path, environment: dict[str, str] | None = None) -> str:
-    """What a program prints; RuntimeError with its last words where it fails."""
+    """Run a Python program and return its output; raise RuntimeError with the end of that output if it fails."""
     given = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
     ran = subprocess.run([sys.executable, *command], cwd=folder, env=given, capture_output=True, text=True)
     if ran.returncode:
@@ -105,7 +105,7 @@ def call(command: Sequence[str | Path], folder: Path, environment: dict[str, str
 
 
 def ours(row: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a row by our own program."""
+    """Measure the figures of a row with our program."""
     if row == "gpt-simple":
         return gpt_simple("ours", folder, arguments)
     results, toy = folder / "ours.jsonl", ["--toy"] if arguments.toy else []
@@ -123,7 +123,7 @@ def ours(row: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any
 
 
 def gpt_simple(program: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The 124M setting of gpt-simple by our gpt-simple, or by the original from a folder that holds its package."""
+    """Measure gpt-simple's 124M setting with our gpt-simple, or with the original from the folder of its package."""
     results = folder / "gpt-simple.jsonl"
     steps = ["--steps", "40", "--original-steps", "8", "--skip", "4"] if arguments.toy else ["--steps", "150"]
     site = ["--site", arguments.gpt_simple.resolve()] if arguments.gpt_simple else []
@@ -135,7 +135,7 @@ def gpt_simple(program: str, folder: Path, arguments: argparse.Namespace) -> dic
 
 
 def nanogpt(row: str, source: Path, folder: Path) -> dict[str, Any]:
-    """nanoGPT's own bench.py, or the way of its train.py to the first iteration, twice with the same caches."""
+    """Run nanoGPT's bench.py, or its train.py to the first iteration, twice with the same caches."""
     for script in source.glob("*.py"):
         shutil.copy(script, folder)
     if row == "first-step":
@@ -147,7 +147,7 @@ def nanogpt(row: str, source: Path, folder: Path) -> dict[str, Any]:
 
 
 def nanogpt_first_step(folder: Path) -> float:
-    """Seconds to the line of train.py's first iteration, on random tokens; evaluated with one batch instead of 200."""
+    """Return the seconds until train.py logs its first iteration, on random tokens, with 1 evaluation batch instead of 200."""
     data = folder / "data" / "random"
     data.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
@@ -171,7 +171,7 @@ def nanogpt_first_step(folder: Path) -> float:
 
 
 def golf(row: str, source: Path, folder: Path) -> dict[str, Any]:
-    """Golf's own train_gpt.py with the settings of its long context, on random tokens."""
+    """Measure golf's own train_gpt.py with its long-context settings, on random tokens."""
     shutil.copy(source / "train_gpt.py", folder)
     make_golf_data(folder)
     settings = {
@@ -185,7 +185,7 @@ def golf(row: str, source: Path, folder: Path) -> dict[str, Any]:
 
 
 def make_golf_data(folder: Path) -> None:
-    """Shards of random tokens, and a tokenizer of 1,024 pieces, which the program needs to count bytes."""
+    """Write shards of random tokens and a tokenizer of 1,024 tokens, which train_gpt.py needs to count bytes."""
     import sentencepiece
 
     from ingot.data.store.shards import TokenWriter
@@ -206,7 +206,7 @@ def make_golf_data(folder: Path) -> None:
 
 
 def original(row: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a row by the program that is compared with."""
+    """Measure the figures of a row with the original program."""
     if row == "gpt-simple":
         return gpt_simple("original", folder, arguments)
     if row.startswith("golf"):
@@ -215,18 +215,18 @@ def original(row: str, folder: Path, arguments: argparse.Namespace) -> dict[str,
 
 
 def has_original(row: str, arguments: argparse.Namespace) -> bool:
-    """Whether the program that a row is compared with was given."""
+    """Return True if the folder of a row's original program was given."""
     owner = {"gpt-simple": "gpt_simple", "golf-393k": "golf", "golf-131k": "golf", "frontier": None}.get(row, "nanogpt")
     return owner is not None and getattr(arguments, owner) is not None
 
 
 def read(results: Path) -> list[dict[str, Any]]:
-    """The lines of a results file."""
+    """Return the records of a results file, or [] if it does not exist."""
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[Case]:
-    """All figures, in the order in which they are measured: original and ours in turns."""
+    """Yield all measurements in order, alternating between the original and ours."""
     for turn in range(arguments.turns):
         for row in arguments.rows:
             if has_original(row, arguments):
@@ -235,7 +235,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
 
 
 def measure_all(arguments: argparse.Namespace, began: float) -> bool:
-    """Measure what the results do not have; whether all of it is there."""
+    """Make the measurements missing from the results file; return True if all are complete."""
     whole = True
     programs: dict[str, Callable[..., dict[str, Any]]] = {"ours": ours, "original": original}
     for case in cases(arguments):
@@ -250,7 +250,7 @@ def measure_all(arguments: argparse.Namespace, began: float) -> bool:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 found = programs[case.program](case.row, Path(folder), arguments)
-        except (RuntimeError, OSError, LookupError, ValueError) as error:  # one that does not run is no reason to lose the others
+        except (RuntimeError, OSError, LookupError, ValueError) as error:  # continue with the other measurements
             say(f"{case.name} | FAILED: {type(error).__name__}: {error}")
             whole = False
             continue
@@ -264,7 +264,7 @@ def measure_all(arguments: argparse.Namespace, began: float) -> bool:
 
 
 def table(results: Sequence[dict[str, Any]], rows: Sequence[str]) -> str:
-    """Every line of the rows: the medians over the turns, and what is reached."""
+    """Format the table: medians over the turns, and which goals are reached."""
     lines = ["| work, one H200 | original | ours | must | aim | reached | micro-batch, GiB |", "|---|---|---|---|---|---|---|"]
 
     def middle(line: Line, program: str) -> float | None:
@@ -294,20 +294,20 @@ def _reaches(value: float, goal: float, rises: bool) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nanogpt", type=Path, help="folder of nanoGPT, with its bench.py and train.py")
-    parser.add_argument("--golf", type=Path, help="folder of golf's train_gpt.py")
-    parser.add_argument("--gpt-simple", type=Path, help="folder that holds the package gpt_simple")
+    parser.add_argument("--nanogpt", type=Path, help="folder with nanoGPT's bench.py and train.py")
+    parser.add_argument("--golf", type=Path, help="folder with golf's train_gpt.py")
+    parser.add_argument("--gpt-simple", type=Path, help="folder with the package gpt_simple")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of ours, not of gpt-simple's row"
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of our program, except for gpt-simple's row"
     )
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds in all; what would take longer is left for later")
-    parser.add_argument("--results", type=Path, default=Path("speed-h200.jsonl"), help="file that figures are appended to")
-    parser.add_argument("--toy", action="store_true", help="tiny models of ours on the CPU")
+    parser.add_argument("--limit", type=float, default=math.inf, help="total seconds; measurements that do not fit are left")
+    parser.add_argument("--results", type=Path, default=Path("speed-h200.jsonl"), help="append figures to this file")
+    parser.add_argument("--toy", action="store_true", help="tiny models on the CPU")
     arguments = parser.parse_args()
     whole = measure_all(arguments, time.perf_counter())
-    say(f"\n{datetime.now(UTC).date()}, figures in brackets were measured before\n")
+    say(f"\n{datetime.now(UTC).date()}, figures in brackets were measured earlier\n")
     names = {case.name for case in cases(arguments)}
     say(table([line for line in read(arguments.results) if line["name"] in names], arguments.rows))
     say("\nnothing is left" if whole else "\nsome figures are left: repeat the command")

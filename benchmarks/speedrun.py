@@ -1,15 +1,15 @@
-"""How many seconds of training bring `speedrun/124m` to the loss that nanoGPT's own recipe has after 300 of one H200.
+"""Check whether `speedrun/124m` reaches in --seconds the loss that nanoGPT's own recipe reaches in 300 s on one H200.
 
-That loss is 3.9009 nats per token. It is the mean over the whole validation split in rows of 1,024 tokens that do not overlap,
-which nanoGPT's estimate over random rows of that length is an estimate of. The rate falls to zero at the last second, so a run
-answers one question: is its loss low enough after --seconds? Each run is `ingot train` as a user would start it. The command is
-repeated until it says that nothing is left.
+That loss is 3.9009 nats per token, the mean over the whole validation split in non-overlapping rows of 1,024 tokens; nanoGPT's
+own evaluation estimates it from random rows of that length. The learning rate falls to zero at the last second, so each run
+answers one question: is its loss low enough after --seconds? Each run is `ingot train` as a user would start it. Repeat the
+command until it reports that nothing is left.
 
     python benchmarks/speedrun.py --corpus DIR --seconds 40 --seeds 1 2 3 --limit 580
 
-The corpus (train-00, train-01 and val as .jsonl.xz) is prepared into --data once. --arm 'a.b=1 c.d=2' may be repeated: every arm
-is run with every seed, seed by seed; the recipe itself where no arm is given ('' is the recipe beside others). --toy is a tiny
-model on the bundled text, for a CPU.
+The corpus (train-00, train-01 and val as .jsonl.xz) is prepared into --data once. --arm 'a.b=1 c.d=2' is a variant of the recipe
+and may be repeated; --arm '' is the unchanged recipe and the default. Every arm is run with every seed, seed by seed. --toy
+trains a tiny model on the bundled text, for a CPU.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from recipe_runs import Case, add_options, finished, prepare, run_all, say, step
 
 RECIPE = "speedrun/124m"
 GOAL = 3.9009  # nats per token
-MUST, AIM = 75.0, 50.0  # seconds
-START_AND_SCORE = 120.0  # seconds of a run besides its training, where nothing has been compiled before
+MUST, AIM = 75.0, 50.0  # required and target seconds
+START_AND_SCORE = 120.0  # seconds of a run in addition to its training, with cold compiler caches
 TOY = [
     "data.path=sample:shakespeare", "data.tokenizer=byte", "data.seq_len=64", "model.context=64", "model.vocab_size=null",
     "model.layers=2", "model.heads=4", "model.kv_heads=2", "model.width=32", "training.tokens_per_step=256",
@@ -37,7 +37,7 @@ TOY = [
 
 
 def summary(case: Case, record: dict[str, Any], runs: Path) -> dict[str, Any]:
-    """What is kept of a run besides what is kept of any."""
+    """Return the result fields specific to this benchmark."""
     steps = step_records(runs / case.name)[10:]  # the first ten are always logged
     known = [step["mfu"] for step in steps if step["mfu"]]
     return {
@@ -49,7 +49,7 @@ def summary(case: Case, record: dict[str, Any], runs: Path) -> dict[str, Any]:
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """The runs, arm by arm, and what each arm came to."""
+    """Format the runs arm by arm, with the mean of each arm."""
     lines = [
         "\n| seconds | seed | steps | M tokens | M tokens/s | MFU | GiB | train nats | val nats | val_bpb | above the goal |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -81,13 +81,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, "speedrun", 40.0)
     parser.add_argument(
-        "--arm", action="append", default=[], metavar="SETTINGS", help="of an arm: 'KEY=VALUE ...'; may be repeated"
+        "--arm", action="append", default=[], metavar="SETTINGS", help="settings of an arm: 'KEY=VALUE ...'; may be repeated"
     )
     arguments = parser.parse_args()
     began = time.perf_counter()
     if not arguments.toy:
         if not (arguments.data / "dataset.json").exists() and not arguments.corpus:
-            parser.error("give --corpus, a --data that was made, or --toy")
+            parser.error("pass --corpus, a prepared --data folder, or --toy")
         prepare(arguments.corpus, "gpt2", arguments.data)
     arms = [(*arguments.set, *shlex.split(arm)) for arm in arguments.arm or [""]]
     cases = [Case("speedrun", RECIPE, seed, arguments.seconds, arm) for seed in arguments.seeds for arm in arms]

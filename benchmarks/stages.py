@@ -1,8 +1,8 @@
-"""What a change of stage costs, in steps of the stage that begins.
+"""Measure the cost of a change of stage, in steps of the new stage.
 
 A run of the 124M shape doubles its batch and then its row length (`training.stages`). Every shape is compiled and every kernel
-chosen before the clock starts, so the first step of a stage should take what its others take. The table has the times of the
-steps around each border; the cost is what the first steps of a stage took beyond the median of the stage, in steps.
+chosen before the clock starts, so the first step of a stage should take no longer than its others. The table shows the step times
+around each border; the cost is the extra time of a stage's first steps over the stage's median, in steps.
 
     python benchmarks/stages.py [--steps 40] [--toy]
 """
@@ -23,7 +23,7 @@ from ingot.runs.reporter import BeginReport, Reporter, StepReport
 from ingot.train.start import run
 
 AROUND = 3  # steps shown on each side of a border
-PAID = 5  # first steps of a stage over which its cost is counted: what was read ahead or queued may come late
+PAID = 5  # first steps of a stage whose extra time counts, because data read ahead or queued work may delay any of them
 
 LARGE: dict[str, Any] = {
     "data.tokenizer": "gpt2", "data.seq_len": 1024, "training.tokens_per_step": 65536,
@@ -35,7 +35,7 @@ TOY: dict[str, Any] = {
 
 
 class Times(Reporter):
-    """Notes when each step ended."""
+    """Records when each step ended."""
 
     def __init__(self) -> None:
         self.device, self.ends = "", [0.0]
@@ -49,20 +49,20 @@ class Times(Reporter):
 
 @dataclass(frozen=True)
 class Border:
-    """The seconds of the steps before and after a change of stage."""
+    """A change of stage, with the seconds of each step before and after it."""
 
     before: list[float]
     after: list[float]
 
     @property
     def cost(self) -> float:
-        """What the change cost, in steps of the new stage."""
+        """Return the cost of the change in steps of the new stage."""
         usual = median(self.after)
         return sum(self.after[:PAID]) / usual - len(self.after[:PAID])
 
 
 def measure(values: dict[str, Any], steps: int) -> tuple[str, list[Border]]:
-    """Train three stages of so many steps and find their borders; the first stage has its first steps left out."""
+    """Train three stages of `steps` steps each; return the device and the borders between the stages."""
     tokens, seq_len = values["training.tokens_per_step"], values["data.seq_len"]
     stages = [
         {"steps": steps, "seq_len": seq_len // 2},
@@ -83,7 +83,7 @@ def measure(values: dict[str, Any], steps: int) -> tuple[str, list[Border]]:
 
 
 def table(borders: list[Border]) -> str:
-    """The step times around each border, in milliseconds, and its cost."""
+    """Format the step times around each border, in milliseconds, and its cost."""
     lines = ["| border | median before | steps around it (ms) | median after | cost in steps |", "|---|---|---|---|---|"]
     for number, border in enumerate(borders, 1):
         shown = [" ".join(f"{1000 * s:.1f}" for s in part) for part in (border.before[-AROUND:], border.after[:AROUND])]
@@ -94,8 +94,8 @@ def table(borders: list[Border]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40, help="steps of each stage")
-    parser.add_argument("--toy", action="store_true", help="a tiny model on the CPU: shows that it works, measures nothing")
+    parser.add_argument("--steps", type=int, default=40, help="steps per stage")
+    parser.add_argument("--toy", action="store_true", help="a tiny model on the CPU: checks the script, measures nothing")
     given = parser.parse_args(arguments)
     device, borders = measure(TOY if given.toy else LARGE, given.steps)
     print(f"{device}, {platform.platform()}, {date.today()}")

@@ -1,17 +1,17 @@
-"""Where the milliseconds of a training step go: by class, beside the floor of each.
+"""Profile a training step: the milliseconds of each class of kernels, next to the lower bound (floor) of the class.
 
-Through the real engine, on random tokens. `ms per step` is the median of timed steps without a profiler, so two commits are
-compared by running this with each one's `src` on PYTHONPATH. The classes are sums over the kernels that torch's profiler saw:
+Steps run through the real engine on random tokens. `ms per step` is the median of timed steps without a profiler; to compare two
+commits, run this file with each one's `src` on PYTHONPATH. The classes are sums over the kernels recorded by torch's profiler:
 
-- attention, products, loss: by the kernel's name; the head is a product.
-- optimizer: what runs while an optimizer steps, its products included, and multi-tensor kernels outside of it (gradient norms).
-- element-wise: every other kernel. idle: the step less all of these.
+- attention, products (matmuls), loss: by the kernel's name; the head counts as a product.
+- optimizer: all kernels during an optimizer step, its matmuls included, and multi-tensor kernels outside it (gradient norms).
+- element-wise: every other kernel. idle: the step time minus all classes.
 
-Floors: products 6 FLOPs per weight that multiplies and token, attention 7 per layer, width, token and place (causal: two products
-forward, five backward, half of the square), both at 782 TFLOP/s; element-wise, loss and optimizer their bytes at 4.3 TB/s (one
-H200 as measured). Element-wise bytes are those of a model whose every chain between two products is one kernel, in bf16, backward
-twice the forward; the loss reads its logits and writes their gradient once; the optimizer reads weight, gradient and two moments
-and writes all but the gradient in float32, and Muon adds its five iterations.
+Floors: matmuls 6 FLOPs per weight and token; attention 7 FLOPs per layer, width, token and position (two matmuls forward and five
+backward, halved by the causal mask); both at 782 TFLOP/s. Element-wise, loss and optimizer: memory traffic at 4.3 TB/s (both
+rates measured on one H200). Element-wise traffic assumes one bf16 kernel for each chain of operations between two matmuls, and
+twice the forward traffic backward. The loss reads the logits and writes their gradient once. The optimizer reads weight, gradient
+and two moments and writes all but the gradient in float32; Muon adds its five iterations.
 
     python benchmarks/step_profile.py [--shape golf-393k ...] [--set NAME=VALUE ...] [--steps 20] [--kernels 8]
         [--results steps.jsonl]
@@ -55,13 +55,13 @@ GOLF_8192: dict[str, Setting] = {
     "model.vocab_size": 8192, "model.layers": 10, "model.heads": 4, "model.mlp_multiple": 4, "data.seq_len": 2048,
     "training.tokens_per_step": 131072,
 }  # fmt: skip
-ONE_STAGE: dict[str, Setting] = {"training.stages": [], "model.vocab_size": 8192}  # of golf/frontier, the last
+ONE_STAGE: dict[str, Setting] = {"training.stages": [], "model.vocab_size": 8192}  # golf/frontier with only its last stage
 GPT2: dict[str, Setting] = {"model.bias": False}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model and a batch, as a recipe and what is changed in it."""
+    """A model and batch size, given as a recipe with changed settings."""
 
     recipe: str
     changes: Mapping[str, Setting]
@@ -74,14 +74,14 @@ SHAPES = {
     "golf-393k": Shape("golf/seq4096", {}),
     "golf-131k": Shape("golf/seq4096", {"training.tokens_per_step": 131072}),
     "frontier": Shape("golf/baseline", GOLF_8192),
-    "frontier-a": Shape("golf/frontier", {**ONE_STAGE, "data.seq_len": 1024}),  # as long as its first
+    "frontier-a": Shape("golf/frontier", {**ONE_STAGE, "data.seq_len": 1024}),  # the row length of the recipe's first stage
     "frontier-c": Shape("golf/frontier", ONE_STAGE),
     "124m-64x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 65536}),
     "124m-12x1024": Shape("gpt2", {**GPT2, "training.tokens_per_step": 12288}),
     "llama-64x1024": Shape("gpt2", {"model.family": "llama", "training.tokens_per_step": 65536}),  # gpt-simple's 124M
     "packed-64x1024": Shape("gpt2", {"model.family": "llama", "training.tokens_per_step": 65536, "data.document_mask": True}),
 }
-DOCUMENT = 500  # tokens of a document, on average, where documents are masked
+DOCUMENT = 500  # mean tokens per document in shapes with a document mask
 TOY = Shape(
     "golf/baseline",
     {
@@ -92,14 +92,14 @@ TOY = Shape(
 
 
 def open_engine(config: Config, vocab_size: int) -> Any:
-    """The backend that training uses; all that this file knows of the engine's inside is here and `.model`."""
+    """Open the backend that training uses; this function and `.model` are the only uses of the engine's internals here."""
     from ingot.backends.open import open_backend
 
     return open_backend(config, vocab_size, Ranks())
 
 
 def settings_of(given: Iterable[str]) -> dict[str, Any]:
-    """Settings that a command line gives as NAME=VALUE; a value is JSON or else text."""
+    """Parse settings given as NAME=VALUE; a value that is not valid JSON is a string."""
     found: dict[str, Any] = {}
     for name, _, value in (one.partition("=") for one in given):
         try:
@@ -109,7 +109,7 @@ def settings_of(given: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-LOSS = r"log_softmax|_softmax|nll_loss|cross_entropy|logsumexp|_loss_of_row"  # the last is ours
+LOSS = r"log_softmax|_softmax|nll_loss|cross_entropy|logsumexp|_loss_of_row"  # the last name is our kernel
 PATTERNS = (
     ("attention", r"flash|fmha|sdpa|attention|cudnn_generated"),
     ("loss", LOSS),
@@ -121,23 +121,23 @@ PATTERNS = (
     ),
 )
 GENERATED = (
-    r"^triton_(?!tem)"  # by the compiler, from what lies between products; named by all that was fused, neighbours included
+    r"^triton_(?!tem)"  # Inductor's kernels between matmuls; the name lists all fused operations, also neighbouring matmuls
 )
 
 
 def class_of(kernel: str) -> str:
-    """The class of a kernel, or of an operation on a CPU, by its name."""
+    """Return the class of a kernel (on a CPU, of an operation) by its name."""
     name = kernel.lower()
     if re.search(GENERATED, name):
         return "loss" if re.search(LOSS, name) else "element-wise"
     return next((kind for kind, pattern in PATTERNS if re.search(pattern, name)), "element-wise")
 
 
-Event = dict[str, Any]  # of a Chrome trace: cat, name, ts and dur in microseconds
+Event = dict[str, Any]  # an event of a Chrome trace: cat, name, ts and dur in microseconds
 
 
 def busy(events: Iterable[Event]) -> list[tuple[str, str, float]]:
-    """Class, name and milliseconds of every kernel in a trace; where there is no GPU, of every operation."""
+    """Return class, name and milliseconds of every kernel in a trace, or of every operation if there is no GPU."""
     whole = [event for event in events if event.get("ph") == "X"]
     kernels = [event for event in whole if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     annotations = "gpu_user_annotation" if kernels else "user_annotation"
@@ -156,13 +156,13 @@ def busy(events: Iterable[Event]) -> list[tuple[str, str, float]]:
 
 
 def _own_time(operations: list[Event]) -> list[Event]:
-    """Operations with the time that they do not spend in others which they call, thread by thread."""
+    """Return operations whose durations exclude the operations they call on the same thread."""
     by_thread: dict[Any, list[Event]] = defaultdict(list)
     for event in operations:
         by_thread[event.get("tid")].append({**event})
     for events in by_thread.values():
         events.sort(key=lambda event: (event["ts"], -event["dur"]))
-        callers: list[tuple[float, Event]] = []  # when each one ends, innermost last
+        callers: list[tuple[float, Event]] = []  # open operations with their end times, innermost last
         for event in events:
             while callers and event["ts"] >= callers[-1][0]:
                 callers.pop()
@@ -173,13 +173,13 @@ def _own_time(operations: list[Event]) -> list[Event]:
 
 
 def floors(config: Config, engine: Any, vocab_size: int) -> dict[str, float]:
-    """The least milliseconds of each class; see the head of this file."""
+    """Return the lower bound in milliseconds of each class; see the module docstring."""
     m, length, tokens = config.model, config.data.seq_len, config.training.tokens_per_step
     square = m.layers * m.width * length
-    weights = engine.flops_per_token(length) - 12.0 * square  # what the engine counts for attention: not causal, no recomputing
+    weights = engine.flops_per_token(length) - 12.0 * square  # minus the engine's FLOPs for attention without causal mask
     kv = (getattr(m, "kv_heads", None) or m.heads) * m.width // m.heads
     inner = getattr(m, "mlp_multiple", 4) * m.width
-    # Two sums with norms (4 widths each), a mix (1), queries and keys turned, the activation: reads and writes.
+    # Reads and writes of two residual sums with norms (4 widths each), a mix (1), rotated queries and keys, and the activation.
     turned = 2 * (m.width + kv) if hasattr(m, "rope_base") else 0
     elements = m.layers * (9 * m.width + turned + 2 * inner)
     parameters = sum(p.numel() for p in engine.model.parameters())
@@ -199,7 +199,7 @@ def floors(config: Config, engine: Any, vocab_size: int) -> dict[str, float]:
 
 
 class Stepper:
-    """Steps of an engine on one batch of random tokens, with what is `kept` from another one instead of tried anew."""
+    """Steps an engine on one batch of random tokens; choices in `kept`, from another engine, replace its own trials."""
 
     def __init__(self, config: Config, engine: Any, vocab_size: int, kept: Mapping[str, Any] | None = None):
         self._engine, (self._plan,) = engine, shapes(config)
@@ -212,7 +212,7 @@ class Stepper:
         engine.tune([(self._plan, self._batch)], kept or {})
 
     def run(self, steps: int) -> list[float]:
-        """Milliseconds from the end of one step to the end of the next; the host is one step ahead, as in training."""
+        """Return the milliseconds between the ends of consecutive steps; as in training, the host runs one step ahead."""
         ends: list[float] = []
         before = None
         for _ in range(steps + 1):
@@ -229,7 +229,7 @@ class Stepper:
 
 
 def measure(name: str, shape: Shape, steps: int) -> dict[str, Any]:
-    """Everything that is printed of a shape."""
+    """Measure and profile a shape; return everything that is printed about it."""
     config = shape.config()
     vocab_size = config.model.vocab_size or 0
     began = time.perf_counter()
@@ -241,7 +241,7 @@ def measure(name: str, shape: Shape, steps: int) -> dict[str, Any]:
         ms = statistics.median(stepper.run(steps))
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
         with profile(activities=activities) as profiler:
-            stepper.run(PROFILED - 1)  # one more than it times
+            stepper.run(PROFILED - 1)  # run() takes one step more than it times
             engine.wait()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
@@ -268,7 +268,7 @@ def measure(name: str, shape: Shape, steps: int) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any], kernels: int) -> None:
-    """A shape as a table."""
+    """Print the table of a shape."""
     chosen = found["choices"]
     print(
         f"\n{found['shape']}: {found['ms']:.2f} ms per step, {found['tokens_per_second']:,} tokens/s, {found['peak_gib']:.1f} GiB"
@@ -285,11 +285,11 @@ def show(found: dict[str, Any], kernels: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be given often; all without it")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another setting of every shape")
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="may be repeated (default: all shapes)")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for all shapes; repeatable")
     parser.add_argument("--steps", type=int, default=20, help="timed steps")
-    parser.add_argument("--kernels", type=int, default=8, help="slowest kernels to name")
-    parser.add_argument("--results", type=Path, help="file that a line of JSON per shape is appended to")
+    parser.add_argument("--kernels", type=int, default=8, help="number of slowest kernels to list")
+    parser.add_argument("--results", type=Path, help="append a line of JSON per shape to this file")
     parser.add_argument("--toy", action="store_true", help="a tiny shape on the CPU")
     arguments = parser.parse_args()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -299,7 +299,7 @@ def main() -> None:
         try:
             found = measure(name, replace(shape, changes={**shape.changes, **settings_of(arguments.set)}), arguments.steps)
             show(found, arguments.kernels)
-        except Exception as error:  # one shape that does not run is no reason to lose the others
+        except Exception as error:  # continue with the other shapes
             traceback.print_exc()
             found = {"shape": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
             print(f"\n{name}: FAILED: {found['error']}")

@@ -1,11 +1,11 @@
-"""How long the page of `ingot ui` takes with many long runs: with and without its cache, and for lines that are added.
+"""Measure how long `ingot ui` takes to show many long runs, with and without its cache, and to follow lines added to a run.
 
     python benchmarks/ui.py                              50 runs of 100,000 lines as runs write them (1.7 GB)
-    python benchmarks/ui.py --short                      the same with the numbers that are drawn alone (430 MB)
+    python benchmarks/ui.py --short                      the same with only the numbers that are plotted (430 MB)
     python benchmarks/ui.py --runs 3 --lines 2000        a toy
-    python benchmarks/ui.py --train 60                   a run of 60 seconds, watched and not, in turns of 60 steps
+    python benchmarks/ui.py --train 60                   a run of 60 seconds, alternately watched and not for 60 steps
 
-Needs a Chromium (--chromium) and playwright; the page is opened in it, and seconds are those until its charts are drawn.
+Needs playwright and a Chromium (--chromium), which opens the page; times are measured until its charts are drawn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ARMS = 10  # of the runs, with several seeds each
+ARMS = 10  # number of arms that the runs belong to, with several seeds each
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def many(runs: Path, given: argparse.Namespace) -> None:
 
 
 def opened(page: Any, address: str, runs: int) -> tuple[float, float]:
-    """Seconds until a chart is drawn, and until it has all runs."""
+    """Open the page; return the seconds until a chart is drawn and until it shows all runs."""
     began = time.monotonic()
     page.goto(address)
     page.locator("#chart-loss canvas").wait_for(timeout=120_000)
@@ -69,7 +69,7 @@ def opened(page: Any, address: str, runs: int) -> tuple[float, float]:
 
 
 def further(page: Any, server: subprocess.Popen[str], run: Path, given: argparse.Namespace) -> None:
-    """What 1,000 further lines of one run cost: bytes of the stream, and the time of the server's and the page's processors."""
+    """Print the cost of 1,000 more lines of one run: streamed bytes, and CPU time of the server and the page."""
     session = page.context.new_cdp_session(page)
     received = [0]
     session.on("Network.dataReceived", lambda told: received.__setitem__(0, received[0] + told["dataLength"]))
@@ -97,13 +97,13 @@ def cost(page: Any, session: Any, server: subprocess.Popen[str], received: list[
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used of the processors, by /proc."""
+    """Return the CPU seconds that a process has used, from /proc."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def trained(folder: Path, seconds: float, chromium: str | None) -> None:
-    """Tokens per second of stretches of one run, with an open page and without, in turns."""
+    """Train one run and print its step time with the page open and closed, alternately."""
     run, steps = folder / "runs" / "watched", 60
     words = ["train", "--recipe", "demo", f"--budget.seconds={seconds}", f"--training.output_dir={run}", "--tracking.log_every=1"]
     program = subprocess.Popen([sys.executable, "-m", "ingot", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -116,7 +116,7 @@ def trained(folder: Path, seconds: float, chromium: str | None) -> None:
             found = stretch(run / "metrics.jsonl", at, steps, program)
             used += cpu_seconds(server.pid) - before if watched else 0.0
             at += steps
-            if found is not None and at > steps:  # the first has the beginning in it
+            if found is not None and at > steps:  # the first stretch includes startup
                 rates[watched].append(found)
             watched = not watched
     watch_seconds = max(1e-9, (time.monotonic() - began) / 2)
@@ -128,7 +128,7 @@ def trained(folder: Path, seconds: float, chromium: str | None) -> None:
 
 
 def stretch(file: Path, at: int, steps: int, program: subprocess.Popen[bytes]) -> float | None:
-    """Seconds per step from line `at` on; the median of single steps, because other work comes and goes."""
+    """Return the seconds per step from line `at` on, as a median over single steps because the load varies."""
     while program.poll() is None:
         records = [json.loads(line) for line in file.read_text().splitlines() if '"train"' in line] if file.exists() else []
         if len(records) >= at + steps:
@@ -140,7 +140,7 @@ def stretch(file: Path, at: int, steps: int, program: subprocess.Popen[bytes]) -
 
 @contextmanager
 def serving(runs: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`ingot ui` in a process of its own, and its address."""
+    """Run `ingot ui` in a separate process; yield its address and the process."""
     runs.mkdir(parents=True, exist_ok=True)
     server = subprocess.Popen([sys.executable, "-m", "ingot", "ui", str(runs), "--port", "0"], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -163,7 +163,7 @@ def browsing(chromium: str | None) -> Iterator[Any]:
 
 
 def make_runs(folder: Path, runs: int, count: int, short: bool) -> int:
-    """Run folders that look finished; their bytes."""
+    """Write run folders that look finished and return their total bytes."""
     from ingot.config.loading import load_config
     from ingot.config.render import dump_yaml
 
@@ -191,7 +191,7 @@ def make_runs(folder: Path, runs: int, count: int, short: bool) -> int:
 
 
 def lines(begin: int, count: int, short: bool, seed: int) -> Iterator[str]:
-    """Lines of metrics.jsonl."""
+    """Yield lines of metrics.jsonl."""
     draw = random.Random(seed)
     for step in range(begin + 1, begin + count + 1):
         loss = round(3 + seed / 50 + 4 * math.exp(-step / 8000) + draw.gauss(0, 0.03), 6)

@@ -1,13 +1,13 @@
-"""Whether a run that is watched trains at the speed of one that is not: one run, in blocks with and without a watcher; one table.
+"""Check that watching a run does not slow it down: time blocks of one run with and without a watcher and print a table.
 
     python benchmarks/watched.py    a small model on the CPU, watched by `ingot status --watch RUN`
     python benchmarks/watched.py --watcher "ingot ui RUN --port 8010" --threads 2 --seconds 20 --pairs 10
     python benchmarks/watched.py --device cuda --recipe gpt2
 
-Blocks alternate (without, with, with, without, ...), so that what else the machine does falls on both alike. The speed of a block
-is that of the steps in metrics.jsonl that were taken in it. The watcher has a terminal of its own, is started anew for each block
-some seconds before it begins to count (who watches does so for hours) and ended by SIGINT; its CPU seconds in a block are what
-Linux counted. Needs a machine with nothing else on it.
+Blocks alternate (without, with, with, without, ...), so that other load on the machine affects both equally. A block's speed
+comes from the steps logged in metrics.jsonl during the block. The watcher has its own terminal; it is started for each block a
+few seconds before timing begins, because its startup does not matter to people who watch for hours, and ended by SIGINT. Its CPU
+seconds are those that Linux reports. Needs an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-SETTLE = 4.0  # seconds before a block that are not counted: a watcher starts in them
-ENDS_WITHIN = 10.0  # seconds after SIGINT
+SETTLE = 4.0  # untimed seconds before each block, in which the watcher starts
+ENDS_WITHIN = 10.0  # seconds after SIGINT before the watcher is killed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--watcher", default="ingot status --watch RUN", help="the watching command; RUN is the run folder")
+    parser.add_argument("--watcher", default="ingot status --watch RUN", help="watching command; RUN stands for the run folder")
     parser.add_argument("--recipe", default="demo")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", default="auto", help="of the training")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of a block")
-    parser.add_argument("--pairs", type=int, default=8, help="of blocks, one of each kind")
-    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="of the run")
+    parser.add_argument("--threads", default="auto", help="CPU threads of the training run")
+    parser.add_argument("--seconds", type=float, default=12.0, help="seconds per block")
+    parser.add_argument("--pairs", type=int, default=8, help="pairs of blocks, watched and not")
+    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="a setting of the run")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as beside:
         folder = Path(beside) / "run"
@@ -54,7 +54,7 @@ def main() -> None:
 
 @contextmanager
 def training(given: argparse.Namespace, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run that goes on until the block ends, and only trains."""
+    """Start a run without evaluation or saves, which trains until the context exits."""
     settings = {
         "training.output_dir": folder, "training.device": given.device, "training.threads": given.threads,
         "training.max_steps": 100_000_000, "budget.seconds": "null", "evaluation.every": 0, "evaluation.at_start": "false",
@@ -76,7 +76,7 @@ def training(given: argparse.Namespace, folder: Path) -> Iterator[subprocess.Pop
 def watch_in_turns(
     given: argparse.Namespace, folder: Path, trainer: subprocess.Popen[bytes]
 ) -> list[tuple[bool, float, float, float]]:
-    """Blocks: whether they were watched, when they began and ended, and the CPU seconds of the watcher."""
+    """Time the blocks; return for each whether it was watched, its start and end, and the watcher's CPU seconds."""
     blocks = []
     for watched in [kind for pair in range(given.pairs) for kind in ((False, True) if pair % 2 == 0 else (True, False))]:
         with watching(shlex.split(given.watcher.replace("RUN", str(folder)))) if watched else nullcontext() as watcher:
@@ -93,7 +93,7 @@ def watch_in_turns(
 
 @contextmanager
 def watching(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A watcher on a terminal of its own, which ends with the block."""
+    """Run a watcher in its own terminal until the context exits."""
     program = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(program, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
@@ -111,7 +111,7 @@ def watching(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def cpu_seconds(process: subprocess.Popen[bytes] | None) -> float:
-    """What a process has used of the CPU so far; 0 where the system does not tell."""
+    """Return the CPU seconds that a process has used so far, or 0 if the system does not report them."""
     path = Path(f"/proc/{process.pid}/stat") if process is not None else None
     if path is None or not path.exists():
         return 0.0
@@ -120,16 +120,16 @@ def cpu_seconds(process: subprocess.Popen[bytes] | None) -> float:
 
 
 def drain(terminal: int) -> None:
-    """Read what is shown, or the watcher would stand still."""
+    """Read the terminal's output; otherwise the watcher would block once the buffer is full."""
     try:
         while os.read(terminal, 1 << 16):
             pass
-    except OSError:  # how a terminal tells its end
+    except OSError:  # raised when the terminal is closed
         os.close(terminal)
 
 
 def speed(records: Sequence[Mapping[str, Any]], began: float, ended: float) -> float:
-    """Steps per second between two times, by what the run recorded of them."""
+    """Return the steps per second between two times, from the run's metrics."""
     steps = [record for record in records if record["kind"] == "train"]
     times = [(datetime.fromisoformat(record["time"]).timestamp(), record["step"]) for record in steps]
     inside = [(at, step) for at, step in times if began <= at <= ended]
@@ -139,7 +139,7 @@ def speed(records: Sequence[Mapping[str, Any]], began: float, ended: float) -> f
 
 
 def show(blocks: Sequence[tuple[bool, float, float, float]], records: Sequence[Mapping[str, Any]]) -> None:
-    """The table, and what it comes to."""
+    """Print the table of blocks and the mean ratio."""
     rows = [(watched, speed(records, began, ended), cpu / (ended - began)) for watched, began, ended, cpu in blocks]
     print(f"{'block':>6} {'watched':>8} {'steps/s':>9} {'CPU of the watcher':>19}")
     for number, (watched, rate, cpu) in enumerate(rows, 1):

@@ -27,7 +27,7 @@ def test_what_the_results_have_is_told_and_not_run_again(tmp_path, monkeypatch, 
     frontier_h200.main()
     told = capsys.readouterr().out
     assert told.count("| column1-2s-seed") == told.count("| column2-2s-seed") == 2 and "60s" not in told
-    assert f"column2-2s-seed1 | in {results} already, of 2026-11-17T21:35:14+00:00" in told
+    assert f"column2-2s-seed1 | already in {results}, finished 2026-11-17T21:35:14+00:00" in told
     assert "artifact_bpb: mean 1.1415" in told and "val_bpb: mean 1.1315" in told and "nothing is left" in told
     assert not (tmp_path / "runs").exists()
 
