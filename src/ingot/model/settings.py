@@ -252,7 +252,7 @@ class FrontierSettings(RotarySettings):
     pattern: Annotated[str, Field(pattern="^[SL]+$", max_length=1000)] = Field(
         "SSSSL", description="S: the layer sees the last `window` tokens, L: the whole row. Repeated; the last layer is always L."
     )
-    window: Size = Field(256, description="Tokens that an S layer sees, including the token itself; a stage can change it.")
+    window: Size = Field(256, description="Tokens that an S layer sees, including the current one; training.stages can set it.")
     values: Literal["none", "projections", "tables"] = Field(
         "projections",
         description="Added to the attention values of some layers (value_layers) through a gate per head. projections: a "
