@@ -1,7 +1,7 @@
 """Errors that users see, each class with its exit code.
 
 Every message is one readable line: what is wrong, where, and what to do. The command line prints it and exits without a
-traceback. Settings in a message are fields, so that other front ends can show the names that their users know.
+traceback. Settings in a message are placeholders, so that other front ends can show them under the names their users know.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Self
 
 Rename = Callable[[str], str]
-LONGEST, TAIL = 1000, 300  # maximum length of a message; if it is longer, the middle is cut and TAIL characters at the end remain
+LONGEST, TAIL = 1000, 300  # maximum message length; longer messages lose their middle, but keep the last TAIL characters
 
 
 def shown(text: str, kept: str = "\n\t") -> str:
-    """Escape control characters, which a file name may contain and a terminal must not receive; keep those in `kept`."""
+    """Escape control characters (file names may contain them, but terminals must not receive them); keep those in `kept`."""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(text: str) -> str:
-    """Return a message on one line, with control characters escaped and an overlong one shortened."""
+    """Format a message as one line: escape control characters, and shorten it if it is too long."""
     text = " ".join(text.split())
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - TAIL]} [{len(text) - LONGEST:,} characters left out] {text[-TAIL:]}"
@@ -30,7 +30,7 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting mentioned in an error, by its dotted path; with a value it is shown as path=value (and where it was set)."""
+    """A setting mentioned in an error; with a value, it is shown as path=value followed by its origin."""
 
     path: str
     value: object = None
@@ -39,14 +39,14 @@ class Setting:
     def render(self, name: Rename) -> str:
         """Return the setting as shown to the user, its path renamed by `name`."""
         word = name(self.path)
-        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # the origin only fits Ingot's own names
+        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # origins only fit Ingot's own names
         return f"{word}{'' if self.value is None else f'={self.value}'}{origin}"
 
 
 class IngotError(Exception):
-    """Base class of the errors that users see: something went wrong that is not a bug in Ingot.
+    """Base class of errors shown to users: problems that are not bugs in Ingot.
 
-    In `what` and `advice`, {0} stands for the first of the settings, {1} for the second, and so on.
+    In `what` and `advice`, {0} is replaced by the first of the settings, {1} by the second, and so on.
     """
 
     exit_code = 1
@@ -56,13 +56,13 @@ class IngotError(Exception):
         super().__init__(self.render())
 
     def within(self, where: str) -> Self:
-        """Return this error with the place where it occurred in front."""
+        """Prefix the message with the location of the error, and return the error."""
         self.where = f"{where}: {self.where}"
         self.args = (self.render(),)
         return self
 
     def render(self, name: Rename = str, advise: Rename = str) -> str:
-        """Return the message, with settings renamed by `name` and advice replaced by `advise`."""
+        """Return the message; `name` renames the settings and `advise` replaces the advice."""
         words = [setting.render(name) for setting in self.settings]
         what, advice = _fill(self.what, words), _fill(advise(self.advice), words)
         return one_line(self.where + (f"{what}{' ' if what.endswith(':') else '; '}{advice}" if advice else what))
@@ -80,7 +80,7 @@ class ConfigError(IngotError):
 
 
 class DataError(IngotError):
-    """Text, shards or a tokenizer are missing, damaged or do not belong together."""
+    """Text, shards or a tokenizer are missing, damaged or inconsistent."""
 
     exit_code = 3
 
@@ -92,7 +92,7 @@ class CheckpointError(IngotError):
 
 
 class Unreadable(CheckpointError):
-    """A checkpoint exists but cannot be read: no permission, or a disk error. It is not damaged."""
+    """A checkpoint exists but cannot be read, because of permissions or a disk error; it is not known to be damaged."""
 
     def __init__(self, path: object, why: str | None) -> None:
         super().__init__(f"{path} cannot be read: {why}", advice="let this user read it, or resume as a user who can")
@@ -100,7 +100,7 @@ class Unreadable(CheckpointError):
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that differs from the checkpoint's; in `said`, {0} is the setting, {1} its old and {2} its new value."""
+    """A setting that differs from the checkpoint; in `said`, {0} is the setting, {1} the old value and {2} the new value."""
 
     setting: str
     was: object
@@ -108,7 +108,7 @@ class Change:
     said: str = "{0} was {1} and is {2}"
 
     def render(self, name: Rename = str) -> str:
-        """Return the sentence, with the setting renamed by `name`; it may rename a value too, asked for SETTING=VALUE."""
+        """Return the sentence; `name` renames the setting and may rename the values, for which it gets SETTING=VALUE."""
         words = [name(self.setting)]
         for value in map(_shown, (self.was, self.now)):
             renamed = name(f"{self.setting}={value}")
@@ -117,7 +117,7 @@ class Change:
 
 
 def _shown(value: object) -> str:
-    """Format a value as in a config; unset values are dropped from the entries of a list."""
+    """Format a value as in a config; list entries are shown without their unset values."""
     if not isinstance(value, list):
         return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
     entries = [{k: v for k, v in entry.items() if v not in (None, {})} if isinstance(entry, dict) else entry for entry in value]
@@ -138,13 +138,13 @@ class CannotContinue(CheckpointError):
 
 
 class RunError(IngotError):
-    """Training had to stop: the loss is not finite, or the folder is in use."""
+    """Training cannot start or continue, for example because the loss is not finite or the folder is in use."""
 
     exit_code = 1
 
 
 class PeerLost(RunError):
-    """Another rank has failed, and reports why."""
+    """Another rank has failed; its own message gives the reason."""
 
     def __init__(self, exit_code: int = RunError.exit_code):
         super().__init__("another rank has ended; its message says why")
@@ -152,10 +152,10 @@ class PeerLost(RunError):
 
 
 class Interrupted(BaseException):
-    """Raised when a stop is requested during work that the next session starts over.
+    """Raised when a stop is requested during work that the next session repeats from the start.
 
-    Like KeyboardInterrupt it is not an Exception, because torch's compiler catches those and raises its own.
+    Like KeyboardInterrupt, it is not an Exception, because torch's compiler catches every Exception and raises its own.
     """
 
 
-INTERRUPTED = 130  # exit code after a second signal that is SIGINT, by shell convention
+INTERRUPTED = 130  # exit code if the second signal is SIGINT, by shell convention

@@ -134,7 +134,7 @@ def test_a_file_cut_anywhere_is_refused(file):
 
 def test_bytes_behind_the_last_tensor_are_refused(file):
     file.write_bytes(file.read_bytes() + b"\0")
-    with pytest.raises(ValueError, match=r"do not fill it"):
+    with pytest.raises(ValueError, match=r"do not cover the data"):
         read_tensors(file)
 
 

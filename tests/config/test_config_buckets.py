@@ -37,7 +37,7 @@ def test_phases_and_mixes_are_read_as_they_are_written() -> None:
         ({"data__mix": {"web": 1}, "data__sampling": "stream"}, r"data\.sampling=stream"),
         ({"data__sampling": "random", "data__epochs": 1}, r"data\.sampling=random draws with replacement"),
         ({"data__sampling": "pack", "data__overlap": 33}, r"data\.overlap=33 is more than half of data\.seq_len=64"),
-        ({"data__overlap": 8}, r"data\.overlap=8 works only with rows of whole documents"),
+        ({"data__overlap": 8}, r"data\.overlap=8 works only with data\.sampling=pack or document"),
         (
             {"data__phases": PHASES, "training__stages": [{"steps": 5, "seq_len": 32}, {"steps": 5}]},
             r"data\.phases cannot be combined with training\.stages",

@@ -145,7 +145,7 @@ def test_a_stage_may_set_the_window_and_nothing_else():
     ("settings", "told"),
     [
         ({"rope_part": 1.0}, r"model\.key_offset needs unrotated dimensions; set model\.rope_part below 1"),
-        ({"rope_part": 0.001}, r"model\.rope_part=0\.001 rotates no pair of a head's 128 dimensions; raise it"),
+        ({"rope_part": 0.001}, r"model\.rope_part=0\.001 rotates none of the 128 dimensions of a head; raise it"),
         ({"value_layers": [0, 10]}, r"model\.value_layers names layer 10, .*the last of 10 layers is 9"),
         ({"pattern": "SXL"}, "pattern"),
         ({"values": "some"}, "values"),

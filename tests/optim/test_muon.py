@@ -279,7 +279,7 @@ def test_a_parameter_without_gradient_is_left_alone():
 
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 4), ()])
 def test_what_is_no_matrix_is_refused(shape):
-    with pytest.raises(ValueError, match=r"belongs to AdamW"):
+    with pytest.raises(ValueError, match=r"must use AdamW"):
         make([nn.Parameter(torch.zeros(shape))])
 
 

@@ -1,1 +1,1 @@
-"""Settings of a run: the schema, the recipes, how they are loaded and how they are shown."""
+"""Settings of a run: the schema, the recipes, and the code that loads and formats configs."""

@@ -1,4 +1,4 @@
-"""Every setting by its dotted path, from the schema: allowed values, default, meaning.
+"""A table of all settings by dotted path, built from the schema: allowed values, default and description.
 
 Loading, `ingot init` and the documentation all use this table, so they cannot disagree.
 """
@@ -20,14 +20,14 @@ DEFAULT_FAMILY = "gpt2"
 
 @dataclass(frozen=True)
 class SettingSpec:
-    """One setting: its path, the JSON schema of its value, its default and its meaning."""
+    """One setting: its path, the JSON schema of its value, its default and its description."""
 
     path: str
     schema: Mapping[str, Any]
     default: Any
     required: bool
     description: str
-    items: Mapping[str, SettingSpec] = field(default_factory=dict)  # settings of the entries, for a list of mappings
+    items: Mapping[str, SettingSpec] = field(default_factory=dict)  # settings of each entry, if the value is a list of mappings
 
     @property
     def _alternatives(self) -> list[Mapping[str, Any]]:
@@ -35,27 +35,27 @@ class SettingSpec:
 
     @property
     def types(self) -> set[str]:
-        """Return the JSON types the value may have; empty: any."""
+        """Return the allowed JSON types of the value; an empty set means any type."""
         return {part["type"] for part in self._alternatives if "type" in part}
 
     @property
     def choices(self) -> list[str]:
-        """Return the allowed words, if the schema lists them."""
+        """Return the allowed values if the schema enumerates them, else an empty list."""
         return [word for part in self._alternatives for word in _words(part)]
 
     @property
     def takes_any_text(self) -> bool:
-        """Return True if the value may be any text."""
+        """Return True if the value may be an arbitrary string."""
         return any(part.get("type") == "string" and not _words(part) for part in self._alternatives)
 
     @property
     def free_form(self) -> bool:
-        """Return True if the value is a mapping with arbitrary names."""
+        """Return True if the value is a mapping with arbitrary keys."""
         return self.types == {"object"}
 
     @property
     def allowed(self) -> str:
-        """Return the allowed values in words: `integer >= 1 or null`."""
+        """Describe the allowed values, for example `integer >= 1 or null`."""
         words: list[str] = []
         for part in self._alternatives:
             items = part.get("items", {})
@@ -76,27 +76,27 @@ def _words(part: Mapping[str, Any]) -> list[str]:
 
 
 def either(*words: str) -> str:
-    """Join words as a choice: `a, b or c`."""
+    """Join words as alternatives: `a, b or c`."""
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def sections(family: str = DEFAULT_FAMILY) -> dict[str, type[BaseModel]]:
-    """Return the sections in order, with the model section of a family."""
+    """Return the model class of each config section, in order; the model section is that of the given family."""
     others = {name: cast("type[BaseModel]", field.annotation) for name, field in Config.model_fields.items() if name != "model"}
     return {"model": FAMILIES[family], **others}
 
 
 @cache
 def settings(family: str = DEFAULT_FAMILY) -> dict[str, SettingSpec]:
-    """Return every setting of a run with this model family, by dotted path and in order."""
+    """Return every setting of a run that uses this model family, by dotted path and in order."""
     return {path: setting for section, model in sections(family).items() for path, setting in _described(section, model).items()}
 
 
 def _described(prefix: str, model: type[BaseModel]) -> dict[str, SettingSpec]:
-    """Return the fields of a model by path."""
+    """Return the fields of a pydantic model by dotted path."""
     specs: dict[str, SettingSpec] = {}
     schemas = model.model_json_schema()["properties"]
-    for name in sorted(model.model_fields, key="family".__ne__):  # the family first: the rest of the section depends on it
+    for name in sorted(model.model_fields, key="family".__ne__):  # family first: the rest of the section depends on it
         info, path = model.model_fields[name], f"{prefix}.{name}"
         schema = {"enum": list(FAMILIES), "type": "string"} if path == "model.family" else schemas[name]
         items = _described(path, get_args(info.annotation)[0]) if schema.get("type") == "array" else {}
@@ -112,20 +112,20 @@ def known() -> list[str]:
 
 
 def setting_at(path: tuple[str, ...], family: str) -> SettingSpec | None:
-    """Return the setting at a path: itself, or the free-form one it is an entry of."""
+    """Return the setting at a path; a path inside a free-form mapping returns the setting of the whole mapping."""
     setting = settings(family).get(".".join(path[:2]))
     return setting if setting and (len(path) == 2 or setting.free_form) else None
 
 
 def item_at(path: tuple[str, ...], family: str) -> SettingSpec | None:
-    """Return the setting of an entry in a list of mappings, such as training.stages.0.share."""
+    """Return the setting at a path inside a list of mappings, such as training.stages.0.share."""
     listed = setting_at(path[:2], family)
     item = listed.items.get(path[3]) if listed and len(path) > 3 else None
     return replace(item, path=".".join(path[:4])) if item else None
 
 
 def suggest(path: str) -> list[str]:
-    """Return the settings that an unknown dotted path may have meant."""
+    """Suggest existing settings for an unknown dotted path."""
     section, _, name = path.rpartition(".")
     same = [setting for setting in known() if setting.partition(".")[2] == name]
     if same:
@@ -152,7 +152,7 @@ def leaf_values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def value_of(config: Config, setting: SettingSpec) -> Any:
-    """Return a config's value of a setting; entries of a list as mappings without their defaults."""
+    """Return the value of a setting in a config; list entries become mappings without default values."""
     section, _, name = setting.path.partition(".")
     value = getattr(getattr(config, section), name)
     return [item.model_dump(exclude_defaults=True) for item in value] if setting.items else value

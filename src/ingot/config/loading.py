@@ -1,7 +1,7 @@
 """Load one validated Config from a recipe, a file, the environment, the command line, a sweep and Python.
 
 Later sources win: defaults < recipe < file < environment < command line < sweep < Python. Everything is merged first and
-validated once, so all mistakes are reported together, each with the place it came from.
+validated once, so that one error reports all mistakes, each with its source.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ingot.config.schema import FAMILIES, Config
 from ingot.config.text import NULLS, Plain, format_value, parse_yaml, plain_data, scalar
 from ingot.errors import ConfigError, Setting
 
-ANY_CHARACTER = ("evaluation.sample_prompt",)  # settings that may hold any character; the others name files, devices or projects
+ANY_CHARACTER = ("evaluation.sample_prompt",)  # may contain any character; other text settings name files, devices or projects
 SettingPath = tuple[str, ...]
-Problem = str | ConfigError  # a sentence with dotted paths of settings, or an error with settings as fields
+Problem = str | ConfigError  # a message that contains dotted paths, or an error with settings as fields
 
 
 @dataclass(frozen=True)
 class Given:
-    """One value from one source. If several sources set the same path, the one with the highest level wins."""
+    """One value from one source. If several sources set the same path, the source with the highest level wins."""
 
     path: SettingPath
     value: Any
@@ -43,10 +43,10 @@ class Given:
 
 
 def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, list[Given]]:
-    """Return the model family and the values that belong to its settings.
+    """Return the model family and the values of its settings.
 
-    A source that chooses a family discards the values that lower sources set for another family. Its own values, and those of
-    higher sources, must be settings of the chosen family.
+    A source that selects a family discards values that lower sources set for another family only. Values from the same source
+    or from higher sources must be settings of the selected family.
     """
     family, chosen = "gpt2", Given((), None, "default", -1)
     named_at = {item.level for item in given if item.name == "model.family"}
@@ -76,7 +76,7 @@ def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, lis
 
 
 def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dict[str, Any], dict[SettingPath, str]]:
-    """Return one tree of converted values, and the origin of each."""
+    """Return a nested mapping of all converted values, and the origin of each value."""
     tree: dict[str, Any] = {}
     origins: dict[SettingPath, str] = {}
     for item in sorted(given, key=lambda item: item.level):
@@ -88,7 +88,7 @@ def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dic
             if is_text and b"\0" in os.fsencode(value) and item.name not in ANY_CHARACTER:
                 raise UnicodeError
         except UnicodeError:  # raised above, or by os.fsencode for a lone surrogate
-            problems.append(f"{item.name} contains a NUL or half a character; remove it ({item.origin})")
+            problems.append(f"{item.name} contains a NUL character or invalid UTF-8; remove it ({item.origin})")
             continue
         except ConfigError as error:
             problems.append(f"{error} ({item.origin})")
@@ -108,7 +108,7 @@ def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dic
 
 
 def _convert(setting: SettingSpec, value: Any) -> Any:
-    if setting.items:  # a list of mappings: each value is converted by its own setting
+    if setting.items:  # a list of mappings: convert each value according to the setting of its key
         if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
             raise TypeError("not a list of mappings")
         entries: list[dict[str, Any]] = [{} for _ in value]
@@ -137,7 +137,7 @@ def _convert(setting: SettingSpec, value: Any) -> Any:
 
 
 def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str, problems: list[Problem]) -> Config:
-    """Return the Config of a merged tree, or raise a ConfigError with all problems."""
+    """Return the Config of a merged tree; if there are problems, raise one ConfigError that reports all of them."""
     details: dict[SettingPath, list[Mapping[str, Any]]] = {}
     try:
         config = Config.model_validate(tree)
@@ -146,7 +146,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             section, *rest = map(str, detail["loc"] or ("",))
-            path = (section, *(rest[1:] if section == "model" else rest))  # without the family that pydantic adds for models
+            path = (section, *(rest[1:] if section == "model" else rest))  # without the family that pydantic adds to model paths
             setting_path = path[:4] if item_at(path, family) else path[:2]
             details.setdefault(setting_path if detail["type"] != "value_error" else (), []).append({**detail, "path": path})
     across = details.pop((), [])
@@ -162,7 +162,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
         if len(path) == 4:
             value = value[int(path[2])][path[3]]
         problems.append(_mistake(setting, value, origin, details=mistakes))
-    if not problems:  # checks across settings are only worth reporting when each value is valid
+    if not problems:  # report checks across settings only if each single value is valid
         problems = [str(detail["ctx"]["error"]) for detail in across]
     # One error for all problems: setting paths in the validators' messages become fields.
     named: list[Setting] = []
@@ -184,7 +184,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
 def _mistake(
     setting: SettingSpec, value: Any, origin: str, name: str = "", details: Sequence[Mapping[str, Any]] = ()
 ) -> ConfigError:
-    """Return the error for an invalid value; if it is a number out of range, it quotes the limit from pydantic's details."""
+    """Return the error for an invalid value; for a number out of range, the message states the limit from pydantic's details."""
     article = {"integer": "an ", "number": "a ", "mapping": "a ", "list": "a "}.get(setting.allowed.split()[0], "")
     allowed = "plain data: numbers, text, lists or mappings" if setting.free_form and name else article + setting.allowed
     if len(details) == 1 and details[0]["type"].startswith(("greater_", "less_", "finite_")):
@@ -199,7 +199,7 @@ def _mistake(
 
 @dataclass(frozen=True)
 class Recipe:
-    """A YAML file in the package with settings that differ from the defaults; its first line is the description."""
+    """A YAML file in the package with settings that differ from the defaults; the first line describes the recipe."""
 
     name: str
     description: str
@@ -217,7 +217,7 @@ def list_recipes() -> list[Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Return a recipe by name; the error for an unknown name lists all."""
+    """Return a recipe by name; the error for an unknown name lists all recipes."""
     recipes = {recipe.name: recipe for recipe in list_recipes()}
     if name in recipes:
         return recipes[name]
@@ -228,7 +228,7 @@ def find_recipe(name: str) -> Recipe:
     raise ConfigError(f"unknown recipe {name}{meant} the recipes are {', '.join(recipes)}")
 
 
-_Source = tuple[str, Mapping[str, Any]]  # origin, and values as a tree
+_Source = tuple[str, Mapping[str, Any]]  # origin, and values as a nested mapping
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class Sources:
     python: Mapping[str, Any] | None = None
 
     def load(self, measured: Mapping[str, Any] | None = None) -> ResolvedConfig:
-        """Merge all sources and validate the result. `measured` overrides the recipe and is overridden by the file."""
+        """Merge all sources and validate the result. `measured` takes precedence over the recipe, the file over `measured`."""
         documents, name = _documents(self.recipe, self.file, measured or {})
         problems: list[Problem] = []
         family, given = settle_family(self._given(documents, problems), problems)
@@ -276,7 +276,7 @@ class Sources:
         return ResolvedConfig(config, by_name, name, tuple(files))
 
     def above_recipe(self) -> dict[str, Any]:
-        """Return the converted values of all sources above the recipe, by name; `load` reports mistakes."""
+        """Return the converted values that override the recipe, by dotted path. Mistakes are ignored; `load` reports them."""
         problems: list[Problem] = []
         documents, _ = _documents(self.recipe, self.file, {})
         family, given = settle_family(self._given(documents, problems), problems)
@@ -284,7 +284,7 @@ class Sources:
         return {f"{path[0]}.{path[1]}": tree[path[0]][path[1]] for path in origins if len(path) == 2}
 
     def _given(self, documents: list[_Source], problems: list[Problem]) -> list[Given]:
-        """Return every value of every source, with its level."""
+        """Return the values of all sources, each with its origin and level."""
         variables = os.environ if self.environment is None else self.environment
         words = {path: Plain(value) if isinstance(value, str) else value for path, value in (self.overrides or {}).items()}
         levels: list[list[_Source]] = [
@@ -307,7 +307,7 @@ class Sources:
 
 
 def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[str, Any]) -> tuple[list[_Source], str | None]:
-    """Return the YAML documents to merge, bases first and including the recipe's measured values, and a name for the run."""
+    """Return the YAML documents to merge (bases first, with the recipe's measured values), and a name for the run."""
     below = _chain(find_recipe(recipe).path, f"recipe {recipe}") if recipe is not None else []
     below += [(f"recipe {recipe}, measured", measured)] if measured else []
     if file is None:
@@ -320,12 +320,12 @@ def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[st
 
 
 def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Source]:
-    """Return a YAML file after all files in its chain of `base:` lines."""
+    """Return the contents of a YAML file, preceded by those of all files in its chain of `base:` lines."""
     real = Path(os.path.realpath(path))
     if real in above:
         circle = " -> ".join(step.name for step in (*above, path))
         raise ConfigError(f"the `base:` lines form a cycle: {circle}; remove one")
-    if path.exists() and not path.is_file():  # a pipe could block forever
+    if path.exists() and not path.is_file():  # reading a pipe could block forever
         raise ConfigError(f"{path} cannot be read: it is not a regular file; give a YAML file, such as a run's config.yaml")
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -353,7 +353,7 @@ def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Sourc
 
 
 def _flatten(tree: Mapping[str, Any], origin: str, problems: list[Problem]) -> dict[SettingPath, Any]:
-    """Return the paths and values of one source, with free-form mappings split into their entries."""
+    """Return the values of one source by path, with free-form mappings split into their entries."""
     entries: dict[SettingPath, Any] = {}
 
     def put(path: SettingPath, value: Any) -> None:

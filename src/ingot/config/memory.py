@@ -1,4 +1,4 @@
-"""Estimates of a model's parameters and training memory from its settings alone, before any memory is allocated."""
+"""Estimates of a model's parameter count and training memory from its settings alone, before any memory is allocated."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from ingot.config.schema import Config
 
-FLOAT = 4  # bytes of an fp32 value
-ACTIVATIONS = {True: 2.0, False: 34.0}  # values kept per token, channel and block, with and without recomputation
-FULL = 0.75  # fraction of a device's memory to fill, because the estimate is rough
-HELD_STEPS = 4  # steps whose rows are in memory at once: two read ahead, one being uploaded, one being computed
+FLOAT = 4  # bytes per fp32 value
+ACTIVATIONS = {True: 2.0, False: 34.0}  # values stored per token, channel and block, by whether blocks are recomputed
+FULL = 0.75  # fraction of device memory to use; the rest is a margin, because the estimate is rough
+HELD_STEPS = 4  # steps whose rows are in memory at once: two prefetched, one being copied to the device, one being computed
 
 
 @dataclass(frozen=True)
 class Size:
-    """The number of parameters of a model."""
+    """The number of parameters of a model, in the embedding and elsewhere."""
 
     embedding: int
     rest: int
@@ -25,7 +25,7 @@ class Size:
 
 
 def model_size(config: Config, vocab_size: int) -> Size | None:
-    """Return the parameters of a built-in model; None for a custom one."""
+    """Return the parameter count of a built-in model; None for a custom model."""
     model, rows = config.model, config.model.vocab_size or vocab_size
     context = model.context or config.data.seq_len
     rest = model.weights_besides_embedding(rows, context)
@@ -33,19 +33,19 @@ def model_size(config: Config, vocab_size: int) -> Size | None:
 
 
 def state_bytes(config: Config, size: Size) -> int:
-    """Return the bytes of weights, gradients, optimizer state and averaged weights on one rank."""
+    """Return the bytes that weights, gradients, optimizer state and averaged weights take on one rank."""
     adam = size.total if config.optimizer.name == "adamw" else size.embedding
     moments = 2 * adam + (size.total - adam)
     return FLOAT * (2 * size.total + moments + (size.total if config.optimizer.ema_decay is not None else 0))
 
 
 def step_bytes(config: Config, world_size: int) -> int:
-    """Return the bytes of the rows in a rank's memory: tokens and targets of four bytes each."""
+    """Return the bytes that input rows take on one rank; tokens and targets have four bytes each."""
     return HELD_STEPS * 2 * 4 * (config.training.tokens_per_step // max(1, world_size))
 
 
 def row_bytes(config: Config, vocab_size: int, recomputed: bool) -> int:
-    """Estimate the activation bytes that one row keeps for the backward pass; attention scores are never materialised."""
+    """Estimate the activation bytes stored per row for the backward pass; attention scores are never materialised."""
     model, seq_len = config.model, config.data.seq_len
     number = FLOAT if config.training.precision == "fp32" else 2
     logits = min(config.training.loss_chunk or seq_len, seq_len) * (model.vocab_size or vocab_size) * 2 * FLOAT
@@ -53,7 +53,7 @@ def row_bytes(config: Config, vocab_size: int, recomputed: bool) -> int:
 
 
 def recomputed_every(config: Config, vocab_size: int, memory: int | None) -> int:
-    """Return k if every k-th block is recomputed in the backward pass on a device with `memory` bytes, or 0 if none is."""
+    """Return k if every k-th block is recomputed in the backward pass on a device with `memory` bytes; 0 means no block is."""
     t = config.training
     if t.gradient_checkpointing != "auto":
         return int(t.gradient_checkpointing)

@@ -1,4 +1,4 @@
-"""Write a config and its schema as text: YAML, commented YAML, docs/configuration.md and the JSON schema."""
+"""Format a config and its schema: as YAML, commented YAML, docs/configuration.md and a JSON schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH = 100  # columns of the commented YAML
 
 
 def dump_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
-    """Return a config as YAML, with the origin of each value as a comment if given; loads back to an equal config."""
+    """Return a config as YAML that loads back to an equal config; `origins` adds the origin of each value as a comment."""
     lines: list[str] = []
     for section in sections(config.model.family):
         lines.append(f"{section}:")
@@ -26,7 +26,7 @@ def dump_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
 
 
 def commented_yaml(config: Config, heading: str) -> str:
-    """Return a config as YAML with the meaning, allowed values and default of each setting; loads back to an equal config."""
+    """Return a config as YAML that loads back, with the description, allowed values and default of each setting as comments."""
 
     def comment(text: str, indent: str = "", hanging: str = "") -> str:
         start = f"{indent}# "
@@ -39,7 +39,7 @@ def commented_yaml(config: Config, heading: str) -> str:
         for setting in _settings_of(section, config.model.family):
             lines += [comment(setting.description, "  "), comment(f"({setting.allowed}; {_default(setting)})", "  ")]
             lines += _entry(config, setting, {})
-            for key, item in setting.items.items():  # below the setting, where an entry would be
+            for key, item in setting.items.items():  # indented below the setting, where list entries go
                 text = f"{key}: {item.description} ({item.allowed}; {_default(item)})"
                 lines.append(comment(text, "    ", "  "))
             lines.append("")
@@ -93,7 +93,7 @@ def _table(listed: Iterable[SettingSpec]) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for setting in listed:
         default = "required" if setting.required else f"`{format_value(setting.default)}`"
-        # The values of a model setting that can be exported to files of other programs, if not all can.
+        # For a model setting: the values that other file formats support, unless they support all of them.
         targets: dict[str, list[str]] = {k: v for k, v in setting.schema.get("portable", {}).items() if v != "any"}
         limits = [f"{target} {' or '.join(map(str, values))}" for target, values in targets.items()]
         everything = all(set(values) >= set(setting.choices) for values in targets.values())
@@ -108,7 +108,7 @@ def json_schema() -> dict[str, Any]:
     schema = Config.model_json_schema()
     base = {
         "type": "string",
-        "description": "A recipe (`ingot recipes`) or YAML file whose values hold where this file sets none.",
+        "description": "A recipe (`ingot recipes`) or YAML file that provides the values this file does not set.",
     }
     schema["properties"] = {"base": base, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Ingot config"}

@@ -1,7 +1,7 @@
 """Every setting of a run: its name, type, default and meaning, and the checks across settings.
 
-This file is the one source of `--help`, the commented YAML of `ingot init`, docs/configuration.md and the JSON schema. A field's
-description is its documentation: it says what the value does and in which unit. Settings of models are in model/settings.py.
+`--help`, the commented YAML of `ingot init`, docs/configuration.md and the JSON schema are generated from this file. A field's
+description says what the value does and in which unit. Model settings are in model/settings.py.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ Kernel = Literal["loss", "rotary", "qkv", "mlp", "gate", "scales", "stream"]
 
 
 class PhaseSection(Section):
-    """A part of the run with its own mix of buckets."""
+    """A phase of the run with its own mix of buckets."""
 
     tokens: Positive = Field(
-        description="Number of targets to train on in this phase. The next phase begins with the first step after them; the last "
-        "phase never ends."
+        description="Number of target tokens to train on in this phase. The next phase starts at the following step; the last "
+        "phase has no end."
     )
     mix: dict[str, Rate] = Field(description="Weight of each bucket, as in data.mix.")
 
 
 class DataSection(Section):
-    """The training data: its tokens, and the order in which they are read."""
+    """The training data and the order in which it is read."""
 
     path: str = Field(
         "sample:shakespeare",
         description="Training data: a folder made by `ingot data prepare`, a folder {train,val}/BUCKET/ with .bin and .idx or "
         "with .jsonl files, a single .jsonl or .txt file, or sample:shakespeare, the text that comes with the package. "
-        "sample:shakespeare+bpe:2048 also names the tokenizer, for use where data.tokenizer is null.",
+        "sample:shakespeare+bpe:2048 also selects a tokenizer, which is used if data.tokenizer is null.",
     )
     tokenizer: str | None = Field(
         None,
         description="Tokenizer for the sample, .jsonl and .txt files or .bin with .idx: byte, char, bpe:N (byte-level BPE with a "
         "vocabulary of N, trained on the training text), gpt2, a file (.model or tokenizer.json) or a name on the Hugging Face "
-        "hub. null: byte for the sample. A prepared folder contains its tokenizer; if this is set too, both must agree.",
+        "hub. null: byte for the sample. A prepared folder contains its tokenizer; if this is set too, it must be the same one.",
     )
     trust_tokens: bool = Field(
         False,
-        description="Accept the tokens in other programs' files without checking them. false: refuse them if the tokenizer "
-        "encodes their text differently. Set it for random tokens and for tokenizers that lose text.",
+        description="Accept the tokens in other programs' files without checking them. false: refuse the files if the tokenizer "
+        "encodes the decoded tokens differently. Set it for random tokens and for lossy tokenizers.",
     )
     seq_len: Size = Field(256, description="Tokens per training row.")
     sampling: Literal["shuffle", "redraw", "random", "stream", "pack", "document"] = Field(
@@ -61,10 +61,10 @@ class DataSection(Section):
     )
     overlap: Count = Field(
         0,
-        description="pack and document: a document longer than a row is split into chunks, each of which repeats this many "
-        "tokens of the chunk before as context, without predicting them again. At most half of seq_len.",
+        description="pack and document: a document longer than a row is split into chunks. Each chunk starts with this many "
+        "tokens of the previous chunk as context and does not predict them again. At most half of seq_len.",
     )
-    epochs: Positive | None = Field(None, description="The run ends after this many epochs. null: the data is repeated forever.")
+    epochs: Positive | None = Field(None, description="The run ends after this many epochs. null: the data repeats forever.")
     mix: dict[str, Rate] = Field(
         {},
         description="Sampling weight of each bucket: {web: 3, books: 1} draws three of four rows from web. A bucket without a "
@@ -72,28 +72,28 @@ class DataSection(Section):
     )
     phases: list[PhaseSection] = Field(
         [],
-        description="Several mixes, one after another, instead of data.mix. Each bucket continues where the phase before left "
-        "it.",
+        description="Several mixes, one after another, instead of data.mix. Each bucket continues where it stopped in the "
+        "previous phase.",
     )
     exhausted: Literal["halt", "renormalise"] = Field(
         "halt",
         description="What to do when a bucket has been read data.epochs times and the mix still gives it weight. halt: save and "
-        "end the run with the status `halted`. renormalise: share its weight among the other buckets.",
+        "end the run with the status `halted`. renormalise: distribute its weight over the other buckets.",
     )
     already_read: str | None = Field(
         None,
-        description="pack and document: a file that lists documents another program has already read, as `gpt-simple train` "
-        "writes it when it resumes a run of the original. They are skipped in the first epoch.",
+        description="pack and document: a file that lists documents to skip in the first epoch. `gpt-simple train` writes it "
+        "when it resumes a run of the original program, with the documents that run has already read.",
     )
     spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
         1,
-        description="stream: read each step in this many equal parts, each of which starts one token after the last target of "
-        "the part before. A list sets the rows of each part and is repeated until the step is full.",
+        description="stream: read each step in this many equal parts. Each part starts one token after the last target of the "
+        "previous part. A list sets the number of rows of each part and is repeated until the step is full.",
     )
     document_mask: bool = Field(
         False,
-        description="Tokens attend only to their own document, in training and in evaluation. false: they attend to all earlier "
-        "tokens of the row.",
+        description="Tokens attend only within their own document, in training and in evaluation. false: they attend to all "
+        "earlier tokens of the row.",
     )
     seed: Seed = Field(1337, description="Seed of the data order only.")
 
@@ -104,27 +104,27 @@ class EvaluationSection(Section):
     every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
     points: Count = Field(
         0,
-        description="Evaluations spread evenly over budget.seconds, including the one at the end. 0: only those set by `every`.",
+        description="Evaluations, spread evenly over budget.seconds and including the final one. 0: only those set by `every`.",
     )
     at_start: bool = Field(False, description="Also evaluate before the first step.")
     at_end: bool = Field(True, description="Evaluate when the run is complete.")
     rows: Positive | None = Field(
         None,
         description="Rows of the validation split scored by each evaluation during training. null: all. The last evaluation "
-        "scores final_rows.",
+        "scores final_rows instead.",
     )
     final_rows: Positive | Literal["auto"] | None = Field(
         "auto",
         description="Rows scored by the last evaluation and for the artifact, spread evenly over the validation split. null: "
-        "all. auto: all, unless budget.seconds is set, budget.artifact_bytes is not, and scoring all would take longer than 10 "
-        "seconds and half the budget; then only as many rows as fit in that time. Evaluations during training are limited in the "
-        "same way and together take no longer than the training. A score of fewer rows is reported as such.",
+        "all. auto: all, unless budget.seconds is set, budget.artifact_bytes is not, and scoring all would take more than 10 "
+        "seconds and more than half the budget; then only as many rows as fit in that time. Evaluations during training are "
+        "limited in the same way and together take at most as long as the training. Reports say if a score covers fewer rows.",
     )
     train_rows: Positive | None = Field(
-        None, description="Rows of the training split that every evaluation scores as well. null: none."
+        None, description="Rows of the training split that every evaluation also scores. null: none."
     )
     whole_rows: bool = Field(
-        False, description="Leave out the last row if the text does not fill it. false: every token is scored."
+        False, description="Skip the last row if the text does not fill it completely. false: score every token of the split."
     )
     stride: Positive | None = Field(
         None,
@@ -136,22 +136,22 @@ class EvaluationSection(Section):
     bytes: Literal["text", "pieces"] = Field(
         "text",
         description="How val_bpb counts bytes. text: UTF-8 bytes of the original text, counted during preparation. pieces: bytes "
-        "of the tokenizer's pieces, as the golf challenge counts. The other count is reported too where it differs.",
+        "of the tokenizer's pieces, as the golf challenge counts. If the two counts differ, the run reports both scores.",
     )
     sample_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        0, description="Tokens to generate at each evaluation, written to samples/. 0: no samples."
+        0, description="Number of tokens to generate at each evaluation and write to samples/. 0: no samples."
     )
     sample_prompt: str = Field("", description="Prompt of the samples. Empty: the start of a document.")
     temperature: Rate = Field(0.8, description="Sampling temperature of the samples.")
     top_k: Count = Field(0, description="Sample only from the k most likely tokens. 0: from all tokens.")
     tasks: str | list[str] | None = Field(
         None,
-        description="Tasks that each evaluation scores as well, like `ingot eval --tasks`: hellaswag, lambada, arc_easy, "
+        description="Tasks that each evaluation also scores, as in `ingot eval --tasks`: hellaswag, lambada, arc_easy, "
         "arc_challenge, piqa, winogrande, blimp; a list, or several separated by commas. null: none.",
     )
     task_data: str | None = Field(
         None,
-        description="Folder with the task files, see docs/tasks.md. null: they are downloaded from the Hugging Face hub.",
+        description="Folder with the task files, see docs/tasks.md. null: download them from the Hugging Face hub.",
     )
     task_items: Positive | None = Field(100, description="Number of items to score from the start of each task file. null: all.")
     task_truncate: bool = Field(
@@ -162,20 +162,20 @@ class EvaluationSection(Section):
 class GroupSection(Section):
     """A group of parameters with its own optimizer and learning rate."""
 
-    name: Annotated[str, Field(min_length=1)] = Field(description="Name of the group, used in training.stages too.")
+    name: Annotated[str, Field(min_length=1)] = Field(description="Name of the group, to which training.stages can refer.")
     match: Annotated[str, Field(min_length=1)] = Field(
-        description="Pattern for parameter names: * matches any text, ? one character, [qk] one of these. A parameter belongs to "
+        description="Pattern for parameter names: * matches any text, ? any character, [qk] a q or a k. A parameter belongs to "
         "the first group whose pattern matches."
     )
     optimizer: Literal["adamw", "muon"] = Field("adamw", description="Optimizer of the group. Muon takes matrices only.")
     learning_rate: Rate | None = Field(
-        None, description="Peak learning rate. null: optimizer.learning_rate, or muon_learning_rate with muon."
+        None, description="Peak learning rate. null: optimizer.learning_rate, or optimizer.muon_learning_rate with muon."
     )
     momentum: Momentum | None = Field(None, description="muon: momentum after its warm-up. null: optimizer.muon_momentum.")
     weight_decay: Rate | None = Field(
         None,
         description="Decoupled weight decay of all parameters in the group, including gains and biases. null: "
-        "optimizer.weight_decay, or muon_weight_decay with muon.",
+        "optimizer.weight_decay, or optimizer.muon_weight_decay with muon.",
     )
     beta1: Momentum | None = Field(None, description="adamw: decay of the first moment. null: optimizer.beta1.")
     beta2: Momentum | None = Field(None, description="adamw: decay of the second moment. null: optimizer.beta2.")
@@ -193,10 +193,10 @@ class OptimizerSection(Section):
         None, description="Peak learning rate of the token and position embeddings. null: learning_rate."
     )
     head_learning_rate: Rate | None = Field(
-        None, description="Peak learning rate of a head that is not tied to the embedding. null: learning_rate."
+        None, description="Peak learning rate of an output head that is not tied to the embedding. null: learning_rate."
     )
     scalar_learning_rate: Rate | None = Field(
-        None, description="Peak learning rate of parameters that are not matrices: gains, biases, mixes. null: learning_rate."
+        None, description="Peak learning rate of parameters that are not matrices, such as gains and biases. null: learning_rate."
     )
     weight_decay: Rate = Field(0.1, description="Decoupled weight decay of AdamW, on tensors with two or more dimensions.")
     beta1: Momentum = Field(0.9, description="AdamW: decay of the first moment, the mean of gradients.")
@@ -209,26 +209,26 @@ class OptimizerSection(Section):
     muon_weight_decay: Rate = Field(0.0, description="Decoupled weight decay of Muon.")
     muon_weight_decay_schedule: Literal["constant", "falling", "rising"] = Field(
         "constant",
-        description="Muon: schedule of the weight decay over the budget, in addition to the learning rate's. falling: linearly "
-        "to 0. rising: from 0 to a quarter at half of the budget, and to 1.25 times the value at the end.",
+        description="Muon: schedule of the weight decay over the budget, in addition to that of the learning rate. falling: "
+        "linearly to 0. rising: down to 0.25 times the value at half of the budget, then up to 1.25 times the value at the end.",
     )
-    muon_cautious: bool = Field(False, description="Muon: decay only weights that the update also moves towards 0.")
+    muon_cautious: bool = Field(False, description="Muon: decay only those weights that the update also moves towards 0.")
     muon_beta2: Momentum | None = Field(
         None,
-        description="NorMuon: divide each row of an update (each column of a wide matrix) by a running root mean square with "
-        "this decay, keeping the norm of the whole update. null: plain Muon.",
+        description="NorMuon: divide each row of an update (each column of a wide matrix) by its running root mean square with "
+        "this decay, and keep the norm of the whole update. null: plain Muon.",
     )
     muon_momentum: Momentum = Field(0.95, description="Muon: momentum.")
     muon_momentum_start: Momentum | None = Field(
-        None, description="Muon: momentum of the first step, from which it moves to muon_momentum. null: no warm-up."
+        None, description="Muon: momentum of the first step; it then moves linearly to muon_momentum. null: no warm-up."
     )
     muon_momentum_warmup_steps: Count = Field(0, description="Muon: steps of the linear momentum warm-up.")
     muon_nesterov: bool = Field(True, description="Muon: Nesterov momentum.")
     muon_iterations: Annotated[int, Field(ge=1, le=100)] = Field(5, description="Muon: iterations of the orthogonalisation.")
     muon_coefficients: Literal["newton-schulz", "polar-express"] = Field(
         "newton-schulz",
-        description="Muon: polynomial of the orthogonalisation. newton-schulz uses the same one in each iteration, polar-express "
-        "a better one for each.",
+        description="Muon: polynomials of the orthogonalisation. newton-schulz: the same one in each iteration. polar-express: "
+        "an optimal one for each iteration.",
     )
     muon_normalise_rows: bool = Field(False, description="Muon: scale all rows of an update to the same norm.")
     muon_precision: Literal["auto", "bf16", "fp32"] = Field(
@@ -236,15 +236,15 @@ class OptimizerSection(Section):
     )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
-        description="Keep an exponential moving average of the weights with this decay per step, and evaluate, sample and export "
-        "it. null: no average.",
+        description="Keep an exponential moving average of the weights with this decay per step; evaluation, samples and the "
+        "exported model use it. null: no average.",
     )
     schedule: Literal["constant", "cosine", "wsd", "budget", "warmdown"] = Field(
         "cosine",
         description="Learning rate after the warm-up. constant. cosine: down to the floor over decay_steps. wsd: constant, then "
         "linear over the last decay_steps. budget: constant, then linear over the last decay_fraction of the budget (seconds or "
-        "steps, whichever is further along), reaching the floor at its end. warmdown: constant, then linear over the last "
-        "decay_steps or, with budget.seconds, over the time that this many steps take on average.",
+        "steps, whichever is further along), with the floor at its end. warmdown: constant, then linear over the last "
+        "decay_steps; with budget.seconds set, over the time that this many steps take on average.",
     )
     warmup_steps: Count = Field(0, description="Steps over which the learning rate rises linearly from 0.")
     decay_steps: Positive | None = Field(
@@ -256,8 +256,8 @@ class OptimizerSection(Section):
     floor: Fraction = Field(0.1, description="Final learning rate as a fraction of its peak.")
     groups: list[GroupSection] = Field(
         [],
-        description="Groups of parameters, chosen by name, with their own optimizer and learning rate. Other parameters are "
-        "grouped by their kind.",
+        description="Parameter groups, selected by name, with their own optimizer and learning rate. All other parameters are "
+        "grouped by kind.",
     )
 
     @property
@@ -267,7 +267,7 @@ class OptimizerSection(Section):
 
 
 class StageSection(Section):
-    """A part of the run with its own batch size, row length and learning rates."""
+    """A stage of the run with its own batch size, row length and learning rates."""
 
     share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
@@ -281,25 +281,25 @@ class StageSection(Section):
         None, description="Tokens per step, a multiple of data.seq_len. null: training.tokens_per_step."
     )
     seq_len: Positive | None = Field(
-        None, description="Tokens per row: data.seq_len, which is the longest, or a divisor of it. null: data.seq_len."
+        None, description="Tokens per row: data.seq_len or a divisor of it; one stage must use data.seq_len. null: data.seq_len."
     )
     rate: Rate = Field(1.0, description="Factor on all learning rates, in addition to the schedule.")
     rates: dict[str, Rate] = Field({}, description="Factors on the learning rates of individual groups: {matrix: 0.5}.")
     model: dict[str, int | float] = Field(
         {},
-        description="Numbers passed to the model's method `set`: {window: 128}. Evaluation, samples and the exported model use "
-        "the numbers of the last stage.",
+        description="Keyword arguments for the model's method `set`: {window: 128}. Evaluation, samples and the exported model "
+        "use those of the last stage.",
     )
 
 
 class TrainingSection(Section):
-    """The training loop: its length, batches and device, and the output folder."""
+    """The training loop (length, batches, device) and the output folder."""
 
-    max_steps: Count | None = Field(None, description="Optimizer steps. null: train until budget.seconds are spent.")
+    max_steps: Count | None = Field(None, description="Number of optimizer steps. null: train until budget.seconds are spent.")
     tokens_per_step: Positive = Field(
         16384,
-        description="Tokens per optimizer step over all ranks. Gradient accumulation follows from it, the micro-batch and the "
-        "number of ranks.",
+        description="Tokens per optimizer step over all ranks. With the micro-batch and the number of ranks, it determines the "
+        "gradient accumulation.",
     )
     stages: list[StageSection] = Field(
         [], description="Stages, one after another, with their own batch size, row length and learning rates. Empty: one stage."
@@ -307,14 +307,14 @@ class TrainingSection(Section):
     micro_batch: Positive | Literal["auto"] = Field(
         "auto",
         description="Rows per forward pass on one rank. auto: on a GPU, Ingot times the whole step, half of it, a quarter and so "
-        "on, and uses the smallest that is about as fast as the fastest; elsewhere the whole step, at most 16,384 tokens.",
+        "on, and uses the smallest size that is about as fast as the fastest; elsewhere the whole step, up to 16,384 tokens.",
     )
     seed: Seed = Field(1337, description="Seed of the initial weights and dropout.")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the fastest device torch finds.")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the fastest available device.")
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto",
-        description="CPU threads of one rank. Changing it changes rounding. auto: OMP_NUM_THREADS if set, else the fastest "
-        "number measured when the run begins, which later sessions keep.",
+        description="CPU threads per rank. Changing it changes rounding. auto: OMP_NUM_THREADS if set, else the "
+        "fastest number, measured when the run begins; resumed sessions keep it.",
     )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
@@ -323,29 +323,29 @@ class TrainingSection(Section):
     )
     compile: bool | Literal["auto", "blocks"] = Field(
         "auto",
-        description="Use torch.compile. true: for the whole model. blocks: for each block and the loss separately, which "
-        "compiles faster and may make steps slightly slower. auto: the whole model, only on CUDA and where it pays off.",
+        description="Use torch.compile. true: compile the whole model. blocks: compile each block and the loss separately, which "
+        "starts faster and may make steps slightly slower. auto: the whole model, on CUDA, if it is expected to save time.",
     )
     compile_optimizer: bool | Literal["auto"] = Field(
         "auto",
-        description="Compile Muon's step on CUDA: fewer kernels, but a slower start. auto: only for NorMuon with a compiled "
-        "model.",
+        description="Compile Muon's step on CUDA, which launches fewer kernels but starts slower. auto: only for NorMuon with a "
+        "compiled model.",
     )
     cuda_graphs: bool | Literal["auto"] = Field(
         "auto",
-        description="Record the passes of a compiled model as CUDA graphs and replay them, on one CUDA device: short steps then "
-        "do not wait for kernel launches. Takes more memory. auto: for steps of at most 32,768 tokens and built-in models of at "
-        "most 200 million parameters, without stages, document_mask and deterministic.",
+        description="Record the forward and backward pass of a compiled model as CUDA graphs, on one CUDA device: short steps do "
+        "not wait for kernel launches then. Uses more memory. auto: for steps of at most 32,768 tokens and built-in models of up "
+        "to 200 million parameters, without stages, document_mask and deterministic.",
     )
     deterministic: bool = Field(
         False,
-        description="Compute bit-identical results on a GPU: for two equal runs, or a run that is stopped and resumed, with the "
-        "same micro_batch. Slower, and only the gpt2 family is compiled. A CPU is deterministic anyway with the same threads.",
+        description="Compute bit-identical results on a GPU for two equal runs, or a run that is stopped and resumed, with the "
+        "same micro_batch. Slower; only the gpt2 family is compiled. CPUs are deterministic for a fixed number of threads.",
     )
     loss_chunk: Positive | None = Field(
         None,
-        description="Tokens whose logits are in memory at once. null: the whole micro-batch. A smaller chunk takes less memory "
-        "and a little more time.",
+        description="Tokens whose logits are in memory at once. null: the whole micro-batch. Smaller chunks take less memory "
+        "and slightly more time.",
     )
     kernels: Literal["auto", "off"] | list[Kernel] = Field(
         "auto",
@@ -353,27 +353,27 @@ class TrainingSection(Section):
         "logits. rotary: norm, rotation and gain of queries and keys. qkv: one matmul for queries, keys and values of golf and "
         "llama, with FlashAttention 4. mlp: the activation of golf, frontier and gpt2, fused into the matmuls around it. gate: "
         "llama's gated activation, on Hopper with the extra flash. scales: the branch scales of golf, folded into the weights. "
-        "stream: the residual stream of gpt2 and llama in bf16. A list: only these kernels. auto: all that run on this device, "
-        "or only loss, scales and stream where a GPU has at most 32,768 tokens per step and no cuda_graphs, because launching "
-        "the others would cost more time than they save. off: none.",
+        "stream: the residual stream of gpt2 and llama in bf16. A list: only these kernels. auto: all that run on this device; "
+        "with at most 32,768 tokens per step and GPU and no cuda_graphs only loss, scales and stream, because launching the "
+        "others would take more time than they save. off: none.",
     )
     fp8_head: bool = Field(
         False,
-        description="Compute the head's matmul and its gradients in fp8 with fixed scales, on NVIDIA GPUs of compute capability "
-        "8.9 or newer: faster with a large vocabulary, but less precise. Weights and evaluation are not affected.",
+        description="Compute the output head's matmul and its gradients in fp8 with fixed scales, on NVIDIA GPUs of compute "
+        "capability 8.9 or higher: faster with a large vocabulary, but less precise. Stored weights and evaluation stay as is.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
         description="true: keep only the inputs of blocks and recompute the rest in the backward pass, which takes less memory "
-        "and a third more time. A number k: only in every k-th block. MLX recomputes every block. auto: in every block if a "
-        "micro-batch would otherwise fill more than an estimated three quarters of the device's memory; never for a custom "
+        "and a third more time. A number k: only in every k-th block. MLX recomputes every block. auto: in every block if the "
+        "estimate for a micro-batch without it exceeds three quarters of the device's memory; never for a custom "
         "model.",
     )
     ddp_python_reducer: bool = Field(
         False,
         description="Compiled models on several ranks: overlap gradient communication with the backward pass through torch's "
-        "Python reducer, which also works with gradient checkpointing and document masks. false: with those two, gradients are "
-        "sent after the backward pass.",
+        "Python reducer, which also works with gradient checkpointing and document masks. false: with either of these, "
+        "gradients are sent after the backward pass.",
     )
     eager: bool = Field(
         True,
@@ -382,7 +382,7 @@ class TrainingSection(Section):
     )
     priming_steps: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] = Field(
         "auto",
-        description="Warm-up steps that are taken and undone before the clock starts, so that compilation does not count against "
+        description="Warm-up steps that are run and undone before the clock starts, so that compilation does not count against "
         "the budget. auto: 2 if the model is compiled, else none.",
     )
     weights: str | None = Field(
@@ -395,28 +395,28 @@ class TrainingSection(Section):
     )
     resume: Literal["auto", "never"] | str = Field(
         "auto",
-        description="auto: resume from the newest valid checkpoint in output_dir. never: refuse a folder that has checkpoints. "
-        "The path of a checkpoint or of another run: copy its state into output_dir and continue there.",
+        description="auto: resume from the newest valid checkpoint in output_dir. never: fail if output_dir has checkpoints. "
+        "The path of a checkpoint or of another run: copy its state into output_dir and resume there.",
     )
     max_runtime_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="Wall-clock limit of this session in seconds, including start-up and evaluation. The session saves and stops "
-        "before it. null: the value of SLURM_JOB_END_TIME, INGOT_MAX_RUNTIME or GPT_SIMPLE_MAX_RUNTIME, else no limit.",
+        "before this limit. null: the value of SLURM_JOB_END_TIME, INGOT_MAX_RUNTIME or GPT_SIMPLE_MAX_RUNTIME, else no limit.",
     )
     walltime_reserve_seconds: Rate | None = Field(
         None,
         description="Seconds of the wall-clock limit reserved for the last save. null: twice the longest save so far, but at "
         "least 30 s or a tenth of the session, whichever is less.",
     )
-    save_every: Count = Field(0, description="Steps between checkpoints. 0: save by save_seconds only.")
-    save_seconds: Rate = Field(300.0, description="Seconds between checkpoints. 0: save by save_every only.")
+    save_every: Count = Field(0, description="Steps between checkpoints. 0: only save_seconds applies.")
+    save_seconds: Rate = Field(300.0, description="Seconds between checkpoints. 0: only save_every applies.")
     keep_last: Positive | None = Field(
         2,
-        description="Number of newest regular checkpoints to keep. The newest ones of a stopped and of a completed run, the best "
-        "one and milestones are kept as well. null: keep all.",
+        description="Number of regular checkpoints to keep, newest first. The last one saved at a stop, the last one saved at "
+        "completion, the best one and milestones are also kept. null: keep all.",
     )
     keep_every: Count = Field(
-        0, description="Checkpoints at multiples of this many steps are milestones and never deleted. 0: none."
+        0, description="Checkpoints at multiples of this step count are milestones, which are never deleted. 0: none."
     )
 
 
@@ -425,11 +425,11 @@ class BudgetSection(Section):
 
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="Training time in seconds, over all sessions of the run. Evaluation, saving and start-up are not counted. "
+        description="Training time in seconds, over all sessions of the run. Evaluation, saving and start-up do not count. "
         "null: no limit.",
     )
     overshoot: bool = Field(
-        False, description="Take the step during which the time runs out. false: never start a step that would not end in time."
+        False, description="Finish the step during which the time runs out. false: never start a step that would not end in time."
     )
     artifact_bytes: Positive | None = Field(None, description="Maximum size of the exported model in bytes. null: no limit.")
 
@@ -443,28 +443,28 @@ class ArtifactSection(Section):
         "int8",
         description="none: weights in `dtype`. int8: large matrices as int8 with one scale per row. int8-golf: the same with "
         "the golf challenge's rule, whose scales are at least 1/127. std: `bits` bits per weight, with a step size proportional "
-        "to the standard deviation of the row, rounded to nearest. gptq: the same step sizes, rounded so that the outputs of "
-        "each matrix on training text change least.",
+        "to the standard deviation of the row, rounded to nearest. gptq: the same step sizes, with rounding that minimises the "
+        "change of each matrix's outputs on training text.",
     )
     bits: int = Field(6, ge=2, le=8, description="Bits per weight of quantised matrices (quantisers std and gptq only).")
     k: StdMultiple | Literal["auto"] = Field(
         "auto",
         description="Clipping range of quantised matrices, in standard deviations of the row: a smaller k means finer steps and "
-        "a larger file. auto: the finest steps with which the file fits in budget.artifact_bytes, with more bits if the steps "
-        "need them; 8 without that limit.",
+        "a larger file. auto: the finest steps for which the file fits in budget.artifact_bytes, with more bits if needed; 8 "
+        "without a size limit.",
     )
     embedding_bits: int = Field(8, ge=2, le=8, description="Like bits, for embeddings, lookup tables and the head.")
     embedding_k: StdMultiple | Literal["auto"] = Field(
         "auto",
-        description="Like k, for embeddings, lookup tables and the head. auto: the value that scores best on training text if "
-        "there is a size limit and k is auto, else 5.",
+        description="Like k, for embeddings, lookup tables and the head. auto: with a size limit and k=auto, the value that "
+        "scores best on training text; else 5.",
     )
     codec: Literal["none", "zlib", "lzma", "rans"] = Field(
-        "lzma", description="Compression of the whole file. rans: an entropy coder, smallest for weights of few bits."
+        "lzma", description="Compression of the whole file. rans: an entropy coder, the smallest for weights of few bits."
     )
-    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="dtype of the weights if the quantiser is none.")
+    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="dtype of the weights with quantiser=none.")
     tokenizer: bool = Field(
-        True, description="Include the tokenizer, so that the artifact can generate text by itself. false: a smaller file."
+        True, description="Include the tokenizer, so that the artifact alone can generate text. false: a smaller file."
     )
 
 
@@ -477,23 +477,23 @@ class TrackingSection(Section):
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(5.0, description="Seconds between updates of state.json.")
     wandb_project: str | None = Field(
         None,
-        description="Weights & Biases project to log to. All sessions of a run share one run there. Needs the extra `wandb`. "
+        description="Weights & Biases project to log to. All sessions of a run log to one W&B run. Needs the extra `wandb`. "
         "null: none.",
     )
-    wandb_run_name: str | None = Field(None, description="Name of the run at Weights & Biases. null: the run folder's name.")
+    wandb_run_name: str | None = Field(None, description="Name of the W&B run. null: the name of the run folder.")
     wandb_mode: Literal["online", "offline"] | None = Field(
         None,
-        description="offline: keep the metrics in the run folder until `wandb sync`. null: the value of WANDB_MODE, else online.",
+        description="offline: keep metrics in the run folder for `wandb sync`. null: the value of WANDB_MODE, else online.",
     )
     trackio_project: str | None = Field(
         None,
-        description="trackio project to log to, in its local database, under the name of the run folder plus a random suffix. "
+        description="trackio project to log to, in its local database. The run is named after its folder, plus a random suffix. "
         "Needs the extra `trackio`. null: none.",
     )
     tensorboard: bool = Field(
         False,
-        description="Also write TensorBoard events to tensorboard/. The extra `tensorboard` is needed to view them, not to "
-        "write.",
+        description="Also write TensorBoard events to tensorboard/. Viewing them needs the extra `tensorboard`, writing does "
+        "not.",
     )
 
 
@@ -537,7 +537,7 @@ class Config(Section):
 
     @property
     def suggested_tokenizer(self) -> str:
-        """Return the tokenizer to recommend for preparing text for this config."""
+        """Return the tokenizer to recommend when text is prepared for this config."""
         return self.data.tokenizer or ("gpt2" if (self.model.vocab_size or 0) >= GPT2_VOCAB_SIZE else "byte")
 
     @property
@@ -545,7 +545,7 @@ class Config(Section):
         return self.training.tokens_per_step // self.data.seq_len
 
 
-# Checks across settings: each raises ValueError with one sentence that names the settings by their paths.
+# Checks across settings. Each raises ValueError with a one-sentence message that names settings by their dotted paths.
 
 
 def _check_rows(config: Config) -> None:
@@ -576,7 +576,7 @@ def _check_data(data: DataSection, training: TrainingSection) -> None:
     if data.sampling not in ("pack", "document"):
         for name, is_set in ((f"data.overlap={data.overlap}", data.overlap), ("data.already_read", data.already_read)):
             if is_set:
-                raise ValueError(f"{name} works only with rows of whole documents, not data.sampling={data.sampling}; use pack")
+                raise ValueError(f"{name} works only with data.sampling=pack or document, not {data.sampling}; use pack")
     if data.overlap > data.seq_len // 2:
         raise ValueError(f"data.overlap={data.overlap} is more than half of data.seq_len={data.seq_len}")
     if data.epochs is not None and data.sampling == "random":

@@ -1,7 +1,7 @@
-"""Values as text: YAML and command-line words to Python values, and back.
+"""Conversion of values from text (YAML, command line, environment) to Python and back.
 
-The setting decides what an unquoted word means: `123` is a number for training.max_steps and a name for data.path. So YAML is
-first read into `Plain` text and converted later, by the same rule as words of the command line and the environment.
+The type of a setting determines how an unquoted scalar is parsed: `123` is a number for training.max_steps and a name for
+data.path. YAML scalars are therefore read as `Plain` text first and converted later, like command-line arguments and variables.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _AMBIGUOUS = {"null", "none", "true", "false", "yes", "no", "on", "off", "y", "n
 
 
 class Plain(str):
-    """Text written without quotes; its setting decides what it means."""
+    """An unquoted scalar, which is converted according to the type of its setting."""
 
 
 def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
-    """Return the mappings, lists and strings of a YAML document called `name` in errors; `aliases` allows YAML's *name."""
+    """Parse a YAML document into mappings, lists and strings; errors call it `name`, and `aliases` allows YAML aliases (*x)."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """PyYAML's loader without types: unquoted words stay text. It refuses a key that is written twice."""
+        """PyYAML's loader without type conversion: unquoted scalars stay text. Duplicate keys are errors."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if not aliases and self.check_event(yaml.AliasEvent):
@@ -49,7 +49,7 @@ def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
                 keys.add(key.value if isinstance(key, yaml.ScalarNode) else key)
             return node
 
-    Loader.yaml_implicit_resolvers = {  # `null` and `<<` keep their meaning
+    Loader.yaml_implicit_resolvers = {  # only `null` and the merge key `<<` are still recognised
         first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -68,7 +68,7 @@ def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
 
 
 def scalar(text: str) -> Any:
-    """Convert an unquoted word of a setting without a type: null, a boolean, a number, else text."""
+    """Parse an unquoted scalar of an untyped setting as null, a boolean or a number, else a string."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
@@ -78,13 +78,13 @@ def scalar(text: str) -> Any:
             return float(text)
         if _INFINITE.fullmatch(text):
             return float(text.lower().replace(".", ""))
-    except ValueError:  # 1__000, or more digits than Python converts
+    except ValueError:  # for example 1__000, or more digits than int() accepts
         return str(text)
     return str(text)
 
 
 def plain_data(value: Any) -> Any:
-    """Convert a free-form value to null, booleans, numbers, text, lists and mappings; TypeError for anything else."""
+    """Convert a free-form value to None, booleans, numbers, strings, lists and dicts; raise TypeError for anything else."""
     if isinstance(value, Plain):
         return scalar(value)
     if value is None or isinstance(value, bool | int | float | str):
@@ -99,7 +99,7 @@ def plain_data(value: Any) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """Format a value as one line of YAML that `parse_yaml` and the setting's type convert back."""
+    """Format a value as one line of YAML that loads back to the same value."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -107,7 +107,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, float):
         if not math.isfinite(value):
             return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-        # YAML 1.1 reads 1e-08 as text, but 1.0e-08 as a number.
+        # YAML 1.1 parsers read 1e-08 as a string, but 1.0e-08 as a number.
         return re.sub(r"^(-?\d+)e", r"\1.0e", repr(value))
     if isinstance(value, list):
         return "[" + ", ".join(map(format_value, value)) + "]"

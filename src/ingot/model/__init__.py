@@ -1,1 +1,1 @@
-"""Models: tokens to logits. Nothing in this package depends on precision, compilation or ranks."""
+"""Models: tokens in, logits out. Nothing in this package depends on precision, compilation or ranks."""

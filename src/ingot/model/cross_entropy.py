@@ -1,4 +1,4 @@
-"""Logits and cross-entropy in plain torch: the arithmetic that every way to compute the loss (loss.py) shares."""
+"""Logits and cross-entropy in plain torch, shared by all implementations of the loss (loss.py)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = -1  # a target with this value is not predicted: it adds neither loss nor gradient
+IGNORED = -1  # a target with this value is not predicted and contributes neither loss nor gradient
 
 
 def head_logits(hidden: Tensor, weight: Tensor, softcap: float | None = None) -> Tensor:
-    """Return the logits (..., V) of hidden states (..., C); a softcap limits them smoothly to plus or minus itself."""
+    """Return the logits (..., V) of hidden states (..., C), smoothly limited to plus or minus `softcap` if it is given."""
     logits = F.linear(hidden, weight.to(hidden.dtype))
     return logits if softcap is None else softcap * torch.tanh(logits.float() / softcap)
 
@@ -30,7 +30,7 @@ def loss_and_grad(h: Tensor, w: Tensor, y: Tensor, softcap: float | None) -> tup
     index = y.clamp(min=0)[:, None]
     hit = log_p.gather(1, index)  # (n, 1)
     loss = -hit.masked_fill((y == IGNORED)[:, None], 0.0).sum()
-    # The gradient is p, and p - 1 at the target: subtracted before rounding, which would lose the difference near p = 1.
+    # The gradient is p, and p - 1 at the target. expm1 subtracts before rounding, which would lose the difference near p = 1.
     grad, grad_hit = log_p.exp_(), hit.expm1()
     if softcap is not None:
         slope = 1 - (logits / softcap).square()

@@ -1,11 +1,11 @@
 """The frontier family: the fewest bits per byte within a few minutes on one GPU. docs/frontier.md lists the gain of each part.
 
-It differs from the golf family in three ways. Most layers attend to a sliding window only, which is cheaper and loses
-nothing as long as a few attend to the whole row. Values have a second source in every second layer: a projection of the
-embedding, or a separate table if artifact bytes do not matter. Half of a head's dimensions are not rotated, and in layers that
-attend to the whole row the keys carry the previous token there, so that one layer can continue a sequence it has seen. Branches
-start at zero and gates at one: a new model predicts from the embedding alone. Weights are kept in float32 and used in the dtype
-of the residual stream.
+It differs from the golf family in three ways. First, most layers attend to a sliding window only, which is cheaper and loses
+nothing as long as a few layers attend to the whole row. Second, every second layer adds a projection of the embedding to its
+attention values, or a separate embedding table if artifact bytes do not matter. Third, only half of a head's dimensions are
+rotated; in layers that attend to the whole row, keys take the other half from the previous token, so that one layer can continue
+a sequence it has seen before. The last matrix of each branch starts at zero and gates start at one, so a new model predicts from
+the embedding alone. Weights are stored in float32 and used in the dtype of the residual stream.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ingot.model.settings import FRONTIER_CONTROL as CONTROL
 from ingot.model.settings import GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
 
 EPSILON = 1e-6  # added to the mean square in norms
-UNIFORM = 0.68  # initial matrices: uniform within this times sqrt(3 / width); 0.0006 bits per byte better than 1
+UNIFORM = 0.68  # initial weights are uniform within this times sqrt(3 / width); 0.0006 bits per byte better than 1
 
 
 def norm(x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def visibility(window: int, documents: Tensor | None = None) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
-    """Return the mask function of a window: a query sees the last `window` keys of its document, its own included."""
+    """Return the mask function of a window: a query sees the last `window` keys of its document, including its own key."""
 
     def visible(b: Any, h: Any, query: Tensor, key: Tensor) -> Tensor:
         seen = (query >= key) & (query - key < window)
@@ -61,7 +61,7 @@ def visibility(window: int, documents: Tensor | None = None) -> Callable[[Any, A
 
 
 def row_blocks(length: int, window: int, device: torch.device) -> BlockMask:
-    """Return FlexAttention's mask of a window, for rows of this length."""
+    """Return the FlexAttention mask of a sliding window for rows of this length."""
     return create_block_mask(visibility(window), None, None, length, length, device=device)
 
 
@@ -72,7 +72,7 @@ class Positions(NamedTuple):
     """Positional state shared by all blocks: rotary tables, masks and document boundaries."""
 
     rows: int
-    rotary: RotaryTables  # (T, 1, R / 2), or (B, T, 1, R / 2) where rows have their own positions
+    rotary: RotaryTables  # (T, 1, R / 2), or (B, T, 1, R / 2) if positions differ between rows
     full_mask: Mask | None  # used by layers that attend to the whole row
     window_mask: Mask | None  # used by layers with a sliding window
     window: int | None  # window size, for attention kernels that take it as a number instead of a mask
@@ -93,7 +93,7 @@ class Gate(nn.Module):
 
 class FrontierAttention(nn.Module):
     form: Form = "repeated"
-    fused_rotary = False  # compute norm and rotation with one of our kernels
+    fused_rotary = False  # compute norm and rotation in one fused kernel
 
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
         super().__init__()
@@ -111,7 +111,7 @@ class FrontierAttention(nn.Module):
         self.value_projection = CastedLinear(s.width, inside) if s.has_values(layer) and s.values == "projections" else None
 
     def project(self, x: Tensor, x0: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return queries (N, H, D), keys and values (N, K, D) of tokens (N), and the gates (N, H, 1) of the heads' outputs."""
+        """Return queries (N, H, D), keys and values (N, K, D) of tokens (N), and the gates (N, H, 1) of the head outputs."""
         q, k, v = (layer(x).view(len(x), -1, self.head_size) for layer in (self.q, self.k, self.v))
         if self.value_gate is not None:
             table, projection = self.value_table, self.value_projection
@@ -138,8 +138,8 @@ class FrontierAttention(nn.Module):
         return y.transpose(1, 2).flatten(0, 1)
 
     def _offset(self, k: Tensor, starts: Tensor | None) -> Tensor:
-        """Give keys (B, S, K, D) the unrotated dimensions of the previous token; the first of a row or document keeps its own."""
-        # Applied after the cache, which holds keys as they were projected: the previous token is then always available.
+        """Replace the unrotated dimensions of keys (B, S, K, D) by those of the previous token of the document, if any."""
+        # Applied to keys from the cache, which stores them without the offset: the previous token is then always available.
         still = k[..., self.rotated :]
         before = torch.cat([still[:, :1], still[:, :-1]], dim=1)
         if starts is not None:
@@ -148,7 +148,7 @@ class FrontierAttention(nn.Module):
 
 
 class FrontierMLP(nn.Module):
-    fused_mlp = False  # compute the activation within the matmuls around it
+    fused_mlp = False  # fuse the activation into the surrounding matmuls
 
     def __init__(self, width: int, inner: int):
         super().__init__()
@@ -162,9 +162,9 @@ class FrontierMLP(nn.Module):
 
 
 class FrontierBlock(nn.Module):
-    """A block over a flat list (N) of tokens: only attention sees rows, so the rest is not compiled again for every length."""
+    """A block over a flat list (N) of tokens. Only attention sees rows, so the rest is not recompiled for each row length."""
 
-    compiled_parts = ("enter", "attend", "leave")  # compiled separately where blocks are compiled
+    compiled_parts = ("enter", "attend", "leave")  # methods to compile separately when blocks are compiled
 
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
         super().__init__()
@@ -174,15 +174,15 @@ class FrontierBlock(nn.Module):
         self.mix_x0 = nn.Parameter(torch.full((), 0.05))
 
     def enter(self, x: Tensor, x0: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the residual stream that the block adds to, and the inputs of attention."""
-        x = self.mix_x * x + self.mix_x0 * x0  # zero-dimensional parameters do not change the stream's dtype
+        """Return the residual stream mixed with the embedding, and the inputs of attention."""
+        x = self.mix_x * x + self.mix_x0 * x0  # zero-dimensional parameters do not change the dtype of the stream
         return x, *self.attn.project(norm(x), x0, tokens)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         return self.attn(q, k, v, at, cache)
 
     def leave(self, x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
-        """Add the outputs of the heads and of the MLP to the stream."""
+        """Add the attention output and the MLP output to the residual stream."""
         x = x + self.attn.o((y if gate is None else y * gate).flatten(1))
         return x + self.mlp(norm(x))
 
@@ -221,13 +221,13 @@ class Frontier(LanguageModel):
                     parameter.uniform_(-bound, bound)
 
     def set(self, window: int) -> None:
-        """Set the numbers that a stage of training may change."""
+        """Set the values that a training stage may change."""
         if window < 1 or window != int(window):
-            raise ValueError(f"window={window} is not a number of tokens")
+            raise ValueError(f"window={window} must be a whole number of tokens, at least 1")
         self.window, self.ready_mask = int(window), None
 
     def make_ready(self, tokens: Tensor) -> None:
-        """Build the mask for a compiled pass over such rows: tracing it inside the graph would take as long as several layers."""
+        """Build the mask for a compiled pass over rows of this length; in the graph this would take as long as several layers."""
         T, device = tokens.size(1), tokens.device
         if self.windowed and self.window < T and not self.counts_windows and flex_supported(device, self.head_size, 0.0):
             self.ready_mask = cached_row_blocks(T, self.window, device)
@@ -247,7 +247,7 @@ class Frontier(LanguageModel):
         weight, kind = self.embedding.weight, self.embedding.weight.device.type
         autocast = kind != "meta" and torch.is_autocast_enabled(kind)
         x0 = norm(self.embedding(flat).to(torch.get_autocast_dtype(kind) if autocast else weight.dtype))  # (N, C)
-        x = x0.view_as(x0)  # a separate tensor: a block given the same one twice would be another graph
+        x = x0.view_as(x0)  # a separate tensor: a block that gets the same tensor twice would be compiled again
         for i, block in enumerate(self.blocks):
             x = block(x, x0, flat, at, cache[i] if cache else None)
         return norm(x).view(*tokens.shape, -1)
@@ -269,7 +269,7 @@ class Frontier(LanguageModel):
     def window_mask(
         self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None, full: Mask | None
     ) -> Mask | None:
-        """Return the mask of layers with a window, which see the last `window` tokens of their document, their own included."""
+        """Return the mask of layers with a window: a token sees the last `window` tokens of its document, including itself."""
         window, T, device = self.window, tokens.size(1), tokens.device
         if cache and (position := cache[0].position) is not None:
             oldest = position[:, None, None, None] - window
@@ -290,11 +290,11 @@ class Frontier(LanguageModel):
         return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        x = self.hidden(tokens, documents=documents)  # the loss sees a list of tokens: one graph for rows of every length
+        x = self.hidden(tokens, documents=documents)  # flat tokens for the loss: one graph for all row lengths
         return self.logits(x) if targets is None else self.head_loss(x.flatten(0, 1), targets.flatten())
 
     def flops(self, seq_len: int) -> float:
-        """Return training FLOPs per token: six per weight in a matmul, twelve per channel of a layer and visible token."""
+        """Return training FLOPs per token: 6 per weight used in a matmul, and 12 per layer, channel and visible token."""
         embeddings = [m.weight.numel() for m in self.modules() if isinstance(m, nn.Embedding)]
         lookups = sum(embeddings) - (embeddings[0] if self.lm_head is None else 0)  # weights that are not in a matmul
         seen = sum(seq_len if block.attn.long else min(seq_len, self.window) for block in self.blocks)

@@ -1,9 +1,9 @@
-"""The golf family: the baseline of the parameter golf challenge, small models that learn fast under Muon.
+"""The golf family: the baseline of the parameter golf challenge, small models that train fast with Muon.
 
-What sets it apart: every block begins by mixing the embedding back in, the first half of the blocks feeds the second half
-through skips, queries and keys are normalised, and every branch starts at zero, so that a new model predicts from the embedding
-alone. Parameter names are those of the challenge's own files. Control parameters (scales, gains, mixes: `control`) stay float32
-and are not matrices to Muon, even where they have two dimensions.
+It differs from GPT-2 as follows: every block first mixes the embedding back in, skip connections lead from the first half of
+the blocks to the second, queries and keys are normalised, and the last matrix of every branch starts at zero, so that a new model
+predicts from the embedding alone. Parameter names are those of the challenge's files. Control parameters (scales, gains, mixes:
+`control`) stay float32, and Muon does not treat them as matrices even if they have two dimensions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def norm(x: Tensor) -> Tensor:
 class GolfAttention(nn.Module):
     fused_qkv = False  # compute queries, keys and values as one matmul, for FlashAttention 4
     form: Form = "repeated"
-    fused_rotary = False  # compute norm, rotation and gain with one of our kernels
+    fused_rotary = False  # compute norm, rotation and gain in one fused kernel
 
     def __init__(self, s: GolfSettings):
         super().__init__()
@@ -63,8 +63,8 @@ class GolfAttention(nn.Module):
         if self.fused_qkv and torch.is_grad_enabled() and uses_flash(self.form, mask) and cache is None:
             y = projected_attention(x, layers, self.head_size, rotary, document_starts(mask), self.q_gain)
             return self.proj(y.flatten(2), scale)
-        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D), twice (B, T, K, D)
-        v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
+        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D) and two of (B, T, K, D)
+        v = v.transpose(1, 2)  # (B, K, T, D); below, k has this shape too, and q is (B, H, T, D)
         if self.fused_rotary and cache is None:
             q, k = fused_rotation(q, rotary, self.q_gain), fused_rotation(k, rotary)
         else:
@@ -77,7 +77,7 @@ class GolfAttention(nn.Module):
 
 
 class GolfMLP(nn.Module):
-    fused_mlp = False  # compute the activation within the matmuls around it
+    fused_mlp = False  # fuse the activation into the surrounding matmuls
 
     def __init__(self, width: int, multiple: int):
         super().__init__()
@@ -91,7 +91,7 @@ class GolfMLP(nn.Module):
 
 
 class GolfBlock(nn.Module):
-    fused_scales = False  # multiply the last weights of each branch by its scale, instead of its output
+    fused_scales = False  # multiply the last weight matrix of each branch by the branch scale, instead of the branch output
 
     def __init__(self, s: GolfSettings):
         super().__init__()
@@ -108,7 +108,7 @@ class GolfBlock(nn.Module):
         mix = self.resid_mix.to(x.dtype)
         x = mix[0] * x + mix[1] * x0
         if self.fused_scales and torch.is_grad_enabled():
-            # Saves keeping the branch outputs, and a pass that scales their gradients.
+            # Avoids storing the branch outputs, and a separate pass that scales their gradients.
             x = x + self.attn(norm(x), rotary, mask, cache, self.attn_scale)
             return x + self.mlp(norm(x), self.mlp_scale)
         x = x + self.attn_scale.to(x.dtype) * self.attn(norm(x), rotary, mask, cache)
@@ -134,14 +134,14 @@ class Golf(LanguageModel):
         self.skip_weights = nn.Parameter(torch.ones(self.skips, s.width), requires_grad=self.skips > 0)
         self.lm_head = None if s.tied else CastedLinear(s.width, vocab_size)
         self.rotation = Rotation(context, self.head_size, s.rope_base)
-        with torch.no_grad():  # torch's uniform draw, but zero for the last matrix of each branch and an untied head
+        with torch.no_grad():  # torch's default, except zeros for the last matrix of each branch and an untied head
             for name, parameter in self.named_parameters():
                 if name.endswith("proj.weight") or name == "lm_head.weight":
                     parameter.zero_()
             if self.lm_head is None:
                 self.tok_emb.weight.normal_(std=s.embedding_std)
         if s.embedding_dtype == "bf16":
-            self.tok_emb.to(torch.bfloat16)  # cast after initialisation, so that both dtypes start from the same draw
+            self.tok_emb.to(torch.bfloat16)  # cast after initialisation, so that both dtypes start from the same random values
 
     @property
     def embedding_weight(self) -> Tensor:
@@ -149,12 +149,12 @@ class Golf(LanguageModel):
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         cos, sin = self.rotation(positions(tokens, cache, self.context))
-        backwards = cos, -sin  # the challenge's weights are trained with this direction of rotation
+        backwards = cos, -sin  # the challenge's model rotates in this direction
         mask = attention_mask(documents, cache, self.head_size)
         x = x0 = norm(self.tok_emb(tokens))  # (B, T, C)
         outputs: list[Tensor] = []
         for i, block in enumerate(self.blocks):
-            if i >= self.skips and outputs:  # the nearest first: block 3 feeds block 4 of 9, block 0 feeds block 7
+            if i >= self.skips and outputs:  # last in, first out: of 9 blocks, block 3 feeds block 4, and block 0 feeds block 7
                 x = x + self.skip_weights[i - self.skips].to(x.dtype) * outputs.pop()
             x = block(x, x0, backwards, mask, cache[i] if cache else None)
             if i < self.skips:

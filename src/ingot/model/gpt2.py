@@ -1,7 +1,7 @@
-"""The gpt2 family: GPT-2 as nanoGPT trains it. Learned positions, pre-norm blocks, a head tied to the embedding.
+"""The gpt2 family: GPT-2 as nanoGPT trains it. Learned positions, pre-norm blocks, an output head tied to the embedding.
 
-Parameter names follow the layout of OpenAI's and nanoGPT's checkpoints (`transformer.h.0.attn.c_attn.weight`), with weights
-stored as torch's Linear has them, so that those files can be read without a translation table.
+Parameter names are those of OpenAI's and nanoGPT's checkpoints (`transformer.h.0.attn.c_attn.weight`), so that these files can
+be read without a translation table. Weights have the layout of torch.nn.Linear.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class GPT2Attention(nn.Module):
 
 
 class GPT2MLP(nn.Module):
-    fused_mlp = False  # compute the activation within the matmuls around it
+    fused_mlp = False  # fuse the activation into the surrounding matmuls
 
     def __init__(self, width: int, bias: bool, dropout: float, gelu: Literal["tanh", "erf"]):
         super().__init__()
@@ -89,9 +89,9 @@ class GPT2Block(nn.Module):
 
 
 class GPT2Trunk(nn.Module):
-    """Embeddings, blocks and the final norm: everything before the head."""
+    """Embeddings, blocks and the final norm: everything before the output head."""
 
-    fused_stream = False  # keep the residual stream in the dtype of matmuls while training
+    fused_stream = False  # keep the residual stream in the matmul dtype during training
 
     def __init__(self, vocab_size: int, context: int, width: int, bias: bool, dropout: float, blocks: list[GPT2Block]):
         super().__init__()
@@ -115,7 +115,7 @@ class GPT2Trunk(nn.Module):
 
 @torch.no_grad()
 def initialise(model: nn.Module, layers: int) -> None:
-    """Initialise a model as GPT-2; gains stay one."""
+    """Initialise the parameters like GPT-2; gains keep their value of one."""
     for name, parameter in model.named_parameters():
         if name.endswith(("c_proj.weight", "c_down.weight")):
             # Two branches per layer add to the residual stream; this keeps its variance independent of depth.
@@ -141,7 +141,7 @@ class GPT2(LanguageModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The repeated part, which a backend may checkpoint, compile or shard block by block."""
+        """The transformer blocks, which a backend may checkpoint, compile or shard one by one."""
         return self.transformer.h
 
     @property

@@ -1,7 +1,7 @@
 """Parts that several model families share: the base class, attention and its masks, rotary positions, the key-value cache.
 
-Whatever depends on positions in the row (rotary tables, document masks) is computed once per forward pass and handed to every
-block: the models keep no buffers, so nothing has to be moved, saved or rebuilt with them.
+Everything that depends on positions in the row (rotary tables, document masks) is computed once per forward pass and passed to
+every block. The models register no buffers, so there is nothing to move, save or rebuild with them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ingot.model.loss import head_loss
 
 
 class LayerCache:
-    """The keys and values one attention layer has seen: two buffers, filled from the left, doubled when they are full.
+    """The key-value cache of one attention layer: two buffers that are filled from the left and doubled when they are full.
 
-    With a `position` (1), or one per row (B), on the device, one token is written there and the whole buffers are returned: such
-    a step does not depend on the host, so it can be recorded once and replayed. `attention_mask` then masks the unfilled part.
+    If `position` is set, to a tensor (1) or (B) on the device, `extend` writes one token there and returns the whole buffers.
+    Such a step is independent of the host, so it can be recorded and replayed. `attention_mask` then masks the unfilled part.
     """
 
     position: Tensor | None = None
 
     def __init__(self, batch: int, heads: int, capacity: int, head_size: int, device: torch.device, dtype: torch.dtype):
         self.capacity, self.length = capacity, 0
-        # Zeros, not empty: a masked value is multiplied by 0, and 0 times a nan left in the memory is nan.
+        # Zeros, not empty: masked values are multiplied by 0, and 0 times a nan in uninitialised memory is nan.
         self.keys = torch.zeros(batch, heads, min(capacity, 128), head_size, device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
 
@@ -60,19 +60,19 @@ class LayerCache:
 
 
 class LanguageModel(nn.Module):
-    """The base of every family: `model(tokens)` gives logits (B, T, V), `model(tokens, targets)` the mean loss.
+    """Base class of all families: `model(tokens)` returns logits (B, T, V), `model(tokens, targets)` the mean loss.
 
-    Targets of -1 do not count. A family sets the attributes below and `blocks`, and defines `embedding_weight` and `hidden`.
+    Targets of -1 are ignored. A family sets the attributes below and `blocks`, and defines `embedding_weight` and `hidden`.
     """
 
     context: int
     head_size: int
     kv_heads: int
-    lm_head: nn.Linear | None  # None: the head is the token embedding
+    lm_head: nn.Linear | None  # None: the head is tied to the token embedding
     softcap: float | None = None
-    loss_chunk: int | None = None  # tokens whose logits exist at once; None: all
-    fused_loss = False  # compute softcap and loss by our kernel
-    fp8_head = False  # compute the head's matmuls in 8 bits while training
+    loss_chunk: int | None = None  # tokens whose logits are in memory at once; None: all
+    fused_loss = False  # compute softcap and loss in a fused kernel
+    fp8_head = False  # compute the head's matmuls in fp8 during training
 
     @property
     def embedding_weight(self) -> Tensor:
@@ -81,11 +81,11 @@ class LanguageModel(nn.Module):
 
     @property
     def head(self) -> Tensor:
-        """The weight (V, C) of the head."""
+        """The weight (V, C) of the output head."""
         return self.embedding_weight if self.lm_head is None else self.lm_head.weight
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
-        """Return the final hidden states (B, T, C) of tokens that follow those in `cache` and see only their own document."""
+        """Return the final hidden states (B, T, C) of tokens that follow those in `cache`; they attend within their document."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class LanguageModel(nn.Module):
         return self.logits(x) if targets is None else self.head_loss(x, targets)
 
     def new_cache(self, batch: int) -> list[LayerCache]:
-        """Return an empty key-value cache for `batch` rows, as long as the context."""
+        """Return an empty key-value cache for `batch` rows of up to `context` tokens."""
         weight, layers = self.embedding_weight, len(self.blocks)  # type: ignore[arg-type]
         return [
             LayerCache(batch, self.kv_heads, self.context, self.head_size, weight.device, weight.dtype) for _ in range(layers)
@@ -109,20 +109,20 @@ class LanguageModel(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's LayerNorm, with nanoGPT's arguments."""
+    """torch's LayerNorm with the constructor arguments of nanoGPT's."""
 
     def __init__(self, ndim: int, bias: bool):
         super().__init__(ndim, bias=bias)
 
 
 class CastedLinear(nn.Linear):
-    """A matrix without a bias, kept in float32 and used in the dtype of its input."""
+    """A linear layer without a bias, with weights stored in float32 and cast to the dtype of the input."""
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__(in_features, out_features, bias=False)
 
     def scaled(self, scale: Tensor | None) -> Tensor:
-        """Return the weights, each row multiplied by its entry of `scale`, where one is given."""
+        """Return the weights; if `scale` is given, each row is multiplied by its entry."""
         return self.weight if scale is None else scale[:, None] * self.weight
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -131,13 +131,13 @@ class CastedLinear(nn.Linear):
 
 # Rotary positions.
 
-RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1, T, D / 2) where rows have their own positions
+RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1, T, D / 2) if positions differ between rows
 
 
 def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tensor:
-    """Return the positions (T) of `tokens` in their row, after those in `cache`; they must fit into the context.
+    """Return the positions (T) of `tokens`, which follow those in `cache`; raise ValueError if they exceed the context.
 
-    Where the cache has positions on the device, return those: (1, 1), or (B, 1) for rows of different lengths.
+    If the cache has its positions on the device, return these: (1, 1), or (B, 1) for rows of different lengths.
     """
     if cache and cache[0].position is not None:
         return cache[0].position[:, None]
@@ -149,10 +149,10 @@ def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> T
 
 
 class Rotation(nn.Module):
-    """Rotary tables: the angle of each pair of a head's dimensions at each position. float32: bf16 cannot tell 256 from 257.
+    """Cosine and sine tables for each position and pair of head dimensions, in float32, because bf16 rounds 257 to 256.
 
-    Tables, because a compiled model would compute the cosines again for every query and key. They follow from the settings, so
-    they are neither parameters nor buffers, and are recomputed whenever the model moves to another device.
+    They are precomputed because a compiled model would recompute the cosines for every query and key. They depend only on the
+    settings, so they are neither parameters nor buffers, and are recomputed whenever the model moves to another device.
     """
 
     def __init__(self, context: int, head_size: int, base: float, stretch: float = 1.0):
@@ -161,7 +161,7 @@ class Rotation(nn.Module):
         self._fill(torch.get_default_device())
 
     def resized(self, context: int) -> Rotation:
-        """Return the tables for another context length."""
+        """Return a copy with tables for another context length."""
         with self._cos.device:
             return Rotation(context, *self._settings[1:])
 
@@ -176,13 +176,13 @@ class Rotation(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
     def forward(self, positions: Tensor) -> RotaryTables:
-        index = positions if positions.dim() == 1 else positions[:, None]  # one axis for the heads
+        index = positions if positions.dim() == 1 else positions[:, None]  # add an axis for the heads
         return self._cos[index], self._sin[index]  # (T, D / 2) each, or (B, 1, T, D / 2)
 
 
 @contextmanager
 def extended_context(model: Any, tokens: int) -> Iterator[None]:
-    """Let a model with rotary positions take rows of `tokens` tokens inside the block, even beyond its context."""
+    """Let a model with rotary positions accept rows of `tokens` tokens within the block, even if they exceed its context."""
     rotation = getattr(model, "rotation", None)
     if not isinstance(rotation, Rotation) or tokens <= model.context:
         yield
@@ -196,7 +196,7 @@ def extended_context(model: Any, tokens: int) -> Iterator[None]:
 
 
 def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:
-    """Rotate the pairs (i, i + R / 2) of the first R dimensions of (B, H, T, D) queries or keys; tables of D / 2 rotate all."""
+    """Rotate the pairs (i, i + R / 2) of the first R dimensions of (B, H, T, D) queries or keys; the tables have width R / 2."""
     cos, sin = (table.to(x.dtype) for table in rotary)
     half = cos.size(-1)
     first, second, rest = x.tensor_split((half, 2 * half), dim=-1)
@@ -206,7 +206,7 @@ def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:
 
 # Attention and its masks.
 
-FLEX_HEAD_SIZE = 16  # the smallest head that FlexAttention takes
+FLEX_HEAD_SIZE = 16  # smallest head size that FlexAttention supports
 
 
 class Boundaries(NamedTuple):
@@ -216,18 +216,18 @@ class Boundaries(NamedTuple):
 
 
 Mask = Tensor | BlockMask | Boundaries
-# Implementations of attention: torch's kernel with key and value heads repeated or grouped, FlashAttention 4, and
-# FlashAttention 4 combined with cuDNN's forward pass where possible.
+# Implementations of attention: torch's kernel with repeated or with grouped key and value heads, FlashAttention 4, and
+# FlashAttention 4 with cuDNN's forward pass where possible.
 Form = Literal["repeated", "grouped", "flash4", "cudnn-flash4"]
 
 
 def attention_mask(
     documents: Tensor | None, cache: list[LayerCache] | None, head_size: int = FLEX_HEAD_SIZE, dropout: float = 0.0
 ) -> Mask | None:
-    """Return the mask of attention that is not simply causal: of documents, or of the filled part of a cache; else None.
+    """Return the attention mask for documents or for the filled part of a cache; None if attention is simply causal.
 
-    `documents` is the document number (B, T) of each token; the mask is a BlockMask where FlexAttention takes heads of this size
-    and this dropout, else a tensor of all pairs. One-dimensional `documents` are the starts of documents, for the form `flash4`.
+    `documents` is the document number (B, T) of each token. The mask is a BlockMask if FlexAttention supports the head size and
+    dropout, else a boolean tensor of all pairs. One-dimensional `documents` are document starts, for the form `flash4`.
     """
     if cache and cache[0].position is not None:
         size = cache[0].keys.size(2)
@@ -248,17 +248,17 @@ def attention_mask(
 
 
 def flex_supported(device: torch.device, head_size: int, dropout: float) -> bool:
-    """Return True if FlexAttention can be used: not on CPUs, where it has no backward pass, nor with dropout or small heads."""
+    """Return True if FlexAttention can be used. On CPUs it has no backward pass; it lacks dropout and small heads."""
     return device.type == "cuda" and head_size >= FLEX_HEAD_SIZE and not dropout
 
 
 def uses_flash(form: Form, mask: Mask | None, dropout: float = 0.0) -> bool:
-    """Return True if FlashAttention 4 computes attention over whole rows."""
+    """Return True if FlashAttention 4 is used for this form, mask and dropout."""
     return form.endswith("flash4") and (mask is None or isinstance(mask, Boundaries)) and not dropout
 
 
 def document_starts(mask: Mask | None) -> Tensor | None:
-    """Return the document starts of a mask, or None if it has none."""
+    """Return the document starts if the mask is Boundaries, else None."""
     return mask.starts if isinstance(mask, Boundaries) else None
 
 
@@ -273,8 +273,8 @@ def causal_attention(
 ) -> Tensor:
     """Causal attention of (B, H, T, D) queries over (B, K, S, D) keys and values; the queries are the last T of S positions.
 
-    k and v may have fewer heads than q; each then serves a group of neighbouring ones. `mask` replaces the causal mask. Only the
-    forms `flash4` and `cudnn-flash4` take a `window` without a mask, and Boundaries as a mask.
+    k and v may have fewer heads than q; each then serves a group of adjacent query heads. `mask` replaces the causal mask. Only
+    the forms `flash4` and `cudnn-flash4` support a `window` without a mask, and Boundaries as a mask.
     """
     T, S = q.size(-2), k.size(-2)
     if uses_flash(form, mask, dropout) and T == S:
@@ -298,12 +298,12 @@ def causal_attention(
 
 
 def repeat_kv(x: Tensor, heads: int) -> Tensor:
-    """Repeat (B, K, S, D) keys or values for every query head they serve."""
+    """Repeat (B, K, S, D) keys or values for each query head in their group."""
     return x if x.size(1) == heads else x[:, :, None].expand(-1, -1, heads // x.size(1), -1, -1).flatten(1, 2)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function unless its model is being compiled: eager FlexAttention would materialise the scores of all pairs."""
+    """Compile a function unless already tracing a compiled model: eager FlexAttention would materialise all scores."""
     return function if torch.compiler.is_compiling() else _compiled(function)
 
 

@@ -1,7 +1,7 @@
-"""The llama family: the shape most open models have, as gpt-simple trains it.
+"""The llama family: the architecture of most open models, as gpt-simple trains it.
 
-Rotary positions, RMSNorm, a gated MLP, and optionally fewer heads of keys and values than of queries; each of them can be
-replaced by what came before it. Parameter names are gpt-simple's (`h.0.attn.q_proj.weight`), so that its checkpoints can be
+Rotary positions, RMSNorm, a gated MLP, and optionally fewer key/value heads than query heads; settings replace the norm, the MLP
+or its activation by older variants. Parameter names are gpt-simple's (`h.0.attn.q_proj.weight`), so that its checkpoints can be
 read without a translation table.
 """
 
@@ -40,7 +40,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": pa
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMSNorm, computed in the dtype of its gains and not in that of the residual stream."""
+    """torch's RMSNorm, computed in the dtype of its weight instead of that of the residual stream."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
@@ -53,7 +53,7 @@ def norm_of(s: LlamaSettings) -> nn.Module:
 class LlamaAttention(nn.Module):
     fused_qkv = False  # compute queries, keys and values as one matmul, for FlashAttention 4
     form: Form = "repeated"
-    fused_rotary = False  # rotate with our kernel
+    fused_rotary = False  # rotate in a fused kernel
 
     def __init__(self, s: LlamaSettings):
         super().__init__()
@@ -71,8 +71,8 @@ class LlamaAttention(nn.Module):
         if self.fused_qkv and torch.is_grad_enabled() and uses_flash(self.form, mask, dropout) and cache is None:
             y = projected_attention(x, layers, self.head_size, rotary, document_starts(mask), epsilon=None)
             return self.c_proj(y.flatten(2))
-        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D), twice (B, T, K, D)
-        v = v.transpose(1, 2)  # (B, K, T, D), as k is from here on; q is (B, H, T, D)
+        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D) and two of (B, T, K, D)
+        v = v.transpose(1, 2)  # (B, K, T, D); below, k has this shape too, and q is (B, H, T, D)
         if self.fused_rotary and cache is None:
             q, k = (fused_rotation(y, rotary, epsilon=None) for y in (q, k))
         else:
@@ -93,7 +93,7 @@ class GatedMLP(nn.Module):
         self.c_down = nn.Linear(inner, s.width, bias=bias)
         self.activation, self.dropout = ACTIVATIONS[s.activation], s.dropout
         if s.activation == "silu" and not bias:
-            self.fused_gate = False  # compute the gate within the matmuls around it
+            self.fused_gate = False  # fuse the gate into the surrounding matmuls
 
     def forward(self, x: Tensor) -> Tensor:
         if getattr(self, "fused_gate", False) and torch.is_grad_enabled():
@@ -129,9 +129,9 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(LanguageModel):
-    """The Llama shape as gpt-simple trains it."""
+    """The Llama architecture as gpt-simple trains it."""
 
-    fused_stream = False  # keep the residual stream in the dtype of matmuls while training
+    fused_stream = False  # keep the residual stream in the matmul dtype during training
 
     Settings = LlamaSettings
 
@@ -150,7 +150,7 @@ class Llama(LanguageModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The repeated part, which a backend may checkpoint, compile or shard block by block."""
+        """The transformer blocks, which a backend may checkpoint, compile or shard one by one."""
         return self.h
 
     @property

@@ -1,6 +1,6 @@
-"""The mean loss from hidden states, computed in one of five ways.
+"""The mean loss of hidden states, with five implementations.
 
-| way     | used for                          | what it saves                                                       |
+| name    | used for                          | saves                                                               |
 |---------|-----------------------------------|---------------------------------------------------------------------|
 | plain   | everything else                   | nothing: torch's cross-entropy                                      |
 | host    | eager float32 training on a CPU   | memory traffic: gradients while the logits are in the core's cache  |
@@ -21,8 +21,8 @@ from torch.autograd.function import once_differentiable
 from ingot.model.cross_entropy import IGNORED, head_logits, summed_loss
 from ingot.model.kernels.fused_loss import fp8_loss, fused_loss
 
-HOST_LOGITS = 2**19  # logits in memory at once on a CPU: 2 MiB, about a core's cache
-HOST_TOKENS = 512  # least tokens per chunk on a CPU: with fewer the weights are read too often
+HOST_LOGITS = 2**19  # logits per chunk on a CPU: 2 MiB, about the cache of a core
+HOST_TOKENS = 512  # minimum tokens per chunk on a CPU; smaller chunks would read the weights too often
 
 
 def head_loss(
@@ -34,9 +34,9 @@ def head_loss(
     fused: bool = False,
     fp8: bool = False,
 ) -> Tensor:
-    """Return the mean loss of (..., T) targets given hidden states (..., T, C) and the head (V, C); 0 where no target counts.
+    """Return the mean loss of (..., T) targets given hidden states (..., T, C) and the head (V, C); 0 if all are ignored.
 
-    `chunk`: tokens whose logits exist at once. `fused` and `fp8` need a GPU to be fast; `fp8` applies while gradients are wanted.
+    `chunk`: tokens whose logits are in memory at once. `fused` and `fp8` are fast on GPUs only; `fp8` needs gradients enabled.
     """
     hidden, targets = hidden.flatten(0, -2), targets.flatten()
     if fp8 and torch.is_grad_enabled():
@@ -55,9 +55,9 @@ def head_loss(
 
 
 def host_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor | None:
-    """Return the summed loss of (N) targets, computed along with its gradients for some tokens at a time.
+    """Return the summed loss of (N) targets; it and its gradients are computed together, in chunks of tokens.
 
-    None unless an eager model wants gradients of float32 tensors on a CPU.
+    Returns None except for an eager model that needs gradients of float32 tensors on a CPU.
     """
     if torch.compiler.is_compiling() or hidden.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return None
@@ -68,7 +68,7 @@ def host_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | 
 
 
 class _HostLoss(torch.autograd.Function):
-    """The summed loss, whose gradients are kept for the backward pass."""
+    """The summed loss. The forward pass also computes the gradients and saves them for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
@@ -78,13 +78,13 @@ class _HostLoss(torch.autograd.Function):
         for h, y, d in zip(hidden.chunk(parts), targets.chunk(parts), d_hidden.chunk(parts), strict=True):
             logits, ignored, index = head_logits(h, weight, softcap), y == IGNORED, y.clamp(min=0)[:, None]
             grad = logits.softmax(-1)
-            # By way of the largest logit: its probability is never so small that it has no logarithm.
+            # Computed from the largest logit, because its probability never underflows to 0.
             log_total = logits.amax(-1, keepdim=True) - grad.amax(-1, keepdim=True).log()
             losses.append((log_total - logits.gather(1, index)).masked_fill_(ignored[:, None], 0.0).sum())
             grad.scatter_(1, index, grad.gather(1, index) - 1.0)
             if ignored.any():
                 grad.masked_fill_(ignored[:, None], 0.0)
-            if softcap is not None:  # the gradient before it
+            if softcap is not None:  # gradient with respect to the logits before the softcap
                 grad.mul_(1 - (logits / softcap).square_())
             torch.mm(grad, weight, out=d)
             d_weight.addmm_(grad.T, h)

@@ -1,11 +1,11 @@
 """Build a model from the name of a family or from a Python file (a custom model).
 
 A model is any `nn.Module` whose `forward(tokens)` returns logits (B, T, V) and whose `forward(tokens, targets)` returns the
-mean loss over the targets that are not -1. These are used where present: `blocks` (for Muon and gradient checkpointing),
-`control` (parts of the names of parameters that are not matrices to Muon), `context`, `loss_chunk`, a third argument
-`documents` of forward (for document masking), `set` (for the numbers of a stage), `windowed` (its attention is masked),
-`make_ready` (called with the tokens before a compiled pass, to compute what its graph should not), and `new_cache` with
-`hidden` and `logits` (for cached generation).
+mean loss over the targets that are not -1. The following attributes are optional: `blocks` (for Muon and gradient
+checkpointing), `control` (name parts of parameters that Muon does not treat as matrices), `context`, `loss_chunk`, a third
+argument `documents` of forward (for document masking), `set` (called with the numbers of a stage), `windowed` (True if attention
+uses a mask), `make_ready` (called with the tokens before a compiled pass, to compute what should not be part of its graph), and
+`new_cache` with `hidden` and `logits` (for cached generation).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ingot.model.golf import Golf
 from ingot.model.gpt2 import GPT2
 from ingot.model.llama import Llama
 
-MODULE_PREFIX = "ingot_model_"  # prefix of the module names under which users' files are imported
+MODULE_PREFIX = "ingot_model_"  # users' files are imported as modules whose names have this prefix
 
 FAMILIES: dict[str, Any] = {"gpt2": GPT2, "llama": Llama, "golf": Golf, "frontier": Frontier}
 OURS: tuple[Any, ...] = tuple(FAMILIES.values())
 
 
 def build(settings: Mapping[str, Any]) -> nn.Module:
-    """Build the model of a `model` section; raise ValueError with the problem and the line of a custom model's file."""
+    """Build a model from the `model` section. For a custom model that fails, ValueError names the problem, file and line."""
     if settings["family"] != "file":
         return FAMILIES[settings["family"]](**{name: value for name, value in settings.items() if name != "family"})
     standard = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}
@@ -43,19 +43,19 @@ def build(settings: Mapping[str, Any]) -> nn.Module:
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     init, bases = getattr(model_class, "__init__", None), getattr(model_class, "__mro__", ())
     if family := next((base for base in bases if "Settings" in vars(base) and init is base.__init__), None):
-        names, takes_all = names | set(family.Settings.model_fields), False  # a subclass of a family takes its settings
+        names, takes_all = names | set(family.Settings.model_fields), False  # a subclass of a family accepts its settings
     if unknown := [name for name in extra if name not in names and not takes_all]:
         raise ValueError(
             f"model.file={file}: Model has no parameter {unknown[0]!r}; its parameters are {', '.join(sorted(names))}"
         )
-    # The constructor gets the settings that it names, and all of `model.settings`.
+    # Pass the standard settings that are parameters of the constructor, and all of `model.settings`.
     arguments = {name: value for name, value in standard.items() if takes_all or name in names} | dict(extra)
     required = [p.name for p in parameters if p.default is p.empty and p.name in names]
     if missing := [name for name in required if name not in arguments]:
         raise ValueError(f"model.file={file}: Model needs {missing[0]!r}; set it with --model.settings.{missing[0]} VALUE")
     try:
         model = model_class(**arguments)
-    except (Exception, SystemExit) as error:  # a file that calls exit() is an error, whatever the exit code
+    except (Exception, SystemExit) as error:  # a file that calls exit() has failed, whatever the exit code
         raise ValueError(
             f"model.file={error_location(file, error)}: Model cannot be built: {type(error).__name__}: {error}"
         ) from error
@@ -73,8 +73,8 @@ def load_class(file: str) -> Callable[..., nn.Module]:
     if spec is None or spec.loader is None:
         raise ValueError(f"model.file={file} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up their annotations
-    dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # leave no __pycache__ beside a user's file
+    sys.modules[spec.name] = module  # dataclasses resolve their annotations through sys.modules
+    dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # create no __pycache__ next to a user's file
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -89,7 +89,7 @@ def load_class(file: str) -> Callable[..., nn.Module]:
 
 
 def error_location(file: str, error: BaseException) -> str:
-    """Return the file and, if the error was raised in it, the line."""
+    """Return the file name, with the line number if the error was raised in that file."""
     path = str(Path(file).absolute())
     frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)

@@ -1,1 +1,1 @@
-"""Gradients to updates."""
+"""Optimizers, parameter groups and schedules."""

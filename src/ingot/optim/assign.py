@@ -1,7 +1,7 @@
-"""Assign parameters to groups, each with an optimizer and peak rates, without a framework.
+"""Assignment of parameters to groups, each with an optimizer and peak learning rate; independent of the framework.
 
-The groups of `optimizer.groups` come first, by parameter names; the remaining parameters are grouped by kind, which the framework
-determines (groups.py). `rest` exists only beside Muon: what has two or more dimensions and is not a matrix of a block.
+Parameters whose names match an entry of `optimizer.groups` belong to that group. All others are grouped by kind, which groups.py
+determines. With Muon there is also a group `rest`: parameters with two or more dimensions that are not matrices of a block.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Kind = Literal["embedding", "head", "matrix", "scalar"]
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """The optimizer and peak rates of some parameters."""
+    """A parameter group: its optimizer, peak learning rate and other hyperparameters."""
 
     name: str
     optimizer: Literal["adamw", "muon"]
     learning_rate: float
     weight_decay: float
-    momentum: float | None = None  # Muon's, after its warm-up
-    betas: tuple[float, float] = (0.0, 0.0)  # AdamW's, as is epsilon
+    momentum: float | None = None  # Muon only: momentum after the warm-up
+    betas: tuple[float, float] = (0.0, 0.0)  # AdamW only, like epsilon
     epsilon: float = 0.0
 
 
 def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
-    """Return every group of a run: those of `optimizer.groups`, then one per kind, even if the model has no such parameters."""
+    """Return all groups of a run: those of `optimizer.groups`, then one per kind, including kinds that the model lacks."""
     rates = {"embedding": o.embedding_learning_rate, "head": o.head_learning_rate, "scalar": o.scalar_learning_rate}
     by_kind = [
         GroupSection(
@@ -44,7 +44,7 @@ def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
         for kind in o.kinds
     ]
     resolved = []
-    for group in (*o.groups, *by_kind):  # the general settings stand in for everything that a group leaves null
+    for group in (*o.groups, *by_kind):  # where a group has null, the general setting applies
         muon = group.optimizer == "muon"
         rate, decay = group.learning_rate, group.weight_decay
         if rate is None:
@@ -62,7 +62,7 @@ def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
 
 
 def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Collection[str]) -> dict[str, str]:
-    """Return the group of every parameter, by name; `block_matrices` are those that Muon takes where it is the optimizer."""
+    """Return the group name of each parameter; `block_matrices` are the parameters that Muon optimizes by default."""
 
     def group(name: str, kind: Kind) -> str:
         for own in o.groups:
@@ -77,7 +77,7 @@ def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Colle
         taken = next((other for name, other in assigned.items() if fnmatchcase(name, own.match)), None)
         where = f"optimizer.groups.{number}.match={own.match}"
         if taken is not None:
-            raise ConfigError(f"{where} matches only parameters that belong to {taken}, which comes before it; change the order")
+            raise ConfigError(f"{where} matches only parameters that belong to the earlier group {taken}; change the order")
         some = [*list(kinds)[:4], *(["..."] if len(kinds) > 4 else [])]
-        raise ConfigError(f"{where} matches no parameter of the model; it has {', '.join(some)}")
+        raise ConfigError(f"{where} matches no parameter of the model; its parameters are {', '.join(some)}")
     return assigned

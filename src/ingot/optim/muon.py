@@ -1,7 +1,7 @@
-"""Muon: momentum whose update is replaced by the nearest semi-orthogonal matrix, for all matrices of one shape at once.
+"""Muon: SGD with momentum, whose updates are replaced by the nearest semi-orthogonal matrices.
 
-Orthogonalising one small matrix is a chain of matmuls too small to fill a device. Matrices of one shape are stacked and iterated
-together, with the same result. Their state stays stacked from step to step: the state of a parameter is a view of the stack.
+The matmuls that orthogonalise one small matrix are too small to fill a device, so matrices of the same shape are stacked and
+processed together, with the same result. Their state stays stacked between steps: each parameter's state is a view of the stack.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ingot.config.schema import OptimizerSection
 Polynomial = tuple[float, float, float]  # a, b, c of ax + bx³ + cx⁵
 
 LOWEST = 1e-3  # smallest singular value that Polar Express maps near one
-# Rounding may leave a value above its computed interval, where a polynomial diverges: each but the last is stretched by this.
+# Rounding may push a value above the computed interval, where a polynomial diverges, so all but the last are stretched by this.
 SAFETY = 1.01
-# The best polynomial for a very wide interval comes close to zero inside it, where rounding errors dominate. Below this part of
-# the interval values are lifted by the slope alone.
+# The best polynomial for a very wide interval comes close to zero inside it, where rounding errors dominate. Polynomials are
+# therefore fitted only above this fraction of the upper bound; smaller values just grow by the slope at zero.
 CUSHION = 0.024
 
 
 @lru_cache
 def polar_express(iterations: int) -> tuple[Polynomial, ...]:
-    """Return for each iteration the polynomial nearest to one on the interval that the previous ones leave (Amsel et al., 2025).
+    """Return one polynomial per iteration, each closest to one on the range of the previous ones (Amsel et al., 2025).
 
-    Five map 0.001 .. 1 to 0.87 .. 1.13. An iteration multiplies small values by four: with fewer iterations the polynomials are
-    computed for values four times as large per missing one, which they map to 0.85 .. 1.15. Dropping the last of five instead
-    would map all values to 0.43 .. 1.57.
+    Five iterations map 0.001 .. 1 to 0.87 .. 1.13. Each iteration multiplies small values by about four, so with fewer than five
+    the lower bound is four times higher per missing iteration; the result is then 0.85 .. 1.15. Dropping the last of the five
+    polynomials instead would give 0.43 .. 1.57.
     """
     low, high = LOWEST * 4.0 ** max(0, 5 - iterations), 1.0
     polynomials = []
@@ -49,15 +49,15 @@ def polar_express(iterations: int) -> tuple[Polynomial, ...]:
 
 
 def nearest_to_one(low: float, high: float) -> tuple[Polynomial, float]:
-    """Return the odd quintic with the smallest maximum distance from one on low .. high, and that distance (Remez exchange)."""
-    if low > 0.99 * high:  # too narrow to solve for; the Taylor polynomial is within 1e-6
+    """Return the odd quintic with the smallest maximum distance from one on low .. high, and this distance (Remez algorithm)."""
+    if low > 0.99 * high:  # too narrow to solve numerically; the Taylor polynomial is accurate to 1e-6
         m = (low + high) / 2
         a, b, c = 1.875 / m, -1.25 / m**3, 0.375 / m**5
         return (a, b, c), max(abs(a * x + b * x**3 + c * x**5 - 1) for x in (low, high))
     inner, outer = (3 * low + high) / 4, (low + 3 * high) / 4
     for _ in range(20):  # converges quadratically
         x = np.array([low, inner, outer, high])
-        # The best one has the same error, with alternating signs, at the ends and at its two extrema.
+        # The best polynomial has equal errors of alternating sign at both ends and at its two extrema.
         a, b, c, error = (float(v) for v in np.linalg.solve(np.stack([x, x**3, x**5, [1, -1, 1, -1]], axis=1), np.ones(4)))
         root = math.sqrt(9 * b * b - 20 * a * c)
         inner, outer = math.sqrt((-3 * b - root) / (10 * c)), math.sqrt((-3 * b + root) / (10 * c))
@@ -68,36 +68,36 @@ NEWTON_SCHULZ: Polynomial = (3.4445, -4.7750, 2.0315)  # five iterations map 0.0
 
 
 def polynomials(coefficients: str, iterations: int) -> tuple[Polynomial, ...]:
-    """The polynomials of a number of iterations: newton-schulz repeats one, polar-express has a set for every number."""
+    """Return the polynomial of each iteration: newton-schulz repeats one, polar-express depends on the number of iterations."""
     return polar_express(iterations) if coefficients == "polar-express" else (NEWTON_SCHULZ,) * iterations
 
 
 def orthogonalise(matrices: Tensor, steps: tuple[Polynomial, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Push the singular values of every matrix of an (N, m, n) stack towards one, computing in `dtype`."""
+    """Move the singular values of each matrix in an (N, m, n) stack towards one, computing in `dtype`."""
     tall = matrices.size(-2) > matrices.size(-1)
     x = (matrices.mT if tall else matrices).to(dtype)  # x @ x.mT is then the smaller of the two Gram matrices
     x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + 1e-7)
-    # Five iterations on m x n cost 10n/m + 5 matmuls of m x m, gathered 2n/m + 17: 1:4 took half the time, 1:1 half as much
-    # again (2 cores of an ARM Neoverse-N1). Not on CUDA, whose float32 matmuls may be TF32: too coarse to gather in.
+    # Five iterations on m x n cost 10n/m + 5 matmuls of m x m, or 2n/m + 17 if gathered. Gathering takes half the time at n = 4m
+    # and 1.5 times as long at n = m (2 cores of an ARM Neoverse-N1). Not on CUDA: TF32 is too imprecise for it.
     gathers = dtype == torch.float32 and not x.is_cuda and x.size(-1) >= 2 * x.size(-2)
     x = iterate_gathered(x, steps) if gathers else iterate(x, steps)
     return (x.mT if tall else x).to(matrices.dtype)
 
 
 def iterate(x: Tensor, steps: tuple[Polynomial, ...]) -> Tensor:
-    """Apply the polynomials one after the other."""
+    """Apply the polynomials to x one after another."""
     for a, b, c in steps:
-        # bmm, here and below: `@` checks shapes first, which takes a CPU as long as multiplying small matrices.
+        # bmm instead of `@`, here and below: on a CPU the shape checks of `@` take as long as a matmul of small matrices.
         gram = torch.bmm(x, x.mT)  # (N, m, m)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 
 
 def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5) -> Tensor:
-    """Apply the polynomials on the small Gram matrix, and multiply x once per `at_once` of them.
+    """Apply the polynomials to the small Gram matrix, and multiply x only once per `at_once` polynomials.
 
-    The square of a small singular value is accurate to float32's 6e-8 only, and its error grows by the square of the slopes: to
-    1e-2 after the four iterations that precede a fifth, and past one, where it diverges, a few iterations later.
+    Squares of small singular values have float32's error of 6e-8, which each iteration multiplies by its squared slope: to 1e-2
+    after four iterations, just accurate enough for a fifth. A few iterations later it would exceed one and diverge.
     """
     for start in range(0, len(steps), at_once):
         gram = torch.bmm(x, x.mT)  # (N, m, m)
@@ -115,9 +115,9 @@ def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5)
 
 
 def normalise_neurons(updates: Tensor, squares: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Apply NorMuon: divide each row of (P, m, n) updates by its running root mean square, keeping the norm of the whole.
+    """Apply NorMuon: divide each row of (P, m, n) updates by its running root mean square, keeping each matrix's norm.
 
-    Columns of wide matrices instead of rows. `squares` are the running means of squares; their new values are returned too.
+    In wide matrices, columns are divided instead of rows. `squares` are the running mean squares; returned updated.
     """
     now = updates.square().mean(-1 if updates.size(-2) >= updates.size(-1) else -2, keepdim=True)
     squares = squares.lerp(now, 1 - beta)
@@ -130,10 +130,10 @@ Number = float | Tensor
 
 
 def equal_rows(updates: Tensor) -> Tensor:
-    """Scale every row of each (m, n) update to the same norm, keeping the norm of the whole; a row of zeros stays zero.
+    """Scale all rows of each (m, n) update to the same norm, keeping the norm of the matrix; rows of zeros stay zero.
 
-    A tall matrix has more rows than dimensions, and orthogonalising leaves some rows long and others short, so that some neurons
-    learn many times faster than others. The rows of a wide one are nearly equal already.
+    In a tall matrix, which has more rows than columns, row norms differ after orthogonalisation, so that some neurons
+    learn many times faster than others. In a wide matrix row norms are already nearly equal.
     """
     rows = F.normalize(updates, dim=-1)
     whole = (-2, -1)
@@ -141,7 +141,7 @@ def equal_rows(updates: Tensor) -> Tensor:
 
 
 class Options(NamedTuple):
-    """Options of a step that stay the same from step to step: a compiled step is one graph for each."""
+    """Options that rarely change between steps; a compiled step has one graph per combination."""
 
     nesterov: bool
     dtype: torch.dtype  # dtype of the orthogonalisation
@@ -163,9 +163,9 @@ def update_matrices(
     skip: Tensor | None,
     o: Options,
 ) -> Tensor:
-    """Return matrices of one shape (P, m, n) after a step; their momentum and NorMuon's running squares are updated in place.
+    """Return matrices of one shape (P, m, n) after a step, and update their momentum and NorMuon's mean squares in place.
 
-    Nothing changes where `skip` is one.
+    If `skip` is one, nothing changes.
     """
     after = momentum_before * momentum + grads
     direction = grads + momentum * after if o.nesterov else after
@@ -174,7 +174,7 @@ def update_matrices(
         update = equal_rows(update)
     if o.beta2 is not None and squares_before is not None:
         update, squares = normalise_neurons(update, squares_before, o.beta2)
-    # A tall matrix has more rows than dimensions: the factor gives every row the update it would have in a square one.
+    # Rows of a tall orthogonal matrix are shorter; the factor gives them the norm that rows of a square matrix have.
     update = update * (lr * math.sqrt(max(1.0, params.size(1) / params.size(2))))
     decay = lr * weight_decay
     if skip is not None:
@@ -183,7 +183,7 @@ def update_matrices(
         squares = None if squares is None or squares_before is None else torch.where(stays, squares_before, squares)
         decay = decay * (1.0 - skip)
     if o.decays:
-        # Cautious: decay only what the update also moves towards zero.
+        # Cautious: decay only weights that the update also moves towards zero.
         params = params * (1.0 - decay * (params * update >= 0) if o.cautious else 1.0 - decay)
     momentum_before.copy_(after)
     if squares_before is not None and squares is not None:
@@ -192,10 +192,10 @@ def update_matrices(
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices. Every parameter must have two dimensions; the rest belongs to AdamW.
+    """The Muon optimizer. Every parameter must have two dimensions; use AdamW for the others.
 
-    Settings are the defaults of groups; all may change between steps, as `lr` and `momentum` do. `compiled`: a step is a few
-    kernels instead of dozens, each of which reads and writes all matrices.
+    `settings` provides the defaults of all groups; group options may change between steps, as `lr` and `momentum` do. `compiled`
+    fuses a step into a few kernels; otherwise it takes dozens, each of which reads and writes all matrices.
     """
 
     def __init__(self, params: Iterable[Any], settings: OptimizerSection, compiled: bool = False):
@@ -204,16 +204,16 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": settings.muon_learning_rate, **defaults})
         self._compiled = compiled
         self._update_matrices = torch.compile(update_matrices, dynamic=False) if compiled else update_matrices
-        self._stacks: dict[tuple[str, int], tuple[Tensor, list[Tensor]]] = {}  # with their views, by name and first parameter
+        self._stacks: dict[tuple[str, int], tuple[Tensor, list[Tensor]]] = {}  # by state name and id(first parameter)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.dim() != 2:
-                    raise ValueError(f"Muon takes matrices; a parameter of shape {tuple(p.shape)} belongs to AdamW")
+                    raise ValueError(f"Muon takes matrices; a parameter of shape {tuple(p.shape)} must use AdamW")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        # The backend may set `found_inf`, as for fused AdamW: where it is one nothing changes, and the host need not wait for it.
+        # The backend may set `found_inf`, as for fused AdamW: if it is one, the step changes nothing, without a host sync.
         skip: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
@@ -222,7 +222,7 @@ class Muon(torch.optim.Optimizer):
                     by_shape[p.shape].append(p)
             for params in by_shape.values():
                 rows, columns = params[0].shape
-                # GPUs multiply bf16 many times faster and the iteration tolerates it; CPUs gain nothing.
+                # bf16 matmuls are many times faster on GPUs, and the iteration tolerates the rounding; CPUs gain nothing.
                 half = group["precision"] == "bf16" or (group["precision"] == "auto" and params[0].is_cuda)
                 options = Options(
                     nesterov=group["nesterov"],
@@ -230,7 +230,7 @@ class Muon(torch.optim.Optimizer):
                     steps=polynomials(group["coefficients"], group["iterations"]),
                     normalise_rows=group["normalise_rows"],
                     beta2=group["beta2"],
-                    # True when compiled: one graph, even if a schedule ends at 0.
+                    # always True when compiled, so that a schedule that ends at 0 needs no second graph
                     decays=bool(group["weight_decay"]) or self._compiled,
                     cautious=group["cautious"],
                 )
@@ -240,15 +240,15 @@ class Muon(torch.optim.Optimizer):
                 if options.beta2 is not None:
                     squares = self._state_stack(params, "squares", (rows, 1) if rows >= columns else (1, columns))
                 lr, beta, decay = group["lr"], group["momentum"], group["weight_decay"]
-                if self._compiled:  # tensors, because every new float would compile another graph
+                if self._compiled:  # as tensors, because every new float value would compile another graph
                     lr, beta, decay = (torch.full((), float(number), device=grads.device) for number in (lr, beta, decay))
                 new = self._update_matrices(torch.stack(params), grads, momentum, squares, lr, beta, decay, skip, options)
                 torch._foreach_copy_(params, list(new.unbind(0)))
 
     def _state_stack(self, params: list[Tensor], name: str, shape: tuple[int, int]) -> Tensor:
-        """Return the stacked state (P, ...) of parameters under a name; zeros at first.
+        """Return the stacked state (P, ...) of some parameters by state name; initially zeros.
 
-        It is the stack of the previous step, unless a state was restored or other parameters have gradients.
+        The stack of the previous step is reused unless a state was loaded or different parameters have gradients.
         """
         stack, parts = self._stacks.get((name, id(params[0])), (None, []))
         kept = [self.state[p].get(name) for p in params]

@@ -1,7 +1,7 @@
 """Learning rates and Muon's momentum: pure functions of a run's progress, so that a resumed run computes the same.
 
-A schedule depends only on the steps done and the seconds trained. One that uses `seconds` follows the clock; the others are
-reproducible.
+A schedule depends only on the number of completed steps and the training time in seconds. Schedules that use `seconds` follow the
+clock; the others are reproducible.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from ingot.config.schema import Config
 
 
 def fraction_spent(config: Config, step: int, seconds: float) -> float:
-    """Return the fraction of the budget that is spent, in steps or in seconds, whichever is larger."""
+    """Return the fraction of the budget that is spent, in steps or seconds, whichever is larger."""
     max_steps, budget = config.training.max_steps, config.budget.seconds
     return min(1.0, max(step / max_steps if max_steps else 0.0, seconds / budget if budget else 0.0))
 
 
 def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor on every peak learning rate for the step after `step` steps and `seconds` seconds."""
+    """Return the factor on all peak learning rates for the next step, after `step` steps and `seconds` of training."""
     o = config.optimizer
     warmup = min(1.0, (step + 1) / (o.warmup_steps + 1))
     match o.schedule:
@@ -33,8 +33,8 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
         case "budget":
             decay = linear(fraction_spent(config, step, seconds) - (1 - o.decay_fraction), o.decay_fraction)
         case "warmdown":
-            # One, then linear to zero over the last decay_steps; under a budget of seconds, over the time they take, estimated by
-            # the average step so far. If that is longer than the whole budget, the decay starts at once, below one.
+            # One, then linear to zero over the last decay_steps. With a budget in seconds: over the time that these steps take,
+            # estimated from the average step so far. If this exceeds the whole budget, the decay starts at once, below one.
             steps = o.decay_steps or 1
             left, needed = float((config.training.max_steps or 0) - step), float(steps)
             if config.budget.seconds is not None:
@@ -44,12 +44,12 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
 
 
 def linear(done: float, length: float) -> float:
-    """Decay linearly from one to zero; one before, zero after."""
+    """Return a factor that decays linearly from one to zero over `length`; one before, zero after."""
     return 1.0 - _clamp(done / length) if length > 0 else 1.0
 
 
 def muon_momentum(config: Config, step: int, final: float | None = None) -> float:
-    """Return Muon's momentum in a step: linear from muon_momentum_start to `final`, or muon_momentum, then constant."""
+    """Return Muon's momentum: linear from muon_momentum_start to `final` (default: muon_momentum), then constant."""
     o = config.optimizer
     end = o.muon_momentum if final is None else final
     if o.muon_momentum_start is None or step >= o.muon_momentum_warmup_steps:
@@ -58,7 +58,7 @@ def muon_momentum(config: Config, step: int, final: float | None = None) -> floa
 
 
 def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor on Muon's weight decay: one, linear to zero, or down to a quarter and up again."""
+    """Return the factor on Muon's weight decay: constant, linear to zero, or down to a quarter and up again."""
     match config.optimizer.muon_weight_decay_schedule:
         case "falling":
             return 1.0 - fraction_spent(config, step, seconds)
@@ -69,9 +69,9 @@ def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
 
 
 def average_decay(config: Config, step: int) -> float | None:
-    """Return the decay of the average of the weights in a step; None without an average.
+    """Return the decay of the weight average (EMA) for a step; None without an average.
 
-    It is smaller at first: the initial weights are worth nothing after a few steps, and a constant decay would keep them.
+    The decay is smaller at first; with a constant decay the average would retain the useless initial weights for long.
     """
     decay = config.optimizer.ema_decay
     return None if decay is None else min(decay, (1 + step) / (10 + step))

@@ -1,1 +1,1 @@
-"""The machine: files, locks, processes, signals, devices and ranks. Imports nothing from the package except errors."""
+"""Files, locks, processes, signals, devices and ranks. Imports nothing else from the package except errors."""

@@ -1,4 +1,4 @@
-"""A framework-independent description of a device, and its peak FLOPS."""
+"""A framework-independent description of a device, with its peak FLOP/s."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Device:
 
     kind: str  # cpu, cuda or mps
     index: int  # index among the devices of its kind
-    name: str  # shown in logs and records
+    name: str  # shown in logs and files
     peak_flops: float | None  # dense bf16 matmul rate; None if unknown
-    precisions: tuple[str, ...]  # supported ones, the preferred one first
+    precisions: tuple[str, ...]  # supported precisions, the preferred one first
 
     def __str__(self) -> str:
         """Return the device in the notation of `training.device`."""
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
 
     def precision(self, requested: str) -> str:
-        """Return bf16, fp16 or fp32: the requested precision, or for auto the device's preferred one."""
+        """Return bf16, fp16 or fp32: the requested precision, or for auto the preferred one of the device."""
         if requested == "auto":
             return self.precisions[0]
         if requested not in self.precisions:

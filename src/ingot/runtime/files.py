@@ -30,7 +30,7 @@ from ingot.runtime.locks import FolderLock
 MOST_JSON = 1 << 28  # maximum size of a JSON file in bytes; the largest contain a model's tensor list or a tokenizer
 
 NO_PLAIN_FILE = "it is a pipe or a device, not a plain file"
-FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers for a full disk
+FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk or quota
 _OUTPUT_DIR = Setting("training.output_dir")
 _LEFT_FOLDER = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
@@ -42,14 +42,14 @@ def user_path(name: str | Path) -> Path:
 
 
 def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) -> None:
-    """Atomically replace the content of a file; `durable`: the new content survives a power cut."""
+    """Atomically replace the content of a file; with `durable`, sync it so that it survives a power cut."""
     with replace_file(path, durable=durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a file that replaces `path` when the block ends and is deleted when it fails; a device is never replaced."""
+    """Open a temporary file that replaces `path` when the block succeeds, else it is deleted; devices are never replaced."""
     temporary = temporary_beside(path)
     if not (path.is_symlink() or path.is_file() or path.is_dir()) and path.exists():
         raise OSError(errno.EINVAL, NO_PLAIN_FILE, str(path))
@@ -70,15 +70,15 @@ def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
-    """Yield a folder that replaces `path` when the block ends and is deleted when it fails.
+    """Yield a temporary folder that replaces `path` when the block succeeds and is deleted when the block fails.
 
-    `keep_others`: only files of the same name are replaced, one by one, and everything else in `path` is kept.
+    `keep_others`: replace only files of the same name, one by one, and keep everything else in `path`.
 
-    This takes two renames, because a non-empty folder cannot be replaced: a kill between them leaves the old one under a hidden
-    name, and the next replacement restores it. Files in the folder must be synced by their writer.
+    This takes two renames, because a non-empty folder cannot be replaced. If the process is killed between them, the old folder
+    remains under a hidden name, and the next replacement restores it. The caller must sync the files in the folder.
     """
     path = path.resolve() if keep_others else path  # a symlink may point to another disk
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):  # of killed replacements
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):  # leftovers of killed replacements
         if not _LEFT_FOLDER.fullmatch(left.name.removeprefix(f".{path.name}")) or left.is_symlink() or not left.is_dir():
             continue
         with FolderLock(left) as lock:
@@ -118,28 +118,28 @@ def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return an unused hidden name beside a path, of the form that `sweep_temporaries` removes."""
+    """Return an unused hidden name next to a path, in the form that `sweep_temporaries` removes."""
     if not path.name:  # / or .
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
 
 
 def open_to_read(path: Path) -> BufferedReader:
-    """Open a regular file for reading; a pipe or device, which may block forever, raises EINVAL."""
+    """Open a regular file for reading; raise EINVAL for a pipe or device, which may block forever."""
     return open(path, "rb", opener=open_plain)  # Path.open accepts no opener
 
 
 def open_plain(path: str, flags: int) -> int:
-    """Open a regular file and return its descriptor; an opener for open()."""
+    """Open a regular file and return its descriptor; for use as the `opener` of open()."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):  # Python itself raises for folders
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):  # Python raises an error for folders
         os.close(descriptor)
         raise OSError(errno.EINVAL, NO_PLAIN_FILE, str(path))
     return descriptor
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; raise ValueError if it is not JSON, OSError if it cannot be read."""
+    """Parse a JSON file; raise ValueError if it is not JSON, OSError if it cannot be read."""
     with open_to_read(path) as file:
         if os.fstat(file.fileno()).st_size > MOST_JSON:
             raise ValueError("it is too large")
@@ -150,14 +150,14 @@ def read_json(path: Path) -> Any:
 
 
 def read_dict(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if there is none or it cannot be read."""
+    """Return the JSON object in a file, or None if the file is missing, unreadable or not a JSON object."""
     with suppress(CheckpointError):
         return read_object(path)
     return None
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of a model; raise CheckpointError if there is none, Unreadable if it cannot be read."""
+    """Return the JSON object in a model's file; raise CheckpointError if it is missing or not JSON, Unreadable on I/O errors."""
     try:
         found = read_json(path)
     except FileNotFoundError:
@@ -172,13 +172,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:
-    """Open a file for appending; a symlink raises ELOOP, because its target is not ours."""
+    """Open a file for appending; raise ELOOP for a symlink, because its target may be any file."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: a pipe must not block
     return os.fdopen(os.open(path, flags, 0o666), "ab", buffering)
 
 
 def fsync_dir(path: Path) -> None:
-    """Sync a folder: a renamed file is durable only after this."""
+    """Sync a folder; only then is a renamed file in it durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -190,20 +190,20 @@ def fsync_dir(path: Path) -> None:
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Remove temporary files of killed processes; only the owner of the folder may do this."""
+    """Remove temporary files that killed processes left in a folder; only the owner of the folder may do this."""
     for leftover in folder.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(leftover.name) and leftover.is_file():
             leftover.unlink(missing_ok=True)
 
 
 def to_json(record: object, indent: int | None = None, escape: bool = True) -> str:
-    """Return standard JSON: nan and infinities become null, dataclasses objects, paths strings; `escape`: only ASCII."""
+    """Format a record as standard JSON; nan and infinities become null, paths strings. `escape`: ASCII output only."""
     return json.dumps(_plain(record), allow_nan=False, indent=indent, ensure_ascii=escape)
 
 
 @contextmanager
 def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Setting = _OUTPUT_DIR) -> Iterator[None]:
-    """Convert an OSError while writing to an error with advice; `setting` is the setting that determines the path."""
+    """Convert an OSError during writing to an error with advice; `setting` is the setting that determines the path."""
     try:
         yield
     except OSError as refused:
@@ -217,7 +217,7 @@ def writing(path: Path, error: type[IngotError] = CheckpointError, setting: Sett
 
 @contextmanager
 def writing_output(path: Path) -> Iterator[None]:
-    """Convert an OSError while writing a user's output file to a ConfigError."""
+    """Convert an OSError during writing of a user's output file to a ConfigError."""
     try:
         yield
     except OSError as refused:
@@ -226,7 +226,7 @@ def writing_output(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert an OSError while reading to a DataError."""
+    """Convert an OSError during reading to a DataError."""
     try:
         yield
     except OSError as refused:
@@ -235,7 +235,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def readable(path: Path, error: type[IngotError]) -> Iterator[None]:
-    """Convert OSError, MemoryError and ValueError while reading a file to `error`."""
+    """Convert OSError, MemoryError and ValueError during reading to `error`."""
     try:
         yield
     except UnicodeDecodeError as wrong:
@@ -273,7 +273,7 @@ def file_sha256(path: Path) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Return True if a text can be encoded as UTF-8, which lone surrogates cannot."""
+    """Return True if a string can be encoded as UTF-8; strings with lone surrogates cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -282,26 +282,26 @@ def is_utf8(text: str) -> bool:
 
 
 def allow_open_files(most: int = 1 << 16) -> None:
-    """Raise the limit on open files as far as the system allows, because every shard that was read stays memory-mapped.
+    """Raise the limit on open files as far as the system allows, because shards stay memory-mapped once they are read.
 
-    The usual limit of 1,024 would crash a run after that many shards, possibly days after its start.
+    With the usual limit of 1,024 a run would crash after that many shards, possibly days after its start.
     """
     now, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
-    for count in (wanted, min(wanted, 10_240)):  # 10,240: the limit of macOS, which does not report it
+    for count in (wanted, min(wanted, 10_240)):  # macOS does not report its limit of 10,240
         with suppress(OSError, ValueError):
             if now != resource.RLIM_INFINITY:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, count), allowed))
             break
 
 
-# Plots with matplotlib, an optional dependency: checked before anything is computed; files are written atomically.
+# Plots with matplotlib, an optional dependency. Call check_picture before the computation whose result is to be plotted.
 
 SUFFIXES = (".png", ".svg")
 
 
 def check_picture(file: Path, option: str) -> None:
-    """Raise ConfigError if a plot could not be written later; `option` is the option that requested it."""
+    """Raise ConfigError if a plot could not be written later; `option` is the command-line option that requests it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(f"{option} needs matplotlib, which is not installed; install it with: pip install 'ingot-lm[plots]'")
     if file.suffix.lower() not in SUFFIXES or file.is_dir():
@@ -311,11 +311,11 @@ def check_picture(file: Path, option: str) -> None:
 
 
 def save_picture(figure: Any, file: Path, option: str) -> None:
-    """Write a matplotlib figure reproducibly: the same figure gives the same bytes."""
+    """Write a matplotlib figure atomically; the same figure always gives the same bytes."""
     import matplotlib
 
     image, form = io.BytesIO(), file.suffix.lower()[1:]
-    # Keep text as text, so that an SVG is small. Ids depend on the content only and the date is left out: output is reproducible.
+    # SVGs keep text as text, which is small. For reproducible output, ids depend on the content only and the date is omitted.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ingot"}):
         figure.savefig(image, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
     try:

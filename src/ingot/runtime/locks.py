@@ -1,7 +1,7 @@
-"""Exclusive folder locks by flock, which the kernel releases however the process ends.
+"""Exclusive folder locks with flock, which the kernel releases when the process ends for any reason.
 
-The folder itself is locked, so that deleting a lock file does not release the lock. A file in it may be locked as well: network
-file systems lock only files open for writing, and the file records the holder. The caller decides what to do if it is held.
+The folder itself is locked, so that deleting a lock file does not release the lock. A file in the folder can be locked too, since
+some network file systems lock only files open for writing; it also records the holder. Callers handle a lock that is held.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-# Error numbers from file systems without locks; EBADF: NFS, which locks only files open for writing.
+# Error numbers of file systems without locks; EBADF comes from NFS, which locks only files open for writing.
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 _OPEN_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # no symlinks; a pipe must not block
 _RETRY_SECONDS = 0.05
 
 
 class FolderLock:
-    """An exclusive lock on a folder, held until it is released or the process ends, even by a kill.
+    """An exclusive lock on a folder, held until it is released or the process ends, even if it is killed.
 
-    `held` is True with a lock, False without one, and None if the file system has no locks. `folder_held`: the folder itself is
-    locked, which proves that no other process on this machine holds the lock.
+    `held` is True if the lock is held, False if not, and None if the file system does not support locks. `folder_held` is True if
+    the folder itself is locked, which proves that no other process on this machine holds the lock.
     """
 
     def __init__(self, folder: Path, file: str | None = None) -> None:
@@ -38,8 +38,8 @@ class FolderLock:
         _LOCKS.add(self)
 
     def acquire(self, wait_seconds: float | None = 0.0, notify: Callable[[], None] = lambda: None) -> bool:
-        """Acquire the lock and return True on success; None waits forever, and `notify` is called before waiting."""
-        assert not self._descriptors, "a lock is taken once"
+        """Acquire the lock and return True on success. `wait_seconds` None: wait forever. `notify` is called before a wait."""
+        assert not self._descriptors, "the lock was already acquired"
         deadline = time.monotonic() + wait_seconds if wait_seconds is not None else None
         told = False
         while not self._try():
@@ -53,14 +53,14 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Release the lock; the lock file stays, because removing it would race with the next process."""
+        """Release the lock. The lock file is kept, because removing it would race with the next process."""
         descriptors, self._descriptors = self._descriptors, []
         self.held = self.folder_held = False
         for descriptor in descriptors:
             os.close(descriptor)
 
     def read(self) -> bytes:
-        """Return the first 4,096 bytes of the lock file, which record its holder; empty if there is none."""
+        """Return the first 4,096 bytes of the lock file, which record the holder; empty if there is no file."""
         assert self.file is not None
         with suppress(OSError):
             descriptor = os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -71,7 +71,7 @@ class FolderLock:
         return b""
 
     def write(self, content: bytes) -> None:
-        """Replace the content of the lock file; only while it is held."""
+        """Replace the content of the lock file; call this only while the lock is held."""
         os.ftruncate(self._descriptors[-1], 0)
         os.pwrite(self._descriptors[-1], content, 0)
 
@@ -82,7 +82,7 @@ class FolderLock:
         self.release()
 
     def _try(self) -> bool:
-        """Try to lock once; descriptors stay open even if that fails."""
+        """Try once to lock; if that fails, descriptors stay open until `release`."""
         try:
             folder = self._open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             of_folder = _try_flock(folder)
@@ -106,7 +106,7 @@ class FolderLock:
         return self._descriptors[-1]
 
     def _still_there(self) -> bool:
-        """Return True if the paths still refer to the locked files: another process may have renamed or removed them."""
+        """Return True if the paths still refer to the locked files, which another process may have renamed or removed."""
         paths = (self.folder, self.file) if self.file is not None else (self.folder,)
         try:
             return all(os.path.samestat(p.stat(), os.fstat(d)) for p, d in zip(paths, self._descriptors, strict=True))
@@ -115,7 +115,7 @@ class FolderLock:
 
 
 def _try_flock(descriptor: int) -> bool | None:
-    """Try to lock a file until it is closed. Return False if another process has the lock, None if the disk has no locks."""
+    """Try to lock a file. Return False if another process holds the lock, None if the file system does not support locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -123,7 +123,7 @@ def _try_flock(descriptor: int) -> bool | None:
     except OSError as error:
         if error.errno not in _NO_FLOCK and not stat.S_ISDIR(
             os.fstat(descriptor).st_mode
-        ):  # file systems reject folder locks with various errors
+        ):  # file systems without folder locks raise various errors
             raise
         return None
     return True
@@ -133,7 +133,7 @@ _LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 def _release_in_forked_child() -> None:
-    # A forked child shares the lock and would keep it after our death; closing its copy leaves ours locked.
+    # A forked child shares the lock and would keep it after the parent dies. Closing its copy does not unlock the parent's.
     for lock in list(_LOCKS):
         lock.release()
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from ingot.runtime.processes import ONE_FILE
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # their values in glibc's malloc.h
-LARGEST = 32 << 20  # largest block, in bytes, that glibc allows on the heap; larger ones are always mapped separately
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # values of M_TRIM_THRESHOLD and M_MMAP_THRESHOLD in glibc's malloc.h
+LARGEST = 32 << 20  # largest mmap threshold, in bytes, that glibc accepts; larger blocks are always mapped separately
 
 
 def host_bytes() -> int | None:
-    """Return the memory of this machine or of its container; None if unknown."""
+    """Return the memory of this machine or container in bytes; None if unknown."""
     found = []
     with suppress(OSError, ValueError, AttributeError):
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -28,7 +28,7 @@ def host_bytes() -> int | None:
 
 
 def collected_later() -> ExitStack:
-    """Disable garbage collection until this is closed: importing torch's compiler then takes 13% less time."""
+    """Disable garbage collection until the returned stack is closed; importing torch's compiler then takes 13% less time."""
     later = ExitStack()
     if gc.isenabled():
         gc.disable()
@@ -37,15 +37,15 @@ def collected_later() -> ExitStack:
 
 
 def keep_freed_memory() -> None:
-    """Let this process reuse freed memory instead of returning it to the system. Only glibc supports that.
+    """Make this process reuse freed memory instead of returning it to the system. Only glibc supports this.
 
-    Each training step frees and reallocates the same memory. glibc returns large blocks to the system, which maps them again as
-    zeroed pages: 1,000 to 2,000 page faults per step of the demo recipe, 13% of its time on a CPU.
+    Each training step frees and reallocates the same memory. By default glibc returns large blocks to the system, which maps them
+    again as zeroed pages. For the demo recipe that is 1,000 to 2,000 page faults per step, 13% of the time on a CPU.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "gnu_get_libc_version"):
         library.mallopt(MMAP_THRESHOLD, LARGEST)
-        library.mallopt(TRIM_THRESHOLD, -1)  # never
+        library.mallopt(TRIM_THRESHOLD, -1)  # never return memory
 
 
 # The machine's cache folder, for files that any run can recreate: prepared samples and results of kernel tuning.
@@ -55,15 +55,15 @@ def cache_root() -> Path:
     """Return the cache folder: INGOT_CACHE, or `ingot` in the user's cache folder."""
     if cache := os.environ.get("INGOT_CACHE"):
         return Path(cache)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (no home: stays as it is, relative)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (without a home folder, ~ is kept)
     return Path(base) / "ingot"
 
 
-OF_KERNELS = ("triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl")  # GPU kernels are written in these
+OF_KERNELS = ("triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl")  # packages that GPU kernels use
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed packages among these."""
+    """Return the versions of those packages that are installed."""
     found = {}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -73,13 +73,13 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
 
 def has_flash4() -> bool:
     """Return True if FlashAttention 4 is installed."""
-    with suppress(Exception):  # an older FlashAttention of that name may be installed, and be for another torch
+    with suppress(Exception):  # an older FlashAttention may be installed, or one for another torch
         return find_spec("flash_attn.cute") is not None
     return False
 
 
 def keep_compiled_kernels() -> None:
-    """Let FlashAttention 4 and quack-kernels cache the kernels they compile, seconds each; call this before importing them."""
+    """Let FlashAttention 4 and quack-kernels cache compiled kernels, which take seconds each. Call this before their import."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache_root() / "flash4"))
     os.environ.setdefault("QUACK_CACHE_DIR", str(cache_root() / "quack"))
@@ -89,7 +89,7 @@ NOT_INSTALLED = "ingot (not installed)"
 
 
 def made_by() -> str:
-    """Return the program name and version that is written into output files."""
+    """Return the program name and version for output files."""
     if ONE_FILE:
         return str(getattr(globals().get("__loader__"), "made_by", NOT_INSTALLED))
     try:

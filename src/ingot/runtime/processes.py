@@ -1,6 +1,6 @@
-"""Child Python processes: they import the same packages as this one, and nothing from the current folder.
+"""Child Python processes, which import the same packages as this process and nothing from the current folder.
 
-`python -c` and `python -m` would import a `random.py` or `json.py` of the user's there instead of Python's own.
+With `python -c` and `python -m`, a user's `random.py` or `json.py` in the current folder would shadow Python's own module.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# The train_gpt.py of a golf submission that carries this package, if this is one.
+# Path of the train_gpt.py of a golf submission if this package was loaded from it, else None.
 ONE_FILE: str | None = getattr(globals().get("__loader__"), "one_file", None)
-_PR_SET_PDEATHSIG = 1  # Linux's prctl: the signal a process gets when its parent is gone
+_PR_SET_PDEATHSIG = 1  # prctl option on Linux: signal to send when the parent dies
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 
 
@@ -28,7 +28,7 @@ def python_command(code: str, *arguments: str) -> list[str]:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent is gone, however it died: the other end of stdin closes then."""
+    """Exit when the parent process ends for any reason, which closes the other end of stdin."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -40,10 +40,10 @@ def end_with_parent() -> None:
 
 
 def die_with(parent: int) -> Callable[[], None]:
-    """Return a function that makes a process die with its parent, even after kill -9; only Linux supports that."""
+    """Return a preexec function that kills a child when its parent dies, even by kill -9. Only Linux supports this."""
     if sys.platform != "linux":
         return lambda: None
-    import ctypes  # here: few programs need it
+    import ctypes  # imported here because few programs need it
 
     prctl = ctypes.CDLL(None).prctl
 
@@ -56,14 +56,14 @@ def die_with(parent: int) -> Callable[[], None]:
 
 
 def cpu_count() -> int:
-    """Return the number of processors that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def import_path() -> list[str]:
-    """Return sys.path for child processes: ours without the current folder and the folder of the script."""
+    """Return sys.path for child processes: this one's without the current folder and the script's folder."""
     kept, package = _without_users_folders(), Path(__file__).resolve().parents[2]
-    # Ingot itself may have been found there. It goes last, so that nothing beside it shadows a standard module.
+    # Ingot may be imported from such a folder. It goes last, so that no file next to it shadows a standard module.
     return kept if any(Path(entry).resolve() == package for entry in kept) else [*kept, str(package)]
 
 
@@ -74,13 +74,13 @@ def _without_users_folders() -> list[str]:
 
 
 def shield_compile_workers() -> None:
-    """Give torch.compile's workers the import path of our child processes; torch would pass all of sys.path."""
+    """Restrict the import path of torch.compile's workers, to which torch would pass all of sys.path."""
     os.environ.setdefault("TORCH_CUSTOM_PYTHONPATH", os.pathsep.join(_without_users_folders()))
 
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Keep children from importing from their current folder: torch probes vector instructions with a `python -c`."""
+    """Keep child processes from importing from the current folder: torch runs `python -c` to detect vector instructions."""
     given = "PYTHONSAFEPATH" in os.environ
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
@@ -91,16 +91,16 @@ def safe_path() -> Iterator[None]:
 
 
 def process_age(pid: int | str = "self") -> float | None:
-    """Return the age of a process in seconds, or None if unknown. It distinguishes processes that reused a pid."""
+    """Return the age of a process in seconds, or None if unknown. The age shows whether a pid was reused."""
     try:
-        since_boot = int(_fields(pid)[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd field
+        since_boot = int(_fields(pid)[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of /proc/PID/stat: the start time
         return time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
     except (OSError, AttributeError, IndexError):
         return None
 
 
 def is_alive(pid: int, heard_ago: float) -> bool:
-    """Return True if the process last seen that many seconds ago still runs; a younger one has only reused its pid."""
+    """Return True if a process last seen `heard_ago` seconds ago is still running; a younger process has reused its pid."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, TypeError, OverflowError):
@@ -108,12 +108,12 @@ def is_alive(pid: int, heard_ago: float) -> bool:
     except PermissionError:
         pass  # the process exists, but belongs to another user
     with suppress(OSError, IndexError):
-        if _fields(pid)[0] in ("Z", "X"):  # it has ended, and its parent has not waited for it
+        if _fields(pid)[0] in ("Z", "X"):  # a zombie: ended, but not yet waited for
             return False
     age = process_age(pid)
-    return age is None or age >= heard_ago - 1.0  # ages are known to a hundredth, and clocks are set
+    return age is None or age >= heard_ago - 1.0  # tolerance for the resolution of ages and for clock adjustments
 
 
 def _fields(pid: int | str) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on: the second, the name, may contain spaces."""
+    """Return the fields of /proc/PID/stat from the third on, because the second (the name) may contain spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from ingot.errors import ConfigError
 
-# Variables that a launcher sets for ranks. A child process that inherits them would wait for a process group it is not part of.
+# Variables that launchers set for ranks. A child process that inherits them would wait for a process group it does not belong to.
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK")
 RANK_PREFIXES = ("ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_PROC", "SLURM_LOCALID", "ACCELERATE_")
 
@@ -28,7 +28,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, rows: int) -> range:
-        """Return the rows of a step that this rank computes."""
+        """Return the rows of a step that this rank processes."""
         return self.shares(rows)[self.rank]
 
     def shares(self, rows: int) -> list[range]:
@@ -44,7 +44,7 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
     try:
         ranks = Ranks(int(environment["RANK"]), int(environment["WORLD_SIZE"]), int(environment.get("LOCAL_RANK", 0)))
     except KeyError as missing:
-        unset = f"{missing.args[0]} is not set, although the other variables of a rank are"
+        unset = f"{missing.args[0]} is not set, but other rank variables are"
         raise ConfigError(f"{unset}; start ranks with torchrun") from None
     except ValueError as error:
         raise ConfigError(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers: {error}") from None
@@ -54,5 +54,5 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
 
 
 def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for a process that belongs to no group of ranks."""
+    """Return the environment without rank variables, for a process that is not a rank."""
     return {k: v for k, v in environment.items() if k not in RANK_VARIABLES and not k.startswith(RANK_PREFIXES)}

@@ -1,4 +1,4 @@
-"""Random numbers as pure functions of a seed, a step, a rank or a position: the same on any machine."""
+"""Random numbers as pure functions of a seed, step, rank or position; the same on every machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 
 def permuted(places: NDArray[np.uint64], size: int, key: int) -> NDArray[np.uint64]:
-    """Return the images of `places` under a pseudo-random permutation of range(size), without a table.
+    """Apply a pseudo-random permutation of range(size), determined by `key`, to `places`, without a table.
 
-    Four Feistel rounds permute the next larger power of four; an image outside the range is permuted again until it falls inside.
+    Four Feistel rounds permute a range of the next power of four; results outside range(size) are permuted again until inside.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
@@ -26,7 +26,7 @@ def permuted(places: NDArray[np.uint64], size: int, key: int) -> NDArray[np.uint
 
 
 def mix(*numbers: int) -> int:
-    """Hash several numbers to one 64-bit number."""
+    """Hash several integers to one 64-bit integer."""
     state = np.uint64(0x9E3779B97F4A7C15)
     for number in numbers:
         state = scramble(np.atleast_1d(state ^ np.uint64(number & 0xFFFFFFFFFFFFFFFF)))[0]
@@ -34,7 +34,7 @@ def mix(*numbers: int) -> int:
 
 
 def scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply SplitMix64's output function: a bijection of 64-bit numbers that leaves no pattern of its input."""
+    """Apply SplitMix64's output function, a bijection of 64-bit integers whose results look random."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

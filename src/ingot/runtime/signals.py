@@ -1,7 +1,7 @@
-"""Signals before and after a run: a signal during start-up stops the program too, and a repeated one has no effect.
+"""Signals before and after a run: signals during start-up stop the program too, and repeated signals have no effect.
 
-Start-up takes seconds, mostly imports. A single process has nothing to save then and exits at once. A rank remembers the signal
-until its run installs handlers, because the other ranks must learn of it.
+Start-up takes seconds, mostly for imports. A single process has nothing to save yet and exits at once. One of several ranks
+stores the signal until its run installs handlers, because the run must forward it to the other ranks.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any
 
 from ingot.errors import Interrupted
 
-# SIGINT is not among them: Python raises KeyboardInterrupt for it.
+# SIGINT is not listed, because Python raises KeyboardInterrupt for it.
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-REPEAT_SECONDS = 30.0  # a later signal ends a program that continues after its run
+REPEAT_SECONDS = 30.0  # after this time a signal ends the program again, if it still runs
 
 _heard: list[int] = []
 
 
 @contextmanager
 def listening_early(listens: bool = True) -> Iterator[None]:
-    """Handle the signals that stop a run before the run itself does; blocked ones are delivered at the start of the block."""
+    """Handle stop signals before the run installs its handlers; blocked signals are delivered at the start of the block."""
     try:
-        if listens and threading.current_thread() is threading.main_thread():  # Python allows handlers only there
+        if listens and threading.current_thread() is threading.main_thread():  # Python allows handlers only in the main thread
             for number in STOPPING:
-                if signal.getsignal(number) is signal.SIG_DFL:  # not if the caller ignores it, as nohup does
+                if signal.getsignal(number) is signal.SIG_DFL:  # keep a signal ignored if the caller ignores it, as nohup does
                     signal.signal(number, _hear)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         yield
@@ -44,20 +44,20 @@ def listening_early(listens: bool = True) -> Iterator[None]:
 
 
 def heard_early() -> int:
-    """Return and clear the first signal that arrived before the run installed its handlers; 0: none."""
+    """Return and clear the first signal that arrived before the run installed its handlers; 0 if there was none."""
     number = _heard[0] if _heard else 0
     _heard.clear()
     return number
 
 
 def replace_handler(number: int, handler: Any) -> Any:
-    """Install a handler and return the one to restore afterwards."""
+    """Install a handler and return the previous handler, to restore it later."""
     before = signal.signal(number, handler)
     return signal.SIG_DFL if before is _hear else before
 
 
 def leave_closed_terminal() -> None:
-    """Redirect output to /dev/null if the terminal was closed: printing would fail, and the run still has to save."""
+    """Redirect output to /dev/null if the terminal was closed: printing would fail, but the run must still save."""
     for stream in (1, 2):
         try:
             termios.tcgetattr(stream)
@@ -73,10 +73,10 @@ def _hear(number: int, frame: FrameType | None) -> None:
 
 
 def handler_after_stop(number: int, before: Any) -> Any:
-    """Return the handler of a signal after a run was stopped: for a while, repeated signals are ignored."""
+    """Return the signal handler to use after a run was stopped; it ignores repeated signals for REPEAT_SECONDS."""
     if number == signal.SIGINT or before is not signal.SIG_DFL:
         return before
-    # Python restores its handlers before torch is closed, which takes half a second.
+    # At exit, Python restores default handlers half a second before torch has shut down.
     atexit.register(signal.signal, number, signal.SIG_IGN)
     until = time.monotonic() + REPEAT_SECONDS
 

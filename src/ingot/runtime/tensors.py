@@ -1,8 +1,8 @@
-"""Tensors as names, shapes and raw bytes, and safetensors files of them.
+"""Tensors as names, shapes and raw bytes, and safetensors files.
 
-Training handles tensors only in this form, so every backend writes the same checkpoints. The format is safetensors (eight bytes
-of length, a JSON header, the data). Writing it here takes one pass: the data streams to disk while the checksum is computed, and
-nothing depends on the installed version of the library.
+The training loop handles tensors only in this form, so all backends write the same checkpoints. The format is safetensors (eight
+bytes of length, a JSON header, the data). It is implemented here so that files are written and hashed in one pass and do not
+depend on the installed version of the library.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DTYPES: dict[str, type[np.generic]] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
     "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
-FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # with their names in torch
-MAX_RANK, MAX_ITEMS = 32, 1 << 59  # limits of numpy 1 and of a signed 64-bit size
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # names in safetensors to names in torch
+MAX_RANK, MAX_ITEMS = 32, 1 << 59  # limits of numpy 1 and of signed 64-bit sizes
 METADATA = "__metadata__"
-SCALE = "::scale"  # suffix for the scales of a quantised tensor
-SMALL = 1024  # elements: tensors up to this size are not quantised
+SCALE = "::scale"  # name suffix for the scales of a quantised tensor
+SMALL = 1024  # tensors of up to this many elements are not quantised
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def pack_tensors(records: Iterable[TensorRecord], metadata: Mapping[str, str] | 
         header[record.name] = {"dtype": record.dtype, "shape": list(record.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data begins aligned
+    text += b" " * (-len(text) % 8)  # align the data
     return [len(text).to_bytes(8, "little") + text, *(record.data.cast("B") for record in records if record.data.nbytes)]
 
 
@@ -75,7 +75,7 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
 def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
     """Return the tensors and metadata of a safetensors file; raise ValueError for a damaged or malicious one."""
     with open_to_read(path) as file:
-        # Not bytes, because frameworks share only writable memory; nor a bytearray, which is zero-initialised first.
+        # A numpy buffer: frameworks share only writable memory, unlike bytes, and a bytearray would be zero-initialised first.
         data, done = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data, 0
         while done < len(data) and (count := file.readinto(data[done:])):
             done += count
@@ -103,7 +103,7 @@ def unpack_tensors(data: memoryview) -> tuple[dict[str, TensorRecord], dict[str,
     records = {name: _record(name, entry, body) for name, entry in header.items()}
     places = sorted(tuple(entry["data_offsets"]) for entry in header.values())
     if [0, *(end for _, end in places)] != [*(begin for begin, _ in places), len(body)]:
-        raise ValueError("its tensors do not fill it")
+        raise ValueError("its tensors do not cover the data exactly")
     return records, metadata
 
 
@@ -121,7 +121,7 @@ def _record(name: str, entry: object, body: memoryview) -> TensorRecord:
 
 
 def to_array(record: TensorRecord) -> NDArray[Any]:
-    """Return the array of a record; bfloat16 as float32, which is exact."""
+    """Convert a record to a numpy array; bfloat16 becomes float32, which is exact."""
     stored = np.uint16 if record.dtype == "BF16" else DTYPES[record.dtype]
     array = np.frombuffer(record.data, stored) if record.data.nbytes else np.empty(0, stored)
     if record.dtype == "BF16":
@@ -130,18 +130,18 @@ def to_array(record: TensorRecord) -> NDArray[Any]:
 
 
 def to_record(name: str, array: NDArray[Any], dtype: str) -> TensorRecord:
-    """Return a record of an array in another dtype, rounded to nearest, ties to even."""
+    """Convert a numpy array to a record of the given dtype, rounded to nearest, ties to even."""
     if dtype == "BF16":
         bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
         nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
         stored: NDArray[Any] = np.where(np.isnan(array), 0x7FC0, nearest).astype(np.uint16)
     else:
-        with np.errstate(over="ignore"):  # overflow to infinity is allowed; callers check where it matters
+        with np.errstate(over="ignore"):  # overflow to infinity is allowed; callers check for it if it matters
             stored = np.ascontiguousarray(array, DTYPES[dtype])
     return TensorRecord(name, dtype, array.shape, stored.reshape(-1).view(np.uint8).data)
 
 
-# A batch of rows in numpy, shared by data, evaluation and every backend.
+# A batch of rows as a numpy array, used by data loading, evaluation and every backend.
 
-IGNORED = -1  # a target that is not predicted; the same number is in model/layers.py, which imports nothing of ours
+IGNORED = -1  # a target that is not predicted; equal to IGNORED in model/cross_entropy.py, which does not import this module
 Batch = NDArray[np.int32]  # (rows, planes, seq_len): tokens, targets and, with a document mask, the document of each token

@@ -273,7 +273,7 @@ def test_optimizers_of_ones_own_are_checked_by_a_step() -> None:
     config = small_config()
     own_model.check_custom_optimizers(OwnOptimizer(), "mine.py", VOCAB, config)
     assert "Forgetful keeps 'steps' of embed.weight as a int; keep it as a tensor" in refusal_of(Forgetful)
-    assert "must return torch.optim.Optimizers" in refusal_of(lambda groups: None)
+    assert "must return a torch.optim.Optimizer or a list" in refusal_of(lambda groups: None)
     assert "must contain every parameter exactly once" in refusal_of(lambda groups: Momentum(groups[1:]))
     nameless = refusal_of(lambda groups: Momentum([{"params": group["params"], "lr": 0.1} for group in groups]))
     assert "in groups of the same name" in nameless

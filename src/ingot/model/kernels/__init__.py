@@ -1,1 +1,1 @@
-"""Custom kernels. A backend enables a kernel after a successful trial; every model also works without them."""
+"""Custom kernels. A backend enables a kernel after a successful trial run; all models also work without them."""

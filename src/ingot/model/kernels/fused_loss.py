@@ -1,8 +1,8 @@
 """Output head, softcap and cross-entropy as one operation, in bf16 or with FP8 matmuls.
 
-`fused_loss`: a micro-batch's logits are stored once, in bf16, and overwritten by their gradient. Without fusion they are read for
-the loss and again for the gradient, which is a second tensor; here one kernel reads a row, returns its loss and overwrites it.
-The gradient is kept, unscaled, for the backward pass.
+`fused_loss`: the logits of a micro-batch are stored once, in bf16, and overwritten with their gradient. Without fusion they are
+read for the loss and again for the gradient, which is a second tensor. Here one kernel reads a row, returns its loss and
+overwrites the row. The gradient is saved, unscaled, for the backward pass.
 
 `fp8_loss`: the head's three matmuls in FP8 are twice as fast as in bf16, but less precise. Hidden states and weights have
 3 mantissa bits (e4m3), the gradient of the logits has 2 and a wider range (e5m2); accumulation is in float32. Scales are fixed
@@ -22,13 +22,13 @@ from ingot.model.cross_entropy import IGNORED, loss_and_grad
 from ingot.model.kernels.matmul import matmul, matmul_dtype
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-HIDDEN_SCALE = 2.0**-3  # range up to 56: after the last norm values are at most sqrt(width), unless a gain raises them
-WEIGHT_SCALE = 2.0**-5  # range up to 14; below 0.0005 values are subnormal, in steps of 0.00006
-GRAD_SCALE = 2.0**-15  # gradients of one token's unscaled loss are at most 1; below 2e-9 they are subnormal, in steps of 5e-10
+HIDDEN_SCALE = 2.0**-3  # range up to 56; after the last norm, values are at most sqrt(width) times the gain
+WEIGHT_SCALE = 2.0**-5  # range up to 14; values below 0.0005 are subnormal, in steps of 0.00006
+GRAD_SCALE = 2.0**-15  # unscaled gradients are at most 1; values below 2e-9 are subnormal, in steps of 5e-10
 
 
 def fused_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
-    """Return the summed loss of (N) targets from (N, C) hidden states and a head (V, C), whose dtype may be wider."""
+    """Return the summed loss of (N) targets from (N, C) hidden states and a head (V, C), which may have a wider dtype."""
     return torch.ops.ingot.head_loss(hidden.to(matmul_dtype(hidden)), weight, targets, softcap, torch.is_grad_enabled())[0]
 
 
@@ -54,14 +54,14 @@ _head_loss.register_fake(
 
 def _save_head_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     hidden, weight, *_ = inputs
-    ctx.set_materialize_grads(False)  # the second output has no gradient, and a zero tensor for it would be just as large
+    ctx.set_materialize_grads(False)  # otherwise autograd would allocate a zero gradient, as large as the second output
     ctx.save_for_backward(hidden, weight, output[1])
 
 
 def _head_loss_backward(ctx: Any, scale: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     hidden, weight, grad = ctx.saved_tensors
     d_hidden = (grad @ weight.to(grad.dtype)) * scale
-    d_weight = (grad.T @ hidden).to(weight.dtype) * scale  # scaled after the cast, so that it is rounded only once
+    d_weight = (grad.T @ hidden).to(weight.dtype) * scale  # scaled after the cast to round only once
     return d_hidden.to(hidden.dtype), d_weight.to(weight.dtype), None, None, None
 
 
@@ -146,7 +146,7 @@ def _fp8_matmul(a: Tensor, b: Tensor, scale: Tensor, dtype: torch.dtype, fast: b
 
 def _save_fp8_head_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.dtypes = inputs[0].dtype, inputs[1].dtype
-    ctx.set_materialize_grads(False)  # byte tensors have no gradient, and zero tensors for them would be just as large
+    ctx.set_materialize_grads(False)  # otherwise autograd would allocate zero gradients, as large as the byte tensors
     ctx.save_for_backward(*output[1:])
 
 

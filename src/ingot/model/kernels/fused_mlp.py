@@ -1,13 +1,13 @@
 """MLPs with the activation fused into the first matmul, and its derivative into the backward matmul; unfused on CPUs.
 
 `fused_mlp` is down(act(up(x))). Compiled without fusion, the activation reads the result of the first matmul, and the backward
-pass reads it again with the gradient from the second matmul: five passes over the widest tensor of a layer. Here tiles are
-activated before they are written. The squared ReLU only saves its own output, whose root gives the derivative; GELU is not
-invertible, so its pre-activations are saved too. The matmuls are quack-kernels', or our Triton kernels if that package is missing
-or there is a bias, whose gradient is then summed in the same kernel.
+pass reads it again with the gradient from the second matmul: five passes over the widest tensor of a layer. Here the activation
+is applied to tiles before they are written. The squared ReLU only saves its output, whose root gives the derivative; GELU is not
+invertible, so its pre-activations are saved too. The matmuls are those of quack-kernels, or our Triton kernels if that package is
+missing or if there is a bias; the Triton kernel also sums the gradient of the bias.
 
 `fused_gated_mlp` is down(up(x) * silu(gate(x))), with the rows of `up` and `gate` interleaved in one matrix: a value and its gate
-are adjacent in a tile, and the backward pass has one matmul for both. It needs quack-kernels and a Hopper GPU.
+are adjacent in a tile, and the backward pass needs one matmul for both. This requires quack-kernels and a Hopper GPU.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _mlp_grads_shapes(
 def _save_mlp(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x, up, bias, down, ctx.activation = inputs
     ctx.biased = bias is not None
-    ctx.set_materialize_grads(False)  # only the first output has a gradient; zero tensors for the others would be just as large
+    ctx.set_materialize_grads(False)  # only the first output has a gradient; allocate no zeros for the others
     ctx.save_for_backward(x, up, down, *output[1:])
 
 

@@ -1,8 +1,7 @@
-"""Matmuls with one row per token: by quack-kernels on a Hopper GPU if the package is installed, otherwise by torch.
+"""Matmuls with one row per token, by quack-kernels on a Hopper GPU if the package is installed, otherwise by torch.
 
-For a layer's output and the gradient of its input quack-kernels is about 5% faster than cuBLAS on an H200, and supports fused
-epilogues (quack_matmul.py). Gradients of weights stay on cuBLAS: with their long inner dimension and few tiles the package is
-slower.
+For outputs and input gradients of layers, quack-kernels is about 5% faster than cuBLAS on an H200, and supports fused epilogues
+(quack_matmul.py). Weight gradients still use cuBLAS, because quack-kernels is slower for a long inner dimension and few tiles.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ HOPPER = (9, 0)
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype for matmuls: autocast's if it is enabled, else the operand's."""
+    """Return the dtype for matmuls: that of autocast if enabled, else that of the operand."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
@@ -47,7 +46,7 @@ def quack_takes(*operands: Tensor) -> bool:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return a (M, K) @ b (K, N), for a with one row per token."""
+    """Return a (M, K) @ b (K, N), where `a` has one row per token."""
     if a.is_cuda and quack_takes(a, b) and b.size(1) % 8 == 0 and (quack := quack_kernels(a.device)) is not None:
         return quack.matmul(a, b)  # type: ignore[no-any-return]
     return a @ b

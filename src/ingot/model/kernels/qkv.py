@@ -1,9 +1,9 @@
-"""Query, key and value projections as one matmul, and their attention by FlashAttention 4 as one operation.
+"""Query, key and value projections as one matmul, and attention by FlashAttention 4 as one operation.
 
-One wide matmul is faster than three narrow ones, but in a training step only if packing needs no copies: queries and keys are
-normalised and rotated directly from the matmul's result, values are read from it in place, and all three gradients are written
-directly into its gradient. The weights remain three parameters, concatenated during the cast to the dtype of the matmul, which is
-needed anyway.
+One wide matmul is faster than three narrow ones, but in a training step only if packing needs no copies. Queries and keys are
+therefore normalised and rotated directly from the result of the matmul, values are read from it in place, and all three gradients
+are written directly into its gradient. The weights remain three parameters. They are concatenated during the cast to the matmul
+dtype, which is needed anyway.
 """
 
 from __future__ import annotations

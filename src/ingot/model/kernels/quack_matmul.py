@@ -1,9 +1,9 @@
 """Matmuls with a fused epilogue (activation, gating, or multiplication by a derivative), by quack-kernels, for Hopper GPUs.
 
-The package is installed with FlashAttention 4 and provides the matmuls. The functions below define the epilogues, which it
-compiles: `acc` is the result of the matmul, `c` the value of a second matrix at the same position, and the returned values are
-written. A gate and the value it gates are adjacent. GELU uses the sigmoid form, because the hardware's tanh is accurate to
-11 bits only.
+The package is installed with FlashAttention 4. It provides the matmuls and compiles the epilogues, which are the functions below:
+`acc` is the result of the matmul, `c` the value of a second matrix at the same position, and the returned values are written to
+memory. A gate and the value it multiplies are adjacent. GELU uses the sigmoid form, because the hardware's tanh is only accurate
+to 11 bits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from quack.epilogue.math import pack, unpack
 from quack.gemm_config import GemmConfig
 from torch import Tensor
 
-# The fastest of 20 tilings timed in isolation on an H200, or within 3% of it. Exceptions are the logits and the derivative of a
-# wide squared ReLU (docs/experiments.md).
+# Each is the fastest of 20 tilings timed in isolation on an H200, or within 3% of it, except for the logits and the derivative of
+# a wide squared ReLU (docs/experiments.md).
 WIDE = GemmConfig(tile_m=128, tile_n=192, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
 NARROW = GemmConfig(tile_m=128, tile_n=128, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
 

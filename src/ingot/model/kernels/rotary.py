@@ -1,7 +1,7 @@
 """Norm, rotary embedding and gain of queries and keys, fused into one kernel forward and one backward.
 
-The compiler generates several kernels, because each value of a rotated pair depends on both and the norm on all values. Here a
-program keeps whole heads in registers: it reads and writes them once, in the layout (B, T, H, D) that attention expects.
+torch.compile generates several kernels, because each rotated value depends on a pair of values and the norm on all of them. Here
+a program keeps whole heads in registers: it reads and writes them once, in the layout (B, T, H, D) that attention expects.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _rotation(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon:
 _rotation.register_fake(lambda x, cos, sin, gain, epsilon: x.new_empty(x.shape))
 
 
-# Attention's gradient may have any layout and is read without a copy.
+# flexible_layout: the gradient from attention may have any layout and is read without a copy.
 @torch.library.custom_op("ingot::rotation_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _rotation_backward(
     dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None

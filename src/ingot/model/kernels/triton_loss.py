@@ -1,9 +1,9 @@
 """Triton kernels of the fused loss: cross-entropy with the gradient of the logits, and FP8 matrices in both layouts.
 
 One program handles one row of logits and writes the gradient over the logits or to another tensor. Rows of up to 16,384 logits
-are kept in registers: read once, written once. Longer rows are read twice. Their first pass subtracts the maximum of the first
-block, not of the whole row, so that blocks do not depend on each other. Only if the sum overflows, because a later logit is
-80 larger, is it recomputed with a running maximum.
+are kept in registers and are read and written once. Longer rows are read twice. The first pass subtracts the maximum of the first
+block instead of that of the whole row, so that blocks do not depend on each other. If the sum overflows, because a later logit
+is larger by 80 or more, it is recomputed with a running maximum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 LONGEST_WHOLE = 16384  # longest row that a program keeps in registers
-LONG_BLOCK, LONG_WARPS = 4096, 8  # for longer rows: 5.2 ms for 65,536 rows of 50,304 on an H200, 6.7 with 8192 and 32
+LONG_BLOCK, LONG_WARPS = 4096, 8  # for longer rows: 65,536 rows of 50,304 take 5.2 ms on an H200; 6.7 ms with 8192, 32
 
 
 def block_and_warps(vocabulary: int) -> tuple[int, int]:
@@ -34,9 +34,9 @@ def losses_of_logits_(
     into: Tensor | None = None,
     factor: float = 1.0,
 ) -> Tensor:
-    """Return the loss (N) per target, 0 where it is ignored; `with_grad`: overwrite the logits (N, V) with the gradient.
+    """Return the loss (N) per target, 0 for ignored targets; `with_grad`: overwrite the logits (N, V) with the gradient.
 
-    With `into`, a tensor of the same layout, the gradient is written there instead, multiplied by `factor` and in its dtype.
+    If `into` is given, a tensor of the same layout, the gradient times `factor` is written there instead, in the dtype of `into`.
     """
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)

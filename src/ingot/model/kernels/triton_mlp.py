@@ -1,7 +1,7 @@
 """Triton matmuls with a fused epilogue: the activation, or multiplication by its derivative.
 
-Programs are persistent and compute one tile after another. Operands and results are accessed through tensor descriptors, which
-read zeros outside a matrix and skip writes there, so sizes need not be multiples of the tile; rows must be 16-byte aligned.
+Programs are persistent and compute one tile after another. Operands and results are accessed through tensor descriptors. Reads
+outside a matrix return zeros and writes are skipped, so sizes need not be multiples of the tile; rows must be 16-byte aligned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INTERPRETED_PROGRAMS = 3
 
 
 def forward_tiles(keeps_scores: bool) -> Tiles:
-    """Return the tiling. With two outputs, one program writes while another computes: 0.62 instead of 0.68 ms for 124M's GELU."""
+    """Return the tiling. With two outputs, two programs overlap writes and compute: 0.62 instead of 0.68 ms for 124M's GELU."""
     return PAIRED if keeps_scores else WIDE
 
 
@@ -90,7 +90,7 @@ def grid(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
 
 @triton.jit
 def inverse(x):  # type: ignore[no-untyped-def]
-    """Return 1 / x for x > 0 in two instructions; a division takes more for every value in a tile."""
+    """Return 1 / x for x > 0 in two instructions; a division takes more."""
     root = tl.rsqrt(x)
     return root * root
 
@@ -141,7 +141,7 @@ def _write_activated(  # type: ignore[no-untyped-def]
     if KEEPS_SCORES:
         rounded = part.to(scores.dtype)
         scores.store([row, column], rounded)
-        part = rounded.to(tl.float32)  # the rounded value, which the backward pass uses too
+        part = rounded.to(tl.float32)  # use the rounded value, as the backward pass does
     y.store([row, column], _activated(part, ACTIVATION)[0].to(y.dtype))
 
 
@@ -183,7 +183,7 @@ def _write_sloped(  # type: ignore[no-untyped-def]
     part, saved, row, column, d_scores, sums, N: tl.constexpr, ACTIVATION: tl.constexpr, BIASED: tl.constexpr
 ):  # fmt: skip
     saved = saved.to(tl.float32)
-    part *= 2.0 * tl.sqrt(saved) if ACTIVATION == "relu2" else _activated(saved, ACTIVATION)[1]  # for relu2 the root is the ReLU
+    part *= 2.0 * tl.sqrt(saved) if ACTIVATION == "relu2" else _activated(saved, ACTIVATION)[1]  # relu2: sqrt(saved) is the ReLU
     d_scores.store([row, column], part.to(d_scores.dtype))
     if BIASED:
         at = column + tl.arange(0, part.shape[1])
@@ -200,7 +200,7 @@ def _sloped_matmul(  # type: ignore[no-untyped-def]
     STEPS: tl.constexpr = (C + INNER - 1) // INNER
     for tile in tl.range(tl.program_id(0), tl.cdiv(M, ROWS) * ACROSS, tl.num_programs(0)):
         row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
-        # Loaded into registers before the matmul, so that they are available when it ends.
+        # Load these into registers before the matmul, so that they are available when it ends.
         first = read(saved, row, column, M, N, ROWS, QUARTER)
         second = read(saved, row, column + QUARTER, M, N, ROWS, QUARTER)
         third = read(saved, row, column + 2 * QUARTER, M, N, ROWS, QUARTER)

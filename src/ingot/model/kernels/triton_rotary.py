@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SHAPE = 2048, 4  # values per program, and warps: 16 values per thread
+SHAPE = 2048, 4  # values and warps per program: 16 values per thread
 
 
 def rotation(
@@ -33,7 +33,7 @@ def rotation_backward(
     shape: tuple[int, int] = SHAPE,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of x, contiguous or in `out`, and the contribution of each token (B, T, H) to the gains' gradient."""
+    """Return the gradient of x (in `out` if given, else contiguous) and each token's share of the gain gradient (B, T, H)."""
     x, dy = _with_contiguous_heads(x), _with_contiguous_heads(dy)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     d_gain = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
