@@ -233,7 +233,7 @@ DAMAGES = {
     ),
     "a number repeated by strides": (
         lambda path: torch.save({"model": {"a": torch.zeros(1).expand(10**6, 10**6)}, "model_args": {}}, path),
-        "a tensor is larger than what the file holds of it",
+        "a tensor is larger than its data in the file",
     ),
     "the same numbers many times": (
         lambda path: torch.save({"model": dict.fromkeys(map(str, range(100)), torch.zeros(300, 500).t())}, path),
@@ -241,7 +241,7 @@ DAMAGES = {
     ),
     "a tensor without numbers": (
         lambda path: torch.save({"model": {"a": torch.zeros(10**6, 10**6, device="meta")}, "model_args": {}}, path),
-        "a tensor is larger than what the file holds of it",
+        "a tensor is larger than its data in the file",
     ),
     "compressed": (compressed, "its parts are compressed, which torch.save never does"),
     "list": (lambda path: torch.save([1, 2], path), "it has no model and model_args"),

@@ -32,7 +32,7 @@ def in_parts(model: Any) -> bool:
 
 
 def last_logits(model: Any, tokens: Tensor, cache: list[Any] | None = None, lengths: Tensor | None = None) -> Tensor:
-    """Return the logits (B, V) at each row's last token, or at index lengths - 1 where given; if possible, compute no other logits."""
+    """Return the logits (B, V) at each row's last token, or at index lengths - 1; if possible, compute no other logits."""
     at = (slice(None), -1) if lengths is None else (torch.arange(len(tokens), device=tokens.device), lengths - 1)
     if not in_parts(model):
         return model(tokens)[at]
