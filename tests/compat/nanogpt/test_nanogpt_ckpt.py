@@ -229,7 +229,7 @@ DAMAGES = {
     "settings of a class": (
         lambda path: torch.save({"config": Namespace()}, path),
         "holds argparse.Namespace, and only numbers, "
-        "text and tensors are read, so that nothing in a file can run; save its state_dict and settings again, without it",
+        "text and tensors are loaded, so that no code in a file can run; save its state_dict and settings again without it",
     ),
     "a number repeated by strides": (
         lambda path: torch.save({"model": {"a": torch.zeros(1).expand(10**6, 10**6)}, "model_args": {}}, path),

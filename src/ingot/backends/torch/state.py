@@ -289,7 +289,7 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
             raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
         if isinstance(error, pickle.UnpicklingError) and (refused := REFUSED.search(str(error))):
             raise CheckpointError(
-                f"{path} contains {refused[1]:.80}, but only numbers, text and tensors are loaded, so that no code in a file can "
+                f"{path} holds {refused[1]:.80}, and only numbers, text and tensors are loaded, so that no code in a file can "
                 "run; save its state_dict and settings again without it"
             ) from None
         reason = "it was not written by torch.save"
