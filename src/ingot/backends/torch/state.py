@@ -145,7 +145,7 @@ def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str
             raise CheckpointError(f"{where}: {name} has dtype {source.dtype}, but {NAMES[value.dtype]} in the model")
         pairs.append((value, source))
     if unknown := sorted(records.keys() - tensors.keys()):
-        raise CheckpointError(f"{where} has a tensor {unknown[0]} that the model lacks; it belongs to another model")
+        raise CheckpointError(f"{where} has a tensor {unknown[0]} that the model does not; it belongs to another model")
     return pairs
 
 
