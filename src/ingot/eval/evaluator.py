@@ -156,7 +156,7 @@ class Evaluator:
     ) -> Score:
         """Sum the loss and the bytes of `rows`; end early if `stop`, called with the batch number, returns True.
 
-        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times: ranks must call it equally often.
+        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times, as often as by other ranks.
         """
         sums: dict[str, list[float]] = {name: [0.0, 0, 0, 0] for name in self.names}
         done = 0

@@ -1,6 +1,6 @@
 """Check that an evaluation is valid: each token is scored exactly once, never sees the future, and probabilities sum to 1.
 
-The checks take the summed loss of a batch, as `evaluate` does. They compare it with the loss after changing future tokens and with
+The checks compare the summed loss of a batch, which `evaluate` uses too, with the loss after changing future tokens and with
 the probabilities that the model computes without targets. A model that fails a check may look better than it is.
 """
 
