@@ -78,7 +78,7 @@ class TorchRounder:
         for name, weight in model_tensors(model):
             if id(weight) in tables | matrices and weight.numel() > SMALL:
                 if not bool(weight.isfinite().all()):
-                    raise CheckpointError(f"{name} contains non-finite values; use an earlier checkpoint")
+                    raise CheckpointError(f"{name} contains values that are not finite; use an earlier checkpoint")
                 kind = (tuple(weight.shape), id(weight) in tables, id(weight) in moments)
                 alike.setdefault(kind, []).append((name, weight))
         self._stacks = []
