@@ -166,7 +166,7 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
 
 
 def check_no_other_tokenizer(folder: Path, names: Collection[str]) -> None:
-    """Raise ConfigError for tokenizer files in a folder that the export does not overwrite but readers would use for the model."""
+    """Raise ConfigError for tokenizer files in a folder that the export does not overwrite but readers use for the model."""
     for name in (OURS, THEIRS, SETTINGS, VOCABULARY, MERGES, SENTENCEPIECE):
         if name not in names and (folder / name).exists():
             raise ConfigError(f"{folder / name} belongs to the tokenizer of another model; remove it or give another --output")
