@@ -158,7 +158,7 @@ def _unwrapped(file: memoryview) -> memoryview:
     if codec == "none" or codec not in CODECS:
         raise ValueError(f"it is compressed with {codec!r:.20}, which this ingot does not know")
     if not is_plausible_size(size, len(data)):
-        raise ValueError(f"it announces {size!s:.20} bytes in {len(data):,}, which cannot be weights")
+        raise ValueError(f"it announces {size!s:.20} bytes in {len(data):,} compressed ones, which cannot be weights")
     return memoryview(decompress(codec, data, size))
 
 

@@ -203,7 +203,7 @@ def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
     """Return GPT-2's tokenizer for a model without a tokenizer, if it has as many embedding rows as GPT-2."""
     if not GPT2_VOCAB_SIZE <= rows <= GPT2_PADDED_VOCAB_SIZE:
         raise DataError(f"{path} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
-    log.warning(f"{path} has no tokenizer and as many ids as GPT-2: its tokenizer is assumed; --tokenizer names another")
+    log.warning(f"{path} has no tokenizer but as many ids as GPT-2: GPT-2's tokenizer is assumed; --tokenizer selects another")
     return GPT2Tokenizer()
 
 

@@ -84,18 +84,18 @@ class Rounding:
 
     @property
     def most(self) -> int:
-        """The largest code."""
+        """Return the largest code."""
         return 2 ** (self.bits - 1) - 1
 
 
 class Rounder(Protocol):
-    """Rounds the large weights of a model, each time from their original values."""
+    """Quantises the large weights of a model; every call starts from the original weights."""
 
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Return the bytes of all tables (`embedding`) or all matrices under an entropy coder, without changing the model."""
+        """Estimate the entropy-coded bytes of all embedding tables (`embedding`) or all matrices, without changing the model."""
 
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
-        """Round the model's weights; return their bytes under an entropy coder."""
+        """Quantise the model's weights in place; return their entropy-coded size in bytes."""
 
     def codes(self) -> dict[str, list[TensorRecord]]:
         """Return the stored form of each rounded weight: its int8 codes and, under its name plus ::scale, a scale per row."""

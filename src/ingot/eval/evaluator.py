@@ -141,7 +141,7 @@ class Evaluator:
         window = self.split.read(start, min(start + self.seq_len + 1, self.split.tokens))
         line[0] = 0
         line[0, : len(window)] = window[: self.seq_len]
-        mine = slice(row * self.stride - start, row * self.stride - start + self.stride)  # scored by this row only
+        mine = slice(row * self.stride - start, row * self.stride - start + self.stride)  # targets scored by this row only
         line[1, : len(window) - 1][mine] = window[1:][mine]
         if self.document_mask:
             line[2] = document_numbers(self.split, start, self.seq_len)

@@ -412,5 +412,5 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
     if facts.get("tokenizer_fingerprint") not in (None, chosen_tokenizer.fingerprint()):
         was = "has its tokenizer" if own is not None else "was exported without its tokenizer"
         other = name or data or section.tokenizer or section.path
-        raise CheckpointError(f"{path} {was}, and {other} is or has another; give the one it was trained with")
+        raise CheckpointError(f"{path} {was}, but {other} is or has another; give the one it was trained with")
     return chosen_tokenizer

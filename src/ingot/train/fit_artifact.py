@@ -27,7 +27,7 @@ MIN_K = 6.0  # smallest clipping threshold in standard deviations; hardly any ma
 LARGEST_STEP = 1.0  # in standard deviations of a row; coarser codes retain almost no information
 TRIES = 5  # maximum number of attempts to approach the limit from below
 CLOSE = 0.001  # stop if at most this fraction of the limit is unused
-# Tokens of training text: half for calibration and half for scoring. A CPU uses a sixteenth of a GPU's.
+# Tokens of training text: half for calibration and half for scoring. A CPU uses a sixteenth as many as a GPU.
 GPU_TOKENS, CPU_TOKENS = 1 << 18, 1 << 14
 BATCH_TOKENS = 1 << 14
 

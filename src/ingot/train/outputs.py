@@ -153,7 +153,7 @@ def open_outputs(
     if config_yaml is not None:
         folder.write_config(config_yaml)
     elif other_settings:
-        kept = f"this run was started from {config_path}, which is not changed"
+        kept = f"this run was started from {config_path}, which is not modified"
         others = ", ".join(f"{name}={value}" for name, value in other_settings.items())
         reporter.message(f"{kept}; other settings are recorded in environment.json: {others}")
     if checkpoint is None and isinstance(config.model, FileSettings):

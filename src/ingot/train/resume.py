@@ -45,7 +45,7 @@ FIXED: dict[str, tuple[str, ...]] = {
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
-# Model settings not compared directly with those of training.weights: context and vocab_size are checked separately below.
+# Model settings not compared with those of training.weights: the first two have their own checks, the others affect no shape.
 NOT_COMPARED = ("context", "vocab_size", "dropout", "file")
 COMPLETE = "{} is complete: raise training.max_steps or budget.seconds to train longer, or start a new run"
 # Settings that do not affect a run's result.
@@ -122,7 +122,7 @@ def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Ca
     if checkpoint is None and named == "auto":
         refuse_lost(folder.path)
     source = resume_source(named, folder.path, checkpoint) if named not in ("auto", "never") else None
-    if source is None or checkpoint is not None:  # the named checkpoint, or a descendant of the copy made by an earlier session
+    if source is None or checkpoint is not None:  # already in the folder, or derived from an earlier session's copy
         if checkpoint is not None:
             check_fits(checkpoint, facts)
         return checkpoint
@@ -150,7 +150,7 @@ def refuse_occupied(folder: Path) -> None:
     """Raise an error if a new run would start in a folder with checkpoints that must not be resumed."""
     if saved_steps(folder / "checkpoints"):
         settings = Setting("training.resume", "never"), Setting("training.output_dir"), Setting("training.resume", "auto")
-        raise CheckpointError(f"{folder} holds a run and {{0}}", *settings, advice="choose another {1} or set {2}")
+        raise CheckpointError(f"{folder} already contains a run and {{0}}", *settings, advice="choose another {1} or set {2}")
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:

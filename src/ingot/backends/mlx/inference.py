@@ -72,7 +72,7 @@ def find_mlx_device() -> Device:
 
 
 def make_matmul() -> tuple[int, Callable[[], object]]:
-    """Return a function that multiplies large float32 matrices, and their size."""
+    """Return the size of a large square float32 matmul and a function that runs it."""
     size = 1024 if mx.metal.is_available() else 256
     a = mx.ones((size, size))
     return size, lambda: mx.eval(a @ a)

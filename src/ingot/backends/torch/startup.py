@@ -154,7 +154,7 @@ class Builders:
             deadline = time.monotonic() + BUILDER_PATIENCE_SECONDS
             with suppress(subprocess.TimeoutExpired, OSError):
                 codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in self._processes]
-                if min(codes) >= 0:  # no builder was killed; a failed one would fail again
+                if min(codes) >= 0:  # no builder was killed by a signal; one that failed would fail again
                     self._note.touch()
             self.stop()
 
