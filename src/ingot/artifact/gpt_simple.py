@@ -90,9 +90,9 @@ def read_saved(path: Path) -> Saved:
     state = read_object(path / STATE)
     step, version = state.get("step"), state.get("schema_version", VERSION)
     if version != VERSION:
-        raise CheckpointError(f"{path / STATE} has version {version!r:.40} and version {VERSION} is read; upgrade ingot")
+        raise CheckpointError(f"{path / STATE} has version {version!r:.40}, but ingot reads version {VERSION}; upgrade ingot")
     if type(step) is not int or step < 0:
-        raise CheckpointError(f"{path / STATE} is damaged: step is {step!r:.60}, and must be a number of steps")
+        raise CheckpointError(f"{path / STATE} is damaged: step is {step!r:.60}, but must be a number of steps")
     return Saved(path, step, state)
 
 
@@ -114,7 +114,7 @@ def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
     for name in ("vocab_size", "width", "layers", "heads", "context"):
         if type(settings.get(name)) is not int or settings[name] < 1:
             key = next(key for key, ours in MODEL_KEYS.items() if ours == name)
-            raise CheckpointError(f"{where}: {key} is {settings.get(name)!r:.60}, and must be 1 or more")
+            raise CheckpointError(f"{where}: {key} is {settings.get(name)!r:.60}, but must be 1 or more")
     for name, words in (("activation", ACTIVATIONS), ("mlp", MLPS)):
         if name in settings:
             settings[name] = words.get(settings[name], settings[name])

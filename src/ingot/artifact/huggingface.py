@@ -58,7 +58,7 @@ def _number(config: Mapping[str, Any], path: Path, name: str, default: float | N
     kinds, limit = ((int,), 1 << 31) if default is None else ((int, float), math.inf)
     value = config.get(name, default)
     if type(value) not in kinds or not 0 < value < limit:
-        raise CheckpointError(f"{path}: {name} is {value!r:.60}, and must be a number above 0")
+        raise CheckpointError(f"{path}: {name} is {value!r:.60}, but must be a number above 0")
     return value if default is None else float(value)
 
 
@@ -74,7 +74,7 @@ def _gpt2_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {"family": "gpt2", "bias": True, "gelu": gelu, "dropout": 0.0}
     settings |= {ours: _number(config, path, theirs) for ours, theirs in GPT2_SIZES.items()}
     if config.get("n_inner") not in (None, 4 * settings["width"]):
-        raise ConfigError(f"{path}: n_inner is {config['n_inner']!r:.60}, and only {4 * settings['width']} can be read")
+        raise ConfigError(f"{path}: n_inner is {config['n_inner']!r:.60}, but only {4 * settings['width']} can be read")
     return settings
 
 
@@ -109,10 +109,10 @@ def _llama_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     sizes = {ours: _number(config, path, theirs) for ours, theirs in LLAMA_SIZES.items()}
     head_size = sizes["width"] // sizes["heads"]
     if config.get("head_dim") not in (None, head_size):
-        raise ConfigError(f"{path}: head_dim is {config['head_dim']!r:.60}, and only {head_size} can be read")
+        raise ConfigError(f"{path}: head_dim is {config['head_dim']!r:.60}, but only {head_size} can be read")
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}  # transformers 5 also stores the RoPE base here
     if not isinstance(rotary, dict):
-        raise CheckpointError(f"{path}: rope_scaling is {rotary!r:.60}, and must be a mapping")
+        raise CheckpointError(f"{path}: rope_scaling is {rotary!r:.60}, but must be a mapping")
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind not in ("default", "linear") or rotary.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(f"{path}: rotary positions are scaled by {kind!r:.60}; only default and linear can be read")
@@ -285,13 +285,13 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     if not isinstance(kind, str) or kind not in families:
         names, word = " and ".join(map(repr, families)), "family" if len(families) == 1 else "families"
         raise ConfigError(
-            f"{path}: model_type is {kind!r:.60}, and only {names} can be read into the {' and '.join(families)} {word}"
+            f"{path}: model_type is {kind!r:.60}, but only {names} can be read into the {' and '.join(families)} {word}"
         )
     layout = LAYOUTS[kind]
     for name, allowed in layout.fixed.items():
         if config.get(name, allowed[0]) not in allowed:
             raise ConfigError(
-                f"{path}: {name} is {config.get(name)!r:.60}, and only {allowed[0]!r} can be read into the {kind} family"
+                f"{path}: {name} is {config.get(name)!r:.60}, but only {allowed[0]!r} can be read into the {kind} family"
             )
     settings = layout.settings(config, path)
     found = {name.removeprefix(layout.prefix): record for name, record in _weights(folder).items()}
@@ -340,7 +340,7 @@ def write_model(
     found = {record.name: record for record in records}
     embedding, places = found.get("wte.weight", found.get("transformer.wte.weight")), found.get("transformer.wpe.weight")
     if embedding is None or (settings["family"] == "gpt2" and places is None):
-        raise CheckpointError(f"the model has no embeddings; it is not a whole {layout.shown}")
+        raise CheckpointError(f"the model has no embeddings; it is not a complete {layout.shown}")
     whole = {**settings, "vocab_size": embedding.shape[0], "context": places.shape[0] if places else settings["context"]}
     tensors = layout.tensors(whole)
     if unknown := sorted(found.keys() - {ours for ours, _ in tensors.values()}):
@@ -350,7 +350,7 @@ def write_model(
         record = found.get(ours)
         if record is None:
             if not name.endswith("bias"):
-                raise CheckpointError(f"the model has no tensor {ours}; it is not a whole {layout.shown}")
+                raise CheckpointError(f"the model has no tensor {ours}; it is not a complete {layout.shown}")
             zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))  # their model has biases that ours may lack
             record = TensorRecord(name, embedding.dtype, shape, zeros)
         written = name if name == HEAD else layout.written_prefix + name
