@@ -135,14 +135,14 @@ def test_it_is_known_which_tokenizers_rewrite_text_before_they_cut_it():
 def test_a_sentencepiece_model_that_llama_cpp_reads_otherwise_is_refused(changes):
     text = " ".join(f"word{i} abc{i % 7}" for i in range(500))
     spec = SentencePieceTokenizer(learn("sentencepiece", [text], 290 if "model_type" in changes else 40, changes)).spec()
-    with pytest.raises(ConfigError, match=r"only BPE with byte fallback; --format huggingface takes it"):
+    with pytest.raises(ConfigError, match=r"only BPE with byte fallback; --format huggingface supports it"):
         vocabulary_of(spec, 1000)
 
 
 def test_a_tokenizer_json_that_splits_words_by_another_rule_is_refused():
     contents = json.loads(learn("bpe", ["some text for a small vocabulary"] * 5, 270))
     contents["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    with pytest.raises(ConfigError, match=r"cuts text in a way that GGUF has no name for"):
+    with pytest.raises(ConfigError, match=r"splits text in a way that GGUF does not support"):
         vocabulary_of(from_json(json.dumps(contents).encode()).spec(), 300)
 
 

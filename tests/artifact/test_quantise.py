@@ -299,7 +299,7 @@ def test_bfloat16_is_read_as_torch_reads_it():
 def test_weights_that_are_no_numbers_are_refused_by_name(quantiser, shape):
     value = torch.zeros(shape)
     value[0] = float("nan")
-    with pytest.raises(CheckpointError, match=r"^h\.3\.weight holds numbers that are not finite"):
+    with pytest.raises(CheckpointError, match=r"^h\.3\.weight contains values that are not finite"):
         stored(value, quantiser, "h.3.weight")
 
 
@@ -307,7 +307,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(quantiser, shape):
 def test_an_infinite_weight_has_no_code(quantiser):
     value = torch.zeros(300, 300)
     value[5, 7] = -float("inf")
-    with pytest.raises(CheckpointError, match=r"^h\.3\.weight holds numbers that are not finite"):
+    with pytest.raises(CheckpointError, match=r"^h\.3\.weight contains values that are not finite"):
         stored(value, quantiser, "h.3.weight")
 
 

@@ -77,7 +77,7 @@ def test_an_artifact_never_says_which_code_is_run(ingot: Ingot, data, tmp_path):
     moved.parent.mkdir(parents=True)
     moved.write_bytes((run / "artifact" / "model.safetensors").read_bytes())
     words = ["generate", moved, "--tokens", "2"]
-    assert "put its Python file beside it as model.py" in one_line(ingot(*words, code=4))
+    assert "put its Python file next to it as model.py" in one_line(ingot(*words, code=4))
     (moved.parent / "model.py").write_text(MODEL + "\nopen('ran', 'w')\n")
     assert "is not the file that" in one_line(ingot(*words, code=4))
     assert not list(tmp_path.rglob("ran"))

@@ -71,7 +71,7 @@ def test_a_foreign_model_has_a_whole_config_around_it(tmp_path):
 def test_the_code_of_a_model_of_ones_own_must_be_what_it_was_trained_with(tmp_path):
     write_artifact(tmp_path / "a", RECORDS, {**FACTS, "model_file_sha256": "0" * 64}, "none", "none")
     weights = open_weights(tmp_path / "a")
-    with pytest.raises(CheckpointError, match=r"put its Python file beside it as model\.py"):
+    with pytest.raises(CheckpointError, match=r"put its Python file next to it as model\.py"):
         model_file(weights)
     (tmp_path / "model.py").write_text("class Model: ...")
     with pytest.raises(CheckpointError, match=r"is not the file that .* was trained with"):

@@ -398,13 +398,13 @@ def test_where_a_run_stood_is_checked_before_it_goes_on(tmp_path, name):
     sound = asdict(Progress(step=4, sample=8, tokens=16, loss=1.0, val_step=4, best_step=4))
     assert asdict(read_progress(Checkpoint(tmp_path, 4, {**sound, "other": 1}, {}))) == sound
     for value in ([[]], {"a": []}, -1 if name in ("step", "sample", "tokens", "elapsed_seconds") else [[1, 2, "x"]]):
-        with pytest.raises(CheckpointError, match="it does not say where its run stood"):
+        with pytest.raises(CheckpointError, match="it does not contain the progress of its run"):
             read_progress(Checkpoint(tmp_path, 4, {**sound, name: value}, {}))
 
 
 @pytest.mark.parametrize("progress", [{}, {"config": 1}, {"config": {}}, {"config": {"model": []}}, {"config": None}])
 def test_a_checkpoint_that_does_not_say_what_run_it_is_of_is_not_continued(tmp_path, progress):
-    with pytest.raises(CheckpointError, match="it does not say which run it belongs to"):
+    with pytest.raises(CheckpointError, match="it lacks the metadata of its run"):
         check_fits(Checkpoint(tmp_path, 4, progress, {}), {"config": {"model": {}, "data": {}, "optimizer": {}, "training": {}}})
 
 

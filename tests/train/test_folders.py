@@ -154,7 +154,7 @@ def test_force_deletes_nothing_where_the_run_would_not_begin(train: Train, data:
     with pytest.raises(CheckpointError, match=r"there is no checkpoint in"):
         forced(data, folder, training__resume=str(tmp_path / "nowhere"))
     for setting in ("training__resume", "training__weights"):
-        with pytest.raises(ConfigError, match=r"lies in the folder that --force empties"):
+        with pytest.raises(ConfigError, match=r"is in the folder that --force deletes"):
             forced(data, folder, **{setting: str(folder / "checkpoints" / "step-00000004")})
     assert kinds_of(folder) == {4: "final"}
 

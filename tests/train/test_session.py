@@ -385,7 +385,7 @@ def test_an_evaluation_at_the_end_that_is_repeated_after_a_break_is_recorded_onc
 
 def test_resume_never_refuses_a_folder_that_holds_a_run(train: Train, tmp_path):
     train(tmp_path / "run", training__max_steps=2, training__resume="never")
-    with pytest.raises(CheckpointError, match=r"holds a run and training\.resume=never"):
+    with pytest.raises(CheckpointError, match=r"already contains a run and training\.resume=never"):
         train(tmp_path / "run", training__max_steps=4, training__resume="never")
     assert steps_of(tmp_path / "run") == [2]
 

@@ -82,7 +82,7 @@ def test_a_job_that_has_ended_is_refused():
 
 
 def test_a_reserve_that_leaves_nothing_of_the_session_is_refused():
-    with pytest.raises(ConfigError, match="walltime_reserve_seconds=50 leaves nothing of the 40 s that INGOT_MAX_RUNTIME"):
+    with pytest.raises(ConfigError, match="walltime_reserve_seconds=50 leaves no time for training: INGOT_MAX_RUNTIME"):
         found({"INGOT_MAX_RUNTIME": "40"}, walltime_reserve_seconds=50)
 
 

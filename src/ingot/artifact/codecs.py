@@ -1,7 +1,7 @@
 """Compress an artifact's payload, and decompress it without ever producing more bytes than the file announces.
 
-A file may come from anybody. Every codec stops at the announced size, so a small file that expands into a huge one costs no more
-memory than `is_plausible_size` allows.
+Files may be untrusted. Every codec stops at the announced size, so a decompression bomb costs no more memory than
+`is_plausible_size` allows.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ CHUNK_BYTES = 1 << 20
 # A dictionary larger than 8 MiB does not help with weights, and compressing takes ten times its size in memory. Tuning lc, lp and
 # pb gains 1% on quantised codes and loses 4% on floats.
 LZMA_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 23}]
-LZMA_MEMORY_BYTES = 1 << 27  # limit while decompressing; 8 MiB dictionaries need far less
-FREE_BYTES, MAX_RATIO = 1 << 24, 1000  # plausible payloads: up to 16 MiB, plus 1,000 bytes per stored byte
+LZMA_MEMORY_BYTES = 1 << 27  # memory limit for decompression; 8 MiB dictionaries need far less
+FREE_BYTES, MAX_RATIO = 1 << 24, 1000  # plausible payloads have up to 16 MiB plus 1,000 bytes per stored byte
 MAX_PAYLOAD_BYTES = 1 << 36
 
 Progress = Callable[[int, int], None]
 
 
 def is_plausible_size(size: int, stored: int) -> bool:
-    """Return True if it is plausible that `stored` bytes expand into `size`."""
+    """Return True if it is plausible that `stored` bytes expand into `size` bytes."""
     return 0 <= size <= min(FREE_BYTES + MAX_RATIO * stored, MAX_PAYLOAD_BYTES)
 
 
 def check_codec(codec: str) -> None:
-    """Refuse an unknown codec."""
+    """Raise ConfigError for an unknown codec."""
     if codec not in CODECS:
         raise ConfigError(f"unknown codec {codec!r}; choose one of {', '.join(CODECS)}")
 
@@ -65,7 +65,7 @@ def compress(codec: str, parts: Sequence[bytes | memoryview], progress: Progress
 
 
 def decompress(codec: str, data: memoryview, size: int) -> bytes:
-    """Return exactly `size` bytes; raise ValueError if the data expands into fewer or more, or is damaged."""
+    """Return exactly `size` bytes; raise ValueError if the data expands into fewer or more bytes, or is damaged."""
     try:
         if codec == "rans":
             payload, whole = rans.decode(data, size), True

@@ -1,8 +1,8 @@
 """The artifact: a single file with a model's weights and the metadata to rebuild it. Reading it never runs code.
 
 The payload is a safetensors file with the metadata in its header. If it is compressed, a small header precedes it. Every byte is
-covered by a checksum. The payload stores its own at a fixed offset, computed with zeros in that field; the header stores that of
-the compressed bytes. docs/artifact.md specifies the format for other readers: changing it here means a new version there.
+covered by a checksum: the payload stores its own checksum at a fixed offset, computed with zeros in that field, and the header
+stores that of the compressed bytes. docs/artifact.md specifies the format; a change here requires a new version there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_t
 MAGIC = b"\x89INGOT\r\n"  # not valid text, and damaged by any transfer that converts line endings
 VERSION = 1
 MAX_HEADER = 4096
-PRELUDE = f'{{"{METADATA}":{{"sha256":"'.encode()  # first bytes of a payload's header; the checksum follows
+PRELUDE = f'{{"{METADATA}":{{"sha256":"'.encode()  # first bytes of a payload's JSON header; the checksum follows
 CHECKSUM = slice(8 + len(PRELUDE), 8 + len(PRELUDE) + 64)
 FOREIGN = {b"PK": "a zip file, as torch.save writes it", b"\x80": "a pickle", b"\x1f\x8b": "a gzip file", b"GGUF": "a GGUF file"}
 
@@ -43,7 +43,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class ArtifactReport:
-    """Path, size and encoding of an artifact that was written."""
+    """Path, size and encoding of a written artifact."""
 
     path: Path
     bytes: int
@@ -68,9 +68,9 @@ def write_artifact(
     progress: Progress = lambda done, total: None,
     codes: Codes = MappingProxyType({}),
 ) -> ArtifactReport:
-    """Write an artifact atomically, with quantiser, codec and dtype named as in the settings `artifact.*`.
+    """Write an artifact atomically; `quantiser`, `codec` and `dtype` take the same values as the settings `artifact.*`.
 
-    `codes` holds the codes and scales of tensors that were already quantised with the help of the model.
+    `codes` holds the codes and scales of tensors that a model-based quantiser has already quantised.
     """
     check_codec(codec)
     records = list(records)
@@ -92,7 +92,7 @@ def artifact_sizes(
     progress: Progress = lambda done, total: None,
     codes: Codes = MappingProxyType({}),
 ) -> Iterator[tuple[str, int]]:
-    """Return the size the file would have with each codec, without writing it."""
+    """Return the file size for each codec, without writing the file."""
     _, payload = _pack(records, facts, quantiser, dtype, codes)
     for codec in codecs:
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
@@ -158,12 +158,12 @@ def _unwrapped(file: memoryview) -> memoryview:
     if codec == "none" or codec not in CODECS:
         raise ValueError(f"it is compressed with {codec!r:.20}, which this ingot does not know")
     if not is_plausible_size(size, len(data)):
-        raise ValueError(f"it announces {size!s:.20} bytes in {len(data):,}, which cannot be weights")
+        raise ValueError(f"it announces {size!s:.20} bytes in {len(data):,} compressed ones, which cannot be weights")
     return memoryview(decompress(codec, data, size))
 
 
 def _opened(payload: memoryview) -> Artifact:
-    """Check a payload and return the model in it."""
+    """Check a payload and return the artifact in it."""
     try:
         stored, metadata = unpack_tensors(payload)
     except ValueError as error:
@@ -187,7 +187,7 @@ def _opened(payload: memoryview) -> Artifact:
 
 
 def _facts(text: str | bytes, damage: str) -> dict[str, Any]:
-    """Return the JSON object of a file of our version; raise ValueError with `damage` if it is none."""
+    """Parse a JSON object of the supported version; raise ValueError with the message `damage` if it is not a JSON object."""
     facts = None
     with suppress(ValueError, RecursionError):
         facts = json.loads(text)

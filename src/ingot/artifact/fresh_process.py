@@ -1,4 +1,4 @@
-"""Score an artifact in a new process that gets only the file."""
+"""Score an artifact in a new process whose only input is the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingot.runtime.ranks import without_ranks
 RUN_INGOT = "from ingot.runtime.processes import end_with_parent; end_with_parent(); from ingot.cli.main import run; run()"
 SCORING = "scoring the artifact"  # name of this phase in progress reports
 ROWS = re.compile(r"^rows (\d+) of (\d+)$", re.MULTILINE)  # progress lines that the process prints to stderr
-LOOK_SECONDS = 0.25  # poll interval for `stop`; the process prints nothing while it loads the model or during a long batch
+LOOK_SECONDS = 0.25  # poll interval for `stop`; the child prints nothing while it loads the model or during a long batch
 
 
 def score_in_fresh_process(
@@ -30,7 +30,7 @@ def score_in_fresh_process(
 ) -> dict[str, Any]:
     """Run `ingot eval --artifact` in a child process and return its result; raise RunError with its last line if it fails.
 
-    `stop` is polled a few times a second and terminates the child. The child never outlives this process, however that ends.
+    `stop` is polled a few times a second; if it returns True, the child is killed. The child never outlives this process.
     """
     command = python_command(RUN_INGOT, "eval", "--artifact", str(path), "--json", "--tell-rows", "--device", device)
     command += ["--data", data] if data is not None else []
@@ -40,8 +40,8 @@ def score_in_fresh_process(
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, env=without_ranks(os.environ), **pipes) as child:
         assert child.stdin is not None
-        with child.stdin:  # the child ends when this closes
-            child.stdin = None  # or `communicate` would close it
+        with child.stdin:  # the child exits when this pipe closes
+            child.stdin = None  # otherwise `communicate` would close it
             while child.returncode is None:
                 try:
                     printed, heard = child.communicate(timeout=LOOK_SECONDS)

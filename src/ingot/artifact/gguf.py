@@ -1,7 +1,7 @@
-"""Export models as GGUF for llama.cpp and ollama, with a Modelfile for ollama; uses the package `gguf`.
+"""Export models as GGUF for llama.cpp, and with a Modelfile for ollama; uses the package `gguf`.
 
-llama.cpp's rotary embedding rotates adjacent pairs (2i, 2i + 1) of a head, ours rotates pairs (i, i + D / 2). The rows of q and
-k are therefore reordered.
+llama.cpp's rotary embedding rotates adjacent pairs (2i, 2i + 1) of a head; ours rotates pairs (i, i + D / 2). The rows of the q
+and k matrices are therefore reordered.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ingot.model.settings import mlp_width
 from ingot.runtime.files import replace_folder, write_atomically
 from ingot.runtime.tensors import TensorRecord, to_array
 
-UNUSED = 5  # token type of an embedding row without an id
+UNUSED = 5  # GGUF's token type for embedding rows without a token
 
 
 def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """Return the keys of a tokenizer for `rows` embedding rows, named as in the methods `add_*` of GGUFWriter.
+    """Return a tokenizer's GGUF keys for `rows` embedding rows, named after the `add_*` methods of GGUFWriter.
 
     Raise ConfigError if llama.cpp cannot express the tokenizer.
     """
@@ -54,7 +54,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
         if file.algorithm != BPE or not file.has_bytes:
             raise ConfigError(
                 "GGUF does not support this SentencePiece model, only BPE with byte fallback",
-                advice="--format huggingface takes it",
+                advice="--format huggingface supports it",
             )
         tokens, kinds = [piece.text for piece in file.pieces], [piece.kind for piece in file.pieces]
         scores = [piece.score for piece in file.pieces] + [0.0] * (rows - len(tokens))
@@ -65,8 +65,8 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
         by_rule = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
         if model.get("type") != "BPE" or not by_rule or config.get("normalizer") or not tokenizer.lossless:
             raise ConfigError(
-                f"the {THEIRS} of this model cuts text in a way that GGUF has no name for",
-                advice="byte-level BPE that splits words by GPT-2's rule has one; --format huggingface takes any",
+                f"the {THEIRS} of this model splits text in a way that GGUF does not support",
+                advice="GGUF supports byte-level BPE that splits words by GPT-2's rule; --format huggingface supports any",
             )
         names = {i: name for name, i in model["vocab"].items()} | {token["id"]: token["content"] for token in added}
         special = {token["id"] for token in added if token.get("special")}
@@ -78,22 +78,22 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
             f"GGUF does not support a {tokenizer.kind} tokenizer",
             advice="it supports byte, gpt2, SentencePiece's BPE and byte-level BPE; --format huggingface supports characters too",
         )
-    unused = range(len(tokens), rows)  # embedding rows without an id: llama.cpp requires one token per row
+    unused = range(len(tokens), rows)  # embedding rows without a token: llama.cpp requires one token per row
     return {
-        "tokenizer_model": "llama" if more else "gpt2",  # SentencePiece or byte-level BPE
+        "tokenizer_model": "llama" if more else "gpt2",  # "llama": SentencePiece, "gpt2": byte-level BPE
         "token_list": tokens + [f"[unused {row}]" for row in unused],
         "token_types": kinds + [UNUSED] * len(unused),
         **(more or {"tokenizer_pre": "gpt-2", "token_merges": merges}),
         **({"bos_token_id": tokenizer.bos} if tokenizer.bos is not None else {}),
-        # llama.cpp has keys for two end tokens, and generation stops at either.
+        # llama.cpp has keys for two end tokens and stops generation at either.
         **dict(zip(("eos_token_id", "eot_token_id"), ends_of(tokenizer), strict=False)),
-        "add_bos_token": tokenizer.bos is not None,  # `ingot generate` starts with it too
+        "add_bos_token": tokenizer.bos is not None,  # as in `ingot generate`
         "add_eos_token": False,
     }
 
 
 def is_normalised(spec: Mapping[str, Any]) -> bool:
-    """Return True if a tokenizer normalises text before splitting it, which llama.cpp would not do."""
+    """Return True if a tokenizer normalises text before splitting it, which llama.cpp does not support."""
     tokenizer = from_spec(spec)
     file = SentencePieceFile(tokenizer.contents) if isinstance(tokenizer, SentencePieceTokenizer) else None
     return file is not None and (bool(file.rules) or file.folds_spaces)
@@ -122,7 +122,7 @@ def write_gguf(
     dtype: str = "fp32",
     name: str = "ingot",
 ) -> int:
-    """Write model.gguf and a Modelfile to a folder; return their size in bytes. `settings`: a section `model` with a context."""
+    """Write model.gguf and a Modelfile to a folder; return their total bytes. `settings`: a `model` section with a context."""
     if dtype not in DTYPES:
         raise ConfigError(f"GGUF export does not support the dtype {dtype!r}; choose {', '.join(DTYPES)}")
     refuse_unportable(settings, "gguf")
@@ -141,7 +141,7 @@ def write_gguf(
             getattr(writer, f"add_{key}")(value)
         for key, array in tensors.items():
             exact = array.ndim < 2 or key.startswith("position_embd")  # gains, biases and positions
-            # q8_0 cannot split every row into blocks.
+            # q8_0 needs rows whose length is a multiple of the block size.
             stored = "fp32" if exact else "fp16" if dtype == "q8_0" and array.shape[-1] % GROUP else dtype
             if stored == "fp16" and np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
                 raise CheckpointError(f"{key} contains values out of fp16's range; choose the dtype bf16, q8_0 or fp32")
@@ -152,7 +152,7 @@ def write_gguf(
         try:
             writer.write_tensors_to_file()
         except OSError as refused:
-            if refused.errno is None:  # numpy's error about a short write does not give the reason
+            if refused.errno is None:  # numpy's error for a short write does not include the reason
                 raise OSError(errno.EIO, "it was written only in part; is the disk full?") from refused
             raise
         writer.close()
@@ -162,7 +162,7 @@ def write_gguf(
 
 
 def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the tensors under GGUF's names and in its row order, with zeros for missing biases that its GPT-2 requires."""
+    """Return the tensors with GGUF's names and row order, adding zeros for missing biases that its GPT-2 requires."""
     stored, _ = quantise(records, "none", "fp32")  # raises if a value is not finite
     names = GPT2 if settings["family"] == "gpt2" else LLAMA
     found: dict[str, NDArray[Any]] = {}
@@ -188,7 +188,7 @@ def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> di
 def _model_keys(
     gguf: Any, settings: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], dtype: str, name: str
 ) -> dict[str, Any]:
-    """Return the keys from which llama.cpp builds the model, named as in the methods `add_*` of GGUFWriter."""
+    """Return the keys from which llama.cpp builds the model, named after the `add_*` methods of GGUFWriter."""
     llama = settings["family"] == "llama"
     kinds = {"fp32": "ALL_F32", "fp16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
     keys = {

@@ -1,7 +1,7 @@
 """Read gpt-simple's run folders without a framework: the checkpoints of a run, their models and tokenizers.
 
-A run is `checkpoints/NAME/` with trainer_state.json and model/, and tokenizer/ beside checkpoints/. The step in
-trainer_state.json decides which checkpoint is the newest. The name `final` does not: a run may be continued after it.
+A run folder contains `checkpoints/NAME/`, each with trainer_state.json and model/, and a folder tokenizer/. The checkpoint with
+the highest step in trainer_state.json is the newest, whatever its name: a run may be resumed after saving `final`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from ingot.runtime.files import read_object
 STATE, MODEL, WEIGHTS, CONFIG, TOKENIZER = "trainer_state.json", "model", "pytorch_model.bin", "config.json", "tokenizer"
 FINAL, SHUTDOWN = "final", "-shutdown"
 RUN_STATE = ".run_state.json"  # status file of a run
-STOP_FLAG = ".shutdown_requested"  # file that asks a run to save and stop
+STOP_FLAG = ".shutdown_requested"  # file that requests a run to save and stop
 VERSION = 1  # version of trainer_state.json
 _NAME = re.compile(rf"{FINAL}|checkpoint-\d+(?:{SHUTDOWN})?")
 
-# gpt-simple's keys of the section `model`, in its order, and our names for them.
+# gpt-simple's keys of its `model` section, in its order, and our names for them.
 MODEL_KEYS: dict[str, str | None] = {
     "vocab_size": "vocab_size", "n_embd": "width", "n_layer": "layers", "n_head": "heads", "n_kv_head": "kv_heads",
     "n_positions": "context", "dropout": "dropout", "use_bias": "bias", "qkv_bias": "qkv_bias",
     "attn_out_bias": "attention_out_bias", "mlp_bias": "mlp_bias", "activation": "activation", "mlp_type": "mlp",
     "intermediate_size": "inner_width", "norm": "norm", "norm_eps": "norm_epsilon", "tie_word_embeddings": "tied",
     "rope_base": "rope_base", "rope_scaling_type": "rope_scaling", "rope_scaling_factor": "rope_factor",
-    "attention_mode": None,  # a data setting in ingot: data.document_mask
+    "attention_mode": None,  # in ingot a data setting: data.document_mask
 }  # fmt: skip
-# Keys that determine the shapes of the weights: gpt-simple resumes a run only if they are unchanged.
+# Keys that determine the shapes of the weights; gpt-simple resumes a run only if they are unchanged.
 ARCH_KEYS = (
     "vocab_size", "n_embd", "n_layer", "n_head", "n_kv_head", "n_positions", "activation", "mlp_type", "intermediate_size",
     "norm", "tie_word_embeddings", "use_bias", "qkv_bias", "attn_out_bias", "mlp_bias",
 )  # fmt: skip
-ACTIVATIONS, MLPS = {"swish": "silu"}, {"mlp": "plain"}  # gpt-simple's values and ours, where they differ
+ACTIVATIONS, MLPS = {"swish": "silu"}, {"mlp": "plain"}  # gpt-simple's values that have other names in ingot
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def is_checkpoint(path: Path) -> bool:
 def saved_checkpoints(run: Path) -> list[Saved]:
     """Return the checkpoints of a run, oldest first, skipping incomplete or damaged ones.
 
-    At equal steps, one written on a stop sorts first: right after a resume it lacks the data position. `final` sorts last.
+    At equal steps, `final` comes last, and a checkpoint written on a stop first: right after a resume it lacks the data position.
     """
     found = []
     for path in (run / "checkpoints").glob("*"):
@@ -90,14 +90,14 @@ def read_saved(path: Path) -> Saved:
     state = read_object(path / STATE)
     step, version = state.get("step"), state.get("schema_version", VERSION)
     if version != VERSION:
-        raise CheckpointError(f"{path / STATE} has version {version!r:.40} and version {VERSION} is read; upgrade ingot")
+        raise CheckpointError(f"{path / STATE} has version {version!r:.40}, but ingot reads version {VERSION}; upgrade ingot")
     if type(step) is not int or step < 0:
-        raise CheckpointError(f"{path / STATE} is damaged: step is {step!r:.60}, and must be a number of steps")
+        raise CheckpointError(f"{path / STATE} is damaged: step is {step!r:.60}, but must be a number of steps")
     return Saved(path, step, state)
 
 
 def read_model(path: Path) -> dict[str, Any]:
-    """Read the section `model` of a checkpoint; if its run used rows longer than n_positions, their length is the context."""
+    """Read a checkpoint's `model` section; if its run used rows longer than n_positions, the row length becomes the context."""
     settings = model_settings(read_object(path / MODEL / CONFIG), str(path / MODEL / CONFIG))
     try:
         told = read_object(path.parent.parent / CONFIG)["data"]["max_length"]
@@ -107,14 +107,14 @@ def read_model(path: Path) -> dict[str, Any]:
 
 
 def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Convert gpt-simple's keys to our section `model`; errors about unknown keys name `where` they were read."""
+    """Convert gpt-simple's keys to our `model` section; `where` is their source, for error messages."""
     if unknown := sorted(keys.keys() - MODEL_KEYS.keys()):
         raise CheckpointError(f"{where} has a key {unknown[0]!r:.60} that gpt-simple does not know")
     settings: dict[str, Any] = {ours: keys[key] for key, ours in MODEL_KEYS.items() if ours and key in keys}
     for name in ("vocab_size", "width", "layers", "heads", "context"):
         if type(settings.get(name)) is not int or settings[name] < 1:
             key = next(key for key, ours in MODEL_KEYS.items() if ours == name)
-            raise CheckpointError(f"{where}: {key} is {settings.get(name)!r:.60}, and must be 1 or more")
+            raise CheckpointError(f"{where}: {key} is {settings.get(name)!r:.60}, but must be 1 or more")
     for name, words in (("activation", ACTIVATIONS), ("mlp", MLPS)):
         if name in settings:
             settings[name] = words.get(settings[name], settings[name])
@@ -124,7 +124,7 @@ def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict[str, Any]:
-    """Convert a section `model` to gpt-simple's keys."""
+    """Convert our `model` section to gpt-simple's keys."""
     theirs: dict[Any, str] = {ours: word for words in (ACTIVATIONS, MLPS) for word, ours in words.items()}
     keys = {key: settings.get(ours) for key, ours in MODEL_KEYS.items() if ours}
     keys |= {key: theirs.get(keys[key], keys[key]) for key in ("activation", "mlp_type")}
@@ -132,7 +132,7 @@ def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict
 
 
 def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to resume from a checkpoint if the weights would have different shapes under the current section `model`."""
+    """Raise CheckpointError if the current `model` section implies weights of other shapes than those in a checkpoint."""
     before, after = model_keys(was), model_keys(now)
     changed = [key for key in ARCH_KEYS if key != "n_positions" and before[key] != after[key]]
     if changed:
@@ -141,7 +141,7 @@ def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, An
 
 
 def tokenizer_folder(path: Path) -> Path | None:
-    """Return the tokenizer folder of a checkpoint, inside it or in its run, or None."""
+    """Return the tokenizer folder in a checkpoint or in its run folder, or None."""
     folders = (path / TOKENIZER, path.parent.parent / TOKENIZER)
     return next((folder for folder in folders if folder.is_dir() and any(folder.iterdir())), None)
 

@@ -1,7 +1,7 @@
-"""Write a tokenizer beside a model in Hugging Face's layout, so that transformers loads it, and read it back.
+"""Write a tokenizer in Hugging Face's layout, so that transformers loads it together with the model, and read it back.
 
-GPT-2's own tokenizer is recognised by its vocabulary, whatever file it comes in. Tokenizer types that transformers lacks are
-rebuilt from the components of tokenizer.json, and also saved as ingot-tokenizer.json, from which ingot restores them exactly.
+GPT-2's tokenizer is recognised by its vocabulary, whatever the file format. Tokenizer types that transformers does not have are
+rebuilt from tokenizer.json components, and also saved as ingot-tokenizer.json, from which ingot restores them exactly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ingot.data.tokenizers.tokenizer_base import SPACE, byte_alphabet
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import read_json
 
-# Byte, character and SentencePiece tokenizers as a tokenizer.json that transformers reads.
+# Convert byte, character and SentencePiece tokenizers to a tokenizer.json that transformers reads.
 
 UNIGRAM, NORMAL = 1, 1
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # the first four ids of the byte tokenizer
@@ -82,12 +82,12 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
 
 
 def _lacks_start(tokenizer: HFTokenizer) -> bool:
-    """Return True for a tokenizer.json without a post-processor, as we learn them: documents were trained with a start token."""
+    """Return True for a tokenizer.json with a start token but no post-processor, such as ours: training prepended the token."""
     return tokenizer.bos is not None and not json.loads(tokenizer.contents).get("post_processor")
 
 
 def marks_texts(tokenizer: Tokenizer) -> bool:
-    """Return True if the exported tokenizer puts the start token in front of a text."""
+    """Return True if the exported tokenizer prepends the start token to a text."""
     if isinstance(tokenizer, HFTokenizer):
         return tokenizer.marks_texts or _lacks_start(tokenizer)
     return not isinstance(tokenizer, GPT2Tokenizer)
@@ -98,13 +98,13 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
     from tokenizers import Tokenizer as Built
 
     file = SentencePieceFile(tokenizer.contents)
-    # The tokenizers library cannot restore capital letters.
+    # The tokenizers library cannot decode capital marks back into capital letters.
     if tokenizer.marks_capitals or not file.escapes_spaces or any(piece.kind == USER_DEFINED for piece in file.pieces):
         return None
     if file.algorithm == BPE:
         vocabulary = {piece.text: i for i, piece in enumerate(file.pieces)}
         ids = {piece.text: i for i, piece in enumerate(file.pieces) if piece.kind == NORMAL}
-        pairs = []  # pairs that merge into a piece, best-scoring piece first
+        pairs = []  # pairs that merge into a piece, in descending order of its score
         for i, piece in enumerate(file.pieces):
             if piece.kind == NORMAL:
                 text = piece.text
@@ -130,7 +130,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
 
 
 def _marked(built: Any, tokenizer: Tokenizer, marks: Any) -> Any:
-    """Add the special tokens, and prepend the document start to every text, as during training."""
+    """Add the special tokens and a post-processor that prepends the start token to every text, as in training."""
     from tokenizers import processors
 
     built.add_special_tokens(list(marks))
@@ -166,14 +166,14 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
 
 
 def check_no_other_tokenizer(folder: Path, names: Collection[str]) -> None:
-    """Refuse a folder with tokenizer files that a new model would not overwrite: readers would use them with it."""
+    """Raise ConfigError for tokenizer files in a folder that the export does not overwrite but readers use for the model."""
     for name in (OURS, THEIRS, SETTINGS, VOCABULARY, MERGES, SENTENCEPIECE):
         if name not in names and (folder / name).exists():
             raise ConfigError(f"{folder / name} belongs to the tokenizer of another model; remove it or give another --output")
 
 
 def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
-    """Build tokenizer_config.json, which names the special tokens and any fast tokenizer class as the reader."""
+    """Build tokenizer_config.json, which names the special tokens and sets the generic fast tokenizer class."""
     names = {token["id"]: token["content"] for token in json.loads(contents).get("added_tokens") or ()}
     marks = {"bos_token": tokenizer.bos, "eos_token": marks_of(tokenizer).eos, "pad_token": tokenizer.pad}
     known = {name: names[token] for name, token in marks.items() if token is not None and token in names}
@@ -182,7 +182,7 @@ def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
 
 
 def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer of a folder whose model has `rows` embedding rows, or the one called `name`."""
+    """Return the tokenizer given by `name`, or else that of the folder, for a model with `rows` embedding rows."""
     if name is not None:
         tokenizer = open_tokenizer(name)
     elif (folder / OURS).is_file():
@@ -200,10 +200,10 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
 
 
 def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
-    """Return GPT-2's tokenizer for a model that came without one, if it has as many embedding rows as GPT-2."""
+    """Return GPT-2's tokenizer for a model without a tokenizer, if it has as many embedding rows as GPT-2."""
     if not GPT2_VOCAB_SIZE <= rows <= GPT2_PADDED_VOCAB_SIZE:
         raise DataError(f"{path} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
-    log.warning(f"{path} has no tokenizer and as many ids as GPT-2: its tokenizer is assumed; --tokenizer names another")
+    log.warning(f"{path} has no tokenizer but as many ids as GPT-2: GPT-2's tokenizer is assumed; --tokenizer selects another")
     return GPT2Tokenizer()
 
 
@@ -220,7 +220,7 @@ def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:
 
 
 def gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:
-    """Return vocab.json and merges.txt, with each token in printable characters and the pair it is merged from."""
+    """Return vocab.json and merges.txt; tokens are spelled in printable characters, and merges are derived from token ranks."""
     spelling = {byte: character for character, byte in byte_alphabet().items()}
     tokens = [tokenizer.decode_bytes([i]) for i in range(GPT2_VOCAB_SIZE - 1)]
     spelled = ["".join(map(spelling.__getitem__, token)) for token in tokens]
@@ -228,7 +228,7 @@ def gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:
     merges = ["#version: 0.2"]
     for rank, token in enumerate(tokens[256:], 256):
         parts = [token[i : i + 1] for i in range(len(token))]
-        while len(parts) > 2:  # the two parts left after all merges of a lower rank
+        while len(parts) > 2:  # apply all merges of lower rank, until two parts are left
             best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], rank))
             parts[best : best + 2] = [parts[best] + parts[best + 1]]
         merges.append(" ".join(spelled[ranks[part]] for part in parts))

@@ -24,12 +24,12 @@ from ingot.model.settings import ModelSettings, mlp_width
 from ingot.runtime.files import read_object, readable, replace_folder, write_atomically
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
-# Maps a tensor's name in Hugging Face's layout to its name in ours and its shape in theirs.
+# Maps a tensor's name in Hugging Face's layout to its name in our layout and its shape in theirs.
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 HEAD = "lm_head.weight"
 GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf"}
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "relu": "relu"}
-# Sizes in our section `model`, and their keys in config.json.
+# Sizes in our `model` section, and their keys in config.json.
 GPT2_SIZES = {"layers": "n_layer", "heads": "n_head", "width": "n_embd", "vocab_size": "vocab_size", "context": "n_positions"}
 LLAMA_SIZES = {
     "layers": "num_hidden_layers", "heads": "num_attention_heads", "width": "hidden_size", "vocab_size": "vocab_size",
@@ -43,22 +43,22 @@ class Layout:
 
     shown: str
     prefix: str
-    written_prefix: str  # GPT-2's files on the hub have none: MLX reads nothing else
+    written_prefix: str  # prefix in files that we write: none for GPT-2, as on the hub, or MLX could not read them
     embedding: str
     transposed: tuple[str, ...]
-    buffers: re.Pattern[str]  # tensors of old files that can be derived from the settings
-    fixed: Mapping[str, tuple[object, ...]]  # keys that change the architecture, and the values we support
-    settings: Callable[[Mapping[str, Any], Path], dict[str, Any]]  # converts their config.json to our section `model`
+    buffers: re.Pattern[str]  # tensors in old files that are ignored because the settings determine them
+    fixed: Mapping[str, tuple[object, ...]]  # keys that affect the architecture, and the values we support
+    settings: Callable[[Mapping[str, Any], Path], dict[str, Any]]  # converts their config.json to our `model` section
     config: Callable[[Mapping[str, Any]], dict[str, Any]]  # converts our section to their config.json
     tensors: Callable[[Mapping[str, Any]], Tensors]
 
 
 def _number(config: Mapping[str, Any], path: Path, name: str, default: float | None = None) -> Any:
-    """Return a positive number of config.json: a size, or with a default a float."""
+    """Return a positive number from config.json: an integer, or a float if a default is given."""
     kinds, limit = ((int,), 1 << 31) if default is None else ((int, float), math.inf)
     value = config.get(name, default)
     if type(value) not in kinds or not 0 < value < limit:
-        raise CheckpointError(f"{path}: {name} is {value!r:.60}, and must be a number above 0")
+        raise CheckpointError(f"{path}: {name} is {value!r:.60}, but must be a number above 0")
     return value if default is None else float(value)
 
 
@@ -74,7 +74,7 @@ def _gpt2_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {"family": "gpt2", "bias": True, "gelu": gelu, "dropout": 0.0}
     settings |= {ours: _number(config, path, theirs) for ours, theirs in GPT2_SIZES.items()}
     if config.get("n_inner") not in (None, 4 * settings["width"]):
-        raise ConfigError(f"{path}: n_inner is {config['n_inner']!r:.60}, and only {4 * settings['width']} can be read")
+        raise ConfigError(f"{path}: n_inner is {config['n_inner']!r:.60}, but only {4 * settings['width']} can be read")
     return settings
 
 
@@ -109,10 +109,10 @@ def _llama_settings(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     sizes = {ours: _number(config, path, theirs) for ours, theirs in LLAMA_SIZES.items()}
     head_size = sizes["width"] // sizes["heads"]
     if config.get("head_dim") not in (None, head_size):
-        raise ConfigError(f"{path}: head_dim is {config['head_dim']!r:.60}, and only {head_size} can be read")
-    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}  # transformers 5 stores the base in it too
+        raise ConfigError(f"{path}: head_dim is {config['head_dim']!r:.60}, but only {head_size} can be read")
+    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}  # transformers 5 also stores the RoPE base here
     if not isinstance(rotary, dict):
-        raise CheckpointError(f"{path}: rope_scaling is {rotary!r:.60}, and must be a mapping")
+        raise CheckpointError(f"{path}: rope_scaling is {rotary!r:.60}, but must be a mapping")
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind not in ("default", "linear") or rotary.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(f"{path}: rotary positions are scaled by {kind!r:.60}; only default and linear can be read")
@@ -158,7 +158,7 @@ def _llama_config(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _biases(settings: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return two flags: attention has a bias anywhere, and the MLP does."""
+    """Return whether attention has any bias, and whether the MLP has any."""
     names = ("qkv_bias", "attention_out_bias", "mlp_bias")
     qkv, out, mlp = (settings["bias"] if settings[name] is None else settings[name] for name in names)
     return qkv or out, mlp
@@ -217,7 +217,7 @@ LAYOUTS = {
 }
 
 
-# Checks that another program's file format supports a model, from the schema's metadata of each setting.
+# Check that another program's file format supports a model, using the metadata of each setting in the schema.
 
 ANY = "any"
 SHOWN = {"huggingface": "Hugging Face's layout", "gguf": "GGUF"}
@@ -232,7 +232,7 @@ def portable_values(model: type[ModelSettings], name: str, target: str) -> list[
 
 
 def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
-    """Refuse a section `model` that a file format does not support; the error names the setting and the supported values."""
+    """Raise ConfigError if a file format does not support a `model` section; name the setting and the supported values."""
     model = FAMILIES[settings["family"]]
     for name in sorted(settings, key="family".__ne__):  # the family first: if it is unsupported, the other settings do not matter
         values = portable_values(model, name, target)
@@ -275,7 +275,7 @@ def cached_model(name: str) -> Path | None:
 
 
 def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tuple[list[TensorRecord], dict[str, Any]]:
-    """Read a folder's weights under our names and in our layout, and the settings of the section `model` that fit them."""
+    """Read a folder's weights, converted to our names and layout, and the matching settings of our `model` section."""
     if not folder.is_dir():
         what = f"{folder} is a file" if folder.exists() else f"{folder} does not exist"
         raise CheckpointError(f"{what}; give {WHOLE}")
@@ -285,13 +285,13 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     if not isinstance(kind, str) or kind not in families:
         names, word = " and ".join(map(repr, families)), "family" if len(families) == 1 else "families"
         raise ConfigError(
-            f"{path}: model_type is {kind!r:.60}, and only {names} can be read into the {' and '.join(families)} {word}"
+            f"{path}: model_type is {kind!r:.60}, but only {names} can be read into the {' and '.join(families)} {word}"
         )
     layout = LAYOUTS[kind]
     for name, allowed in layout.fixed.items():
         if config.get(name, allowed[0]) not in allowed:
             raise ConfigError(
-                f"{path}: {name} is {config.get(name)!r:.60}, and only {allowed[0]!r} can be read into the {kind} family"
+                f"{path}: {name} is {config.get(name)!r:.60}, but only {allowed[0]!r} can be read into the {kind} family"
             )
     settings = layout.settings(config, path)
     found = {name.removeprefix(layout.prefix): record for name, record in _weights(folder).items()}
@@ -307,7 +307,7 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     records = []
     for name, (ours, shape) in tensors.items():
         if (record := found.get(name)) is None:
-            raise CheckpointError(f"{folder} has no tensor {name}; it is not a {layout.shown}, or not all of it")
+            raise CheckpointError(f"{folder} has no tensor {name}; it is not a {layout.shown}, or it is incomplete")
         if record.dtype not in FLOATS:
             raise CheckpointError(f"{folder}: {name} holds {record.dtype}; only floating-point weights can be read")
         if record.shape != shape:
@@ -319,7 +319,7 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
 
 
 def read_scoring(folder: Path) -> dict[str, Any]:
-    """Return how the model was scored, if we wrote the folder; empty for other models."""
+    """Return the scoring settings stored in a folder that ingot wrote; empty for other folders."""
     found = read_object(folder / CONFIG).get(SCORING)
     return found if isinstance(found, dict) else {}
 
@@ -331,16 +331,16 @@ def write_model(
     tokenizer: Mapping[str, Any] | None,
     scoring: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write a folder that transformers loads, including the tokenizer of a spec, and return its size in bytes.
+    """Write a folder that transformers can load, including the tokenizer given by a spec; return its size in bytes.
 
-    `settings` is a complete section `model`; the vocabulary size is taken from the weights.
+    `settings` is a complete `model` section; the vocabulary size is taken from the weights.
     """
     refuse_unportable(settings, "huggingface")
     layout = LAYOUTS[settings["family"]]
     found = {record.name: record for record in records}
     embedding, places = found.get("wte.weight", found.get("transformer.wte.weight")), found.get("transformer.wpe.weight")
     if embedding is None or (settings["family"] == "gpt2" and places is None):
-        raise CheckpointError(f"the model has no embeddings; it is not a whole {layout.shown}")
+        raise CheckpointError(f"the model has no embeddings; it is not a complete {layout.shown}")
     whole = {**settings, "vocab_size": embedding.shape[0], "context": places.shape[0] if places else settings["context"]}
     tensors = layout.tensors(whole)
     if unknown := sorted(found.keys() - {ours for ours, _ in tensors.values()}):
@@ -350,8 +350,8 @@ def write_model(
         record = found.get(ours)
         if record is None:
             if not name.endswith("bias"):
-                raise CheckpointError(f"the model has no tensor {ours}; it is not a whole {layout.shown}")
-            zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))  # our model may lack biases that theirs has
+                raise CheckpointError(f"the model has no tensor {ours}; it is not a complete {layout.shown}")
+            zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))  # their model has biases that ours may lack
             record = TensorRecord(name, embedding.dtype, shape, zeros)
         written = name if name == HEAD else layout.written_prefix + name
         turned = _turned(record, written, name.endswith(layout.transposed))
@@ -398,7 +398,7 @@ def _weights(folder: Path) -> dict[str, TensorRecord]:
 
 
 def _turned(record: TensorRecord, name: str, transposed: bool) -> TensorRecord:
-    """Return a tensor under another name, transposed where the two layouts differ."""
+    """Return a tensor under another name, transposed if requested."""
     if not transposed:
         return TensorRecord(name, record.dtype, record.shape, record.data)
     raw = np.frombuffer(record.data, f"u{ITEM_BYTES[record.dtype]}").reshape(record.shape)

@@ -1,9 +1,9 @@
 """Quantise weights to one-byte codes with a scale per row.
 
 A quantised tensor `w` is stored as `w` (I8 codes) and `w::scale` (one scale per row, or a single one); its values are code times
-scale. `int8-golf` reproduces the golf challenge's rule exactly, float32 rounding included, because records are compared by its
-codes. `int8` is the recommended rule; docs/artifact.md lists the cost of each in bytes and in bits per byte. Codes of fewer bits
-(`std`, `gptq`) are computed where the model can run, and only stored here.
+scale. `int8-golf` reproduces the golf challenge's rule bit for bit, because golf's records are based on its codes. `int8` is the
+recommended rule; docs/artifact.md lists the cost of each rule in bytes and in bits per byte. Codes with fewer bits (`std`,
+`gptq`) are computed by the backend, which can run the model, and only stored here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ingot.runtime.tensors import FLOATS, ITEM_BYTES, SCALE, SMALL, TensorRecord
 QUANTISERS = ("none", "int8", "int8-golf", "std", "gptq")
 BY_MODEL = ("std", "gptq")  # quantisers that need the loaded model; tensors without codes are stored as with int8
 FORMATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-STAY_FLOATS = {"int8": SMALL, "int8-golf": 65536}  # largest number of elements of a tensor that is kept in floats
+STAY_FLOATS = {"int8": SMALL, "int8-golf": 65536}  # tensors with at most this many elements are stored as floats
 LARGEST = np.float32(127)  # codes range from -127 to 127
 GOLF_QUANTILE = 99.99984 / 100  # magnitudes above this quantile of a row are clipped
-QUANTILE_LIMIT = 1 << 24  # float32 cannot count higher, and torch.quantile refuses larger inputs
+QUANTILE_LIMIT = 1 << 24  # float32 cannot represent all larger integers, and torch.quantile rejects larger inputs
 BLOCK = 1 << 22  # elements processed at once
 
 Float32 = NDArray[np.float32]
@@ -38,10 +38,10 @@ def quantise(
     keep: Sequence[str] = CONTROL,
     codes: Mapping[str, list[TensorRecord]] = MappingProxyType({}),
 ) -> tuple[list[TensorRecord], dict[str, str]]:
-    """Return the tensors to store, and the original dtype of each one that is stored in another.
+    """Return the tensors to store, and the original dtypes of those stored in another dtype.
 
-    `dtype` applies to the quantiser none only. The others store small tensors whose name contains a word of `keep` as float32.
-    Tensors named in `codes` are stored with the codes and scales given there.
+    `dtype` applies only to the quantiser none. The others store small tensors whose name contains a word of `keep` as float32.
+    Tensors in `codes` are stored with the codes and scales given there.
     """
     if quantiser not in QUANTISERS:
         raise ConfigError(f"unknown quantiser {quantiser!r}; choose {', '.join(QUANTISERS)}")
@@ -98,7 +98,7 @@ def dequantise(stored: Mapping[str, TensorRecord], formats: Mapping[str, str]) -
 def _numbers(record: TensorRecord) -> NDArray[Any]:
     w = to_array(record)
     if np.isnan(w).any():
-        raise CheckpointError(f"{record.name} holds numbers that are not finite; go back to a checkpoint without them")
+        raise CheckpointError(f"{record.name} contains values that are not finite; use an earlier checkpoint")
     return w
 
 
@@ -112,7 +112,7 @@ def _quantised(record: TensorRecord, quantiser: str, keep: Sequence[str]) -> lis
         return [record if record.dtype == "F64" or _overflows(w, half) else half]
     w = w.astype(np.float32)
     if np.isinf(w).any():
-        raise CheckpointError(f"{record.name} holds numbers that are not finite; {quantiser} has no codes for them")
+        raise CheckpointError(f"{record.name} contains values that are not finite; {quantiser} has no codes for them")
     codes, scale = _golf(w) if golf else _int8(w)
     scale_format = _scale_format(scale) if scale.ndim else "F32"
     return [to_record(record.name, codes, "I8"), to_record(record.name + SCALE, scale, scale_format)]
@@ -135,9 +135,9 @@ def _blocks(w: Float32) -> list[slice]:
 
 
 def _int8(w: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Quantise with the scale as it is stored; it maps the largest magnitude of a row to 127.
+    """Quantise each row with its scale, rounded to the stored dtype; the largest magnitude of the row maps to 127.
 
-    Nothing is clipped: choosing a clip per row by squared error lowers that error by 1% and does not improve bits per byte.
+    Nothing is clipped: a clipping threshold per row lowers the squared error by 1% but does not improve bits per byte.
     """
     rows = w.reshape(len(w), -1)  # (R, C)
     codes = np.empty(rows.shape, np.int8)
@@ -151,7 +151,7 @@ def _int8(w: Float32) -> tuple[NDArray[np.int8], Float32]:
 
 
 def _golf(w: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Quantise by golf's rule: clip at a quantile of the row, scale at least 1/127, codes from the unrounded scale.
+    """Quantise by golf's rule: clip each row at a quantile, use a scale of at least 1/127, and compute codes before rounding it.
 
     A tensor that is not a matrix has a single scale.
     """

@@ -1,9 +1,9 @@
 """An order-0 entropy coder (rANS): each part of a payload is coded with the frequencies of its bytes.
 
-Neighbouring weights are not correlated: codecs that look for repetitions find none in low-bit codes, and they waste the gap
-between entropy and whole bits. Many states are processed at once (symbol i belongs to state i modulo their number), so numpy
-decodes 28M weights in seconds. Floats have a table per byte of an item, because exponents repeat and mantissas do not.
-docs/artifact.md specifies the format for other readers.
+Neighbouring weights are not correlated, so dictionary codecs find no repetitions in low-bit codes, and Huffman codes waste the
+gap between the entropy and whole bits. Many states are processed in parallel (symbol i belongs to state i modulo their number),
+so numpy decodes 28M weights in seconds. Floats have one table per byte of an item, because exponents repeat and mantissas do not.
+docs/artifact.md specifies the format.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 
 PRECISION = 16  # bits of a frequency and of an output word
 WHOLE = 1 << PRECISION  # sum of the frequencies of a table
-LOW = 1 << 24  # states lie in [2^24, 2^40); 256 times WHOLE, so rounding costs only 0.01%
+LOW = 1 << 24  # states are in [2^24, 2^40); 256 times WHOLE, so rounding costs only 0.01%
 STATE_BYTES = 5
 TURNS = 1 << 14  # maximum symbols per state: more states cost three bytes each, fewer are slower
-FEW, FEW_TURNS = 32, 1 << 10  # a small payload has 32 states if each codes at least 1,024 symbols
+FEW, FEW_TURNS = 32, 1 << 10  # small payloads have one state per 1,024 symbols, but at most 32
 LEAST = 2048  # bytes; smaller parts are stored without tables
 PLACES = (1, 2, 4, 8)  # possible item sizes in bytes; each byte of an item has a table
 COUNT = struct.Struct("<I")
-SECTION = struct.Struct("<BQ")  # item size (0: bytes stored in the head) and number of bytes
+SECTION = struct.Struct("<BQ")  # item size (0: bytes stored uncoded in the head) and number of bytes
 
 Bytes = NDArray[np.uint8]
 Frequencies = NDArray[np.int64]  # frequency of each of the 256 symbols
 
 
 def encode(parts: Sequence[bytes | memoryview], progress: Callable[[int], None] = lambda done: None) -> bytes:
-    """Compress all parts and return them concatenated, each coded with separate tables."""
+    """Compress all parts, each with its own tables, and return them concatenated."""
     sections, small = bytearray(COUNT.pack(len(parts))), bytearray()
     streams: list[Bytes] = []
     for part in parts:
@@ -50,7 +50,7 @@ def encode(parts: Sequence[bytes | memoryview], progress: Callable[[int], None] 
 
 
 def decode(data: memoryview, size: int) -> bytes:
-    """Return exactly `size` bytes; raise ValueError before allocating memory if the data holds anything else."""
+    """Return exactly `size` bytes; raise ValueError, before allocating memory, if the data is of another size."""
     head_end = COUNT.size + int.from_bytes(data[: COUNT.size], "little")
     if len(data) < head_end:
         raise ValueError("it is cut short")
@@ -98,13 +98,13 @@ def _places(array: Bytes) -> int:
 
 
 def entropy_bytes(counts: NDArray[np.int64]) -> float:
-    """Return the minimum bytes for symbols with these counts, without their table."""
+    """Return the entropy in bytes of symbols with these counts, without their table."""
     seen = counts[counts > 0]
     return float((seen * np.log2(seen.sum() / seen)).sum() / 8)
 
 
 def _frequencies(counts: NDArray[np.int64]) -> Frequencies:
-    """Scale counts to sum to WHOLE, at least 1 for each symbol that occurs. The commonest symbol absorbs the rounding error."""
+    """Scale counts to sum to WHOLE, with at least 1 per occurring symbol. The most common symbol absorbs the rounding error."""
     found = np.where(counts > 0, np.maximum(1, counts * WHOLE // counts.sum()), 0)
     found[counts.argmax()] += WHOLE - found.sum()
     return found
@@ -133,7 +133,7 @@ def _tables(head: memoryview, count: int) -> tuple[list[Frequencies], memoryview
 
 
 def _lanes(streams: Sequence[Bytes]) -> int:
-    """Return the number of states. It follows from the sizes, so a file cannot demand a slow decode."""
+    """Return the number of states. It depends only on the sizes, so a file cannot force a slow decode."""
     total = sum(map(len, streams))
     return max(-(-total // TURNS), min(FEW, -(-total // FEW_TURNS)))
 
@@ -151,7 +151,7 @@ def _encoded(streams: Sequence[Bytes], tables: Sequence[Frequencies], progress: 
         symbols = np.ascontiguousarray(stream)
         frequency = table.astype(np.uint64)
         start = (np.cumsum(table) - table).astype(np.uint64)
-        full = frequency << np.uint64(24)  # states from here on emit a word
+        full = frequency << np.uint64(24)  # states of at least this value emit a word
         for begin, end in reversed(_turns(stream, lanes)):
             x, s = states[: end - begin], symbols[begin:end]
             over = np.flatnonzero(x >= full[s])

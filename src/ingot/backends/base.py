@@ -17,7 +17,7 @@ State = dict[str, list[TensorRecord]]  # maps a file to its tensors: model, opti
 
 @dataclass(frozen=True)
 class GroupRates:
-    """The rates of one step for a group of parameters."""
+    """Learning rate, momentum and weight decay of a parameter group for one step."""
 
     lr: float
     momentum: float | None  # Muon only
@@ -26,20 +26,20 @@ class GroupRates:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The data and rates of one step: the same on every rank."""
+    """The data and learning rates of one step, identical on every rank."""
 
-    step: int  # steps done before it
+    step: int  # number of steps completed before this one
     stage: int
-    sample: int  # index of its first sample; a sample is a row of data.seq_len tokens
-    samples: int  # number of samples it reads
+    sample: int  # index of the step's first sample; a sample is a row of data.seq_len tokens
+    samples: int  # number of samples the step reads
     rows: int  # number of rows the samples are cut into
     seq_len: int  # tokens per row
     groups: Mapping[str, GroupRates]
-    model: Mapping[str, float]  # numbers passed to the model's method `set`
-    ema_decay: float | None  # decay of the weights' moving average
-    tokens: int = 0  # targets trained before it
+    model: Mapping[str, float]  # values passed to the model's `set` method
+    ema_decay: float | None  # decay of the moving average of the weights
+    tokens: int = 0  # number of targets trained on before this step
     phase: int = 0  # index into data.phases
-    places: Mapping[str, int] = field(default_factory=dict)  # rows of each bucket read before it
+    places: Mapping[str, int] = field(default_factory=dict)  # number of rows read from each bucket before this step
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class StepResult:
 
     loss: float  # nats per token
     grad_norm: float  # before clipping
-    skipped: bool  # no update: the loss or a gradient was not finite
-    ended: float | None = field(default=None, compare=False)  # time.perf_counter() at its end; None: known when it is read
+    skipped: bool  # True if no update was made because the loss or a gradient was not finite
+    ended: float | None = field(default=None, compare=False)  # time.perf_counter() when the step ended; None: unknown until read
 
 
 class Pending(Protocol):
-    """A step that was queued on the device; reading its result waits for it."""
+    """A step queued on the device; reading its result blocks until the step is done."""
 
     def result(self) -> StepResult: ...
 
@@ -77,34 +77,34 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class Rounding:
-    """The precision of rounded weights: codes of `bits` bits; the largest stands for k times a row's standard deviation."""
+    """Precision of rounded weights: `bits`-bit codes, of which the largest represents k times the row's standard deviation."""
 
     bits: int
     k: float
 
     @property
     def most(self) -> int:
-        """The largest code."""
+        """Return the largest code."""
         return 2 ** (self.bits - 1) - 1
 
 
 class Rounder(Protocol):
-    """Rounds the large weights of a model, each time from their original values."""
+    """Quantises the large weights of a model; every call starts from the original weights."""
 
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Return the bytes of all tables (`embedding`) or all matrices under an entropy coder, without changing the model."""
+        """Estimate the entropy-coded bytes of all embedding tables (`embedding`) or all matrices, without changing the model."""
 
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
-        """Round the model's weights; return their bytes under an entropy coder."""
+        """Quantise the model's weights in place; return their entropy-coded size in bytes."""
 
     def codes(self) -> dict[str, list[TensorRecord]]:
-        """Return what a file stores of each rounded weight: codes (I8) and a scale per row (its name with ::scale)."""
+        """Return the stored form of each rounded weight: its int8 codes and, under its name plus ::scale, a scale per row."""
 
 
 class Inference(Group, Protocol):
     """A model on a device, for generation and scoring; one per rank.
 
-    Every rank calls each method, as often as the others and in the same order: a sharded model gathers inside.
+    All ranks must call the same methods in the same order, because a sharded model runs collectives inside them.
     """
 
     parameters: int
@@ -117,13 +117,13 @@ class Inference(Group, Protocol):
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Yield the next token of every prompt, forever, without changing the training state.
 
-        MemoryError: the device does not hold so many completions at once.
+        Raises MemoryError if the device cannot hold this many completions at once.
         """
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
-        """Return log-probabilities of each row's tokens from position `first` on, with the `top` likeliest tokens there.
+        """Return log-probabilities of each row's tokens from position `first` on, and the `top` likeliest tokens per position.
 
-        MemoryError: the device does not hold so many rows at once.
+        Raises MemoryError if the device cannot hold this many rows at once.
         """
 
     def cast(self, precision: str) -> bool:
@@ -132,50 +132,50 @@ class Inference(Group, Protocol):
     def weights(self) -> list[TensorRecord]:
         """Return the weights used for scoring and export on the first rank; [] on others.
 
-        The average of the weights where there is one.
+        If the run keeps a moving average of the weights, that is returned.
         """
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
-        """Return a rounder of this model's weights, guided by some training text; without text it rounds to the nearest code."""
+        """Return a rounder for this model's weights, calibrated on `batches`; without batches it rounds to the nearest code."""
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Replace the weights, to start training from them or to score them; errors name `where` they come from."""
+        """Replace the weights, before training or scoring; error messages name `where` the new weights come from."""
 
 
 class Backend(Inference, Protocol):
     """A model with its optimizer on a device; one per rank."""
 
-    uses_loss_scaling: bool  # a step may be skipped to find a better loss scale
+    uses_loss_scaling: bool  # True if a step may be skipped to adjust the loss scale
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
-        """Return a host buffer from which copies to the device are fast."""
+        """Return a host buffer that can be copied to the device quickly, such as pinned memory."""
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose what depends on the machine (micro-batch, attention), if possible as an earlier session `kept` it.
+        """Choose machine-dependent options (micro-batch size, attention kernel), reusing an earlier session's choices (`kept`).
 
-        `stages` has a plan for every stage, with this rank's batch.
+        `stages` holds one plan per stage, each with this rank's batch.
         """
 
     def tuned(self) -> dict[str, Any]:
         """Return the choices of `tune` as JSON, to be stored with the run."""
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> Pending:
-        """Compute this rank's rows of a step with `targets` targets over all ranks; update with the gradients of all ranks."""
+        """Run one step: process this rank's rows, reduce gradients over ranks, update. `targets` counts all ranks' targets."""
 
     def snapshot(self) -> Callable[[], State]:
-        """Capture all state that is not in the cursor, on the first rank; nothing on others.
+        """Capture the training state, except the data position, on the first rank; other ranks capture nothing.
 
-        Every rank calls it; the returned function gives copies on the host, from any thread, while training continues.
+        Every rank must call it. The returned function copies the state to the host; any thread may call it during training.
         """
 
     def without_trace(self) -> AbstractContextManager[None]:
-        """Undo the steps of the block when it ends, also by an exception."""
+        """Undo all steps taken in the block when it exits, even if it raises."""
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
-        """Restore a state."""
+        """Restore a saved state."""
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return training FLOPs per token in rows of `seq_len`."""
+        """Return training FLOPs per token for rows of `seq_len` tokens."""
 
     def peak_flops(self) -> float | None:
         """Return the peak FLOPS of all ranks together; None if unknown."""
@@ -184,7 +184,7 @@ class Backend(Inference, Protocol):
         """Return the peak bytes allocated and reserved on this rank's device."""
 
     def wait(self) -> None:
-        """Wait until the device has done all queued work."""
+        """Block until the device has finished all queued work."""
 
     def release(self) -> None:
         """Return cached memory to the device."""

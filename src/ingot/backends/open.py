@@ -1,6 +1,6 @@
-"""Choose and import the framework of a device, and refuse what it does not support on any machine.
+"""Choose and import the framework for a device, and reject settings that the framework does not support.
 
-Only this module names frameworks. It imports none at the top, because preflight checks load none.
+Only this module refers to frameworks by name. It imports them inside functions, so that preflight checks load none.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ingot.runtime.machine import OF_KERNELS
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
-MLX = "mlx"  # the only training.device that is not torch's
+MLX = "mlx"  # the only training.device that does not use torch
 ON_MLX = Setting("training.device", MLX)
 MLX_FAMILIES = ("golf", "gpt2", "llama")
-TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that mlx lacks, and the values it still accepts
+TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings unsupported on mlx, with the values that mlx accepts
     "optimizer.muon_cautious": (False,),
     "optimizer.muon_beta2": (None,),
     "optimizer.muon_precision": ("auto", "fp32"),
@@ -38,7 +38,7 @@ TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that mlx lacks, and the v
 
 
 def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
-    """Open the model of a config and its optimizer on its device, for one of the ranks that train together."""
+    """Build a config's model and optimizer on its device, for one rank of the run."""
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.backend import MLXBackend
@@ -48,7 +48,7 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
         return MLXBackend(config, vocab_size, ranks)
     from ingot.backends.torch.startup import Builders
 
-    builders = Builders(config, vocab_size, ranks)  # started before torch is imported, to run beside that
+    builders = Builders(config, vocab_size, ranks)  # started first, to run in parallel with the import of torch
     try:
         from ingot.backends.torch.backend import TorchBackend
 
@@ -59,7 +59,7 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
 
 
 def open_inference(config: Config, vocab_size: int) -> Inference:
-    """Open the model of a config on its device for generation and scoring; it has no weights before `load_weights`."""
+    """Build a config's model on its device for generation and scoring; call `load_weights` before using it."""
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import MLXInference
@@ -71,7 +71,7 @@ def open_inference(config: Config, vocab_size: int) -> Inference:
 
 
 def open_group(device: Device, ranks: Ranks) -> Group:
-    """Open the group of ranks, so that ranks can agree before there is a config."""
+    """Open the process group of the ranks, so that they can communicate before the config is read."""
     if device.kind == MLX:
         refuse_ranks_on_mlx(ranks.world_size)
     from ingot.backends.torch.collectives import Collectives
@@ -97,7 +97,7 @@ def on_first_rank(device: Device, ranks: Ranks, decide: Callable[[], dict[str, A
 
 
 def find_device(name: str, local_rank: int = 0) -> Device:
-    """Return the device that `training.device` names; each local rank has its own GPU."""
+    """Return the device selected by `training.device`; each local rank gets its own GPU."""
     if name == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import find_mlx_device
@@ -108,7 +108,7 @@ def find_device(name: str, local_rank: int = 0) -> Device:
 
 
 def measure_flops(device: Device) -> float:
-    """Measure the FLOPS of a large matmul, the best of a few, for devices without a data sheet."""
+    """Measure the FLOPS of a large matmul (best of several runs), for devices without published peak FLOPS."""
     if device.kind == MLX:
         from ingot.backends.mlx.inference import make_matmul as make_mlx_matmul
 
@@ -126,8 +126,8 @@ def measure_flops(device: Device) -> float:
 
 
 def preloadable(device: str) -> tuple[str, ...]:
-    """Return the modules that a forkserver imports once for many runs on a device; importing them touches no device."""
-    return () if device == MLX else ("ingot.backends.torch.backend",)  # Metal does not survive a fork
+    """Return modules that a forkserver can import once for many runs; importing them does not initialise the device."""
+    return () if device == MLX else ("ingot.backends.torch.backend",)  # Metal cannot be used after a fork
 
 
 def packages(device: str) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ def packages(device: str) -> tuple[str, ...]:
 
 @contextmanager
 def _mlx_installed() -> Iterator[None]:
-    """Report a missing mlx with the command that installs it."""
+    """Turn a failed import of mlx into an error with the command that installs it."""
     try:
         yield
     except ImportError as error:
@@ -151,14 +151,14 @@ def _mlx_installed() -> Iterator[None]:
 
 
 def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
-    """Return the tensors of a state dict that torch.save wrote; no code in the file can run."""
+    """Return the tensors of a state dict written by torch.save, without running any code from the file."""
     from ingot.backends.torch.state import load_saved, state_records
 
     return state_records(load_saved(path), path)
 
 
 def framework_version(device: str = "auto") -> str:
-    """Return the version of the framework that computes on a device."""
+    """Return the version of the framework used for a device."""
     if device == MLX:
         return metadata.version("mlx")
     from ingot.backends.torch.device import VERSION
@@ -167,7 +167,7 @@ def framework_version(device: str = "auto") -> str:
 
 
 def refuse_precision(config: Config) -> None:
-    """Refuse a training precision that the device does not support."""
+    """Raise ConfigError if the device does not support the training precision."""
     device, precision = config.training.device.partition(":")[0], config.training.precision
     if device == "mlx" and precision == "fp16":
         raise ConfigError("{0} is not supported by {1}; use fp32 or bf16", Setting("training.precision", precision), ON_MLX)
@@ -176,13 +176,13 @@ def refuse_precision(config: Config) -> None:
 
 
 def refuse_ranks_on_mlx(world_size: int) -> None:
-    """Refuse several ranks: MLX trains in one process."""
+    """Raise ConfigError for more than one rank: MLX trains in a single process."""
     if world_size > 1:
         raise ConfigError(f"{{0}} runs in one process and this run has {world_size} ranks; start it without torchrun", ON_MLX)
 
 
 def refuse_torch_only(config: Config) -> None:
-    """Refuse settings that only torch supports."""
+    """Raise ConfigError for settings that only torch supports."""
     if config.model.family not in MLX_FAMILIES:
         raise ConfigError("{0} needs torch; leave {1} out", Setting("model.family", config.model.family), ON_MLX)
     for path, accepted in TORCH_ONLY.items():

@@ -1,4 +1,4 @@
-"""Sampling options and the scores of given tokens, for every framework."""
+"""Sampling options and token scores, shared by all frameworks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ingot.errors import ConfigError, DataError
 
-COLDEST = 1e-30  # lower temperatures count as 0: logits are divided by them in float32, whose smallest number is 1e-38
-MOST_TOKENS = 10**8  # longest completion: a day at 1,000 tokens a second
-DTYPES = {  # accepted names of dtypes
+COLDEST = 1e-30  # lower temperatures are treated as 0: dividing float32 logits by them could overflow
+MOST_TOKENS = 10**8  # maximum length of a completion: a day at 1,000 tokens per second
+DTYPES = {  # accepted dtype names
     **dict.fromkeys(("fp32", "float32", "f32"), "fp32"),
     **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
     **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
@@ -24,7 +24,7 @@ DTYPES = {  # accepted names of dtypes
 class Sampling:
     """Sampling settings. temperature 0 is greedy; top_k 0 and top_p 1 keep all tokens.
 
-    Row i draws with seed + i, or with the i-th of `seeds`.
+    Row i is sampled with seed + i, or with seeds[i] if `seeds` is given.
     """
 
     temperature: float = 0.8
@@ -32,12 +32,12 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 1337
     use_cache: bool = True  # keep keys and values instead of recomputing them
-    repetition_penalty: float = 1.0  # above 1: tokens generated before become less likely
+    repetition_penalty: float = 1.0  # above 1: already generated tokens become less likely
     seeds: tuple[int, ...] = ()
 
     @property
     def greedy(self) -> bool:
-        """Return True if the likeliest token is always taken."""
+        """Return True if the likeliest token is always chosen."""
         return self.temperature < COLDEST
 
     def row_seeds(self, rows: int) -> tuple[int, ...]:
@@ -47,22 +47,22 @@ class Sampling:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options of a completion. Completion i of several draws with seed + i, as it would alone with that seed."""
+    """Options of a completion. With several completions, number i uses seed + i and equals a single one with that seed."""
 
     max_new_tokens: int = 100
-    temperature: float = 0.8  # 0: greedy
-    top_k: int | None = None  # None and 0: all
-    top_p: float | None = None  # None: all
-    greedy: bool = False  # the likeliest token, ignoring the three above
-    repetition_penalty: float = 1.0  # applies to generated tokens, not to those of the prompt
-    seed: int | None = None  # None: a random one each time
-    stop_at_end: bool = True  # stop where the model ends the document
+    temperature: float = 0.8  # 0 means greedy
+    top_k: int | None = None  # None or 0: no limit
+    top_p: float | None = None  # None: no limit
+    greedy: bool = False  # always choose the likeliest token, ignoring temperature, top_k and top_p
+    repetition_penalty: float = 1.0  # counts generated tokens only, not the prompt's
+    seed: int | None = None  # None: a random seed for each call
+    stop_at_end: bool = True  # stop when the model generates an end-of-document token
     return_full_text: bool = False  # include the prompt
     start_mark: bool = True  # put the tokenizer's start-of-document token, if it has one, before the prompt
     use_cache: bool = True
 
     def problems(self) -> list[str]:
-        """Return an error message for every invalid value, by name."""
+        """Return one error message per invalid option."""
         k, p, seed, new = self.top_k, self.top_p, self.seed, self.max_new_tokens
         checks = {
             "max_new_tokens": (is_whole(new) and 1 <= new <= MOST_TOKENS, f"a whole number from 1 to {MOST_TOKENS:,}"),
@@ -80,7 +80,7 @@ class GenerationOptions:
         return [f"{name} must be {what}, not {getattr(self, name)!r}" for name, (valid, what) in checks.items() if not valid]
 
     def sampling(self, rows: int) -> Sampling:
-        """Return the sampling of `rows` completions; ConfigError for invalid values."""
+        """Return the Sampling for `rows` completions; raise ConfigError for invalid values."""
         if problems := self.problems():
             raise ConfigError("; ".join(problems))
         seed = secrets.randbits(31) if self.seed is None else self.seed
@@ -94,11 +94,11 @@ class GenerationOptions:
         )
 
     def alone(self, number: int) -> GenerationOptions:
-        """Return the options that give completion `number` of several when it is requested alone."""
+        """Return the options that reproduce completion number `number` of several as a single completion."""
         return self if self.seed is None else replace(self, seed=self.seed + number)
 
     def record(self) -> dict[str, Any]:
-        """Return the sampling options as an output line records them, in gpt-simple's fields."""
+        """Return the sampling options as recorded in an output line, under gpt-simple's field names."""
         drawn = not self.greedy and self.temperature >= COLDEST
         return {
             "max_new_tokens": self.max_new_tokens,
@@ -112,7 +112,7 @@ class GenerationOptions:
 
 
 def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
-    """Return a completion's initial ids: start-of-document token and prompt; if both are empty, a newline or id 0."""
+    """Return the ids to start a completion from: start-of-document token plus prompt; if both are empty, a newline or id 0."""
     ids = [int(i) for i in (tokenizer.encode_document(text) if start_mark else tokenizer.encode(text))]
     if ids:
         return ids
@@ -135,9 +135,9 @@ def _number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class RowScores:
-    """Log-probabilities (nats) of a row's tokens from position `first` on, each given all tokens before it.
+    """Log-probabilities (in nats) of a row's tokens from position `first` on, each conditioned on all preceding tokens.
 
-    `top_ids` and `top` are the likeliest tokens at each of these positions, the likeliest first.
+    `top_ids` and `top` are the ids and log-probabilities of the K likeliest tokens at each position, in descending order.
     """
 
     first: int
@@ -147,7 +147,7 @@ class RowScores:
 
     @property
     def total(self) -> float:
-        """Return the log-probability of all scored tokens together."""
+        """Return the summed log-probability of all scored tokens."""
         return float(self.chosen.astype(np.float64).sum())
 
     def is_greedy(self, tokens: Any) -> bool:

@@ -1,1 +1,1 @@
-"""Scores of a model: bits per byte, tasks, and checks that the scores are valid."""
+"""Model evaluation: bits per byte, benchmark tasks, and checks that the scores are valid."""

@@ -1,13 +1,13 @@
 """Bits per byte: how many bits the model needs for one byte of the original text.
 
-Bytes are counted in two ways. `pieces` adds up what the tokenizer's pieces stand for, target by target, as golf does. `text` is
-the UTF-8 size of the original text, which preparation recorded: a tokenizer that folds white space or normalises stands for fewer
-bytes than it was given, and counting its pieces makes it look worse than it is. For a part of a split the text is estimated by
-the ratio of the two over the whole, which is exact for the whole and for every tokenizer that loses nothing.
+Bytes are counted in two ways. `pieces` sums the byte lengths of the target tokens, as golf does. `text` is the UTF-8 size of the
+original text, recorded during preparation: the tokens of a tokenizer that normalises text or merges white space decode to fewer
+bytes than the original, so counting by `pieces` would make it look worse than it is. For a part of a split, `text` is estimated
+as `pieces` times the ratio of the two over the whole split, which is exact for the whole split and for lossless tokenizers.
 
-Every target of the split is scored once. Rows follow each other at a distance of `stride` tokens: with the row's own length they
-do not overlap and a target sees half a row before it on average; with less, each row scores only its last `stride` targets,
-which then see almost a whole row.
+Every target of the split is scored exactly once. Rows start `stride` tokens apart. If the stride equals the row length, rows do
+not overlap and a target has half a row of context on average; with a smaller stride, each row scores only its last `stride`
+targets, which then have almost a full row of context.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ Rule = Literal["text", "pieces"]
 
 @dataclass(frozen=True)
 class Score:
-    """Summed loss and bytes over the scored targets, with the metrics that follow from them."""
+    """Summed loss and bytes over the scored targets, and the metrics computed from them."""
 
     nats: float
     tokens: int
     piece_bytes: int
     text_bytes: float
     rule: Rule = "text"
-    rows: int = 0  # scored rows
-    rows_of: int = 0  # all rows of the split
-    stride: int | None = None  # tokens from one row to the next if rows overlap
-    buckets: dict[str, Score] = field(default_factory=dict)  # the scores of the buckets, if the split has any
+    rows: int = 0  # number of scored rows
+    rows_of: int = 0  # number of rows in the split
+    stride: int | None = None  # tokens between the starts of rows, if rows overlap
+    buckets: dict[str, Score] = field(default_factory=dict)  # scores by bucket, if the split has buckets
 
     @property
     def sums(self) -> list[float]:
-        """Return the numbers that ranks add up; `Evaluator.total` turns the sums back into a score."""
+        """Return the numbers to sum over ranks; `Evaluator.total` builds a score from the sums."""
         if self.buckets:
             return [number for score in self.buckets.values() for number in score.sums]
         return [self.nats, self.tokens, self.piece_bytes, self.rows]
 
     @property
     def loss(self) -> float:
-        """Return nats per token."""
+        """Return the mean loss in nats per token."""
         return self.nats / self.tokens
 
     @property
@@ -70,7 +70,7 @@ class Score:
 
     @property
     def other(self) -> dict[str, float]:
-        """Return the bits per byte by the other byte count, under its name; empty if both counts are equal."""
+        """Return the bits per byte by the other byte count, keyed by its name; empty if both counts are equal."""
         rule: Rule = "pieces" if self.rule == "text" else "text"
         return {} if self.piece_bytes == self.text_bytes else {f"val_bpb_{rule}": self.nats / math.log(2) / self._by(rule)}
 
@@ -95,16 +95,16 @@ class Evaluator:
     micro_batch: int
     document_mask: bool = False
     rule: Rule = "text"
-    whole_rows: bool = False  # drop a last row that the split does not fill
+    whole_rows: bool = False  # drop the last row if it is incomplete
 
     @classmethod
     def of(cls, config: Config, split: Documents, tokenizer: Tokenizer) -> Evaluator:
-        """Build the evaluator of windows that a config describes."""
+        """Build the evaluator for the windows of a split, as configured."""
         data, e = config.data, config.evaluation
         return cls(split, tokenizer, data.seq_len, config.stride, e.micro_batch, data.document_mask, e.bytes, e.whole_rows)
 
     def rows(self, limit: int | None = None) -> NDArray[np.int64]:
-        """Return the numbers of all rows, or of `limit` rows spread evenly over the split."""
+        """Return the indices of all rows, or of `limit` rows spread evenly over the split."""
         count, rows = self.count(limit), self.count(None)
         return np.arange(count, dtype=np.int64) * rows // count
 
@@ -119,7 +119,7 @@ class Evaluator:
         return rows if limit is None else min(limit, rows)
 
     def batches(self, rows: NDArray[np.int64]) -> Iterator[Batch]:
-        """Yield the rows in micro-batches; a target that belongs to another row, or lies after the end, is -1."""
+        """Yield the rows in micro-batches; targets scored by another row or past the end are -1."""
         return (batch for _, batch in self.named_batches(rows))
 
     def named_batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Batch]]:
@@ -141,7 +141,7 @@ class Evaluator:
         window = self.split.read(start, min(start + self.seq_len + 1, self.split.tokens))
         line[0] = 0
         line[0, : len(window)] = window[: self.seq_len]
-        mine = slice(row * self.stride - start, row * self.stride - start + self.stride)  # scored by this row only
+        mine = slice(row * self.stride - start, row * self.stride - start + self.stride)  # targets scored by this row only
         line[1, : len(window) - 1][mine] = window[1:][mine]
         if self.document_mask:
             line[2] = document_numbers(self.split, start, self.seq_len)
@@ -154,9 +154,9 @@ class Evaluator:
         progress: Callable[[int, int], None] = lambda done, total: None,
         at_least: int = 0,
     ) -> Score:
-        """Sum the loss and the bytes of `rows`, up to the batch at which `stop` returns True.
+        """Sum the loss and the bytes of `rows`; end early if `stop`, called with the batch number, returns True.
 
-        `evaluate` returns the summed nats of a batch. It is called at least `at_least` times, as on the rank with most rows.
+        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times, as often as by other ranks.
         """
         sums: dict[str, list[float]] = {name: [0.0, 0, 0, 0] for name in self.names}
         done = 0
@@ -179,11 +179,11 @@ class Evaluator:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the parts of the split that are scored separately."""
+        """Return the names of the buckets that are scored separately; [""] without buckets."""
         return ("",)
 
     def total(self, sums: Sequence[float]) -> Score:
-        """Build a score from sums, possibly over all ranks."""
+        """Build a score from `Score.sums`, possibly summed over all ranks."""
         nats, tokens, piece_bytes, rows = sums[0], *map(int, sums[1:])
         split_bytes = self.split.piece_bytes
         text_bytes = piece_bytes * self.split.bytes / split_bytes if split_bytes else float(piece_bytes)
@@ -192,7 +192,7 @@ class Evaluator:
 
 
 def evaluator_of(config: Config, dataset: Dataset, split: str) -> Evaluator:
-    """Build the evaluator of a split as a config describes it: bucket by bucket if it has buckets."""
+    """Build the evaluator of a split as configured; a split with buckets is scored bucket by bucket."""
     data, whole = config.data, Evaluator.of(config, dataset.split(split), dataset.tokenizer)
     if not dataset.buckets(split):
         return whole
@@ -210,7 +210,7 @@ def evaluator_of(config: Config, dataset: Dataset, split: str) -> Evaluator:
     return BucketEvaluator(**vars(whole), parts=parts)
 
 
-# Splits with buckets: each bucket is scored by itself and as a part of the whole, by rows made as training makes them.
+# Splits with buckets: each bucket gets its own score and counts towards the total; rows are built as in training.
 
 ALL_ROWS = 2**62  # more rows than any split has
 
@@ -234,7 +234,7 @@ class PackedEvaluator(Evaluator):
 
 @dataclass(frozen=True)
 class WindowEvaluator(Evaluator):
-    """Scores windows of a bucket. Text that a document repeats from the previous one is scored only once."""
+    """Scores windows of a bucket. Text that a document repeats from the previous document is scored only once."""
 
     @cached_property
     def _repeats(self) -> NDArray[np.uint16] | None:
@@ -254,7 +254,7 @@ class WindowEvaluator(Evaluator):
 
 @dataclass(frozen=True)
 class BucketEvaluator(Evaluator):
-    """Scores a split of buckets; row numbers run through one bucket after the other."""
+    """Scores a split with buckets; row indices are consecutive over the buckets."""
 
     parts: Mapping[str, Evaluator] = field(kw_only=True)
 
@@ -285,7 +285,7 @@ class BucketEvaluator(Evaluator):
         )
 
     def _dealt(self, rows: NDArray[np.int64]) -> Iterator[tuple[tuple[str, Evaluator], NDArray[np.int64]]]:
-        """Yield each bucket with its rows, numbered within the bucket."""
+        """Yield each bucket with its share of `rows`, as indices within the bucket."""
         first = 0
         for named in self.parts.items():
             stop = first + named[1].count(None)

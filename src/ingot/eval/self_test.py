@@ -1,7 +1,7 @@
 """Check that an evaluation is valid: each token is scored exactly once, never sees the future, and probabilities sum to 1.
 
-The checks use what `evaluate` uses, the summed loss of a batch, and compare it with rows whose future was changed and with the
-model's probabilities, computed without targets. A model that fails one of them may look better than it is.
+The checks compare the summed loss of a batch, which `evaluate` uses too, with the loss after changing future tokens and with
+the probabilities that the model computes without targets. A model that fails a check may look better than it is.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from ingot.eval.evaluator import Evaluator
 from ingot.runtime.tensors import IGNORED, Batch
 
-ROWS, POSITIONS = 4, 4  # checked rows, and positions in each
-SAME_SHAPE_TOLERANCE = 1e-3  # nats: two passes of one shape over the same tokens differ by rounding alone, which is far less
-TOLERANCE = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 5e-2}  # nats per token: another shape may be computed by another kernel
+ROWS, POSITIONS = 4, 4  # number of checked rows, and of positions per row
+SAME_SHAPE_TOLERANCE = 1e-3  # nats: passes of the same shape differ only by rounding, which is far less
+TOLERANCE = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 5e-2}  # nats per token: other shapes may use other kernels
 
 Probe = Callable[[Sequence[Sequence[int]], Sequence[int], int], Sequence[Any]]  # score_rows of a backend
 
@@ -40,7 +40,7 @@ def self_test(
     head_rows: int,
     precision: str = "fp32",
 ) -> list[Check]:
-    """Run all checks; `head_rows` are the rows of the model's head, which may be more than `vocab_size`."""
+    """Run all checks; `head_rows` is the number of rows of the output head, which may exceed `vocab_size`."""
     draw = np.random.default_rng(0)
     rows = evaluator.rows()  # a few rows spread over the split, each as a batch of one
     chosen = rows[np.unique(np.linspace(0, len(rows) - 1, ROWS).astype(np.int64))]
@@ -48,16 +48,16 @@ def self_test(
     lines = [line for line in lines if (line[0, 1] != IGNORED).any()]
     parts = getattr(evaluator, "parts", {"": evaluator})
     return [
-        *(_tiled(name, part) for name, part in parts.items() if type(part) is Evaluator),  # packed rows are not covered
+        *(_tiled(name, part) for name, part in parts.items() if type(part) is Evaluator),  # not for packed rows
         _check_causal(lines, score, vocab_size, draw),
         *_check_probabilities(lines, score, probabilities, vocab_size, head_rows, TOLERANCE[precision]),
     ]
 
 
 def _tiled(bucket: str, evaluator: Evaluator) -> Check:
-    """Check that the windows of a split score each of its tokens once."""
+    """Check that the windows of a split score each of its tokens exactly once."""
     tokens = evaluator.split.tokens
-    positions: Any = SimpleNamespace(tokens=tokens, read=np.arange)  # a split in which the id of each token is its position
+    positions: Any = SimpleNamespace(tokens=tokens, read=np.arange)  # a dummy split: each token's id is its position
     numbered = replace(evaluator, split=positions, document_mask=False)
     times, wrong = np.zeros(tokens, np.int64), 0
     for batch in numbered.batches(numbered.rows()):
@@ -77,7 +77,7 @@ def _tiled(bucket: str, evaluator: Evaluator) -> Check:
 
 
 def _check_causal(lines: Sequence[Batch], score: Callable[[Batch], float], vocab_size: int, draw: Any) -> Check:
-    """Check that a token's loss does not depend on the tokens at and after its position."""
+    """Check that a target's loss does not depend on the target itself or on later tokens."""
     largest, looks = 0.0, 0
     for line in lines:
         scored = np.flatnonzero(line[0, 1] != IGNORED)
@@ -101,11 +101,11 @@ def _check_probabilities(
     head_rows: int,
     tolerance: float,
 ) -> list[Check]:
-    """Check the loss against probabilities that are computed without targets, and that these sum to one."""
+    """Check that the loss matches probabilities computed without targets, and that these sum to one."""
     largest, least, most = 0.0, np.inf, -np.inf
     for line in lines:
         one = line.copy()
-        one[0, 2:] = 0  # one document: the probabilities are computed without a document mask
+        one[0, 2:] = 0  # a single document, because the probabilities are computed without a document mask
         scored = np.flatnonzero(one[0, 1] != IGNORED)
         first, last = int(scored[0]), int(scored[-1])
         ids = [*one[0, 0, : last + 1].tolist(), int(one[0, 1, last])]
@@ -114,7 +114,7 @@ def _check_probabilities(
         total = float(np.exp(probabilities([ids], [last + 1], vocab_size)[0].top.astype(np.float64)).sum())
         least, most = min(least, total), max(most, total)
     difference = f"{len(lines)} rows, largest difference {largest:.2g} nats per token"
-    padded = head_rows > vocab_size  # rows of the head without a token take a share of the probability
+    padded = head_rows > vocab_size  # padding rows of the head get some of the probability
     passed = most <= 1 + SAME_SHAPE_TOLERANCE and least >= (0 if padded else 1 - SAME_SHAPE_TOLERANCE)
     result = f"sum over all {vocab_size:,} tokens after {len(lines)} rows: {least:.6f} to {most:.6f}"
     rest = f"; {head_rows - vocab_size:,} padding rows in the head" if padded else ""

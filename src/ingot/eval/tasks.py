@@ -1,7 +1,7 @@
 """Benchmark tasks: multiple-choice questions and last-word prediction, from files or from the Hugging Face hub.
 
-Each item becomes what lm-eval 0.4 asks a model: the log-probability of a continuation after a context, with lm-eval's prompt
-around the question and a space between the two. Accuracies are then lm-eval's to the last digit.
+Each item becomes the same request that lm-eval 0.4 makes: the log-probability of a continuation given a context, with lm-eval's
+prompt format and a space between the two. Accuracies therefore match lm-eval's exactly.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ingot.runtime.files import open_to_read, reading
 
 @dataclass(frozen=True)
 class Item:
-    """A question: which of these continuations, each after its context, is the most likely; a single one must be greedy."""
+    """An item: contexts with continuations. The likeliest one is the answer; a single one must be the greedy continuation."""
 
     pairs: tuple[tuple[str, str], ...]  # contexts and continuations
     gold: int = 0
-    lengths: tuple[int, ...] = ()  # characters of each choice: acc_norm divides by them
+    lengths: tuple[int, ...] = ()  # length of each choice in characters, by which acc_norm divides
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task: file patterns below a folder (the first match is used), its hub dataset, and how a record becomes an item."""
+    """A task: file patterns within a folder (the first match is used), its hub dataset, and a function from record to item."""
 
     files: tuple[str, ...]
     hub: str
@@ -44,11 +44,11 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskScore:
-    """Metrics of a model on a task, with standard errors."""
+    """A model's metrics on a task, with standard errors."""
 
     items: int
     metrics: dict[str, tuple[float, float | None]]
-    parts: dict[str, TaskScore] = field(default_factory=dict)  # per file, for a task of several files
+    parts: dict[str, TaskScore] = field(default_factory=dict)  # scores per file, for a task with several files
 
     def record(self) -> dict[str, Any]:
         """Return the score as JSON."""
@@ -72,7 +72,7 @@ def _item(pairs: Sequence[tuple[str, str]], gold: int = 0, lengths: tuple[int, .
 
 
 def _hellaswag(line: Mapping[str, Any]) -> Item:
-    """Read a HellaSwag record as published (activity_label, ctx_a, ctx_b) or with these joined in ctx."""
+    """Read a HellaSwag record, either as published (activity_label, ctx_a, ctx_b) or with these joined as ctx."""
     whole = line["ctx"]
     if "activity_label" in line:
         whole = f"{line['activity_label']}: {line['ctx_a']} {line['ctx_b'].capitalize()}"
@@ -85,7 +85,7 @@ def _cleaned(text: str) -> str:
 
 
 def _question(line: Mapping[str, Any]) -> Item:
-    """Read a record of ARC (as published or as on the hub) or PIQA, or of either with the question as `query`."""
+    """Read an ARC record (as published or from the hub) or a PIQA record; the question may also be named `query`."""
     if "query" in line:
         return _choices(f"{line['query'].rstrip()}\nAnswer:", line["choices"], int(line["gold"]))
     if "goal" in line:
@@ -101,7 +101,7 @@ def _question(line: Mapping[str, Any]) -> Item:
 
 
 def _lambada(line: Mapping[str, Any]) -> Item:
-    """Read a LAMBADA record (OpenAI's version): the text, or its context and last word."""
+    """Read a LAMBADA record (OpenAI's version): the whole text, or context and last word separately."""
     if "text" not in line:
         return _item([(line["context"], line["continuation"].strip())])
     context, _, word = line["text"].rstrip().rpartition(" ")
@@ -111,7 +111,7 @@ def _lambada(line: Mapping[str, Any]) -> Item:
 
 
 def _winogrande(line: Mapping[str, Any]) -> Item:
-    """Read a WinoGrande record: the choices fill the blank, and the scored continuation is the same for both."""
+    """Read a WinoGrande record: the contexts contain the choices, and the scored continuation is the same for both."""
     if "context_options" in line:
         contexts, rest, gold = line["context_options"], line["continuation"], int(line["gold"])
     else:
@@ -152,14 +152,14 @@ def task_names(words: str) -> list[str]:
 
 
 def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[str, list[Item]]:
-    """Read the items of a task by file name, at most `limit` per file; without a folder from the hub."""
+    """Return the items of a task by file name, at most `limit` per file; without a folder, read them from the hub."""
     task = TASKS[name]
     if folder is None:
         from ingot.data.hub import EVERY, fetch
         from ingot.data.text.text_files import check_pyarrow, folder_of, parquet_rows
 
         check_pyarrow(f"the task {name} from the hub")
-        files: dict[str, list[Path]] = {}  # by configuration if these are parts of the task
+        files: dict[str, list[Path]] = {}  # by dataset configuration, if the task has several
         for path in fetch(task.hub, "give the folder with its files"):
             files.setdefault(folder_of(path) if f"/{EVERY}:" in task.hub else name, []).append(path)
         items = {}
@@ -195,7 +195,7 @@ def _archive(path: Path) -> dict[str, bytes]:
 def _read_items(
     task: Task, where: Path | str, part: str, records: Iterable[Any], labels: Sequence[str] | None = None
 ) -> list[Item]:
-    """Read the items of records, or of lines of JSON, with labels from another file if given."""
+    """Build items from records or JSON lines; labels may come from a separate file."""
     items: list[Item] = []
     for number, line in enumerate(records):
         try:
@@ -217,7 +217,7 @@ def _lines(path: Path, text: bytes) -> Iterator[str]:
 
 
 def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tuple[float, bool]]]) -> TaskScore:
-    """Compute a task's metrics from (log-probability, is greedy) of each pair of each item."""
+    """Compute a task's metrics from the (log-probability, is greedy) of every pair of every item."""
     values: dict[str, list[float]] = {name: [] for name in task.metrics}
     for item, pairs in zip(items, answers, strict=True):
         lls = np.array([log for log, _ in pairs])
@@ -232,7 +232,7 @@ def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tu
     for name, numbers in values.items():
         mean = sum(numbers) / count
         error = math.sqrt(sum((n - mean) ** 2 for n in numbers) / (count - 1)) / math.sqrt(count) if count > 1 else None
-        if name == "perplexity":  # its error follows from that of the mean log-probability
+        if name == "perplexity":  # derive its error from that of the mean log-probability
             mean = math.exp(min(-mean, 700.0))
             error = None if error is None else mean * error
         score.metrics[name] = mean, error

@@ -1,1 +1,1 @@
-"""A trained model: open it from anywhere, generate, score, serve batches."""
+"""Inference with a trained model: open it from any source, generate, score, and serve batched requests."""

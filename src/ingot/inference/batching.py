@@ -1,8 +1,8 @@
-"""Batched generation for many clients: one thread generates, and requests that arrive together share a batch.
+"""Batched generation for many clients: a single thread generates, and requests that arrive together share a batch.
 
-A batch holds the requests that waited when it began and share temperature and top_p. Batches take turns, one token each, so
-that nobody waits for another's long completion. A completion depends on its own seed alone, so it is the same in any batch.
-A row whose client has left is dropped, and a batch without clients ends.
+A batch contains the requests that were waiting when it began and that have the same temperature and top_p. Batches alternate
+after every token, so that no client waits for another's long completion. A completion depends only on its own seed, so it is the
+same in any batch. The row of a client that has disconnected is dropped, and a batch without clients ends.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ingot.errors import IngotError, RunError
 from ingot.inference.model import AT_ONCE, BATCH_TOKENS, LoadedModel
 from ingot.inference.scoring import score_batches, score_rows
 
-BATCH_WAIT_SECONDS = 0.004  # how long a request waits for others to be batched with it; a step of a small model takes as long
-MAX_BATCHES = 4  # batches that take turns; later requests wait
-SCORE_EVERY = 16  # streamed tokens scored at once
+BATCH_WAIT_SECONDS = 0.004  # how long a request waits for others to share its batch; about one step of a small model
+MAX_BATCHES = 4  # maximum number of alternating batches; later requests wait
+SCORE_EVERY = 16  # number of streamed tokens that are scored at once
 
 
 class Closed(RunError):
-    """The model was closed before a completion was done."""
+    """Raised when the model is closed before a completion is finished."""
 
     def __init__(self) -> None:
-        super().__init__("the model was closed before this completion was done; send the request again")
+        super().__init__("the model was closed before this completion was finished; send the request again")
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Chunk:
     text: str
     ids: list[int]
     scores: RowScores | None = None  # scores of these ids, except for the first token of a row
-    finish: str | None = None  # stop or length
+    finish: str | None = None  # "stop" or "length"
     error: IngotError | None = None
 
 
@@ -48,19 +48,19 @@ class Completion:
     """A requested completion. `put` is called with each chunk, from the engine's thread; the last has a `finish`."""
 
     ids: list[int]
-    is_new: bool  # the completion starts a document
+    is_new: bool  # True if the completion starts a document
     tokens: int
-    sampling: Sampling  # seeded for this completion
+    sampling: Sampling  # with the seed of this completion
     put: Callable[[Chunk], None]
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # number of top tokens reported per position; None: no scores
     echo: bool = False  # return the prompt too
-    stream: bool = False  # send chunks as they come, otherwise one chunk
-    gone: threading.Event = field(default_factory=threading.Event)  # set when the client has left
+    stream: bool = False  # send chunks as they are generated; False: send a single chunk
+    gone: threading.Event = field(default_factory=threading.Event)  # set when the client has disconnected
 
 
 class Engine:
-    """The generating thread. Completions may be submitted from any other thread."""
+    """Runs the generating thread. Completions may be submitted from any other thread."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
@@ -74,7 +74,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, text: Completion) -> None:
-        """Submit a completion; on a closed engine it fails at once."""
+        """Submit a completion; it fails at once if the engine is closed."""
         with self._lock:
             if not self._ended:
                 self._arrived.put(text)
@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Return True while a completion is being generated or waits."""
+        """Return True while any completion is being generated or waiting."""
         return bool(self._batches or self._waiting or not self._arrived.empty())
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Engine:
                 if self._waiting and len(self._batches) < MAX_BATCHES:
                     self._begin()
                 self._batches = [batch for batch in self._batches if next(batch, self) is None]
-        finally:  # fail all unfinished completions: each client waits for a last chunk
+        finally:  # fail all unfinished completions, because each client waits for a last chunk
             with self._lock:
                 self._ended = True
             for batch in self._batches:
@@ -108,7 +108,7 @@ class Engine:
             self._batches, self._waiting = [], []
 
     def _gather(self, wait: bool) -> None:
-        """Take the requests that have arrived; `wait`: block until there is one, and give others time to join it."""
+        """Collect the requests that have arrived; with `wait`, block for the first one and give others time to join it."""
         with suppress(queue.Empty):
             while True:
                 text = self._arrived.get(block=wait)
@@ -121,7 +121,7 @@ class Engine:
                 wait = False
 
     def _begin(self) -> None:
-        """Begin a batch with the first waiting request and the others of its kind, as many as fit."""
+        """Begin a batch with the first waiting request and as many others with the same sampling settings as fit."""
         self._waiting = [text for text in self._waiting if not text.gone.is_set()]
         scored = [text for text in self._waiting if not text.tokens]
         if scored:
@@ -142,7 +142,7 @@ class Engine:
         self._batches.append(self._write(part))
 
     def _score(self, texts: list[Completion]) -> Generator[None]:
-        """Answer requests for zero tokens: echoed prompts are scored together, one pass per turn."""
+        """Answer requests for zero new tokens; echoed prompts are scored in batches, one pass per turn."""
         left = {id(text): text for text in texts}
         scored = [text for text in texts if text.logprobs is not None and text.echo and len(text.ids) > 1]
         unscored = left.keys() - {id(text) for text in scored}
@@ -165,7 +165,7 @@ class Engine:
     def _write(self, texts: list[Completion]) -> Generator[None]:
         """Generate one token of each completion per turn, until all are done."""
         rows, begun = {row: Writing(self.model, text) for row, text in enumerate(texts)}, False
-        most = (self.model.context or 10**9) + 1  # tokens beyond the context are scored after those that the model sees
+        most = (self.model.context or 10**9) + 1  # longest row to score: beyond the context, only the last tokens count
         shared, seeds = texts[0].sampling, tuple(text.sampling.seed for text in texts)
         sampling = Sampling(temperature=shared.temperature, top_p=shared.top_p, seeds=seeds)
         try:
@@ -178,7 +178,7 @@ class Engine:
                 scored_rows = [writing.row[-most:] for writing, _ in scored]
                 firsts = [max(1, len(row) - len(piece.ids)) for row, (_, piece) in zip(scored_rows, scored, strict=True)]
                 highest = _max_logprobs([writing.text for writing, _ in scored])
-                scores = score_rows(self.model.backend, scored_rows, firsts, highest)  # of all chunks in one call
+                scores = score_rows(self.model.backend, scored_rows, firsts, highest)  # score all chunks in one call
                 for (_, piece), row_scores in zip(scored, scores, strict=True):
                     piece.scores = row_scores
                 for row, piece in ready.items():
@@ -200,13 +200,13 @@ class Engine:
 
 
 def _max_logprobs(texts: Iterable[Completion]) -> int:
-    """Return the largest number of top tokens that any of the completions asks for."""
+    """Return the largest number of top log-probabilities requested by any of the completions."""
     return max((max(1, text.logprobs or 0) for text in texts), default=1)
 
 
 def _fail(texts: Iterable[Completion], error: BaseException) -> None:
     """End each completion with an error."""
-    if isinstance(error, GeneratorExit):  # its batch was closed
+    if isinstance(error, GeneratorExit):  # raised when its batch is closed
         error = Closed()
     if isinstance(error, MemoryError):
         error = RunError("the device is out of memory; request fewer or shorter completions at once")
@@ -216,16 +216,16 @@ def _fail(texts: Iterable[Completion], error: BaseException) -> None:
 
 
 class Writing:
-    """A completion while it grows: the text that may be sent, and whether it is done."""
+    """The state of a completion during generation: its tokens, and the decoded text that is not sent yet."""
 
     def __init__(self, model: LoadedModel, text: Completion) -> None:
         self.text = text
         self._decoder = StreamDecoder(model.tokenizer, at_start=text.is_new)
         self._ends = model.ends
-        self.row = list(text.ids)  # all tokens
+        self.row = list(text.ids)  # all tokens, prompt included
         self._sent = 0 if text.echo else len(text.ids)  # number of tokens already sent
         self._held = model.tokenizer.decode(text.ids) if text.echo else ""  # decoded text that is not sent yet
-        self._echoed = len(self._held)  # characters of the prompt in it; a stop string is not looked for there
+        self._echoed = len(self._held)  # number of prompt characters in `_held`, in which stop strings are ignored
 
     def push(self, token: int) -> Chunk | None:
         """Add the next token; return the chunk to send now, without scores. The last chunk has a `finish`."""
@@ -241,11 +241,11 @@ class Writing:
         if self.text.stream and (self.text.logprobs is None or len(self.row) - self._sent >= SCORE_EVERY):
             written = self._held[self._echoed :]
             sizes = [size for stop in self.text.stop for size in range(1, len(stop)) if written.endswith(stop[:size])]
-            return self._cut(len(self._held) - max(sizes, default=0))  # keeps what may begin a stop string
+            return self._cut(len(self._held) - max(sizes, default=0))  # hold back a possible start of a stop string
         return None
 
     def _stopped(self) -> bool:
-        """Return True if a stop string occurs, and cut the text before it."""
+        """Return True if a stop string occurs, and truncate the text before it."""
         positions = [self._held.find(stop, self._echoed) for stop in self.text.stop]
         first = min((position for position in positions if position >= 0), default=None)
         if first is not None:
@@ -253,7 +253,7 @@ class Writing:
         return first is not None
 
     def _cut(self, characters: int, finish: str | None = None) -> Chunk | None:
-        """Return a chunk of so many held characters with all unsent tokens; None if there is nothing to send."""
+        """Return a chunk with the first `characters` held characters and all unsent tokens; None if there is nothing to send."""
         shown, self._held = self._held[:characters], self._held[characters:]
         if not shown and finish is None:
             return None

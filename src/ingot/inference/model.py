@@ -33,9 +33,9 @@ from ingot.runs.checkpoints import Checkpoint, find_checkpoint, load_checkpoint,
 from ingot.runs.folder import INDEX, MODEL_COPY, saved_steps
 from ingot.runtime.tensors import TensorRecord
 
-# An unloaded model: the weights of a run, a checkpoint, an artifact or a foreign file, and the facts to rebuild it.
+# A model before loading: the weights of a run, a checkpoint, an artifact or a foreign file, and the metadata to rebuild it.
 
-# The facts of a checkpoint that a reader of an exported file needs.
+# Checkpoint metadata that exported files keep for their readers.
 FACTS = ("config", "tokenizer", "tokenizer_fingerprint", "vocab_size", "data_fingerprint", "model_file_sha256", "step", "val_bpb")
 
 
@@ -51,12 +51,12 @@ class Weights:
 
     @property
     def names_data(self) -> bool:
-        """Return True if the training data is known."""
+        """Return True if the file records its training data."""
         return self.facts.get("data_fingerprint") is not None
 
 
 def open_weights(path: Path, which: str = "latest") -> Weights:
-    """Read a run folder (its latest or best checkpoint), one checkpoint, or an artifact; gpt-simple's folders too."""
+    """Read a run folder (its latest or best checkpoint), a single checkpoint, an artifact, or a gpt-simple folder."""
     if path.is_file():
         artifact = read_artifact(path)
         return Weights(path, None, artifact.tensors, *_known(path, artifact.facts))
@@ -68,13 +68,13 @@ def open_weights(path: Path, which: str = "latest") -> Weights:
             weights = foreign_weights(theirs, records, settings, tokenizer, None if folder is None else str(folder))
         except ConfigError as error:
             raise CheckpointError(f"{theirs / MODEL} lacks the settings to build its model: {error}") from None
-        # Accept any tokenizer: the one beside the model has one more token, for padding, than the one its data was made with.
+        # Accept any tokenizer: the one saved with the model has one token (padding) more than the one used for its data.
         return replace(weights, run=theirs.parent.parent, facts={**weights.facts, "tokenizer_fingerprint": None})
     checkpoint = find_checkpoint(path, which)
     run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
     known = dict(checkpoint.progress)
     if (known.get("val_step"), known.get("val_whole")) != (checkpoint.step, True):
-        known["val_bpb"] = None  # the score belongs to other weights, or to part of the text
+        known["val_bpb"] = None  # the score is that of other weights or covers only part of the text
     return Weights(checkpoint.path, run, checkpoint.weights, *_known(checkpoint.path, known))
 
 
@@ -90,12 +90,12 @@ def locate_weights(path: Path) -> Path:
     checkpoint_path = locate_checkpoint(path)
     for file, file_record in read_index(checkpoint_path)["files"].items():
         if not (checkpoint_path / file).is_file() or (checkpoint_path / file).stat().st_size != file_record["bytes"]:
-            raise CheckpointError(f"{checkpoint_path / file} is missing or does not have its {file_record['bytes']:,} bytes")
+            raise CheckpointError(f"{checkpoint_path / file} is missing or does not have {file_record['bytes']:,} bytes")
     return checkpoint_path.resolve()
 
 
 def _known(path: Path, progress: Mapping[str, Any]) -> tuple[dict[str, Any], Config]:
-    """Return the facts and the config of a file; raise CheckpointError if either is missing or invalid."""
+    """Return the metadata and the config of a file; raise CheckpointError if either is missing or invalid."""
     facts: dict[str, Any] = {name: progress.get(name) for name in FACTS}
     try:
         if not facts["config"]["model"]["family"] or not isinstance(progress["tokenizer"], dict | None):
@@ -107,7 +107,7 @@ def _known(path: Path, progress: Mapping[str, Any]) -> tuple[dict[str, Any], Con
 
 
 def scoring_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a checkpoint's config scores its model, for exported files: the same weights must not have two scores."""
+    """Return a config's scoring settings, which exported files keep so that the same weights get the same score everywhere."""
     length, evaluation = config.get("data", {}).get("seq_len"), config.get("evaluation", {})
     scoring = {"seq_len": length, "stride": evaluation.get("stride") or length, "bytes": evaluation.get("bytes")}
     return {name: value for name, value in scoring.items() if value is not None}
@@ -121,9 +121,9 @@ def foreign_weights(
     named: str | None = None,
     scoring: Mapping[str, Any] = MappingProxyType({}),
 ) -> Weights:
-    """Wrap a model that was not trained here, given its `model` settings, in the complete config that readers expect.
+    """Wrap a model that was not trained by ingot, given its `model` settings, in a complete config.
 
-    `named` is the reference that opens its tokenizer again. `scoring` is the result of `scoring_of`, if its file has it.
+    `named` is the name or path of its tokenizer. `scoring` is the result of `scoring_of`, if its file contains it.
     """
     length = scoring.get("seq_len") or settings["context"]
     named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else named
@@ -143,7 +143,7 @@ def foreign_weights(
 
 
 def _locate_gpt_simple(path: Path, which: str) -> Path | None:
-    """Return the gpt-simple checkpoint that a path refers to; of the same step in both layouts, ours stores more and is used."""
+    """Return the gpt-simple checkpoint at a path, or None; at equal steps ingot's own checkpoint is preferred: it stores more."""
     if is_checkpoint(path):
         return path
     if which != "latest" or not (found := saved_checkpoints(path)):
@@ -160,30 +160,30 @@ def as_checkpoint(weights: Weights) -> Checkpoint:
 
 
 def model_file(weights: Weights) -> Path:
-    """Return the Python file of a custom model: the copy in its run folder or beside an artifact, unchanged.
+    """Return the Python file of a custom model: the unmodified copy in its run folder or in the folder of the artifact.
 
-    An artifact may come from anybody, so it never chooses which code on this machine is run.
+    An artifact may come from an untrusted source, so it must not select which code on this machine runs.
     """
     folder = weights.path.resolve().parent
     kept = [folder / MODEL_COPY, *([folder.parent / MODEL_COPY] if folder.name in ("artifact", "checkpoints") else [])]
     file = next((file for file in kept if file.is_file()), None)
     if file is None:
-        raise CheckpointError(f"{weights.path} contains a custom model; put its Python file beside it as {MODEL_COPY}")
+        raise CheckpointError(f"{weights.path} contains a custom model; put its Python file next to it as {MODEL_COPY}")
     if hashlib.sha256(file.read_bytes()).hexdigest() != weights.facts.get("model_file_sha256"):
         raise CheckpointError(f"{file} is not the file that {weights.path} was trained with; replace it with the original")
     return file
 
 
-AT_ONCE = 64  # largest batch of completions: more slow down each step and do not raise throughput
-LONGEST_ROW = 1 << 20  # longest row for a model with rotary positions
-BATCH_TOKENS = 1 << 16  # total for a batch, prompts included; bounds the KV cache
+AT_ONCE = 64  # maximum batch size of completions: larger batches slow down each step without raising throughput
+LONGEST_ROW = 1 << 20  # longest row for a model with rotary embeddings
+BATCH_TOKENS = 1 << 16  # maximum tokens of a batch, prompts included; limits the KV cache
 
 
 @dataclass(frozen=True, repr=False)
 class LoadedModel:
-    """A trained model ready to generate or to be scored, with the tokenizer it was trained with."""
+    """A trained model, ready for generation or evaluation, with the tokenizer it was trained with."""
 
-    weights: Weights  # facts about the model; the backend holds the tensors
+    weights: Weights  # metadata of the model; the backend holds the tensors
     tokenizer: Tokenizer
     backend: Inference
 
@@ -231,7 +231,7 @@ class LoadedModel:
     def generate_batch(
         self, prompts: Sequence[str], options: GenerationOptions | None = None, seeds: Sequence[int] | None = None
     ) -> list[str]:
-        """Return the completion of every prompt, in batches; prompt i is sampled with seeds[i], or else seed + i, as if alone."""
+        """Return the completion of every prompt; prompt i uses seeds[i], or else seed + i, and does not depend on its batch."""
         options = options or GenerationOptions()
         ids, sampling = self._ids(prompts, options), options.sampling(len(prompts))
         seeds = sampling.seeds if seeds is None else seeds
@@ -257,7 +257,7 @@ class LoadedModel:
         return [texts[i] for i in range(len(prompts))]
 
     def stream_batch(self, prompts: Sequence[str], options: GenerationOptions | None = None) -> Iterator[tuple[int, str]]:
-        """Yield (prompt number, next text) as it is generated, for all prompts in one batch."""
+        """Complete all prompts in one batch; yield (prompt index, new text) as text is generated."""
         options = options or GenerationOptions()
         ids, sampling = self._ids(prompts, options), options.sampling(len(prompts))
         return self._write(prompts, ids, sampling, options.max_new_tokens, options.stop_at_end) if prompts else iter(())
@@ -268,7 +268,7 @@ class LoadedModel:
     def _write(
         self, prompts: Sequence[str], ids: list[list[int]], sampling: Sampling, tokens: int, stop_at_end: bool
     ) -> Iterator[tuple[int, str]]:
-        """Yield pieces of text with the number of their prompt, until all completions end; `ids` are the prompts as tokens."""
+        """Yield (prompt index, new text) until all completions end; `ids` are the tokenized prompts."""
         ends = self.ends if stop_at_end else set()
         decoders = {row: StreamDecoder(self.tokenizer, at_start=not prompt) for row, prompt in enumerate(prompts)}
         for step in islice(self.backend.generate(ids, sampling), tokens):
@@ -291,11 +291,11 @@ class LoadedModel:
 
     @property
     def ends(self) -> set[int]:
-        """Return the ids that end a document: its end token, and the start token of the next."""
+        """Return the ids that end a document: the end-of-document token and the start token of the next document."""
         return set(ends_of(self.tokenizer))
 
     def cast(self, dtype: str) -> LoadedModel:
-        """Cast the weights to another dtype, for generation from now on."""
+        """Cast the weights to another dtype; use the model only for generation afterwards."""
         if dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {dtype}; choose from {', '.join(DTYPES)}")
         if not self.backend.cast(DTYPES[dtype]):
@@ -312,10 +312,9 @@ class LoadedModel:
         stride: int | None = None,
         seq_len: int | None = None,
     ) -> Score:
-        """Return loss and bits per byte on the validation split of `data`, or of the training data by default.
+        """Return loss and bits per byte on the validation split of `data`, by default of the training data.
 
-        Row length and stride are those of training, unless `seq_len` and `stride` override them; with a `seq_len` alone,
-        rows do not overlap.
+        Row length and stride default to those of training; with `seq_len` but no `stride`, rows do not overlap.
         """
         evaluator = self._evaluator(data, stride, seq_len)
         return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
@@ -327,7 +326,7 @@ class LoadedModel:
         return self_test(evaluator, backend.score, backend.score_rows, vocab_size, head_rows, backend.precision)
 
     def _evaluator(self, data: str | None, stride: int | None, seq_len: int | None) -> Evaluator:
-        """Build the evaluator for the validation split of `data`, or of the training data by default."""
+        """Build the evaluator for the validation split of `data`, by default of the training data."""
         config, path = self.scored_by(stride, seq_len), self.weights.path
         choose = "choose the text to score it on with --data DIR"
         if data is None and not self.weights.names_data:
@@ -338,13 +337,13 @@ class LoadedModel:
         where, tokenizer = data or named, None if data else config.data.tokenizer
         try:
             dataset = open_dataset(where, tokenizer, config.data.trust_tokens)
-        except NoTokenizer:  # tokens without a known tokenizer are assumed to be this model's
+        except NoTokenizer:  # data that does not name its tokenizer is assumed to use this model's
             if config.data.tokenizer is None:
                 raise
             dataset = open_dataset(where, config.data.tokenizer, config.data.trust_tokens)
         if data is None and named.startswith(PREFIX) and dataset.fingerprint != self.weights.facts["data_fingerprint"]:
-            version = f"another version of {named}, with other works held out"
-            raise DataError(f"{path} was trained on {version}; --data {named} scores it on those held out now, which it has read")
+            version = f"another version of {named}, which held out other works"
+            raise DataError(f"{path} was trained on {version}; --data {named} scores it on text that it may have been trained on")
         own, theirs = self.tokenizer, dataset.tokenizer
         same = own.fingerprint() == theirs.fingerprint()
         if not same and self.weights.facts.get("tokenizer_fingerprint") is None:  # another program may have added a padding token
@@ -352,7 +351,7 @@ class LoadedModel:
             same = all(own.decode_bytes([i]) == theirs.decode_bytes([i]) for i in shared)
         if not same:
             prepared = f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with"
-            raise DataError(f"{prepared}; prepare its text with that one")
+            raise DataError(f"{prepared}; prepare the text with the model's tokenizer")
         return evaluator_of(config, dataset, "val")
 
     def scored_by(self, stride: int | None = None, seq_len: int | None = None) -> Config:
@@ -368,21 +367,21 @@ class LoadedModel:
             config = _with(_with(config, "data", seq_len=seq_len), "evaluation", stride=None)
         if stride is not None:
             if not 1 <= stride <= config.data.seq_len:
-                raise ConfigError(f"a stride of {stride:,} is outside 1 to {config.data.seq_len:,}, the tokens of a row")
+                raise ConfigError(f"a stride of {stride:,} is outside 1 to {config.data.seq_len:,}, the row length")
             config = _with(config, "evaluation", stride=stride)
         return config
 
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:
-    """Load weights on a device for generation and scoring; with a `dtype` (fp32, bf16 or fp16), for generation only."""
+    """Load weights on a device for generation and scoring, or, cast to `dtype` (fp32, bf16 or fp16), for generation only."""
     backend = open_inference(settings_on(weights, device), tokenizer.vocab_size)
     backend.load_weights(weights.tensors, str(weights.path))
-    model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # {}: else the whole file would stay in memory
+    model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # drop the tensors to free memory
     return model if dtype is None else model.cast(dtype)
 
 
 def settings_on(weights: Weights, device: str) -> Config:
-    """Return the config with which weights are opened on a device."""
+    """Return the config for opening weights on a device."""
     layers, own = weights.config.model.layers, weights.config.model.family == "file"
     if not own and layers > len(weights.tensors):  # an untrusted file may request any size
         raise CheckpointError(f"{weights.path} has fewer tensors than model.layers={layers:,} needs; it is damaged")
@@ -395,7 +394,7 @@ def _with(config: Config, section: str, **changes: str | int | None) -> Config:
 
 
 def find_tokenizer(weights: Weights, name: str | None = None, data: str | None = None) -> Tokenizer:
-    """Return the tokenizer stored with a model, or the one called `name`, or the one of the data."""
+    """Return the tokenizer given by `name`, else the one stored with the model, else the one of the data."""
     path, facts, section = weights.path, weights.facts, weights.config.data
     own = from_spec(facts["tokenizer"]) if facts["tokenizer"] is not None else None
     if own is not None and name is None:
@@ -413,5 +412,5 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
     if facts.get("tokenizer_fingerprint") not in (None, chosen_tokenizer.fingerprint()):
         was = "has its tokenizer" if own is not None else "was exported without its tokenizer"
         other = name or data or section.tokenizer or section.path
-        raise CheckpointError(f"{path} {was}, and {other} is or has another; give the one it was trained with")
+        raise CheckpointError(f"{path} {was}, but {other} is or has another; give the one it was trained with")
     return chosen_tokenizer

@@ -1,6 +1,6 @@
-"""Answer many prompts with one or several models. Each model is opened once, one at a time; answers keep the requested order.
+"""Complete many prompts with one or several models. Models are opened one at a time; the output keeps the order of the input.
 
-Prompts are JSON lines: one object per line with a `prompt`. Its other fields are returned with the completion.
+Prompts are JSON lines: one object with a `prompt` per line. Its other fields are copied to the output line.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ GENERATION_KEYS = (
 
 @dataclass(frozen=True)
 class Request:
-    """A requested completion."""
+    """A completion requested by a line of a prompt file."""
 
     line: str  # file and line number of the request
-    fields: Mapping[str, Any]  # fields of the line, returned with the completion
+    fields: Mapping[str, Any]  # fields of the line, copied to the output
     model: str  # a checkpoint, a run folder or an artifact
     dtype: str
     tokenizer: str | None
     options: GenerationOptions
 
     def answer(self, **result: str) -> dict[str, Any]:
-        """Return the output line: the fields of the request, the completion or the error, and the sampling settings."""
+        """Return the output line: the request's fields, the completion or error, and the sampling settings."""
         return {**self.fields, **result, "generation": self.options.record()}
 
 
 class Problems(ConfigError):
-    """All problems of a file, one line each."""
+    """An error that lists all problems of a file, one per line."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -54,7 +54,7 @@ def expand(path: str) -> str:
 
 
 def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | None, options: GenerationOptions) -> list[Request]:
-    """Read the requests of a file, with these defaults for fields a line omits; Problems lists everything that is wrong."""
+    """Read the requests of a file; the arguments are defaults for omitted fields. Raise Problems with all errors of the file."""
     requests: list[Request] = []
 
     def add(line: str, fields: dict[str, Any]) -> list[str]:
@@ -92,7 +92,7 @@ def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | No
 def read_prompts(
     path: Path, check: Callable[[str, dict[str, Any]], Sequence[str]] = lambda line, fields: ()
 ) -> list[dict[str, Any]]:
-    """Read the objects of a file, each with a prompt; Problems lists the defects of all lines, also those that `check` finds."""
+    """Read the objects of a file, each with a prompt; raise Problems with the errors of all lines, including those of `check`."""
     with readable(path, DataError), open_to_read(path) as file:
         lines = file.read().decode("utf-8-sig").split("\n")  # split at \n only: a prompt may contain other line separators
     records, problems = [], []
@@ -121,7 +121,7 @@ def read_prompts(
 
 @dataclass
 class Load:
-    """A model that is opened once, with the numbers of its requests."""
+    """A model to open, with the indices of its requests."""
 
     path: Path
     dtype: str
@@ -131,7 +131,7 @@ class Load:
 
 
 def plan_loads(requests: Sequence[Request], locate: Callable[[str], Path]) -> list[Load]:
-    """Group requests by the model to open: references to the same model share one load. Reads no weights."""
+    """Group requests by model, so that every model is opened only once. Does not read any weights."""
     paths: dict[str, Path] = {}
     problems: list[str] = []
     for name in dict.fromkeys(request.model for request in requests):
@@ -154,10 +154,10 @@ def plan_loads(requests: Sequence[Request], locate: Callable[[str], Path]) -> li
 def answer_all(
     requests: Sequence[Request],
     loads: Sequence[Load],
-    open_path: Callable[[Path, str | None, str], LoadedModel],  # takes a path, a tokenizer and a dtype
+    open_path: Callable[[Path, str | None, str], LoadedModel],  # arguments: path, tokenizer, dtype
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Return the output lines in the requested order. A failed completion has an `error` in its line."""
+    """Return the output lines in the order of the requests; the line of a failed completion has an `error`."""
     answers: dict[int, dict[str, Any]] = {}
     for load in loads:
         say(f"opening {load.path} as {load.dtype} for {len(load.requests)} prompts")
@@ -167,19 +167,19 @@ def answer_all(
             say(f"{load.path} cannot be opened: {error}")
             answers |= {number: requests[number].answer(error=str(error)) for number in load.requests}
             continue
-        batches: dict[GenerationOptions, dict[int, Request]] = {}  # requests share a batch if all settings but the seed are equal
+        batches: dict[GenerationOptions, dict[int, Request]] = {}  # requests whose settings differ only in the seed share a batch
         for number in load.requests:
             batches.setdefault(replace(requests[number].options, seed=None), {})[number] = requests[number]
         for options, batch in batches.items():
             answers |= _answer(model, batch, options, say)
-        del model  # free the model before the next is opened, so that memory never holds two
+        del model  # free the model before opening the next one
     return [answers[number] for number in range(len(requests))]
 
 
 def _answer(
     model: LoadedModel, batch: dict[int, Request], options: GenerationOptions, say: Callable[[str], None]
 ) -> dict[int, dict[str, Any]]:
-    """Answer requests with equal settings; if the batch fails, try each alone, so that only the failing one has an error."""
+    """Answer requests with equal settings; if the batch fails, retry each request alone, so that only bad ones get an error."""
     seeds = [secrets.randbits(31) if r.options.seed is None else r.options.seed for r in batch.values()]
     try:
         texts = model.generate_batch([request.fields["prompt"] for request in batch.values()], options, seeds)

@@ -1,7 +1,7 @@
-"""Score many rows of tokens with a model, and from them the benchmark tasks.
+"""Score rows of tokens with a model, and benchmark tasks based on them.
 
-Rows of similar length are batched, as many as fit in memory. Ranks share the batches, and each calls the model equally often:
-a sharded model gathers its weights inside.
+Batches contain rows of similar length, as many as fit in memory. Batches are split among ranks, and every rank calls the model
+equally often, because a sharded model gathers its weights in each call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingot.data.tokenizers import Tokenizer
 from ingot.errors import ConfigError, DataError, Interrupted, RunError, Setting
 from ingot.eval.tasks import TASKS, Item, TaskScore, read_task, score_items
 
-BATCH_TOKENS = 1 << 14  # tokens scored at once, padding included
+BATCH_TOKENS = 1 << 14  # maximum tokens in a batch, padding included
 
 
 def score_rows(
@@ -28,7 +28,7 @@ def score_rows(
     top: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[RowScores]:
-    """Return log-probabilities of each row's tokens from position `first` (1 or more) on, in row order; single rank."""
+    """Return log-probabilities of each row's tokens from position `first` (at least 1) on, in row order. Single rank only."""
     by_row: dict[int, RowScores] = {}
     for done, scores in score_batches(backend, rows, firsts, top):
         by_row |= scores
@@ -43,16 +43,16 @@ def score_batches(
     top: int = 1,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, dict[int, RowScores]]]:
-    """Yield (rows scored so far by all ranks, scores of this rank's latest rows by row number).
+    """Yield (number of rows scored so far by all ranks, scores of this rank's latest rows by row index).
 
-    Every rank calls it with the same rows; raises Interrupted on all ranks if `stop` returns True on any.
+    Every rank must pass the same rows. Raises Interrupted on all ranks if `stop` returns True on any of them.
     """
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))  # longest first: what does not fit fails at once
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))  # longest first, so that rows that do not fit fail at once
     most, ranks = BATCH_TOKENS, backend.ranks
     while order:
         parts, end = [], 0
         for _ in range(ranks.world_size):
-            # A rank without rows scores the last row again, and the result is dropped.
+            # A rank without rows left scores the last row again and drops the result.
             longest = len(rows[order[min(end, len(order) - 1)]])
             parts.append(order[end : end + max(1, most // longest)])
             end += len(parts[-1])
@@ -75,32 +75,32 @@ def score_batches(
         yield len(rows) - len(order), dict(zip(mine, scores, strict=False))
 
 
-# Tasks: every item is read and checked before the first is scored.
+# Tasks: all items are read and checked before any is scored.
 
-Row = tuple[list[int], int]  # tokens, and the position of the first scored one
+Row = tuple[list[int], int]  # tokens, and the position of the first scored token
 Key = tuple[str, str]  # a task and one of its files
 Items = Mapping[Key, list[Item]]
 
 
 @dataclass(frozen=True)
 class TaskRows:
-    """The items of tasks, and the token rows of all their pairs."""
+    """The items of tasks, with one row of tokens per (context, continuation) pair."""
 
     items: Items
     rows: Sequence[Row]
 
 
 def read_items(names: Sequence[str], folder: Path | None, limit: int | None = None) -> Items:
-    """Read the items of tasks from a folder or from the hub, the first `limit` of each file."""
+    """Read the items of tasks from a folder or from the hub, at most the first `limit` of each file."""
     if folder is not None and not folder.is_dir():
         raise DataError(f"{folder} does not exist; give the folder with the task files")
     return {(name, part): items for name in names for part, items in read_task(name, folder, limit).items()}
 
 
 def task_rows(items: Items, tokenizer: Tokenizer, context: int, truncate: Setting | None) -> TaskRows:
-    """Tokenize items into rows, and refuse texts longer than the context.
+    """Tokenize items into rows; raise ConfigError for texts longer than the context.
 
-    `truncate` names the setting that would cut such texts from the left, as lm-eval does; None: they are cut.
+    `truncate` names the setting that allows truncating such texts on the left, as lm-eval does; None: truncate them.
     """
     most, rows = context + 1, []  # the last token is a target only
     for (_, part), some in items.items():
@@ -126,9 +126,9 @@ def score_tasks(
     progress: Callable[[int, int], None] = lambda done, total: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, TaskScore]:
-    """Score tasks on all ranks; raises Interrupted on all of them if `stop` returns True on any."""
+    """Score tasks on all ranks; raise Interrupted on all ranks if `stop` returns True on any of them."""
     rows, firsts = [tokens for tokens, _ in tasks.rows], [first for _, first in tasks.rows]
-    logs, greedy = [0.0] * len(rows), [0.0] * len(rows)  # zero for rows of other ranks: the ranks add up
+    logs, greedy = [0.0] * len(rows), [0.0] * len(rows)  # zero for rows of other ranks, because results are summed over ranks
     progress(0, len(rows))
     for done, scores in score_batches(backend, rows, firsts, stop=stop):
         for row, row_scores in scores.items():
@@ -148,7 +148,7 @@ def score_tasks(
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Return the ids of a context and of its continuation; trailing spaces of the context belong to the continuation."""
+    """Return the ids of a context and of its continuation; trailing spaces of the context move to the continuation."""
     if not context:
         if (start := marks_of(tokenizer).bos) is None:
             raise DataError(f"the {tokenizer.kind} tokenizer has no start token, and this task scores texts without a context")
@@ -156,12 +156,12 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
     kept = context.rstrip()
     whole, before = (text_ids(tokenizer, text) for text in (context + continuation, kept))
     if whole[: len(before)] != before and tokenizer.unfinished(whole[: len(before)]):
-        # The continuation's first capital mark was merged with the end of the context.
+        # The capital mark at the start of the continuation was merged with the end of the context.
         same = next(place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1])
         return before[:same], whole[same:]
     return before, whole[len(before) :]
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return ids as the exported tokenizer gives them to lm-eval: after the start token, except for GPT-2's."""
+    """Return the ids that lm-eval gets from the exported tokenizer: with a start token, except for GPT-2's tokenizer."""
     return (tokenizer.encode_document(text) if marks_texts(tokenizer) else tokenizer.encode(text)).tolist()

@@ -1,1 +1,1 @@
-"""The training loop, with evaluation, checkpoints and stopping. Independent of any framework."""
+"""The training loop with evaluation, checkpointing and stopping, independent of any framework."""

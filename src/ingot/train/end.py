@@ -27,7 +27,7 @@ class Exported:
     path: Path | None = None
     bytes: int | None = None
     bpb: float | None = None
-    rows: int | None = None  # rows that bpb was scored on; None: all
+    rows: int | None = None  # number of rows scored for `bpb`; None: all
     facts: dict[str, Any] = field(default_factory=dict)  # further entries for result.json
 
 
@@ -47,11 +47,11 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
                 exported = exporter(trainer, shutdown) or exported
         except Interrupted:
             status = "stopped"  # the next session finishes the evaluation and export
-        except IngotError:  # if the disk is too full for a checkpoint, the artifact may not fit either
+        except IngotError:  # after a failed save (disk full), the export may fail too
             if unsaved is None:
                 raise
     if unsaved is not None:
-        raise unsaved  # raised only now, so that the score and files are written although the last checkpoint is missing
+        raise unsaved  # raised only now, so that the score and the artifact are written even though the last save failed
     # Synchronise the reason again: after an evaluation the ranks only know that some rank received a stop request.
     reason = int(trainer.backend.maximum([shutdown.last_reason()])[0]) if status == "stopped" else 0
     checkpoints = saved_steps(outputs.folder.checkpoints) if outputs is not None else {}
@@ -95,7 +95,7 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., A
         trainer.reporter.waiting("exporting")
         codes = find_codes(config, weights, facts, trainer.dataset, limit, trainer.reporter.message, lambda: shutdown.requested)
         cut_short = shutdown.requested
-        if not cut_short:  # else the codes found so far may exceed the size limit and are not the best
+        if not cut_short:  # after an interrupted search the codes may exceed the size limit
             with writing(path):
                 report = write_artifact(path, weights, facts, a.quantiser, a.codec, a.dtype, codes=codes)
             if limit is not None and report.bytes > limit:

@@ -1,8 +1,8 @@
-"""Evaluation during and after training: scores over all ranks, tasks, text samples, and limits on the time they take.
+"""Evaluation during and after training: scores over all ranks, tasks, text samples, and a limit on evaluation time.
 
-With a training budget in seconds, evaluation time is bounded too. Its speed is measured, the slowest rank's is used on all ranks,
-and every rank computes the same number of rows. Runs without a time budget, runs with a budget in bytes and runs that set
-evaluation.final_rows score the requested rows.
+With a training budget in seconds, evaluation time is limited too: scoring speed is measured, and from the slowest rank's speed
+all ranks compute the same number of rows to score. Runs without a time budget, runs with a budget in bytes and runs that set
+evaluation.final_rows always score the requested rows.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ingot.train.outputs import RunOutputs
 from ingot.train.resume import Progress
 from ingot.train.stop import Clock, Shutdown
 
-# An evaluation takes at most half the training time: with the final one and the artifact's, a run takes at most twice its budget.
+# One evaluation takes at most half the budget, so that with the final and the artifact evaluation a run takes at most twice that.
 MAX_BUDGET_SHARE = 0.5
-MIN_ALLOWED_SECONDS = 10.0  # shorter evaluations are never reduced: a short budget is often a trial
+MIN_ALLOWED_SECONDS = 10.0  # shorter evaluations are never reduced, because a short budget is often a trial run
 STOP_CHECK_INTERVAL = 16  # batches of an evaluation, or tokens of a sample, after which ranks agree on whether to stop
 
 
 def open_tasks(evaluation: EvaluationSection, context: int, tokenizer: Tokenizer) -> TaskRows:
-    """Read the items of evaluation.tasks, so that errors in them are raised before the first evaluation."""
+    """Read and tokenize the items of evaluation.tasks up front, so that errors in them are raised before training."""
     tasks = evaluation.tasks or ""
     names = task_names(tasks if isinstance(tasks, str) else ",".join(tasks))
     folder = user_path(evaluation.task_data) if evaluation.task_data is not None else None
@@ -57,19 +57,19 @@ class RunEvaluation:
     ):
         self.settings, self.seed, self.dataset, self.backend = config.evaluation, config.training.seed, dataset, backend
         self.clock, self.progress, self.reporter, self.outputs = clock, progress, reporter, outputs
-        self._limit_during: tuple[int | None] | None = None  # rows of evaluations during training, once decided
+        self._limit_during: tuple[int | None] | None = None  # rows per evaluation during training, set by the first one
         self._budget_seconds = config.budget.seconds or 0.0
         self._row_seconds: float | None = None  # seconds per row on the slowest rank
         self._last_seconds = 0.0  # duration of the last evaluation during training, on the slowest rank
-        self._reported: set[str] = set()  # each reduction is reported once
+        self._reported: set[str] = set()  # topics already reported: each reduction is reported once
         final_rows = config.evaluation.final_rows
         self.final_limit = None if final_rows == "auto" else final_rows  # None: all rows, or as many as time allows
         bounded = final_rows == "auto" and config.budget.seconds is not None and config.budget.artifact_bytes is None
         self._bound = max(MIN_ALLOWED_SECONDS, MAX_BUDGET_SHARE * self._budget_seconds) if bounded else None  # None: no bound
         self.tasks: TaskRows | None = None
-        self.shutdown = Shutdown()  # until the run sets its own
+        self.shutdown = Shutdown()  # placeholder until the run sets its own
         self.last_sample: str | None = None
-        self.evaluator: Callable[[str], Evaluator] = cache(partial(evaluator_of, config, dataset))  # of a split
+        self.evaluator: Callable[[str], Evaluator] = cache(partial(evaluator_of, config, dataset))  # by split
 
     def evaluate(self, limit: int | None, final: bool = False) -> bool:
         """Score the validation split (or `limit` rows of it) and tasks, and write a sample; return True for a new best score."""
@@ -82,7 +82,7 @@ class RunEvaluation:
             several = e.every or e.points or e.at_start
             compared = self.score("val", during) if several and limit != during else score
             train_loss = self.score("train", e.train_rows).loss if e.train_rows else None
-            seconds = self.clock.now() - began  # a stop request from here on leaves the step without a score
+            seconds = self.clock.now() - began  # without tasks and sample; a stop request during these discards the score
             tasks = {}
             if self.tasks is not None:
                 waiting = partial(self.reporter.waiting, "scoring tasks")
@@ -119,7 +119,7 @@ class RunEvaluation:
         return report.best
 
     def bounded_rows(self, limit: int | None) -> int | None:
-        """Return `limit`, or the number of validation rows that there is time for if that is less. Called on every rank."""
+        """Return `limit`, or fewer validation rows if there is not enough time for these. Must be called on every rank."""
         evaluator, ranks = self.evaluator("val"), self.backend.ranks.world_size
         wanted = evaluator.count(limit)
         batch_rows = evaluator.micro_batch * ranks
@@ -134,7 +134,7 @@ class RunEvaluation:
                 self.backend.score(batch)
                 slowest = self.backend.maximum([(self.clock.now() - began) / len(batch)])[0]
                 if not attempt and wanted * slowest <= self._bound * ranks:
-                    return limit  # the evaluation itself measures the speed
+                    return limit  # the evaluation itself will measure the speed
             self._row_seconds = slowest
         if wanted * self._row_seconds <= self._bound * ranks:
             return limit
@@ -145,7 +145,7 @@ class RunEvaluation:
             "rows",
             f"scoring {wanted:,} rows would take about {wanted * self._row_seconds / ranks:.0f} s and budget.seconds is "
             f"{self._budget_seconds:g}: {rows:,} of {evaluator.count(None):,} rows, spread evenly, are scored instead, also for "
-            "the artifact; evaluation.final_rows=null scores all",
+            "the artifact; set evaluation.final_rows=null to score all",
         )
         return rows
 
@@ -156,18 +156,18 @@ class RunEvaluation:
         if self._limit_during is None:
             self._limit_during = (self.bounded_rows(wanted),)
         [during] = self._limit_during
-        # If both are reduced, one pass over the same rows serves both.
+        # If both numbers are reduced, use the same rows for both, so that one pass is enough.
         return during, during if limit == wanted or (allowed != limit and during != wanted) else allowed
 
     def has_time(self, training_seconds: float) -> bool:
-        """Return True if, after one more evaluation, total evaluation time stays below training time plus one allowance."""
+        """Return True if one more evaluation keeps total evaluation time below training time plus one evaluation's limit."""
         evaluation_seconds = self.progress.evaluation_seconds
         if self._bound is None or evaluation_seconds + self._last_seconds <= training_seconds + self._bound:
             return True
         self._report_once(
             "skipped",
             f"evaluations have taken {evaluation_seconds:.0f} s and training {training_seconds:.0f} s, so some evaluations are "
-            "left out; raise evaluation.every, lower evaluation.rows, or set evaluation.final_rows=null to run all of them",
+            "skipped; raise evaluation.every, lower evaluation.rows, or set evaluation.final_rows=null to run all of them",
         )
         return False
 
@@ -183,7 +183,7 @@ class RunEvaluation:
         return p.val_step == p.step and (p.val_whole or enough)
 
     def artifact_rows(self) -> int | None:
-        """Return the number of rows to score the artifact on; None: all. Called on every rank."""
+        """Return the number of rows to score the artifact on; None: all. Must be called on every rank."""
         if self.is_final():
             return None if self.progress.val_whole else self.progress.val_rows
         return self.bounded_rows(self.final_limit)

@@ -1,8 +1,8 @@
 """Quantise weights to a target file size: search the quantisation step sizes of matrices and embedding tables.
 
-Doubling the step saves one bit per weight, so a few estimates find the smallest step for the matrices that meets the size limit,
-for each of several steps for the tables. The best of these pairs is selected on training text. Validation text is not used:
-selecting on the text that is later scored would overfit to it.
+Doubling a step size saves one bit per weight. For each of several step sizes for the tables, a few size estimates are therefore
+enough to find the smallest step size for the matrices that meets the limit. The pair with the lowest loss on training text is
+selected; selecting on validation text would overfit to the text that is later scored.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ingot.runtime.tensors import TensorRecord
 K = 8.0  # default of artifact.k without a size limit
 EMBEDDING_K = 5.0
 EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for 8-bit codes
-MIN_K = 6.0  # weights beyond this many standard deviations are clipped; matrices have hardly any
-LARGEST_STEP = 1.0  # in standard deviations of a row: coarser codes retain almost no information
-TRIES = 5  # attempts to approach the limit from below
-CLOSE = 0.001  # fraction of the limit that may stay unused
-# Tokens of training text: half for calibration and half for scoring. A CPU uses a sixteenth of a GPU's.
+MIN_K = 6.0  # smallest clipping threshold in standard deviations; hardly any matrix weights exceed it
+LARGEST_STEP = 1.0  # in standard deviations of a row; coarser codes retain almost no information
+TRIES = 5  # maximum number of attempts to approach the limit from below
+CLOSE = 0.001  # stop if at most this fraction of the limit is unused
+# Tokens of training text: half for calibration and half for scoring. A CPU uses a sixteenth as many as a GPU.
 GPU_TOKENS, CPU_TOKENS = 1 << 18, 1 << 14
 BATCH_TOKENS = 1 << 14
 
@@ -36,7 +36,7 @@ Codes = dict[str, list[TensorRecord]]
 
 @dataclass(frozen=True)
 class Steps:
-    """The rounding of matrices and of embeddings."""
+    """The quantisation settings of matrices and of embedding tables."""
 
     matrices: Rounding
     embeddings: Rounding
@@ -55,11 +55,11 @@ def find_codes(
     say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Codes:
-    """Return the codes of the large weights for the quantisers std and gptq; no codes for other quantisers."""
+    """Return the codes of the large weights for the quantisers std and gptq; an empty dict for other quantisers."""
     a = config.artifact
     if a.quantiser not in BY_MODEL:
         return {}
-    model = open_inference(config, dataset.tokenizer.vocab_size)  # a second model, so that the run's own does not change
+    model = open_inference(config, dataset.tokenizer.vocab_size)  # a second copy, so that the run's model is not modified
     model.load_weights({record.name: record for record in weights}, "the model")
     # Every other row of training text is used for calibration, the rest for scoring.
     length = config.data.seq_len
@@ -90,15 +90,15 @@ def fit_codes(
     say: Callable[[str], None],
     stop: Callable[[], bool],
 ) -> Codes:
-    """Return the codes of the best steps that meet the size limit; of the coarsest if none do."""
+    """Return the codes for the best step sizes that meet the size limit, or for the coarsest if none do."""
 
     def matrices(step: float) -> Rounding:
-        """Return the rounding for a step in standard deviations, with the fewest bits >= artifact.bits that clip little."""
+        """Return the Rounding for a step size in standard deviations, with the fewest bits >= artifact.bits that clip little."""
         by_bits = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(a.bits, 9)]
         return next((rounding for rounding in by_bits if rounding.k >= MIN_K), Rounding(8, MIN_K))
 
     def moved(step: float, over: float) -> float:
-        """Return the step that makes the matrices `over` bytes smaller, clamped to sensible bounds."""
+        """Return the step size that makes the matrices `over` bytes smaller, clamped to sensible bounds."""
         octave = rounder.estimate(matrices(step), False) - rounder.estimate(matrices(2 * step), False)
         step *= 2 ** max(-3.0, min(3.0, over / max(octave, 1.0)))
         return min(max(step, MIN_K / 127), LARGEST_STEP)
@@ -109,7 +109,7 @@ def fit_codes(
     code_bytes = rounder.round(matrices(K / 31), embeddings[0])
     rest = size(rounder.codes()) - code_bytes  # size of everything except the codes
     candidates = []
-    for rounding in embeddings:  # with the finest matrices for which all codes are estimated to fit
+    for rounding in embeddings:  # each with the smallest step size for matrices that is estimated to fit
         step, matrix_bytes = K / 31, limit - rest - rounder.estimate(rounding, True)
         for _ in range(TRIES):
             step = moved(step, rounder.estimate(matrices(step), False) - matrix_bytes)
@@ -121,12 +121,12 @@ def fit_codes(
         estimate = rounder.round(steps.matrices, steps.embeddings) + rest
         bpb = bits_per_byte()
         say(f"{steps}: about {estimate:,.0f} bytes, {bpb:.4f} bits per byte of training text")
-        # Steps over the limit are ranked by size, after all steps within it.
+        # Candidates over the limit are ranked by size, after all candidates within it.
         largest = steps.matrices.k / steps.matrices.most == LARGEST_STEP
         return estimate if largest and estimate > limit else bpb
 
     steps = candidates[0] if len(candidates) == 1 else min(candidates, key=score)
-    # Refine the best steps until the real file is just below the limit.
+    # Refine the best step sizes until the actual file is just below the limit.
     kept: tuple[Steps, Codes, int] | None = None
     for _ in range(TRIES):
         rounder.round(steps.matrices, steps.embeddings)

@@ -1,4 +1,4 @@
-"""Outputs of the first rank: the locked run folder, heartbeat, trackers, and checkpoints written in a thread."""
+"""Outputs of the first rank: the locked run folder, the heartbeat, trackers, and checkpoints written by a thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SLOW_DISK = 200e6  # bytes per second, assumed before the first save
 
 
 class Saver:
-    """Writes checkpoints in a thread while training continues; one at a time."""
+    """Writes checkpoints in a background thread, one at a time, while training continues."""
 
     def __init__(
         self, folder: Path, training: TrainingSection, done: Callable[[Path, Kind], None], failed: Callable[[str], None]
@@ -44,14 +44,14 @@ class Saver:
     def save(
         self, step: int, state: Callable[[], Tensors], progress: Mapping[str, Any], best: int | None, kind: Kind = "regular"
     ) -> None:
-        """Start writing once the previous save has ended. A failure is reported and kept in `error` until a save succeeds."""
+        """Start a save after the previous one has ended. A failure is reported and kept in `error` until a save succeeds."""
         began = time.monotonic()
         self.wait()
 
         def write() -> None:
             try:
                 path = save_checkpoint(self._folder, step, state(), progress, kind)
-            except Exception as error:  # for any failure, even out of memory, the run must know that this step is not saved
+            except Exception as error:  # after any failure, even out of memory, the run must know that this step is not saved
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 advice = "; make room for it" if isinstance(error, OSError | CheckpointError | MemoryError) else ""
                 self.error = CheckpointError(f"cannot save step {step} in {self._folder}: {reason}{advice}")
@@ -72,7 +72,7 @@ class Saver:
         self._thread.start()
 
     def update(self, step: int, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
-        """Replace the progress in the checkpoint of a step; a new kind is reported like a save."""
+        """Replace the progress stored in the checkpoint of a step; a change of its kind is reported like a save."""
         self.wait()
         path = saved_steps(self._folder).get(step)
         if path is None:
@@ -81,7 +81,7 @@ class Saver:
         with writing(self._folder):
             update_progress(path, progress, kind)
         if kind is not None and kind != old_kind:
-            with suppress(CheckpointError):  # the log may not be writable, as after a save
+            with suppress(CheckpointError):  # the log may not be writable
                 self._done(path, kind)
 
     def lacks(self, step: int) -> bool:
@@ -102,7 +102,7 @@ class Saver:
 
 @dataclass(frozen=True)
 class RunOutputs:
-    """The run folder, its heartbeat and the saver. Exists only on the first rank."""
+    """The run folder, its heartbeat and the saver. It exists only on the first rank."""
 
     folder: RunFolder
     heartbeat: Heartbeat
@@ -112,7 +112,7 @@ class RunOutputs:
 def claim_folder(
     resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, to_delete: Sequence[str] | None, facts: dict[str, Any]
 ) -> RunFolder:
-    """Lock the run folder for this process; with `to_delete`, delete the earlier run and files that match these patterns."""
+    """Lock the run folder for this process; with `to_delete`, delete the earlier run and all files that match these patterns."""
     config = resolved.config
     training, tracking, model = config.training, config.tracking, config.model
     folder = RunFolder(user_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
@@ -122,7 +122,7 @@ def claim_folder(
     own_files += [WANDB_ID] if tracking.wandb_project is not None else []
     own_files += [TRACKIO_ID] if tracking.trackio_project is not None else []
     stack.enter_context(folder.claim(reporter.message, own_files, to_delete or ()))
-    folder.remove(folder.stop_path)  # a leftover stop file was meant for an earlier session
+    folder.remove(folder.stop_path)  # a remaining stop file was meant for an earlier session
     sweep(folder.checkpoints)
     if to_delete is not None:
         check_sources(config, folder, facts)
@@ -136,10 +136,10 @@ def open_outputs(
 ) -> RunOutputs:
     """Write the config and environment of the session, and start the heartbeat and the saver."""
     config, config_path = resolved.config, folder.config_path
-    # Never overwrite the config.yaml that the run was started from.
+    # Never overwrite the config file that the run was started from.
     keep_config = any(path.exists() and config_path.exists() and path.samefile(config_path) for path in resolved.files)
     config_yaml = None if keep_config else dump_yaml(config, resolved.origins)
-    other_settings: dict[str, Any] = {}  # settings that the kept file does not have
+    other_settings: dict[str, Any] = {}  # settings that differ from the kept file
     if keep_config:
         in_file: dict[tuple[str, ...], Any] = {}
         with suppress(ConfigError):  # the file alone may not be a valid config
@@ -147,13 +147,13 @@ def open_outputs(
         unshown = ("training", "output_dir"), ("training", "resume")
         own = [(path, value) for path, value in leaf_values(config) if path not in unshown]
         other_settings = {".".join(path): value for path, value in own if path not in in_file or in_file[path] != value}
-    # Write environment.json first, because it marks the folder as a run's, so that a process killed here can start again.
+    # Write environment.json first: it marks the folder as a run folder, so that a run killed at this point can be restarted.
     folder.write_environment(installed(packages(config.training.device)), config=config_yaml, besides=other_settings)
     folder.remove(folder.result_path)  # so that a session that crashes does not look complete
     if config_yaml is not None:
         folder.write_config(config_yaml)
     elif other_settings:
-        kept = f"this run was started from {config_path}, which is not changed"
+        kept = f"this run was started from {config_path}, which is not modified"
         others = ", ".join(f"{name}={value}" for name, value in other_settings.items())
         reporter.message(f"{kept}; other settings are recorded in environment.json: {others}")
     if checkpoint is None and isinstance(config.model, FileSettings):

@@ -1,4 +1,4 @@
-"""Prefetch the rows of each step in a thread, so that the training loop does not wait for the disk."""
+"""Prefetch the rows of each step in a background thread, so that the training loop does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class RankBatch:
     batch: Batch
     targets: int  # number of targets in the step, over all ranks
     epoch: int
-    next_sample: int  # first sample of the next step
-    places: Places = field(default_factory=dict)  # rows of each bucket read by the end of the step
+    next_sample: int  # index of the first sample of the next step
+    places: Places = field(default_factory=dict)  # rows read from each bucket by the end of the step
 
 
-# A prefetched batch, or DataExhausted, with its plan, the number of plan changes before it, and its buffer.
+# A prefetched batch (or an exception such as DataExhausted), its plan, the number of plan changes before it, and its buffer.
 Ahead = tuple[RankBatch | DataExhausted, StepPlan, int, Batch]
 
 
@@ -40,7 +40,7 @@ class RowReader:
 
     `following` predicts the plan of the next step from the current plan and its batch. If the training loop requests a different
     plan, the prefetched batches are dropped and prediction restarts from the requested plan. DataExhausted is raised only by the
-    step that lacks rows, never by a prediction.
+    step for which there are not enough rows, never by a predicted one.
 
     A buffer is reused only after two more calls of `next`, so an asynchronous copy to a device has time to finish.
     """
@@ -53,7 +53,7 @@ class RowReader:
         ranks: Ranks,
         first: StepPlan,
         following: Callable[[StepPlan, RankBatch], StepPlan],
-        shapes: Sequence[StepPlan],  # plans with every shape that may occur, to size the buffers
+        shapes: Sequence[StepPlan],  # one plan for every possible shape, to size the buffers
         host_buffer: Callable[[tuple[int, int, int]], Batch],
     ):
         self._source, self._ranks, self._following = source, ranks, following

@@ -38,14 +38,14 @@ from ingot.runs.view import Run
 from ingot.runtime.files import user_path, writing
 from ingot.train.step_plan import Position
 
-# Settings that may not change between the sessions of a run, because the saved state would no longer be valid.
+# Settings that must not change between the sessions of a run, because the saved state would no longer be valid.
 FIXED: dict[str, tuple[str, ...]] = {
-    "model": (),  # every setting
+    "model": (),  # all settings of the section
     "data": ("seq_len", "sampling", "spans", "overlap", "document_mask", "seed"),
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
-# Model settings that are not compared with those of training.weights: two are compared by effect, two do not affect any shape.
+# Model settings not compared with those of training.weights: the first two have their own checks, the others affect no shape.
 NOT_COMPARED = ("context", "vocab_size", "dropout", "file")
 COMPLETE = "{} is complete: raise training.max_steps or budget.seconds to train longer, or start a new run"
 # Settings that do not affect a run's result.
@@ -54,32 +54,32 @@ NOT_DECISIVE = ("training.output_dir", "training.resume", "training.max_runtime_
 
 @dataclass
 class Progress:
-    """The progress of a run. Together with the weights, optimizer state and config it determines the rest of the run."""
+    """The progress of a run. Weights, optimizer state, config and progress together determine the rest of the run."""
 
     step: int = 0
-    sample: int = 0  # the next row of the data order, counted in rows of data.seq_len
+    sample: int = 0  # index of the next row in the data order, in rows of data.seq_len tokens
     tokens: int = 0
     elapsed_seconds: float = 0.0
-    step_seconds: float = 0.0  # the second longest of the recent steps
+    step_seconds: float = 0.0  # duration of the second longest of the recent steps
     loss: float | None = None
     val_loss: float | None = None
     val_bpb: float | None = None
     val_step: int | None = None  # the step of the last validation score
-    val_whole: bool = False  # True: scored on the whole validation split
-    val_rows: int = 0  # rows scored
-    val_rows_of: int = 0  # rows of the validation split
-    val_stride: int | None = None  # tokens from one row to the next in a sliding evaluation
-    val_final: bool = False  # True: scored at the end of the run
-    val_other: dict[str, float] = field(default_factory=dict)  # val_bpb with the other byte count, if they differ
+    val_whole: bool = False  # True if the score covers the whole validation split
+    val_rows: int = 0  # number of rows scored
+    val_rows_of: int = 0  # number of rows in the validation split
+    val_stride: int | None = None  # stride of a sliding-window evaluation in tokens
+    val_final: bool = False  # True if scored at the end of the run
+    val_other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other byte count, if the two counts differ
     best_step: int | None = None
     best_bpb: float | None = None
     best_by: list[int | str | None] = field(default_factory=list)  # rows, stride and byte-counting rule of the best score
-    evaluation_seconds: float = 0.0  # total time of evaluations during training, if they are bounded
+    evaluation_seconds: float = 0.0  # total time of evaluations during training, if that is limited
     resumed_from: str | None = None  # the checkpoint or run in another folder that this run started from
-    wandb_id: str | None = None  # the run at Weights & Biases, shared by all sessions
+    wandb_id: str | None = None  # id of the Weights & Biases run, shared by all sessions
     starts: list[int] = field(default_factory=list)  # first steps of the stages that have begun
     phases_begun: int = 0  # number of data.phases that have begun
-    places: dict[str, int] = field(default_factory=dict)  # rows read of each bucket
+    places: dict[str, int] = field(default_factory=dict)  # number of rows read from each bucket
 
     def record_score(self, score: Score, final: bool) -> None:
         """Store the validation score of this step."""
@@ -88,22 +88,22 @@ class Progress:
         self.val_rows, self.val_rows_of, self.val_stride = score.rows, score.rows_of, score.stride
 
     def record_best(self, score: Score) -> bool:
-        """Store a score of this step if it is the best so far, and return whether it is. NaN is worse than any number."""
+        """Store this step's score if it is the best so far, and return True in that case. NaN is worse than any number."""
         bpb = score.bits_per_byte
         by: list[int | str | None] = [score.rows, score.stride, score.rule]
-        # Another session may have scored other rows. Such scores are not compared: the first over new rows is the best.
+        # Scores over different rows, for example of an earlier session, are not comparable: the first over new rows is the best.
         best = math.isfinite(bpb) and (self.best_bpb is None or self.best_by not in ([], by) or not self.best_bpb <= bpb)
         if best:
             self.best_step, self.best_bpb, self.best_by = self.step, bpb, by
         return best
 
     def position(self, seconds: float) -> Position:
-        """Return where the next step begins, at a time that the ranks have agreed on."""
+        """Return the position of the next step; `seconds` is the training time that the ranks have agreed on."""
         return Position(self.step, self.sample, self.tokens, seconds, tuple(self.starts), self.phases_begun, self.places)
 
 
 def read_progress(checkpoint: Checkpoint) -> Progress:
-    """Return where a run stood; CheckpointError if the checkpoint's numbers cannot be."""
+    """Read the progress from a checkpoint; raise CheckpointError if a value is missing or impossible."""
     names = {field.name for field in fields(Progress)}
     try:
         progress = TypeAdapter(Progress).validate_python({k: v for k, v in checkpoint.progress.items() if k in names})
@@ -112,23 +112,23 @@ def read_progress(checkpoint: Checkpoint) -> Progress:
         if not all(0 <= number < MOST for number in [*counts, *seconds, *progress.places.values()]):
             raise ValueError
     except (TypeError, ValueError):  # pydantic's error is a ValueError
-        raise CheckpointError(f"{checkpoint.path} is damaged: it does not say where its run stood") from None
+        raise CheckpointError(f"{checkpoint.path} is damaged: it does not contain the progress of its run") from None
     return progress
 
 
 def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
-    """Return the checkpoint in the run folder to resume from; a checkpoint named by training.resume is copied there first."""
+    """Return the checkpoint in the run folder to resume from, after copying the one named by training.resume there, if any."""
     checkpoint, named = newest_valid(folder.checkpoints, say), config.training.resume
     if checkpoint is None and named == "auto":
         refuse_lost(folder.path)
     source = resume_source(named, folder.path, checkpoint) if named not in ("auto", "never") else None
-    if source is None or checkpoint is not None:  # the named checkpoint, or a descendant of the copy made by an earlier session
+    if source is None or checkpoint is not None:  # already in the folder, or derived from an earlier session's copy
         if checkpoint is not None:
             check_fits(checkpoint, facts)
         return checkpoint
     original = load_checkpoint(source)
     check_fits(original, facts)
-    # Also start a new run at Weights & Biases: two branches logging to the original run would overwrite each other's metrics.
+    # Also start a new Weights & Biases run: two branches that log to the original run would overwrite each other's metrics.
     progress = {**original.progress, "resumed_from": str(named_path(named, folder.path).resolve()), "wandb_id": None}
     with writing(folder.checkpoints):
         tensors = {group: list(records.values()) for group, records in original.tensors.items()}
@@ -142,7 +142,7 @@ def refuse_lost(folder: Path) -> None:
     state = read_state(folder)
     if state is not None and state.checkpoint is not None and not saved_steps(folder / "checkpoints"):
         lost = f"{folder} has saved {state.checkpoint}, but {folder / 'checkpoints'} holds no checkpoint"
-        advice = "bring them back (are they on a disk that is not mounted?) or choose another {0}"
+        advice = "restore them (is their disk mounted?) or choose another {0}"
         raise CheckpointError(lost, Setting("training.output_dir"), advice=advice)
 
 
@@ -150,7 +150,7 @@ def refuse_occupied(folder: Path) -> None:
     """Raise an error if a new run would start in a folder with checkpoints that must not be resumed."""
     if saved_steps(folder / "checkpoints"):
         settings = Setting("training.resume", "never"), Setting("training.output_dir"), Setting("training.resume", "auto")
-        raise CheckpointError(f"{folder} holds a run and {{0}}", *settings, advice="choose another {1} or set {2}")
+        raise CheckpointError(f"{folder} already contains a run and {{0}}", *settings, advice="choose another {1} or set {2}")
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
@@ -173,11 +173,11 @@ def _sha256(name: str | None) -> str | None:
 
 
 def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
-    """Raise an error if settings or data have changed in a way that makes it a different run."""
+    """Raise an error if fixed settings or the data have changed since the checkpoint, which makes this a different run."""
     try:
         changed = changes(checkpoint.progress, facts)
     except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{checkpoint.path} is damaged: it does not say which run it belongs to") from None
+        raise CheckpointError(f"{checkpoint.path} is damaged: it lacks the metadata of its run") from None
     if changed:
         raise CannotContinue(checkpoint.path, changed)
 
@@ -194,7 +194,7 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     others: dict[str, tuple[Any, Any, str]] = {
         "data.mix": (
             mixed[0], mixed[1],
-            "{0} and data.phases were {1} and are {2}: only runs with a mix know how far each bucket has been read",
+            "{0} and data.phases were {1} and are now {2}: only runs with a mix track how far each bucket has been read",
         ),
         "model.file": (was.get("model_file_sha256"), now["model_file_sha256"], "the contents of {0} have changed"),
         "data.already_read": (
@@ -229,7 +229,7 @@ def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer)
 def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
     """Raise an error if the training.weights file is missing, damaged, or has a different number of parameters."""
     path = locate_weights(user_path(str(config.training.weights)))
-    if is_checkpoint(path) or tokenizer is None:  # only torch can read the weights of gpt-simple, and it is not loaded
+    if is_checkpoint(path) or tokenizer is None:  # reading gpt-simple's weights would require importing torch
         return
     weights, size = open_weights(path), model_size(config, tokenizer.vocab_size)
     parameters = sum(math.prod(record.shape) for record in weights.tensors.values())
@@ -252,7 +252,7 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
         if tokenizer.vocab_size > had or weights.facts.get("tokenizer_fingerprint") not in (None, tokenizer.fingerprint()):
             kind = (weights.facts.get("tokenizer") or {}).get("kind", "another")
             differs = f"{had:,} ids ({kind}), but the data has one of {tokenizer.vocab_size:,} ({tokenizer.kind})"
-            advice = "prepare the text with the tokenizer of the weights and set {0} to that"
+            advice = "prepare the text with the tokenizer of the weights and set {0} to the result"
             return CheckpointError(
                 f"{weights.path} was trained with a tokenizer of {differs}", Setting("data.path"), advice=advice
             )
@@ -268,7 +268,7 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
 
 
 def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
-    """Raise an error for --force if the run would start from a file in the folder it deletes, or from an incompatible state."""
+    """Check a run with --force: raise an error if it would start from a file in the folder that it deletes, or from a misfit."""
     sources = {"training.weights": config.training.weights, "training.resume": config.training.resume}
     for setting, value in sources.items():
         if value in (None, "auto", "never"):
@@ -276,14 +276,14 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
         path = user_path(str(value))
         if path.resolve().is_relative_to(folder.path.resolve()):
             raise ConfigError(
-                "{0} lies in the folder that --force empties", Setting(setting, value), advice="leave out one of them"
+                "{0} is in the folder that --force deletes", Setting(setting, value), advice="leave out one of them"
             )
         if setting == "training.resume":
             check_fits(find_checkpoint(path), facts)
 
 
 def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:
-    """Return the result of a run that has completed with exactly these settings; `require_files`: if its files still exist."""
+    """Return the result if a run with exactly these settings has completed (and, with `require_files`, its files still exist)."""
     if config.training.output_dir is None or config.training.resume == "never":
         return None
     folder = user_path(config.training.output_dir)
@@ -299,7 +299,7 @@ def completed_result(config: Config, require_files: bool = True) -> TrainingResu
 
 
 def saved_config(folder: Path) -> Config | None:
-    """Return the config in a run's newest checkpoint; None if there is none or this version cannot parse it."""
+    """Return the config stored in a run's newest checkpoint; None if there is no checkpoint or the config cannot be parsed."""
     steps = saved_steps(folder / "checkpoints")
     try:
         return Config.model_validate(read_index(steps[max(steps)])["progress"]["config"]) if steps else None

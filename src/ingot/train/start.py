@@ -1,4 +1,4 @@
-"""Run a config: open the data, build the backend, lock the run folder, resume, and run the training loop."""
+"""Train a config: open the data, build the backend, lock the run folder, resume, and run the training loop."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def run(
 ) -> TrainingResult:
     """Train a config and return the result.
 
-    A front end may pass a `reporter` with its own output format, an `exporter` that writes the files its users expect, `began`,
-    the unix time from which the session's wall clock counts, and an open dataset. With `force`, an earlier run in the folder is
-    deleted first, together with files that match the patterns `files`.
+    A front end may pass a `reporter` with its own output format, an `exporter` that writes its own files, an open dataset, and
+    `began`, the Unix time at which the session's wall clock starts. With `force`, an earlier run in the folder is deleted first,
+    together with all files that match the patterns in `files`.
     """
     config, ranks = resolved.config, ranks_from_environment()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with(os.getppid())()  # the parent is torchrun's agent: after a kill -9 its ranks would keep training
+        die_with(os.getppid())()  # the parent is torchrun's agent; if it were killed, its ranks would keep training
     began = began if began is not None else time.time()
     walltime = find_walltime(config.training, began)
     front = reporter = reporter if reporter is not None and ranks.first else Reporter()
@@ -82,7 +82,7 @@ def run(
             except IngotError as error:
                 backend.broadcast(json.dumps({"exit_code": error.exit_code}))
                 raise
-        # The other ranks learn which checkpoint the first resumes from, or that it failed.
+        # Tell the other ranks which checkpoint the first rank resumes from, or that it failed.
         outcome = json.loads(backend.broadcast(json.dumps({"checkpoint": str(checkpoint.path) if checkpoint else None})))
         if "exit_code" in outcome:
             raise PeerLost(outcome["exit_code"])
@@ -133,12 +133,12 @@ def run(
             status = "stopped"  # a stop was requested after the last step
         result = finish(trainer, status, shutdown, exporter or export_artifact)
         reporter.end(result)
-        backend.close()  # not after a failure: the other ranks would exit before this one has reported it
+        backend.close()  # not after a failure: the other ranks would exit before this one has reported the error
     return result
 
 
 def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -> tuple[Dataset, Rows]:
-    """Open a run's data and build its row order; raise all errors that can be detected without a framework or a run folder."""
+    """Open a run's data and build its row order. All errors that need no framework and no run folder are raised here."""
     data, evaluation, artifact = config.data, config.evaluation, config.artifact
     refuse_idle_ranks(config, world_size)
     if dataset is None:

@@ -1,8 +1,8 @@
 """The plan of a step (its rows and learning rates): a pure function of the config and the run's position.
 
-A run without `training.stages` has one stage. All stages count their data in rows of data.seq_len, the longest: a stage with
-shorter rows splits those into parts, so that one cursor tracks the data read across all stages. Phases, each with its own mix of
-buckets, begin at given numbers of trained targets.
+A run without `training.stages` has one stage. All stages count data in rows of data.seq_len tokens, the longest row length; a
+stage with shorter rows splits these, so that a single cursor tracks the data read across all stages. Phases, each with its own
+mix of buckets, begin after a given number of trained targets.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ingot.optim.schedules import average_decay, fraction_spent, learning_rate_s
 from ingot.train.reader import RankBatch
 
 ONE_STAGE = (StageSection(share=1.0),)
-ROUNDING = 1e-9  # tolerance for floating-point error: 3 * 0.1 > 0.3
+ROUNDING = 1e-9  # tolerance for floating-point error, such as 3 * 0.1 > 0.3
 
 
 @dataclass(frozen=True)
 class Position:
-    """The position of a run before a step, agreed on by all ranks."""
+    """The position of a run before a step, identical on all ranks."""
 
     step: int = 0
     sample: int = 0
@@ -32,7 +32,7 @@ class Position:
     seconds: float = 0.0
     starts: tuple[int, ...] = ()  # first steps of the stages that have begun
     phases: int = 0  # number of phases that have begun
-    places: Mapping[str, int] = field(default_factory=dict)  # rows read of each bucket
+    places: Mapping[str, int] = field(default_factory=dict)  # number of rows read from each bucket
 
 
 def plan_step(config: Config, at: Position) -> StepPlan:
@@ -44,14 +44,14 @@ def plan_step(config: Config, at: Position) -> StepPlan:
     else:
         ends = list(accumulate(stage.share or 0.0 for stage in stages))
         done = fraction_spent(config, at.step, at.seconds) + ROUNDING
-    over = sum(done >= end for end in ends[:-1])  # the last stage continues to the end
-    stage = max(over, len(at.starts) - 1)  # a stage that has begun stays begun when the budget is raised
+    over = sum(done >= end for end in ends[:-1])  # the last stage lasts until the end of the run
+    stage = max(over, len(at.starts) - 1)  # raising the budget never returns to an earlier stage
     scale = learning_rate_scale(config, at.step, at.seconds)
     return _plan(config, at, stage, scale, muon_decay_scale(config, at.step, at.seconds))
 
 
 def shapes(config: Config) -> list[StepPlan]:
-    """Return one plan per stage at its peak learning rates, for tuning and compiling before the clock starts."""
+    """Return one plan per stage with peak learning rates, for tuning and compiling before the clock starts."""
     return [_plan(config, Position(), stage, 1.0, 1.0) for stage in range(len(_stages(config)))]
 
 
@@ -66,14 +66,14 @@ def refuse_idle_ranks(config: Config, world_size: int) -> None:
 
 
 def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
-    """Predict the plan of the step after `plan`, whose rows are in `read`; without a clock this may be wrong."""
+    """Predict the plan of the step after `plan`, given its batch `read`; a prediction that ignores the clock may be wrong."""
     tokens, starts = plan.tokens + read.targets, (0,) * (plan.stage + 1)
     at = Position(plan.step + 1, read.next_sample, tokens, starts=starts, phases=plan.phase + 1, places=read.places)
     return plan_step(config, at)
 
 
 def starts_with(at: Position, plan: StepPlan) -> tuple[int, ...]:
-    """Return the first steps of all stages that have begun after a plan is executed, including stages shorter than a step."""
+    """Return the first steps of all stages begun by the end of `plan`, including stages shorter than a step."""
     return at.starts + (at.step,) * (plan.stage + 1 - len(at.starts))
 
 
@@ -87,7 +87,7 @@ def _plan(config: Config, at: Position, number: int, scale: float, muon_decay: f
     seq_len = stage.seq_len or longest
     phases = config.data.phases
     over = sum(at.tokens >= end for end in accumulate(phase.tokens for phase in phases[:-1]))  # the last phase never ends
-    begun = min(at.phases, len(phases)) - 1  # a phase that has begun stays begun when others are made longer
+    begun = min(at.phases, len(phases)) - 1  # lengthening other phases never returns to an earlier phase
 
     def rates(group: ParameterGroup) -> GroupRates:
         lr = group.learning_rate * (scale * stage.rate * stage.rates.get(group.name, 1.0))

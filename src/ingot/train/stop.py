@@ -1,6 +1,6 @@
-"""Stop conditions: training budget, signals, wall-clock limit, stop file, and how ranks synchronise on them before each step.
+"""Stop conditions: training budget, signals, wall-clock limit and stop file, and their synchronisation over ranks.
 
-The first request makes the loop save and exit. After it, only SIGINT ends the process at once: schedulers repeat other signals.
+The first request makes the loop save and exit. After that, only SIGINT ends the process at once: schedulers repeat other signals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ingot.runtime.signals import STOPPING, handler_after_stop, heard_early, lea
 
 
 class Clock:
-    """A clock for training time over all sessions; it is paused while the run evaluates, samples or copies its state."""
+    """A clock of training time over all sessions. It is paused while the run evaluates, samples or copies its state."""
 
     def __init__(self, spent: float = 0.0, now: Callable[[], float] = time.perf_counter):
         self._spent, self.now = spent, now
@@ -32,7 +32,7 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Return the training seconds so far, including earlier sessions."""
+        """Return the training seconds so far, including those of earlier sessions."""
         return self.elapsed_at(self.now())
 
     def elapsed_at(self, when: float) -> float:
@@ -61,7 +61,7 @@ class Clock:
 
 
 def longest_but_one(seconds: Collection[float]) -> float:
-    """Return the second longest of the recent steps, or the only one: a slow disk or a stopped process delays a single step."""
+    """Return the second longest duration, or the only one. The longest is ignored: it may be due to a slow disk or a pause."""
     return sorted(seconds)[-2:][0] if seconds else 0.0
 
 
@@ -75,7 +75,7 @@ def fits(elapsed: float, step_seconds: float, budget: float | None, overshoot: b
 SETTING = "training.max_runtime_seconds"
 JOB_END = "SLURM_JOB_END_TIME"
 VARIABLES = {JOB_END: "unix seconds", "INGOT_MAX_RUNTIME": "seconds above 0", "GPT_SIMPLE_MAX_RUNTIME": "seconds above 0"}
-RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # minimum reserve for the last save: the smaller of these seconds and this share
+RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # minimum reserve for the last save: this many seconds or this share, if less
 SAVES = 2  # saves that may have to finish before the end: the one being written, and the last
 
 
@@ -104,7 +104,7 @@ def find_walltime(
     environment: Mapping[str, str] | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Walltime | None:
-    """Return the wall-clock limit of a session that began at a unix time: from the setting, else from the environment."""
+    """Return the wall-clock limit of a session that began at Unix time `began`, from the setting or else the environment."""
     variables = os.environ if environment is None else environment
     source, number = SETTING, training.max_runtime_seconds
     for name, unit in VARIABLES.items() if number is None else ():
@@ -113,35 +113,35 @@ def find_walltime(
                 if 0 < float(value) < math.inf:
                     source, number = name, float(value)
                     break
-            # Only a warning, so that a variable of the cluster does not prevent a job from training.
-            warn(f"{name}={value} in the environment is not a number of {unit}: this session does not stop by it")
+            # Only warn, so that a variable set by the cluster does not prevent a job from training.
+            warn(f"{name}={value} in the environment is not a number of {unit}: it is ignored")
     if number is None:
         return None
     ends_at = number if source == JOB_END else began + number
     if source == JOB_END and ends_at <= time.time():
-        advice = f"correct or unset {JOB_END}, or set {{0}}, which goes before it"
-        past = f"{JOB_END}={variables[JOB_END]} in the environment lies {time.time() - ends_at:,.0f} s in the past"
+        advice = f"correct or unset {JOB_END}, or set {{0}}, which takes precedence"
+        past = f"{JOB_END}={variables[JOB_END]} in the environment is {time.time() - ends_at:,.0f} s in the past"
         raise ConfigError(past, Setting(SETTING), advice=advice)
     walltime = Walltime(ends_at, ends_at - began, source, training.walltime_reserve_seconds)
     if walltime.reserve is not None and walltime.reserve >= walltime.seconds:
         reserve = Setting("training.walltime_reserve_seconds", f"{walltime.reserve:g}")
-        nothing = f"{{0}} leaves nothing of the {walltime.seconds:,.0f} s that {{1}} gives this session"
-        raise ConfigError(nothing, reserve, Setting(source), advice="lower the first or give it more time")
+        nothing = f"{{0}} leaves no time for training: {{1}} limits this session to {walltime.seconds:,.0f} s"
+        raise ConfigError(nothing, reserve, Setting(source), advice="lower {0} or raise {1}")
     return walltime
 
 
 WALLTIME, STOP_FILE = 1001, 1002  # reasons to stop; the others are signal numbers
-STOP_FILE_INTERVAL = 0.5  # seconds between checks for the stop file, because network disks are slow
+STOP_FILE_INTERVAL = 0.5  # seconds between checks for the stop file: network file systems are slow
 
 
 class Shutdown:
-    """A context in which signals set `reason` instead of ending the program; the first rank also checks clock and stop file."""
+    """A context in which signals set `reason` instead of ending the program; the first rank also checks time and stop file."""
 
     def __init__(self, announce: bool = True):
         self.reason = 0  # 0: no stop was requested
         self._announce = announce
         self._first_at = 0.0
-        self.breaks_off = False  # set while there is nothing to save: a signal raises Interrupted at once
+        self.breaks_off = False  # True while there is nothing to save: a signal then raises Interrupted at once
         self._before: dict[int, Any] = {}
         self._walltime: Walltime | None = None
         self._save_seconds: Callable[[], float] = lambda: 0.0
@@ -151,7 +151,7 @@ class Shutdown:
         self._echo_seconds = 1.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.0
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only there
+        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only in the main thread
             nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             numbers = [number for number in (signal.SIGINT, *STOPPING) if not (nohup and number == signal.SIGHUP)]
             self._before = {number: replace_handler(number, self._handle) for number in numbers}
@@ -164,7 +164,7 @@ class Shutdown:
             signal.signal(number, handler_after_stop(number, handler) if self.reason and error is None else handler)
 
     def watch(self, stop_file: Path, walltime: Walltime | None, save_seconds: Callable[[], float]) -> None:
-        """Also stop on a stop file, and before a wall-clock limit, early enough to save."""
+        """Also stop when the stop file exists, and early enough before the wall-clock limit to save."""
         self._stop_file, self._walltime, self._save_seconds = stop_file, walltime, save_seconds
 
     @property
@@ -173,7 +173,7 @@ class Shutdown:
         return self.reason_before(0.0) != 0
 
     def reason_before(self, step_seconds: float) -> int:
-        """Return the reason to stop instead of taking a step of `step_seconds`; 0: continue."""
+        """Return the reason to stop before a step expected to take `step_seconds`, or 0 to continue."""
         if not self.reason and not self.has_time(step_seconds):
             self.ask(WALLTIME)
         if not self.reason and self._stop_file is not None and time.monotonic() - self._looked_at >= STOP_FILE_INTERVAL:
@@ -188,7 +188,7 @@ class Shutdown:
         return limit is None or time.time() + seconds + limit.reserve_seconds(self._save_seconds()) < limit.ends_at
 
     def last_reason(self) -> int:
-        """Return the stop reason of this rank after its save: a stop file takes precedence, so that it ends a chain of jobs."""
+        """Return this rank's stop reason after its save. A stop file takes precedence, so that it ends a chain of jobs."""
         return STOP_FILE if self._stop_file is not None and self._stop_file.is_file() else self.reason
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -205,9 +205,9 @@ class Shutdown:
             os._exit(INTERRUPTED)
 
     def ask(self, reason: int) -> None:
-        """Request a stop, and print that once."""
+        """Request a stop and announce it on stderr."""
         self.reason, self._first_at = reason, time.monotonic()
-        if self._announce:  # not through Python's streams: the signal may have interrupted a print
+        if self._announce:  # write to the file descriptor, because the signal may have interrupted a print
             with suppress(OSError):  # stderr may be a closed pipe
                 here = "\r\x1b[K" if os.isatty(2) else ""  # overwrites the ^C and the progress line
                 end = "once more" if reason == signal.SIGINT else "SIGINT"
@@ -223,9 +223,9 @@ def reason_name(reason: int) -> str:
 def sync_clock_and_stop(
     group: Group, clock: Clock, shutdown: Shutdown, budget: BudgetSection, durations: Collection[float]
 ) -> tuple[float, int, bool]:
-    """Return the training seconds, the stop reason (0: none) and whether the budget is spent; the same on every rank.
+    """Return the training seconds, the stop reason (0: none) and True if the budget is spent; the same on every rank.
 
-    Recent steps predict the next one. At the wall-clock limit the process is killed, so the longest recent step is used there.
+    The next step is assumed to take as long as the second longest recent step, or near the wall-clock limit the longest one.
     """
     # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
     elapsed = spent = -1.0

@@ -1,7 +1,7 @@
 """The training loop: schedule, step, report, evaluate, save, stop.
 
-All ranks run it in lockstep. Before each step they synchronise on the first rank's clock and on any rank's signal; all other
-decisions follow from the step number, so no rank ever decides alone.
+All ranks run it in lockstep. Before each step they synchronise the first rank's clock and any rank's stop request; all other
+decisions depend only on the step number, so no rank ever decides alone.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ingot.train.resume import Progress
 from ingot.train.step_plan import following, plan_step, shapes, starts_with
 from ingot.train.stop import Clock, Shutdown, fits, longest_but_one, sync_clock_and_stop
 
-ALWAYS_LOGGED_STEPS = 10  # log each of the first steps, where most failures show
+ALWAYS_LOGGED_STEPS = 10  # always log the first steps, in which most failures show
 RATE_WINDOW = 50  # recent steps over which tokens per second are averaged
 STEP_TIME_WINDOW = 20  # recent steps used to predict whether another one fits in the budget
 PRIMING_STEPS = 2  # warm-up steps of a compiled model: the second step may still compile
 MAX_OVERFLOWS = 100  # consecutive fp16 steps without an update before the run fails
-LARGE_VOCABULARY = 8192  # from this size on the output head dominates the step cost of small models trained by the clock on a CPU
+LARGE_VOCABULARY = 8192  # from this size on, the output head dominates the step time of small models on a CPU
 
 
 class Trainer:
-    """One session of a run: takes steps until the budget is spent or a stop is requested."""
+    """One session of a run. It takes steps until the budget is spent or a stop is requested."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Trainer:
         self.clock = clock or Clock(progress.elapsed_seconds)
         self.evaluation = RunEvaluation(config, dataset, backend, self.clock, progress, reporter, outputs)
         self.facts: dict[str, Any] = {}  # metadata stored in every checkpoint, next to the progress
-        self.saved_step: int | None = None  # the step of the last checkpoint, written or resumed from
-        self.end_reason: str | None = None  # set if the run ended because the data was exhausted
+        self.saved_step: int | None = None  # step of the last checkpoint that was written or resumed from
+        self.end_reason: str | None = None  # set if the run ended because its data was exhausted
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
         self._saved_at = progress.elapsed_seconds
         self._points = self._points_by(progress.elapsed_seconds)
@@ -68,11 +68,11 @@ class Trainer:
         self._overflows = 0
 
     def prepare(self, choices: Mapping[str, Any]) -> None:
-        """Choose kernels and batch sizes for this machine, tuned on the first step of every stage."""
+        """Choose kernels and micro-batch sizes for this machine, using the first batch of every stage."""
         self.backend.tune([(plan, self._first(plan).batch) for plan in shapes(self.config)], choices)
 
     def prime(self, shutdown: Shutdown) -> None:
-        """Take the warm-up steps of every unfinished stage and undo them; a stop request ends them early."""
+        """Take warm-up steps for every unfinished stage, then undo them; a stop request ends the warm-up early."""
         steps, compiled = self.config.training.priming_steps, self.backend.tuned().get("compile")
         if steps == "auto":
             steps = PRIMING_STEPS if compiled else 0
@@ -99,7 +99,7 @@ class Trainer:
         try:
             current = replace(plan, sample=p.sample, phase=phase, places=p.places)
             return read_rank_batch(self.rows, current, self.backend.ranks, buffer)
-        except DataExhausted:  # the first step will raise it again; tuning only needs the shape
+        except DataExhausted:  # the first training step will raise this again; tuning needs only the shape
             batch = buffer.reshape(-1, self.rows.planes, plan.seq_len)
             batch[:] = 0
             return RankBatch(batch, plan.rows * plan.seq_len, 0, p.sample)
@@ -126,7 +126,7 @@ class Trainer:
         c, p = self.config, self.progress
         durations = deque([p.step_seconds] if p.step_seconds else [], maxlen=STEP_TIME_WINDOW)
         try:
-            if self._evaluation_is_due() and p.val_step != p.step:  # due at the start, or if a stop came before it
+            if self._evaluation_is_due() and p.val_step != p.step:  # due at the start, or skipped by an earlier stop
                 self.evaluation.evaluate(c.evaluation.rows)
                 if p.step:
                     self.update_checkpoint()
@@ -135,7 +135,7 @@ class Trainer:
             self._marks.append((self.clock.elapsed, p.tokens))
             while True:
                 began = self.clock.elapsed
-                # 1. Synchronise with the other ranks on the time and on stop requests.
+                # 1. Synchronise time and stop requests with the other ranks.
                 in_budget = fits(began, 2 * longest_but_one(durations), c.budget.seconds)
                 if self.backend.ranks.first and not (in_budget and shutdown.has_time(2 * max(durations, default=0.0))):
                     self._finish_pending_step()  # the device may be a step behind, which matters near the end
@@ -155,7 +155,7 @@ class Trainer:
                 durations.append(self.clock.elapsed - began)
                 p.step_seconds = longest_but_one(durations)
                 self._warn_if_slow(durations[-1])
-                # 3. Evaluate and save if due by the step number or the synchronised clock; the end of the run does so separately.
+                # 3. Evaluate and save if due by step number or synchronised clock; the final evaluation and save come later.
                 points, self._points = self._points, self._points_by(elapsed)
                 due = self._evaluation_is_due() or (self._points > points and not self._at_end())
                 if due and self.evaluation.has_time(elapsed):
@@ -174,11 +174,11 @@ class Trainer:
     def _evaluation_is_due(self) -> bool:
         e, step = self.config.evaluation, self.progress.step
         if self._at_end():
-            return False  # the end of the run evaluates separately
+            return False  # `finish` does the final evaluation
         return e.at_start if step == 0 else bool(e.every) and step % e.every == 0
 
     def _points_by(self, elapsed: float) -> int:
-        """Return how many of evaluation.points have passed after `elapsed` seconds of training, not counting the last one."""
+        """Return how many of the evaluation.points, except the last, are due after `elapsed` seconds of training."""
         points, seconds = self.config.evaluation.points, self.config.budget.seconds
         return min(int(points * elapsed / seconds), points - 1) if points and seconds else 0
 
@@ -217,7 +217,7 @@ class Trainer:
                 raise PeerLost  # every rank fails; the first reports it
             what = "gradient" if math.isfinite(result.loss) else "loss"
             measured = f"loss {result.loss}, gradient norm {result.grad_norm}"
-            sound = "the weights were not updated and the checkpoints before it are sound"
+            sound = "the weights were not updated and earlier checkpoints are intact"
             what = f"the {what} is not finite at step {self.progress.step} ({measured}); {sound}:"
             advice = "lower the learning rate, lengthen {0} or look at the data, and start again"
             raise RunError(what, Setting("optimizer.warmup_steps"), advice=advice)
@@ -258,7 +258,7 @@ class Trainer:
         )
 
     def _warn_if_slow(self, seconds: float) -> None:
-        """Report what to change if a step takes more than a tenth of the budget."""
+        """Suggest what to change if a step takes more than a tenth of the budget."""
         self._steps += 1
         budget, tokens, vocab_size = self.config.budget, self.config.training.tokens_per_step, self.dataset.tokenizer.vocab_size
         # Judge by the second step, because the first is often slower; but after a very slow first step there may be no second.
@@ -274,11 +274,11 @@ class Trainer:
         )
 
     def save(self, kind: Kind = "regular", wait: bool = False) -> None:
-        """Copy the state and start writing it; with `wait`, block until it is written. Called on every rank."""
+        """Capture the state and start writing a checkpoint; with `wait`, block until it is written. Call on every rank."""
         saver = self.outputs.saver if self.outputs is not None else None
         with self.clock.paused():
             missing = self.progress.step != self.saved_step
-            if not missing and kind != "regular":  # the last chance for a step whose save failed
+            if not missing and kind != "regular":  # retry a step whose earlier save failed
                 missing = self.backend.maximum([saver is not None and saver.lacks(self.progress.step)])[0] > 0
             if missing:
                 self.progress.elapsed_seconds = self.clock.elapsed

@@ -142,10 +142,10 @@ def check(make: Callable[[], nn.Module]) -> None:
 
 
 BAD = {
-    SeesAll: r"Model sees the future: other tokens from position 8 on change the logits of position 0; .*is_causal=True",
+    SeesAll: r"Model sees the future: changing tokens from position 8 on changes the logits of position 0; .*is_causal=True",
     SeesAllBehindZeros: "Model sees the future",
-    SeesTheNext: "Model sees the future: other tokens from position 8 on change the logits of position 7",
-    SeesItsChunk: "Model sees the future: other tokens from position 23 on change the logits of position 20",
+    SeesTheNext: "Model sees the future: changing tokens from position 8 on changes the logits of position 7",
+    SeesItsChunk: "Model sees the future: changing tokens from position 23 on changes the logits of position 20",
     CountsIgnored: r"the loss is not the mean over the targets that are not -1; compute it with .* ignore_index=-1",
     CountsIgnoredBehindZeros: "the loss is not the mean over the targets that are not -1",
     DividesByAll: "the loss is not the mean over the targets that are not -1",
@@ -272,7 +272,7 @@ def refusal_of(make: Callable[[list[dict[str, Any]]], Any]) -> str:
 def test_optimizers_of_ones_own_are_checked_by_a_step() -> None:
     config = small_config()
     own_model.check_custom_optimizers(OwnOptimizer(), "mine.py", VOCAB, config)
-    assert "Forgetful keeps 'steps' of embed.weight as a int; keep it as a tensor" in refusal_of(Forgetful)
+    assert "Forgetful stores 'steps' of embed.weight as a int; store it as a tensor" in refusal_of(Forgetful)
     assert "must return a torch.optim.Optimizer or a list" in refusal_of(lambda groups: None)
     assert "must contain every parameter exactly once" in refusal_of(lambda groups: Momentum(groups[1:]))
     nameless = refusal_of(lambda groups: Momentum([{"params": group["params"], "lr": 0.1} for group in groups]))
@@ -281,6 +281,6 @@ def test_optimizers_of_ones_own_are_checked_by_a_step() -> None:
 
 
 def test_what_an_optimizer_remembers_in_its_groups_is_refused_since_no_checkpoint_has_it() -> None:
-    told = "changes 'k' in param_groups, which checkpoints do not store; keep it as a tensor in the state of a parameter"
+    told = "changes 'k' in param_groups, which checkpoints do not store; store it as a tensor in a parameter's state"
     assert f"a step of CountsInGroups {told}" in refusal_of(CountsInGroups)
     assert "a step of GrowsInPlace changes 'd' in param_groups" in refusal_of(GrowsInPlace)

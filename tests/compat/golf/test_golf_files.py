@@ -338,7 +338,7 @@ def saved(contents: object) -> bytes:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (saved({"w": torch.zeros(1).expand(10**6, 10**6)}), "a tensor is larger than what the file holds of it"),
+        (saved({"w": torch.zeros(1).expand(10**6, 10**6)}), "a tensor is larger than its data in the file"),
         (zlib.compress(bytes(1 << 28), 1), "it is cut short"),
     ],
     ids=["a number repeated by strides", "zeros"],

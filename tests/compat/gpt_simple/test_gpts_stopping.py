@@ -97,7 +97,7 @@ def test_a_session_ends_by_the_wall_clock_and_the_key_goes_before_the_variable(
     assert re.search(r"Stopped at step \d+ \(walltime\)\. Resume with: ", said.err)
     long = ("--training.max_runtime_seconds", 10_000)
     assert "TRAINING COMPLETE!" in cli(*TRAIN, "--training.walltime_reserve_seconds", 0, *long).err
-    assert "walltime_reserve_seconds=300 leaves nothing" in cli("-q", *TRAIN, code=2).line
+    assert "walltime_reserve_seconds=300 leaves no time for training" in cli("-q", *TRAIN, code=2).line
 
 
 def test_a_variable_that_is_not_a_time_is_told_and_ends_no_job(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,11 +229,11 @@ DAMAGES = {
     "settings of a class": (
         lambda path: torch.save({"config": Namespace()}, path),
         "holds argparse.Namespace, and only numbers, "
-        "text and tensors are read, so that nothing in a file can run; save its state_dict and settings again, without it",
+        "text and tensors are loaded, so that no code in a file can run; save its state_dict and settings again without it",
     ),
     "a number repeated by strides": (
         lambda path: torch.save({"model": {"a": torch.zeros(1).expand(10**6, 10**6)}, "model_args": {}}, path),
-        "a tensor is larger than what the file holds of it",
+        "a tensor is larger than its data in the file",
     ),
     "the same numbers many times": (
         lambda path: torch.save({"model": dict.fromkeys(map(str, range(100)), torch.zeros(300, 500).t())}, path),
@@ -241,7 +241,7 @@ DAMAGES = {
     ),
     "a tensor without numbers": (
         lambda path: torch.save({"model": {"a": torch.zeros(10**6, 10**6, device="meta")}, "model_args": {}}, path),
-        "a tensor is larger than what the file holds of it",
+        "a tensor is larger than its data in the file",
     ),
     "compressed": (compressed, "its parts are compressed, which torch.save never does"),
     "list": (lambda path: torch.save([1, 2], path), "it has no model and model_args"),

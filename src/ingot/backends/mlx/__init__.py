@@ -1,1 +1,1 @@
-"""MLX: Apple's GPUs, CPUs for tests. Weights are drawn by torch and every record has torch's names, so that a run can move."""
+"""The MLX backend: Apple GPUs, and CPUs for tests. Torch initialises and names all weights, so runs can switch backends."""

@@ -1,6 +1,6 @@
 """The training step of the MLX backend.
 
-Random numbers are never stored: dropout keys are made from (seed, step), so a resumed run draws what it would have drawn.
+RNG state is never stored: dropout keys are derived from (seed, step), so a resumed run draws the same random numbers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
 from ingot.runtime.tensors import Batch, TensorRecord
 
-# AdamW and Muon over dicts of arrays, computed as in optim/muon.py and torch; states have torch's names.
+# AdamW and Muon over dicts of arrays, equivalent to torch and optim/muon.py; optimizer state uses torch's key names.
 
 OptimizerState = dict[str, Weights]  # maps a parameter to its state: step, exp_avg and exp_avg_sq (AdamW), or momentum (Muon)
 
 
 def adamw(p: mx.array, g: mx.array, memory: Weights, group: ParameterGroup, rates: GroupRates) -> tuple[mx.array, Weights]:
-    """Return the parameter and its state after a step, computed in float32."""
+    """Take one AdamW step in float32; return the new parameter and its new state."""
     beta1, beta2 = group.betas
     full, g = p.astype(mx.float32), g.astype(mx.float32)
     zero = mx.zeros_like(full)
@@ -53,7 +53,7 @@ def adamw(p: mx.array, g: mx.array, memory: Weights, group: ParameterGroup, rate
 def muon(
     weights: Weights, grads: Weights, memory: OptimizerState, names: list[str], rates: GroupRates, settings: OptimizerSection
 ) -> tuple[Weights, OptimizerState]:
-    """Return the matrices of a group and their states after a step; those of one shape are orthogonalised together."""
+    """Take one Muon step; return the new matrices and states. Matrices of the same shape are orthogonalised together."""
     steps = polynomials(settings.muon_coefficients, settings.muon_iterations)
     momentum = rates.momentum or 0.0
     by_shape: dict[tuple[int, ...], list[str]] = defaultdict(list)
@@ -65,7 +65,7 @@ def muon(
         held = [memory[name]["momentum"] if memory.get(name) else mx.zeros_like(weights[name]) for name in same]
         after = mx.stack(held) * momentum + g
         update = orthogonalise(g + momentum * after if settings.muon_nesterov else after, steps)
-        if settings.muon_normalise_rows:  # every row gets the same norm, and the whole keeps its own; see optim/muon.py
+        if settings.muon_normalise_rows:  # give every row the same norm, keeping the matrix norm; see optim/muon.py
             rows_of_one = update / mx.maximum(mx.sqrt(mx.sum(update * update, axis=-1, keepdims=True)), 1e-12)
             update = rows_of_one * (length(update) / mx.maximum(length(rows_of_one), 1e-7))
         update = update * (rates.lr * math.sqrt(max(1.0, rows / columns)))
@@ -76,7 +76,7 @@ def muon(
 
 
 def orthogonalise(matrices: mx.array, steps: tuple[Polynomial, ...]) -> mx.array:
-    """Push the singular values of every matrix of an (N, m, n) stack towards one, in float32: bf16 gives NaN."""
+    """Push the singular values of every matrix of an (N, m, n) stack towards one, in float32, because bf16 gives NaN."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = (matrices.swapaxes(-1, -2) if tall else matrices).astype(mx.float32)
     x = x / (length(x) + 1e-7)
@@ -91,7 +91,7 @@ def length(matrices: mx.array) -> mx.array:
     return mx.sqrt(mx.sum(matrices * matrices, axis=(-2, -1), keepdims=True))
 
 
-MICRO_BATCH_TOKENS = 8192  # more fills the memory of a 16 GB Mac without a speedup
+MICRO_BATCH_TOKENS = 8192  # larger micro-batches fill the memory of a 16 GB Mac without a speedup
 CLIP_EPSILON = 1e-6  # same value as in torch
 
 
@@ -106,7 +106,7 @@ class Done:
 
 
 class MLXBackend(MLXInference):
-    """A model with its optimizers, in one process."""
+    """A model and its optimizers in a single process."""
 
     uses_loss_scaling = False
 
@@ -135,7 +135,7 @@ class MLXBackend(MLXInference):
         self._value_and_grad = mx.compile(both) if self._compile else both
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose the micro-batch of each stage; reuse the choice of an earlier session on the same kind of machine."""
+        """Choose the micro-batch size of each stage; reuse an earlier session's choice if it ran on the same kind of machine."""
         kept_stages = kept.get("stages", [kept]) if kept.get("device") == self.device.name else []
         self._micro_batches = []
         for plan, batch in stages:
@@ -157,7 +157,7 @@ class MLXBackend(MLXInference):
         }
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
-        """Return host memory, which a Mac's GPU shares."""
+        """Return an array in host memory, which a Mac's GPU shares."""
         return np.empty(shape, dtype=np.int32)
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> Done:
@@ -185,11 +185,11 @@ class MLXBackend(MLXInference):
             total = total + loss / targets
             sums = {name: held + grads[name] / targets for name, held in sums.items()}
             if self._eager:
-                mx.eval(total, sums)  # otherwise all micro-batches would be in memory at once
+                mx.eval(total, sums)  # evaluate now, or all micro-batches would be in memory at once
         return total, sums
 
     def _update(self, grads: Weights, plan: StepPlan) -> None:
-        """Update every parameter by its group's optimizer, then the average of the weights."""
+        """Update every parameter with its group's optimizer, then the moving average of the weights."""
         weights, memory = dict(self._weights), dict(self._memory)
         for group, names in self._groups:
             rates = plan.groups[group.name]
@@ -210,13 +210,13 @@ class MLXBackend(MLXInference):
         self._average = {name: self._weights[name].astype(mx.float32) for name in self._trained}
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Load other weights, and restart an average from them."""
+        """Load other weights and restart the moving average, if any, from them."""
         super().load_weights(weights, where)
         if self._average is not None:
             self._begin_average()
 
     def snapshot(self) -> Callable[[], State]:
-        """Copy the weights, the optimizer's state and the average of the weights."""
+        """Copy the weights, the optimizer state and the moving average of the weights."""
         memory = [record(f"{name}/{key}", value) for name, kept in self._memory.items() for key, value in kept.items()]
         average = {"ema": records(self._average)} if self._average is not None else {}
         state = {"model": records(self._weights), "optimizer": memory, **average}
@@ -224,7 +224,7 @@ class MLXBackend(MLXInference):
 
     @contextmanager
     def without_trace(self) -> Iterator[None]:
-        """Undo the steps of the block when it ends; arrays are never changed in place, so nothing is copied."""
+        """Undo all steps taken in the block; arrays are never modified in place, so keeping references is enough."""
         before = self._weights, self._memory, self._average
         try:
             yield
@@ -232,13 +232,13 @@ class MLXBackend(MLXInference):
             self._weights, self._memory, self._average = before
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
-        """Restore a state of either backend."""
+        """Restore a state saved by the MLX or the torch backend."""
         self.load_weights(state["model"], "the checkpoint")
         states: OptimizerState = defaultdict(dict)
         for source in state["optimizer"].values():
             parameter, _, key = source.name.rpartition("/")
             states[parameter][key] = array(source)
-        self._memory = {name: states[name] for name in self._trained if name in states}  # not the scale of an fp16 loss
+        self._memory = {name: states[name] for name in self._trained if name in states}  # drops the fp16 loss scale
         if self._average is not None:
             self._average |= {name: array(source, mx.float32) for name, source in state.get("ema", {}).items()}
 
@@ -247,7 +247,7 @@ class MLXBackend(MLXInference):
         return None
 
     def peak_memory(self) -> tuple[int, int]:
-        """Return the peak bytes of MLX's arrays."""
+        """Return the peak memory of MLX arrays in bytes."""
         peak = int(mx.get_peak_memory())
         return peak, peak
 
@@ -256,5 +256,5 @@ class MLXBackend(MLXInference):
         mx.synchronize()
 
     def release(self) -> None:
-        """Empty the cache of the allocator."""
+        """Empty the allocator's cache."""
         mx.clear_cache()

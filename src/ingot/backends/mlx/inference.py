@@ -1,7 +1,7 @@
-"""MLX's device, and a model on it for generation and scoring. It uses the weights' average if there is one.
+"""The MLX device, and a model on it for generation and scoring, with the moving average of the weights if there is one.
 
-torch builds the model and draws its weights, so that a seed gives the same start everywhere. Of torch's model only an outline
-without values is kept: its tensors, their kinds, and its FLOPs.
+Torch builds the model and initialises its weights, so that a seed gives the same initial weights on every backend. Only an
+outline of the torch model, on the meta device, is kept: tensor shapes and dtypes, parameter groups and FLOPs.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 def record(name: str, value: mx.array) -> TensorRecord:
-    """Return a record with a copy of an array."""
+    """Copy an array into a TensorRecord."""
     bits = value.view(mx.uint16) if value.dtype == mx.bfloat16 else value  # numpy has no bfloat16
     data = np.array(bits).reshape(-1).view(np.uint8).data
     return TensorRecord(name, NAMES[value.dtype], tuple(value.shape), data)
 
 
 def number(value: mx.array) -> float:
-    """Wait for an array of one number and return its value."""
+    """Evaluate a one-element array and return its value."""
     return float(np.array(value))
 
 
 def records(values: Mapping[str, mx.array]) -> list[TensorRecord]:
-    """Return records with copies of arrays, by name."""
+    """Copy named arrays into TensorRecords."""
     return [record(name, value) for name, value in values.items()]
 
 
 def array(source: TensorRecord, dtype: mx.Dtype | None = None) -> mx.array:
-    """Return an array with a record's values, in its dtype or another."""
+    """Return a record's values as an array, converted to `dtype` if given."""
     return mx.array(to_array(source)).astype(dtype or DTYPES.get(source.dtype, mx.float32))
 
 
@@ -65,14 +65,14 @@ PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
 
 
 def find_mlx_device() -> Device:
-    """Return MLX's device: the GPU of a Mac, elsewhere the CPU, preferred precision first."""
+    """Return the MLX device, a Mac's GPU or else the CPU, with its precisions in order of preference."""
     if mx.metal.is_available():
         return Device("mlx", 0, f"mlx {VERSION}, {mx.device_info().get('device_name', 'GPU')}", None, ("bf16", "fp32"))
     return Device("mlx", 0, f"mlx {VERSION}, CPU", None, ("fp32", "bf16"))
 
 
 def make_matmul() -> tuple[int, Callable[[], object]]:
-    """Return a function that multiplies large float32 matrices, and their size."""
+    """Return the size of a large square float32 matmul and a function that runs it."""
     size = 1024 if mx.metal.is_available() else 256
     a = mx.ones((size, size))
     return size, lambda: mx.eval(a @ a)
@@ -88,14 +88,14 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
     p = np.exp((scores[ids].astype(np.float64) - scores[ids[0]]) / sampling.temperature)
     p /= p.sum()
     if sampling.top_p < 1:
-        p[p.cumsum() - p >= max(sampling.top_p, 1e-9)] = 0.0  # cut where likelier tokens reach top_p
+        p[p.cumsum() - p >= max(sampling.top_p, 1e-9)] = 0.0  # drop tokens once likelier ones add up to top_p
     sums = p.cumsum()
     index = int(np.searchsorted(sums, draw.random() * sums[-1], side="right"))
     return int(ids[min(index, int(np.flatnonzero(p)[-1]))])
 
 
 def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord], list[tuple[ParameterGroup, list[str]]]]:
-    """Return torch's outline of a model, its first weights, which depend on training.seed alone, and its optimizer groups."""
+    """Return a model's torch outline, its initial weights (they depend only on training.seed) and its optimizer groups."""
     model = build_model(config, vocab_size)
     initial = {record.name: record for record in model_records(model)}
     groups = [(group, list(parameters)) for group, parameters in members(model, config.optimizer)]
@@ -103,7 +103,7 @@ def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord],
 
 
 class MLXInference:
-    """A model, and its weights, which its functions take as an argument."""
+    """A model and its weights. The model's functions take the weights as an argument."""
 
     def __init__(self, config: Config, outline: Any, vocab_size: int, precision: str, ranks: Ranks):
         self.device = find_mlx_device()
@@ -117,25 +117,25 @@ class MLXInference:
 
     @classmethod
     def of(cls, config: Config, vocab_size: int) -> MLXInference:
-        """Build the model of a config, still without weights."""
+        """Build the model of a config without loading weights."""
         precision = "bf16" if config.training.precision == "bf16" else "fp32"  # a model trained in fp16 is scored in fp32
         return cls(config, build_outline(config, vocab_size), vocab_size, precision, Ranks())
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Return the values: with a single rank they are their own maximum and sum."""
+        """Return the values unchanged: there is only one rank."""
         return list(values)
 
     total = maximum
 
     def broadcast(self, text: str) -> str:
-        """Return the text: there is a single rank."""
+        """Return the text unchanged: there is only one rank."""
         return text
 
     def close(self) -> None:
-        """Do nothing: nothing is held but memory."""
+        """Do nothing: there are no resources to release besides memory."""
 
     def _losses(self, weights: Weights, run: Pass, tokens: mx.array, targets: mx.array, *documents: mx.array) -> mx.array:
-        """Return the summed loss of the targets that count."""
+        """Return the summed loss of the targets that are not -1."""
         if documents:
             same = documents[0][:, None, :, None] == documents[0][:, None, None, :]
             T = tokens.shape[1]
@@ -149,23 +149,23 @@ class MLXInference:
         return head_logits(hidden[:, first:], head, softcap, run.dtype)
 
     def _hidden(self, weights: Weights, run: Pass, tokens: mx.array) -> tuple[mx.array, mx.array, float | None]:
-        """Return the hidden states, the weight of the head, which may be the embedding's, and the softcap of its logits."""
+        """Return the hidden states, the weight of the output head (possibly tied to the embedding) and its softcap."""
         hidden, embedding = FAMILIES[self._settings.family]
         states, own = hidden(self._settings, weights, tokens, run), weights.get("lm_head.weight")
         return states, weights[embedding] if own is None else own, getattr(self._settings, "softcap", None)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return training FLOPs per token in rows of `seq_len`."""
+        """Return training FLOPs per token for rows of `seq_len` tokens."""
         return flops_per_token(self._outline, seq_len)
 
     def score(self, batch: Batch) -> float:
-        """Return the summed loss of the targets that count."""
+        """Return the summed loss, in nats, of the targets that are not -1."""
         if not np.count_nonzero(batch[:, 1] != IGNORED):
             return 0.0
         return number(self._losses(self._shown(), Pass(self._dtype), *self._upload(batch)))
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
-        """Continue prompts, token by token; those of different lengths are computed one by one."""
+        """Continue prompts, token by token. Prompts of equal length run as a batch, others one at a time."""
         weights, seeds = self._shown(), sampling.row_seeds(len(prompts))
         if len({len(prompt) for prompt in prompts}) <= 1:
             return self._write(weights, prompts, seeds, sampling)
@@ -173,7 +173,7 @@ class MLXInference:
         return ([row[0] for row in rows] for rows in zip(*alone, strict=True))
 
     def _write(self, weights: Weights, prompts: list[list[int]], seeds: Sequence[int], sampling: Sampling) -> Iterator[list[int]]:
-        """Yield the next token of every prompt, forever; beyond the context, its last tokens are read again for each new one."""
+        """Yield the next token of every prompt, forever; beyond the context, each token recomputes the last `context` ones."""
         draws = [np.random.default_rng(seed) for seed in seeds]
         written: list[set[int]] = [set() for _ in prompts]
         seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
@@ -182,7 +182,7 @@ class MLXInference:
         while True:
             seen = seen[:, -context:]
             held = cache[0][0].shape[2] if cache else 0
-            cached = cached and held + new.shape[1] <= context  # beyond the context the cache would miss tokens
+            cached = cached and held + new.shape[1] <= context  # beyond the context the cached positions would be wrong
             run = Pass(self._dtype, cache=cache if cached else None)
             logits = self._logits(weights, run, mx.array(new if cached else seen), -1)
             scores, cache = np.array(logits)[:, 0, : self.vocab_size], run.grown
@@ -200,7 +200,7 @@ class MLXInference:
             yield tokens
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
-        """Return log-probabilities of given tokens, row by row."""
+        """Return the log-probabilities of given tokens, computed row by row."""
         weights, scored = self._shown(), []
         for row, first in zip(rows, firsts, strict=True):
             tokens = mx.array(np.array([row[:-1]], dtype=np.int32))
@@ -222,30 +222,30 @@ class MLXInference:
         return True
 
     def weights(self) -> list[TensorRecord]:
-        """Return copies of the weights that are scored."""
+        """Return copies of the weights used for scoring: the moving average, if there is one."""
         return records(self._shown())
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
-        """Refuse: MLX does not round weights."""
+        """Raise ConfigError: MLX does not support low-bit quantisation."""
         raise ConfigError(
-            "{0} does not round weights to few bits:",
+            "{0} does not support low-bit quantisation:",
             Setting("training.device", "mlx"),
             advice="export the run with --device cpu",
         )
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Load other weights."""
+        """Replace the weights."""
         check_fits(self._outline, weights, where)
         dtypes = {name: DTYPES[TORCH_NAMES[value.dtype]] for name, value in self._outline.state_dict().items()}
         self._weights = {name: array(source, dtypes[name]) for name, source in weights.items()}
 
     def _shown(self) -> Weights:
-        """Return the average of the weights in their dtypes, or the weights themselves."""
+        """Return the moving average cast to the weights' dtypes, or the weights themselves if there is none."""
         average = self._average or {}
         return {name: average[name].astype(w.dtype) if name in average else w for name, w in self._weights.items()}
 
     def _upload(self, batch: Batch) -> list[mx.array]:
-        """Return tokens, targets and, where rows have them, document numbers."""
+        """Return tokens, targets and, if the batch has them, document numbers as arrays."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
             raise DataError(f"the data holds token {largest}, outside the vocabulary; inspect it with: ingot data verify")
         return [mx.array(np.ascontiguousarray(batch[:, plane])) for plane in range(batch.shape[1])]

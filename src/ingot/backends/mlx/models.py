@@ -1,7 +1,7 @@
 """The gpt2, llama and golf families in MLX, as functions over a dict of arrays with the names of the torch models.
 
-Each follows its torch file in model/. Weights keep their dtype and are cast where they multiply, as autocast does: matmuls and
-attention are computed in the run's dtype, the residual stream and the norms in that of the embedding.
+Each follows the torch implementation in model/. Weights keep their dtype and are cast for each matmul, as autocast does: matmuls
+and attention run in the run's dtype, the residual stream and the norms in the dtype of the embedding.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ingot.model.settings import GolfSettings, GPT2Settings, LlamaSettings
 from ingot.runtime.tensors import IGNORED
 
 Weights = dict[str, mx.array]
-Cached = tuple[mx.array, mx.array]  # the keys and values (B, K, S, D) that a layer has seen
-SUM_WIDTH = 16  # values that are added one after another
-DROPOUTS = 3  # dropout keys of a block: in attention, after it, and after the MLP
+Cached = tuple[mx.array, mx.array]  # cached keys and values (B, K, S, D) of a layer
+SUM_WIDTH = 16  # number of values that are summed sequentially
+DROPOUTS = 3  # dropout keys per block: inside attention, after attention, after the MLP
 
 
 @dataclass
 class Pass:
-    """The arguments of a forward pass besides weights and tokens."""
+    """Arguments of a forward pass other than weights and tokens."""
 
     dtype: mx.Dtype = mx.float32  # dtype of matmuls
     mask: mx.array | None = None  # (B, 1, T, T); None: causal
     dropout: float = 0.0
     keys: mx.array | None = None  # dropout keys: one for the embedding, then DROPOUTS for each block
     recompute: bool = False  # recompute blocks in the backward pass instead of keeping their activations
-    cache: list[Cached] | None = None  # one per layer, [] before the first token
+    cache: list[Cached] | None = None  # one entry per layer; [] before the first token
     grown: list[Cached] = field(default_factory=list)  # the cache including this pass's tokens
 
     @property
@@ -48,7 +48,7 @@ class Pass:
 
 
 def run_block(block: Callable[..., mx.array], weights: Weights, prefix: str, run: Pass, *inputs: mx.array) -> mx.array:
-    """Run a block on the weights whose names start with `prefix`; mx.checkpoint keeps only its inputs if it is recomputed."""
+    """Run a block with the weights under `prefix`; with recomputation, mx.checkpoint keeps only the block's inputs."""
     inside = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
     return (mx.checkpoint(block) if run.recompute else block)(inside, *inputs)
 
@@ -72,14 +72,14 @@ def heads_of(y: mx.array, head_size: int) -> mx.array:
 
 
 def dropped(x: mx.array, p: float, key: mx.array | None) -> mx.array:
-    """Drop values with probability p; none without a key."""
+    """Apply dropout with probability p; without a key, return x unchanged."""
     if key is None or not p:
         return x
     return mx.where(mx.random.bernoulli(1 - p, x.shape, key=key), x / (1 - p), mx.array(0, dtype=x.dtype))
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key: mx.array | None = None) -> mx.array:
-    """Causal attention of (B, H, T, D) queries, the last T positions, over (B, K, S, D) keys and values; (B, T, H * D)."""
+    """Causal attention of (B, H, T, D) queries at the last T positions over (B, K, S, D) keys and values -> (B, T, H * D)."""
     if run.cache is not None:
         if run.cache:
             k, v = (mx.concatenate([held, new], axis=2) for held, new in zip(run.cache[layer], (k, v), strict=True))
@@ -100,7 +100,7 @@ def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key:
 
 
 def head_logits(hidden: mx.array, weight: mx.array, softcap: float | None, dtype: mx.Dtype) -> mx.array:
-    """Return the logits (..., V) in float32; a softcap bends them into plus or minus itself."""
+    """Return the logits (..., V) in float32, squashed by tanh into (-softcap, softcap) if a softcap is set."""
     logits = (hidden.astype(dtype) @ weight.astype(dtype).T).astype(mx.float32)
     return logits if softcap is None else softcap * mx.tanh(logits / softcap)
 
@@ -118,14 +118,14 @@ def head_loss(
     if chunk is None:
         return loss(targets, hidden, weight)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    chunk = min(chunk, len(targets))  # MLX takes no slices beyond 2^31
+    chunk = min(chunk, len(targets))  # MLX does not support slice bounds above 2^31
     parts = [slice(start, start + chunk) for start in range(0, len(targets), chunk)]
     # Logits are recomputed in the backward pass.
     return total(mx.stack([mx.checkpoint(partial(loss, targets[part]))(hidden[part], weight) for part in parts]))
 
 
 def total(values: mx.array) -> mx.array:
-    """Sum all values, a few at a time: in one long sum the last digits depend on how the values were split."""
+    """Sum all values in small groups, because the rounding of one long sum would depend on how the values were split."""
     sums = values.reshape(-1)
     while len(sums) > 1:
         sums = mx.pad(sums, (0, -len(sums) % SUM_WIDTH)).reshape(-1, SUM_WIDTH).sum(axis=-1)
@@ -170,7 +170,7 @@ def gpt2_hidden(s: GPT2Settings, w: Weights, tokens: mx.array, run: Pass) -> mx.
 
 
 def llama_norm(s: LlamaSettings, w: Weights, name: str, x: mx.array) -> mx.array:
-    """Apply the normalisation that the settings name."""
+    """Apply the normalisation chosen in the settings."""
     if s.norm == "rmsnorm":
         return mx.fast.rms_norm(x, w[f"{name}.weight"], s.norm_epsilon)
     return layer_norm(w, name, x, s.norm_epsilon)
@@ -214,7 +214,7 @@ def golf_norm(x: mx.array) -> mx.array:
 def golf_block(s: GolfSettings, run: Pass, layer: int, w: Weights, x: mx.array, x0: mx.array) -> mx.array:
     """Run one block, given its weights."""
     size = s.width // s.heads
-    # The challenge's weights are trained with the opposite direction of rotation.
+    # The golf challenge trains with the opposite direction of rotation.
     rotate = partial(mx.fast.rope, dims=size, traditional=False, base=s.rope_base, scale=-1.0, offset=run.start)
     mix = w["resid_mix"].astype(x.dtype)
     x = mix[0] * x + mix[1] * x0

@@ -1,7 +1,7 @@
 """The training step of the torch backend.
 
-Random numbers are never stored: every step seeds the generators from (seed, step, rank), so dropout after a resume is what it
-would have been, and evaluating or sampling in between changes nothing.
+RNG state is never stored: every step seeds the generators from (seed, step, rank), so dropout is the same after a resume, and
+evaluating or sampling between steps does not affect training.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
 
 class TorchBackend(TorchInference):
-    """A model with its optimizers on one device, one replica per rank."""
+    """A model and its optimizers on one device; each rank holds one replica."""
 
     records_steps = False
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks, builders: Builders):
         t, family = config.training, config.model.family
         shield_compile_workers()
-        if t.deterministic:  # cuBLAS and the compiler read these when they are first used
+        if t.deterministic:  # set before the first use of cuBLAS and the compiler, which read these once
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             compiler: Any = import_module("torch._inductor.config")
             compiler.deterministic = True
@@ -79,9 +79,9 @@ class TorchBackend(TorchInference):
         self._group = Collectives(ranks, device)
         memory = torch.cuda.get_device_properties(device.index).total_memory if device.kind == "cuda" else host_bytes()
         tune.refuse_too_large(config, vocab_size, device, memory, ranks.world_size)
-        torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
+        torch.set_float32_matmul_precision("high")  # use TF32 for the remaining float32 matmuls
         if isinstance(config.model, FileSettings):
-            wait_for_imports()  # custom code may import any of them first
+            wait_for_imports()  # custom code may import the same modules
             check_custom_model(config, config.model.file, vocab_size, torch.device(str(device)))
         self._choices = tune.Choices(config.model, config.data, t, device, ranks.world_size)
         self._builders = builders
@@ -92,22 +92,22 @@ class TorchBackend(TorchInference):
             tune.use_fp8_head(model, config.data.seq_len, t, precision, capability)
         super().__init__(model, vocab_size, device, precision, self._group)
         closing = contextlib.ExitStack()
-        closing.callback(torch.set_num_threads, torch.get_num_threads())  # restores the process's number, which a run may change
+        closing.callback(torch.set_num_threads, torch.get_num_threads())  # restore the thread count, which a run may change
         closing.callback(self._group.close)
         closing.callback(self._builders.stop)
         self.close = closing.close
         self._deterministic, self._takes_kernels = t.deterministic, device.kind == "cuda" and precision == "bf16"
         self._config = config
-        self._stages: list[Tuned] = []  # the choices for each stage
+        self._stages: list[Tuned] = []  # tuned choices, one entry per stage
         self._kernels: list[str] = []
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
-        self._numbers: Mapping[str, float] = self._last_numbers  # the numbers that the model currently uses
-        self._names = {p: name for name, p in model.named_parameters()}  # cached: named_parameters takes 0.1 ms a layer
+        self._numbers: Mapping[str, float] = self._last_numbers  # the values last passed to the model's `set`
+        self._names = {p: name for name, p in model.named_parameters()}  # cached: named_parameters takes 0.1 ms per layer
         self._compile = compiles(t, family, device.kind == "cuda")
-        wait_for_imports()  # optimizers would import some of them
+        wait_for_imports()  # creating optimizers imports some of the same modules
         compile_muon = compiles_optimizer(t, family, config.optimizer.muon_beta2, device.kind == "cuda")
         self.optimizers = make_optimizers(model, config.optimizer, self._device, compile_muon)
-        self._host_skips = device.kind != "cuda" or has_custom_optimizers(model)  # custom ones ignore found_inf
+        self._host_skips = device.kind != "cuda" or has_custom_optimizers(model)  # custom optimizers ignore found_inf
         self._average = WeightAverage(model) if config.optimizer.ema_decay is not None else None
         self.uses_loss_scaling = precision == "fp16"
         self._scale = LossScale(self.uses_loss_scaling, self._device)
@@ -125,18 +125,18 @@ class TorchBackend(TorchInference):
                 self._module,
                 device_ids=[self._device.index] if device.kind == "cuda" else None,
                 gradient_as_bucket_view=True,
-                find_unused_parameters=family == "file",  # our families use all parameters
+                find_unused_parameters=family == "file",  # built-in families use all their parameters
             )
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose threads, kernels, and the micro-batch and attention of each stage, by trials, unless done before."""
+        """Choose threads, kernels, and each stage's micro-batch size and attention by trial runs, or reuse earlier choices."""
         this_device, kept_device = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without threads
         if this_device != kept_device or kept.get("world_size") != self.ranks.world_size:
             kept = {}
         noted = False
-        if not kept:  # use the choices of an earlier run, on all ranks those of the first
+        if not kept:  # reuse the choices of an earlier run; all ranks use the first rank's
             kept = json.loads(self.broadcast(json.dumps(self._choices.recall() if self.ranks.first else {})))
-            # These choices are known to run here. In deterministic mode every run repeats the trials, to compute the same.
+            # These choices have already run on this machine. In deterministic mode trials are repeated, so that all runs match.
             noted = bool(kept) and self.ranks.world_size == 1 and not self._deterministic
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         first, batch = stages[0]
@@ -174,41 +174,41 @@ class TorchBackend(TorchInference):
             plan, batch = stages[0]
             self._set(plan.model)
             self._accumulate(batch, max(1, int(np.count_nonzero(batch[:, 1] != IGNORED))), self._stages[0])
-        for buffer, before in buffers:  # trials leave no trace
+        for buffer, before in buffers:  # undo the changes that trials made to buffers
             buffer.copy_(before)
         self._forget_gradients()
         if not kept and self.ranks.first:
             self._choices.keep(self.tuned())
 
     def _tune(self, batch: Batch, kept: Mapping[str, Any], noted: bool) -> Tuned:
-        """Choose the micro-batch and attention of a stage."""
+        """Choose the micro-batch size and attention kernel of a stage."""
         rows, _, seq_len = batch.shape
         on_cuda, auto = self.device.kind == "cuda", self._config.training.micro_batch == "auto"
         if not (noted or self._runs(batch[:1], str(kept.get("attention", "default")))):
-            kept = {}  # its package is missing, or the dtype is another: measured again
+            kept = {}  # its package is missing or the dtype has changed: measure again
         most = rows if on_cuda else max(1, tune.HOST_MICRO_BATCH_TOKENS // seq_len)
         wanted = kept.get("micro_batch", most) if auto else self._config.training.micro_batch
-        micro_batch = int(self.maximum([min(int(wanted), rows)])[0])  # the same on all ranks, kept with the run
+        micro_batch = int(self.maximum([min(int(wanted), rows)])[0])  # the same on all ranks; stored with the run
         attention = str(kept.get("attention", "default"))
         if on_cuda and not kept:
             names = self._without_masks(batch)
             if auto:
                 micro_batch = self._smallest_micro_batch(batch, micro_batch, next(iter(names), None))
             attention = self._fastest_attention(batch[:micro_batch], names)
-            if not self._runs(batch[:1], attention):  # timed calls have no windows, nor one gradient for three matmuls
+            if not self._runs(batch[:1], attention):  # the timed calls had no windows and no fused qkv gradient
                 attention = "default"
         return Tuned(micro_batch, attention)
 
     def _runs(self, batch: Batch, attention: str) -> bool:
-        """Return True if a whole pass with this attention kernel runs on every rank."""
+        """Return True if a forward and backward pass with this attention kernel succeeds on every rank."""
         return attention == "default" or tune.failure_of(lambda: self._try(batch, attention=attention), self.maximum) is None
 
     def _is_short(self, batch: Batch) -> bool:
-        """Return True if steps of this batch size are so short that the device waits for the host's kernel launches."""
-        return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # shares of a step may differ by a row
+        """Return True if steps of this batch size are so short that kernel launches on the host limit their speed."""
+        return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # ranks' shares of a step may differ by one row
 
     def _without_masks(self, batch: Batch) -> list[str]:
-        """Return the kernels that run and take the window as a number; for others it is a mask, which compiles FlexAttention."""
+        """Return working kernels that take the window as an argument; others need a mask, which means compiling FlexAttention."""
         model: Any = self.model
         windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
         wanted = windowed and self._takes_kernels and not self._deterministic
@@ -218,23 +218,23 @@ class TorchBackend(TorchInference):
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
-        """Return the smallest fast micro-batch; `rows` is the largest share of a rank, so that all ranks try the same sizes."""
+        """Return the smallest micro-batch that is fast; `rows` is the largest rank's share, so all ranks try the same sizes."""
 
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times, attention)
 
         size = tune.largest_micro_batch(rows, attempt, self.maximum)
-        if not self._deterministic:  # times differ from run to run
+        if not self._deterministic:  # timings differ from run to run
             size = tune.smallest_micro_batch(size, attempt, self.maximum)
         self.release()  # free the memory of the largest size
         return size
 
     def _fastest_attention(self, batch: Batch, names: Sequence[str] = ()) -> str:
-        """Return the fastest attention kernel, timed alone in models of ours without windows, documents or dropout."""
-        rows, planes, seq_len = batch.shape  # documents cost by their lengths
+        """Return the fastest attention kernel; built-in models without windows, documents or dropout time attention alone."""
+        rows, planes, seq_len = batch.shape  # the cost of attention depends on document lengths
         dropout = getattr(self._config.model, "dropout", 0.0)
         alone = isinstance(self.model, OURS) and planes == 2 and not (names or dropout)
-        records = self._cuda_graphs or not self._is_short(batch)  # if a pass waits for launches, they are timed too
+        records = self._cuda_graphs or not self._is_short(batch)  # include launch times if passes are limited by them
         repeats: dict[str, Callable[[], None]] = {}
 
         def attempt(name: str, times: int) -> None:
@@ -266,15 +266,15 @@ class TorchBackend(TorchInference):
         }
 
     def _set(self, numbers: Mapping[str, float]) -> None:
-        """Give the model the numbers of a stage."""
+        """Pass a stage's values to the model's `set`."""
         if numbers != self._numbers:
             set_numbers(self.model, numbers, "training.stages")
             self._numbers = numbers
 
     def _try(self, batch: Batch, times: int = 1, attention: str | None = None) -> None:
-        """Run forward and backward passes to their end, and drop the gradients."""
+        """Run forward and backward passes, wait for them, and drop the gradients."""
         if attention == FLASH4:
-            self._builders.wait()  # FlashAttention, unlike quack-kernels, does not wait for a process that compiles the same
+            self._builders.wait()  # unlike quack-kernels, FlashAttention does not wait for another process's compilation
         try:
             for _ in range(times):
                 with self._computing(attention):
@@ -284,22 +284,22 @@ class TorchBackend(TorchInference):
             self._forget_gradients()
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
-        """Return a host buffer, pinned where that makes copies to the device asynchronous."""
+        """Return a host buffer, pinned if that makes copies to the device asynchronous."""
         return torch.empty(shape, dtype=torch.int32, pin_memory=self.device.kind == "cuda").numpy()
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> DeviceResult:
-        """Take one optimizer step; returns at once on a GPU."""
+        """Take one optimizer step. On a GPU this returns before the step has finished."""
         tuned = self._stages[plan.stage]
-        # 1. The weights themselves, not their average, and random numbers that depend on the step alone.
+        # 1. Switch from the averaged to the training weights, and seed the RNG from the step number.
         self._show(average=False)
         self._set(plan.model)
         seed = mix(self._config.training.seed, plan.step, self.ranks.rank) >> 1
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed checks for every kind of device: 0.4 ms on a CPU
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds every device type: 0.4 ms on a CPU
         if self.device.kind == "cuda":
             torch.cuda.manual_seed(seed)
         elif self.device.kind == "mps":
             torch.mps.manual_seed(seed)
-        # 2. Forward and backward, micro-batch by micro-batch; the last one's backward averages over the ranks.
+        # 2. Forward and backward for each micro-batch; the last backward pass averages the gradients over the ranks.
         try:
             loss = self._accumulate(batch, targets, tuned)
         except torch.OutOfMemoryError:
@@ -311,14 +311,14 @@ class TorchBackend(TorchInference):
                 Setting("training.cuda_graphs", "false"),
                 advice="lower {0} or set {1}" + (" or {2}" if self._cuda_graphs else "") + ", and start again",
             ) from None
-        # 3. The norm of the gradients, which are clipped to it.
+        # 3. Compute the gradient norm and clip the gradients.
         grads = [p.grad for p in self._names if p.grad is not None]
         self._scale.unscale(grads)
         norm = get_total_norm(grads)
         overflow = ~torch.isfinite(norm)
         if self._config.optimizer.clip_norm:
             clip_grads_with_norm_(self._names, self._config.optimizer.clip_norm, norm)
-        # 4. The update, unless a number is not finite.
+        # 4. Update the weights, unless the loss or the gradient norm is not finite.
         skipped = overflow | ~torch.isfinite(loss)
         self._update(skipped, plan)
         self._scale.update(overflow)
@@ -332,9 +332,9 @@ class TorchBackend(TorchInference):
         for start in micro_batches:
             part = batch[start : start + tuned.micro_batch]
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
-            if not weight:  # the mean over no targets would be NaN
+            if not weight:  # without targets the mean loss would be NaN
                 part = np.where(part == IGNORED, 0, part)
-            if self._cuda_graphs:  # the second pass copies the first's gradients, later ones add to copies
+            if self._cuda_graphs:  # the second pass copies the first's gradients; later passes accumulate into copies
                 begin_pass(self._names if start == tuned.micro_batch else ())
             sync: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
             if isinstance(self._module, DistributedDataParallel) and start != micro_batches[-1]:
@@ -354,7 +354,7 @@ class TorchBackend(TorchInference):
         return rank_loss
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
-        """Step the optimizers unless `skip`; on CUDA the device decides, so that the host need not wait for it."""
+        """Step the optimizers unless `skip` is set; on CUDA, `skip` is evaluated on the device to avoid a synchronisation."""
         if self._host_skips and bool(skip):
             return
         for optimizer in self.optimizers:
@@ -370,7 +370,7 @@ class TorchBackend(TorchInference):
             self._average.update(plan.ema_decay, skip)
 
     def _show(self, average: bool) -> None:
-        """Give the model the average of the weights and the last stage's numbers, or restore the weights themselves."""
+        """Switch the model to the averaged weights and the last stage's values, or back to the training weights."""
         if average:
             self._set(self._last_numbers)
         super()._show(average)
@@ -380,12 +380,12 @@ class TorchBackend(TorchInference):
             p.grad = None
 
     def snapshot(self) -> Callable[[], State]:
-        """Capture the weights, the optimizer's state and the average of the weights as they are now, on the first rank."""
+        """Capture the current weights, optimizer state and averaged weights, on the first rank."""
         return self._replica() if self.ranks.first else dict
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
-        """Undo the steps of the block when it ends."""
+        """Undo all steps taken in the block when it exits."""
         before = {file: {record.name: record for record in records} for file, records in self._replica()().items()}
         try:
             yield
@@ -399,7 +399,7 @@ class TorchBackend(TorchInference):
         return snapshot({"model": model_tensors(self.model), "optimizer": optimizer, **average}, self._device)
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
-        """Restore a state."""
+        """Restore a saved state."""
         self._show(average=False)
         load_model(self.model, state["model"], "the checkpoint")
         optimizer = dict(state["optimizer"])
@@ -411,13 +411,13 @@ class TorchBackend(TorchInference):
         for o in self.optimizers:
             o.state.clear()
             for p in (p for group in o.param_groups for p in group["params"]):
-                if entries := by_parameter.get(self._names[p]):  # without records it starts without state
+                if entries := by_parameter.get(self._names[p]):  # a parameter without records starts with empty optimizer state
                     o.state[p] = {key: value.to(p.device) for key, value in entries.items()}
         if self._average is not None:
             self._average.load(state.get("ema", {}))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return training FLOPs per token in rows of `seq_len`."""
+        """Return training FLOPs per token for rows of `seq_len` tokens."""
         return flops_per_token(self.model, seq_len)
 
     def peak_flops(self) -> float | None:
@@ -426,7 +426,7 @@ class TorchBackend(TorchInference):
         return peak * self.ranks.world_size if peak and self.precision != "fp32" else None
 
     def peak_memory(self) -> tuple[int, int]:
-        """Return the peak bytes allocated and reserved on a GPU, elsewhere the peak of this process."""
+        """Return the peak bytes allocated and reserved on the GPU; without a GPU, this process's peak memory."""
         if self.device.kind == "cuda":
             return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

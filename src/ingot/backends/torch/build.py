@@ -21,7 +21,7 @@ DRAWS = {Tensor.normal_, Tensor.uniform_}
 
 
 def build_model(config: Config, vocab_size: int) -> nn.Module:
-    """Build the model of a config with initial weights that depend on training.seed alone."""
+    """Build the model of a config; its initial weights depend only on training.seed."""
     section = config.model.model_dump()
     rows = section["vocab_size"]
     if rows is not None and rows < vocab_size:
@@ -48,26 +48,26 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
             raise ConfigError("training.loss_chunk needs a model with `loss_chunk`; a custom model computes its loss itself")
         model.loss_chunk = config.training.loss_chunk  # type: ignore[assignment]
     if config.data.document_mask and "documents" not in inspect.signature(model.forward).parameters:
-        raise ConfigError("data.document_mask needs a model whose forward takes `documents`, the document of each token")
-    for number, stage in enumerate(config.training.stages):  # the model is evaluated and used with the last stage's
+        raise ConfigError("data.document_mask needs a model whose forward takes `documents`, the document number of each token")
+    for number, stage in enumerate(config.training.stages):  # the last stage's values remain, for evaluation and inference
         set_numbers(model, stage.model, f"training.stages.{number}.model")
     return model
 
 
 def build_outline(config: Config, vocab_size: int) -> nn.Module:
-    """Build the model of a config on the meta device: weights are read later, and an untrusted config may ask for any size."""
+    """Build a config's model on the meta device, without allocating memory: an untrusted config may ask for any size."""
     with torch.device("meta"), _Outlines():
         return build_model(config, vocab_size)
 
 
 def fill_outline(outline: nn.Module, device: torch.device) -> nn.Module:
-    """Allocate the memory of an outline on a device, uninitialised."""
+    """Move an outline to a device with uninitialised weights."""
     with _Outlines():
         return outline.to_empty(device=device)
 
 
 class _Outlines(TorchFunctionMode):
-    """Skips draws and copies of meta tensors: torch would import its compiler for them, which takes two seconds."""
+    """Skip random init and copies of meta tensors, for which torch would import its compiler (two seconds)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}
@@ -81,11 +81,11 @@ class _Outlines(TorchFunctionMode):
 
 
 def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> None:
-    """Give the model the numbers of a stage."""
+    """Pass a stage's values to the model's `set`."""
     if not numbers:
         return
     if not callable(change := getattr(model, "set", None)):
-        raise ConfigError(f"{where} needs a model with a method `set` that takes {', '.join(numbers)}; this one has none")
+        raise ConfigError(f"{where} needs a model with a method `set` that takes {', '.join(numbers)}; this model has none")
     try:
         change(**numbers)
     except (TypeError, ValueError) as error:
@@ -96,7 +96,7 @@ def checkpoint_blocks(model: nn.Module, every: int = 1) -> None:
     """Recompute every n-th block, starting with the first, in the backward pass instead of keeping its activations."""
     blocks = getattr(model, "blocks", None)
     if blocks is None:
-        raise ConfigError("training.gradient_checkpointing needs a model with `blocks`, a ModuleList of its repeated part")
+        raise ConfigError("training.gradient_checkpointing needs a model with `blocks`, a ModuleList of its layers")
     for block in list(blocks)[::every]:
         plain = block.forward
 
@@ -109,12 +109,12 @@ def checkpoint_blocks(model: nn.Module, every: int = 1) -> None:
 
 
 def flops_per_token(model: nn.Module, seq_len: int) -> float:
-    """Return training FLOPs per token: six per weight in a matmul, twelve per layer, width and position; or `flops`."""
+    """Return training FLOPs per token: the model's own `flops`, or else 6 * matmul weights + 12 * layers * width * seq_len."""
     if callable(own := getattr(model, "flops", None)):
         return float(own(seq_len))
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     tied = not untied_heads(model)
-    lookups = sum(m.weight.numel() for m in embeddings[tied:])  # not in a matmul; a tied first embedding is the head
+    lookups = sum(m.weight.numel() for m in embeddings[tied:])  # not matmuls; a tied first embedding is also the head
     width = embeddings[0].embedding_dim if embeddings else 0
     layers = len(getattr(model, "blocks", ()))
     return 6.0 * (sum(p.numel() for p in model.parameters()) - lookups) + 12.0 * layers * width * seq_len

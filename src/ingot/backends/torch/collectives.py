@@ -1,6 +1,6 @@
-"""Communication between ranks besides gradients.
+"""Communication between ranks other than gradient reduction.
 
-Control messages go over gloo on the host even where gradients go over NCCL: a flag must not wait for the GPU's queue.
+Control messages use gloo on the host even if gradients use NCCL, because a stop flag must not wait for queued GPU work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def peers_present() -> Iterator[None]:
 
 
 class Collectives:
-    """The group of ranks; with one rank every method returns at once."""
+    """The process group of the ranks; with a single rank every method returns its input at once."""
 
     def __init__(self, ranks: Ranks, device: Device):
         self.ranks = ranks
@@ -75,6 +75,6 @@ class Collectives:
         return box[0]
 
     def close(self) -> None:
-        """Leave the group."""
+        """Destroy the process group."""
         if not self._alone and dist.is_initialized():
             dist.destroy_process_group()

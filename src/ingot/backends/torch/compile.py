@@ -1,4 +1,4 @@
-"""The module that a training step calls: compiled, and recorded as CUDA graphs."""
+"""Compile the module that a training step calls, and record it as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ingot.runtime.ranks import Ranks
 
 
 class CompiledBlocks(nn.Module):
-    """A model whose blocks and loss are compiled while it is called through this wrapper; blocks share their graphs."""
+    """A wrapper that runs a model with compiled blocks and a compiled loss; identical blocks share their graphs."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         if not isinstance(getattr(model, "blocks", None), nn.ModuleList):
             raise ConfigError(
-                "{0} needs a model with `blocks`, a ModuleList of its repeated part", Setting("training.compile", "blocks")
+                "{0} needs a model with `blocks`, a ModuleList of its layers", Setting("training.compile", "blocks")
             )
         self.model, self.on = model, False
         for block in model.blocks:  # type: ignore[union-attr]
-            # A recomputed block is one graph: its parts would be recomputed after the call, when `on` is False.
+            # Compile a checkpointed block as one graph: its parts would be recomputed in the backward pass, when `on` is False.
             parts = ("forward",) if "forward" in vars(block) else getattr(block, "compiled_parts", ("forward",))
             for name in parts:
                 setattr(block, name, self._switched(getattr(block, name)))
@@ -46,15 +46,15 @@ class CompiledBlocks(nn.Module):
             self.on = False
 
 
-GRAPHS_PER_STAGE = 8  # torch's own limit for a function
+GRAPHS_PER_STAGE = 8  # torch's default recompile limit for a function
 
 
 def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
-    """Return True if the model is compiled: as set, otherwise on CUDA; in deterministic mode only if that works."""
+    """Return True if the model is to be compiled: as set, or by default on CUDA unless deterministic mode prevents it."""
     if not (on_cuda and t.deterministic) or family == "gpt2":
         return on_cuda if t.compile == "auto" else bool(t.compile)
     if t.compile in (True, "blocks") and family != "file":
-        # torch 2.11 then expects other strides of flash attention's gradients than it gets.
+        # In this combination torch 2.11 assumes wrong strides for flash attention's gradients.
         raise ConfigError(
             f"{{0}} cannot be combined with a compiled {family} model; leave {{1}} out",
             Setting("training.deterministic"),
@@ -64,35 +64,35 @@ def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
 
 
 def compiles_optimizer(t: TrainingSection, family: str, muon_beta2: float | None, on_cuda: bool) -> bool:
-    """Return True if Muon's step is compiled: as set, or for NorMuon, which reads and writes all matrices a dozen times."""
+    """Return True if Muon's step is to be compiled: as set, or for NorMuon, whose many elementwise operations gain from it."""
     if t.compile_optimizer == "auto":  # plain Muon takes 0.6% of a golf step
         return on_cuda and compiles(t, family, on_cuda) and muon_beta2 is not None
-    return on_cuda and t.compile_optimizer  # a CPU gains nothing
+    return on_cuda and t.compile_optimizer  # compiling gains nothing on a CPU
 
 
 def compiled(
     model: nn.Module, nested: bool, stages: int, python_reducer: bool = False, blocks: bool = False, cuda_graphs: bool = False
 ) -> nn.Module:
-    """Compile a model, again for every shape; `nested`: parts of it are graphs themselves; `blocks`: compile only these.
+    """Compile a model, with one graph per input shape. `nested`: parts of the model are graphs of their own.
 
-    `cuda_graphs`: each pass is recorded once and replayed.
+    `blocks`: compile only the blocks and the loss. `cuda_graphs`: record each pass once and replay it.
     """
     tag_compiler_cache()
-    # DDP splits the graph at its buckets, to send one while the next is computed; nested graphs (masked attention, recomputed
-    # blocks) do not survive that. Its reducer in Python needs no split: the graph of the backward pass includes the sending.
+    # DDP's optimizer splits the graph at bucket boundaries to overlap communication with computation, which fails with nested
+    # graphs (masked attention, checkpointed blocks). The Python reducer needs no split: the backward graph includes all-reduce.
     torch._dynamo.config.optimize_ddp = "python_reducer" if python_reducer else not nested
-    # One graph for all shapes would be slower than a graph for each; past its limit dynamo compiles no more of them.
+    # Static shapes are faster than one dynamic graph, but need a graph per shape: raise dynamo's recompile limit accordingly.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)
     if blocks:
         return CompiledBlocks(model)
     graph: Any = torch.compile(model, dynamic=False, options={"triton.cudagraphs": True} if cuda_graphs else None)
-    if callable(make_ready := getattr(model, "make_ready", None)):  # computes what a graph should not, such as masks
+    if callable(make_ready := getattr(model, "make_ready", None)):  # precomputes inputs outside the graph, such as masks
         graph.register_forward_pre_hook(lambda _, inputs: make_ready(inputs[0]))
     return graph  # type: ignore[no-any-return]
 
 
 def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
-    """Compile backward passes with the communication of DDP's reducer in Python, where that is used."""
+    """Use compiled autograd in the block if DDP's Python reducer is `used`, so that the graph includes its communication."""
     if not used:
         return contextlib.nullcontext()
     from torch._dynamo import compiled_autograd
@@ -100,11 +100,11 @@ def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
     return compiled_autograd._enable(torch.compile)  # type: ignore[no-untyped-call]
 
 
-MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` records no larger models: they do not wait for launches, and need the memory
+MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` skips larger models: launches do not limit them, and they need the memory
 
 
 def uses_cuda_graphs(config: Config, vocab_size: int, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:
-    """Return True if passes are recorded as CUDA graphs: on CUDA, as set; `auto`: if steps are short and all alike."""
+    """Return True if passes are to be recorded as CUDA graphs. `auto` does so for short steps of constant shape on CUDA."""
     t = config.training
     if not (t.cuda_graphs and on_cuda):
         return False
@@ -121,7 +121,7 @@ def uses_cuda_graphs(config: Config, vocab_size: int, compiles: bool, on_cuda: b
 
 
 def begin_pass(parameters: Iterable[nn.Parameter]) -> None:
-    """Begin a pass: copy these parameters' gradients out of the recording's memory, which the new pass overwrites."""
+    """Begin a pass; copy the gradients of `parameters` out of the CUDA graph's memory, which the new pass overwrites."""
     for p in parameters:
         if p.grad is not None:
             p.grad = p.grad.clone()

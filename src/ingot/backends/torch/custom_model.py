@@ -1,7 +1,7 @@
-"""Checks of a custom model before the first step: a model that sees the future would get the best score.
+"""Checks of a custom model before the first step, above all that it is causal: a model that sees the future would score best.
 
-They run in float32, uncompiled, on one row of random tokens: first with the initial weights, then with noise on them, because a
-head of zeros hides everything. The checked model is built for that, and dropped afterwards.
+They run in float32, uncompiled, on one row of random tokens, first with the initial weights and then with noise added to them,
+because a zero-initialised head would hide any leak. The checks build their own copy of the model and discard it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ingot.model.registry import error_location
 from ingot.optim.groups import has_custom_optimizers, make_optimizers
 from ingot.runtime.tensors import IGNORED
 
-LEAK_TOLERANCE = 1e-4  # relative to the largest logit; float32 rounding is 1,000 times finer, and a smaller leak is harmless
+LEAK_TOLERANCE = 1e-4  # relative to the largest logit; 1,000 times float32 rounding, and a smaller leak is harmless
 MEAN_TOLERANCE = 1e-3  # relative to the summed loss
-OPTIMIZER_STEPS = 2  # some custom optimizers have no state before their second
-SET_BY_RUN = {"params", "lr", "weight_decay", "momentum", "name"}  # entries of a parameter group that the run sets itself
+OPTIMIZER_STEPS = 2  # some custom optimizers create state only in their second step
+SET_BY_RUN = {"params", "lr", "weight_decay", "momentum", "name"}  # parameter-group entries that the run sets
 T = TypeVar("T")
 
 
 def check_custom_model(config: Config, file: str, vocab_size: int, device: torch.device) -> None:
-    """Raise ConfigError if the custom model of a config cannot be trained or scored."""
+    """Raise ConfigError if a config's custom model cannot be trained or evaluated."""
     model = build_model(config, vocab_size).to(device)
     stages = [stage.model for stage in config.training.stages]
     check(model, file, vocab_size, config.data.seq_len, config.data.document_mask, stages)
@@ -41,9 +41,9 @@ def check_custom_model(config: Config, file: str, vocab_size: int, device: torch
 def check(
     model: nn.Module, file: str, vocab_size: int, seq_len: int, documents: bool, stages: Sequence[Mapping[str, float]] = ()
 ) -> None:
-    """Refuse a model that is not causal, counts targets of -1, has a loss that is not a scalar, or weights without gradient.
+    """Raise ConfigError if the model is not causal, counts targets of -1, has a non-scalar loss or parameters without gradient.
 
-    `stages` are the numbers of each stage, the last of which the model has already. The model's weights are changed.
+    `stages` holds each stage's values for `set`; the model already has the last stage's. The check modifies the weights.
     """
     checker = _Checker(model, file, vocab_size, seq_len, documents)
     checker.values()
@@ -51,20 +51,20 @@ def check(
     for numbers in stages or [{}]:
         set_numbers(model, numbers, "training.stages")
         checker.backward()
-        reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # a gradient of zeros counts
+        reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # a gradient of zeros counts too
     if untrained := [name for name, p in model.named_parameters() if p.requires_grad and name not in reached]:
         more = f" and {len(untrained) - 1:,} more" if len(untrained) > 1 else ""
         raise checker.refused(
             f"the loss gives {untrained[0]}{more} no gradient; use it in forward or freeze it with requires_grad_(False)"
         )
     with torch.no_grad():
-        for p in (p for p in model.parameters() if p.is_floating_point() or p.is_complex()):  # frozen ones may be integers
+        for p in (p for p in model.parameters() if p.is_floating_point() or p.is_complex()):  # frozen parameters may be integers
             p.add_(torch.randn_like(p), alpha=0.1 if p.ndim < 2 else p.shape[-1] ** -0.5)
     checker.values(insist=False)
 
 
 def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config: Config) -> None:
-    """Refuse custom optimizers that cannot take a step, or whose state a checkpoint would not store."""
+    """Raise ConfigError for custom optimizers that cannot take a step or have state that checkpoints cannot store."""
     checker = _Checker(model, file, vocab_size, config.data.seq_len, config.data.document_mask)
     device = checker.tokens.device
     optimizers = checker.called("make_optimizers(groups)", lambda: make_optimizers(model, config.optimizer, device))
@@ -79,21 +79,21 @@ def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config
             for key, value in state.items():
                 if not isinstance(value, Tensor):
                     raise checker.refused(
-                        f"{kind} keeps {key!r} of {names[p]} as a {type(value).__name__}; "
-                        "keep it as a tensor, or a resumed run would lose it"
+                        f"{kind} stores {key!r} of {names[p]} as a {type(value).__name__}; "
+                        "store it as a tensor, or a resumed run would lose it"
                     )
         after = _group_entries(optimizer)
         if changed := [entry[1] for entry in after if entry not in before or after[entry] != before[entry]]:
             raise checker.refused(
                 f"a step of {kind} changes {changed[0]!r} in param_groups, which checkpoints do not store; "
-                "keep it as a tensor in the state of a parameter, or a resumed run would lose it"
+                "store it as a tensor in a parameter's state, or a resumed run would lose it"
             )
 
 
 def _group_entries(optimizer: torch.optim.Optimizer) -> dict[tuple[int, Any], Any]:
     """Return the entries of an optimizer's groups that the run does not set, by group number and key."""
 
-    def comparable(value: Any) -> Any:  # tensors and arrays may change in place
+    def comparable(value: Any) -> Any:  # copies tensors and arrays, which may change in place
         if isinstance(value, Tensor):
             return value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
         return value.tobytes() if isinstance(value, np.ndarray) else value
@@ -116,7 +116,7 @@ class _Checker:
 
     @torch.no_grad()
     def values(self, insist: bool = True) -> None:
-        """Check logits and losses. Without `insist`, infinite ones are skipped: noise may cause them."""
+        """Check logits and losses. Without `insist`, skip non-finite values, which the added noise may cause."""
         self.model.eval()
         logits = self._logits(self.tokens)
         if not (insist or logits.isfinite().all()):
@@ -129,8 +129,8 @@ class _Checker:
             if leaks.any():
                 position = int(leaks.nonzero()[0, 0])
                 raise self.refused(
-                    f"Model sees the future: other tokens from position {first} on change the logits of position {position}; "
-                    "let every position see only itself and those before it (is_causal=True)"
+                    f"Model sees the future: changing tokens from position {first} on changes the logits of position {position}; "
+                    "each position may attend only to itself and earlier ones (is_causal=True)"
                 )
         part = max(1, self.length // 3)
         early, late = self.targets.clone(), self.targets.clone()
@@ -139,7 +139,7 @@ class _Checker:
         if not math.isfinite(whole):
             if not insist:
                 return
-            raise self.refused(f"the loss of the first weights is {whole / self.length}; check their initialisation")
+            raise self.refused(f"the loss of the initial weights is {whole / self.length}; check their initialisation")
         parts = float(self._loss(early)) * part + (float(self._loss(late)) * (self.length - part) if self.length > 1 else 0.0)
         if not abs(parts - whole) <= MEAN_TOLERANCE * abs(whole):
             raise self.refused(
@@ -148,7 +148,7 @@ class _Checker:
             )
 
     def backward(self) -> None:
-        """Run a backward pass, which gives the parameters gradients."""
+        """Run a forward and backward pass to fill the parameters' gradients."""
         self.model.train()
         self.model.zero_grad(set_to_none=True)
         what = "a backward pass through forward(tokens, targets)"
@@ -172,7 +172,7 @@ class _Checker:
         return loss
 
     def called(self, what: str, call: Callable[[], T]) -> T:
-        """Call the model's own code; report its errors with the line they come from."""
+        """Call the custom model's code; report its errors with their file and line."""
         try:
             return call()
         except (ConfigError, MemoryError, torch.OutOfMemoryError):

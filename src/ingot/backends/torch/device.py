@@ -15,7 +15,7 @@ VERSION = str(torch.__version__)
 
 
 def find_torch_device(name: str, local_rank: int = 0) -> Device:
-    """Return the device that `training.device` names; each local rank has its own GPU."""
+    """Return the device selected by `training.device`; each local rank gets its own GPU."""
     setting = Setting("training.device", name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -30,32 +30,32 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
             advice = f"use cpu or {others}" if count else "use cpu"
             raise ConfigError(f"{{0}} requests GPU {index}, but this machine has {count}", setting, advice=advice)
         gpu = torch.cuda.get_device_name(index)
-        # Older GPUs compute fp16 fast and only emulate bf16.
+        # Older GPUs have fast fp16 but only emulate bf16.
         fast = ("bf16", "fp16") if torch.cuda.is_bf16_supported(including_emulation=False) else ("fp16", "bf16")
         return Device("cuda", index, gpu, data_sheet_flops(gpu), (*fast, "fp32"))
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("{0} needs an Apple GPU, and there is none here; use auto or cpu", Setting("training.device", "mps"))
+        raise ConfigError("{0} needs an Apple GPU, but this machine has none; use auto or cpu", Setting("training.device", "mps"))
     if kind == "mps":
         return Device("mps", 0, "mps", None, ("fp32", "bf16", "fp16"))
     return Device("cpu", 0, cpu_name(torch.get_num_threads()), None, ("fp32", "bf16"))
 
 
 def cpu_name(threads: int) -> str:
-    """Return the device name of a CPU with this number of threads."""
+    """Return the device name for a CPU with this many threads."""
     return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def make_matmul(device: Device) -> tuple[int, Callable[[], object]]:
-    """Return a function that multiplies large matrices, in bf16 on a GPU and in float32 elsewhere, and their size."""
+    """Return the size of a large square matmul and a function that runs it, in bf16 on a GPU and in float32 elsewhere."""
     size, dtype = (8192, torch.bfloat16) if device.kind == "cuda" else (1024, torch.float32)
     a = torch.ones(size, size, device=str(device), dtype=dtype)
     return size, lambda: (a @ a)[0, 0].item()  # waits for the result
 
 
 def profiled(device: Device, folder: Path, waiting: int, warming: int, active: int) -> Iterator[int]:
-    """Yield step numbers; `waiting` steps are not profiled, `warming` are dropped, `active` are written to `folder`.
+    """Yield step numbers while profiling: skip `waiting` steps, discard `warming` steps, write `active` steps to `folder`.
 
-    The trace opens in chrome://tracing, Perfetto or TensorBoard.
+    The trace can be opened in chrome://tracing, Perfetto or TensorBoard.
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
     with profile(

@@ -1,7 +1,7 @@
-"""Generation one token at a time, with a key-value cache where the model has one, and the scores of given tokens.
+"""Autoregressive generation, with a key-value cache if the model supports one, and scoring of given tokens.
 
-A row's samples depend on its own seed alone: neither on the rows beside it nor on the device, whose arithmetic decides only
-between tokens that are about equally likely.
+A row's samples depend only on its own seed, not on the rest of the batch or the device, except that rounding on the device may
+decide between tokens of almost equal probability.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ingot.backends.sampling import RowScores, Sampling
 from ingot.errors import RunError
 from ingot.model.registry import OURS
 
-RECORDS_ON = {"cuda"}  # kinds of devices that can record and replay steps
+RECORDS_ON = {"cuda"}  # device types that can record and replay steps
 STEP_CAPACITY = 512  # initial cache size of recorded steps, in tokens; a step is recorded again when the cache grows
 
 
 def in_parts(model: Any) -> bool:
-    """Return True if a model computes hidden states and their logits separately."""
+    """Return True if a model has separate methods for hidden states and logits."""
     return hasattr(model, "hidden") and hasattr(model, "logits")
 
 
 def last_logits(model: Any, tokens: Tensor, cache: list[Any] | None = None, lengths: Tensor | None = None) -> Tensor:
-    """Return the logits (B, V) after the last token of each row, or after its first `lengths` (B); no others where possible."""
+    """Return the logits (B, V) at each row's last token, or at index lengths - 1; if possible, compute no other logits."""
     at = (slice(None), -1) if lengths is None else (torch.arange(len(tokens), device=tokens.device), lengths - 1)
     if not in_parts(model):
         return model(tokens)[at]
@@ -40,23 +40,23 @@ def last_logits(model: Any, tokens: Tensor, cache: list[Any] | None = None, leng
 
 
 class Reader:
-    """Returns logits after each read of sequences: first the prompts, then one new token of every row.
+    """Feeds tokens to a model and returns the next logits: first for the prompts, then for one new token per row.
 
-    `lengths`: those of the rows' prompts where they differ. `record`: steps of one token are CUDA graphs. `keep_half`: a full
-    context is cut to its last half, which is read again; otherwise, and where lengths differ, every further step reads the whole
-    context without a cache.
+    `lengths`: prompt lengths, if they differ. `record`: run single-token steps as CUDA graphs. `keep_half`: when the context is
+    full, keep its last half and recompute the cache from that. Without it, or with different lengths, every step after that
+    recomputes the whole context without a cache.
     """
 
     def __init__(
         self, model: Any, rows: int, lengths: Sequence[int] | None, use_cache: bool, keep_half: bool = False, record: bool = False
     ):
         self._model, self._keep_half = model, keep_half and lengths is None
-        self._context = getattr(model, "context", None) or math.inf  # a custom model may have none
+        self._context = getattr(model, "context", None) or math.inf  # a custom model may have no limit
         self._lengths: Tensor | None = None  # (B)
-        self._seen: Tensor | None = None  # (B, T), at most a context; shorter rows are padded at their end
+        self._seen: Tensor | None = None  # (B, T), T at most the context; shorter rows are right-padded
         self._cached = 0  # tokens in the cache
-        # A custom model, even a subclass of ours, may count its tokens on the host, which a step with positions on the device
-        # would not update.
+        # A custom model, even a subclass of a built-in one, may count tokens on the host, and a step with positions on the
+        # device would not update that count.
         takes_positions = isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
         cached, device = use_cache and in_parts(model) and hasattr(model, "new_cache"), next(model.parameters()).device
         if lengths is not None:
@@ -64,7 +64,7 @@ class Reader:
             cached = cached and takes_positions and max(lengths) <= self._context
         self._cache: list[Any] | None = model.new_cache(rows) if cached else None
         self._step: Step | None = None
-        # Autocast casts the weights at every use: nothing is recorded then.
+        # Do not record under autocast, which casts the weights at every use.
         record = record and takes_positions and device.type in RECORDS_ON and not torch.is_autocast_enabled(device.type)
         if self._cache is not None and (record or lengths is not None):
             self._step = Step(model, self._cache, record, positions=1 if lengths is None else rows)
@@ -91,11 +91,11 @@ class Reader:
                 new = self._seen[:, -max(1, int(self._context) // 2) :] if self._cached else self._seen
                 if self._step is not None:
                     for layer in self._cache:
-                        layer.length = 0  # the buffers stay where the recording expects them
+                        layer.length = 0  # reuse the buffers, because the recorded graph refers to them
                 else:
                     self._cache = self._model.new_cache(len(new))
                 self._cached = 0
-            else:  # positions shift from now on
+            else:  # from now on all positions shift with each token
                 self._cache = None
         if self._cache is None:
             return last_logits(self._model, self._seen, None, self._lengths)
@@ -106,22 +106,22 @@ class Reader:
 
 
 class Step:
-    """One token per row, at a position held on the device, as one launch instead of hundreds.
+    """A single-token decoding step with its position on the device, so that a CUDA graph can replay it in one launch.
 
-    A step of a small model takes the time of the host's launches, not of the arithmetic.
+    For a small model, kernel launches on the host take longer than the arithmetic.
     """
 
     def __init__(self, model: nn.Module, cache: list[Any], record: bool = True, positions: int = 1):
         self._model, self._cache, self._records = model, cache, record
         keys = cache[0].keys
         self._tokens = torch.zeros(keys.size(0), 1, dtype=torch.long, device=keys.device)
-        self._position = torch.zeros(positions, dtype=torch.long, device=keys.device)  # one for all rows, or one for each
+        self._position = torch.zeros(positions, dtype=torch.long, device=keys.device)  # one for all rows, or one per row
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._recorded: Tensor | None = None  # the buffer that the recording writes to
+        self._recorded: Tensor | None = None  # the cache buffer that the recorded graph writes to
         self._scores = torch.empty(0)
 
     def read(self, new: Tensor, cached: int, positions: Tensor | None = None) -> Tensor:
-        """Return the logits after one more token; `cached` are in the cache, or `positions` (B) of each row, at most `cached`."""
+        """Return the logits after one more token per row, at position `cached`, or at each row's own position in `positions`."""
         for layer in self._cache:
             layer.reserve(max(cached + 1, min(STEP_CAPACITY, layer.capacity)))
             layer.length = cached + 1
@@ -146,7 +146,7 @@ class Step:
                 layer.position = None
 
     def _record(self) -> None:
-        """Compute the step twice to warm up, which only writes what is written again, then record it."""
+        """Record the step as a CUDA graph after two warm-up runs, whose cache writes the replay overwrites."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -154,13 +154,13 @@ class Step:
                 self._compute()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads of the process may use the GPU meanwhile.
+        # thread_local: other threads of the process may use the GPU during the capture.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._scores = self._compute()
         self._recorded = self._cache[0].keys
 
 
-DRAWS_AT_ONCE = 64  # random numbers per row that are copied to the device together
+DRAWS_AT_ONCE = 64  # random numbers per row that are copied to the device at once
 
 
 @torch.no_grad()
@@ -173,9 +173,9 @@ def generate(
     record: bool = False,
     lengths: Sequence[int] | None = None,
 ) -> Generator[Tensor, None, None]:
-    """Yield the next token of every row of `prompts` (B, T), forever; only ids below `vocab_size` are drawn.
+    """Yield the next token of every row of `prompts` (B, T), forever; only ids below `vocab_size` are sampled.
 
-    `keep_half` and `record` are those of Reader. With `lengths`, row i has lengths[i] tokens, left-aligned.
+    For `keep_half` and `record` see Reader. With `lengths`, row i is right-padded and has lengths[i] tokens.
     """
     draws = uniform_draws(sampling.row_seeds(prompts.size(0)), prompts.device)
     training = model.training
@@ -201,7 +201,7 @@ def generate(
 
 
 def uniform_draws(seeds: Sequence[int], device: torch.device) -> Iterator[Tensor]:
-    """Yield uniform random numbers (B, 1), one per row, forever, from a generator per row on the host."""
+    """Yield uniform random numbers (B, 1) forever; each row has its own generator on the host."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     while True:
         block = torch.stack([torch.rand(DRAWS_AT_ONCE, generator=generator) for generator in generators], dim=1)
@@ -209,7 +209,7 @@ def uniform_draws(seeds: Sequence[int], device: torch.device) -> Iterator[Tensor
 
 
 def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
-    """Return the token (B, 1) of each row at which its cumulative probability reaches its uniform number (B, 1)."""
+    """Sample a token (B, 1) per row by inverse transform: the first whose cumulative probability reaches `uniform` (B, 1)."""
     logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # no overflow at low temperatures
     ids: Tensor | None = None
     if 0 < sampling.top_k < logits.size(-1):
@@ -218,15 +218,15 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
         logits, ids = logits.sort(descending=True)
     p = logits.softmax(-1)
     if sampling.top_p < 1:
-        p = p.masked_fill(p.cumsum(-1) - p >= max(sampling.top_p, 1e-9), 0.0)  # cut where likelier tokens reach top_p
+        p = p.masked_fill(p.cumsum(-1) - p >= max(sampling.top_p, 1e-9), 0.0)  # drop tokens once likelier ones add up to top_p
     sums = p.cumsum(-1)
     token = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp(max=p.size(-1) - 1)
-    # A sum that is rounded up may lead to a token of probability 0.
+    # Rounding in the cumulative sum could select a token of probability 0.
     token = torch.where(p.gather(-1, token) > 0, token, p.argmax(-1, keepdim=True))
     return token if ids is None else ids.gather(-1, token)
 
 
-TEXTS_AT_ONCE = 64  # completions of a prompt that are generated together
+TEXTS_AT_ONCE = 64  # completions of a prompt that are generated in one batch
 REPORT_EVERY = 16  # tokens of each completion between progress reports
 
 
@@ -239,9 +239,9 @@ def write_texts(
     progress: Callable[[int, int], None] = lambda done, total: None,
     **options: Any,
 ) -> Iterator[list[int]]:
-    """Yield the ids of `texts` completions of a prompt, `tokens` of each.
+    """Yield the ids of `texts` completions of a prompt, each `tokens` long.
 
-    Completion i draws with the seed plus i, so it is the same beside any others. The options are those of `generate`.
+    Completion i uses seed + i, so it does not depend on the other completions. The options are those of `generate`.
     """
     start = torch.tensor([list(prompt)], device=next(model.parameters()).device)
     for first in range(0, texts, TEXTS_AT_ONCE):
@@ -257,14 +257,14 @@ def write_texts(
         yield from torch.stack(written, dim=1).tolist() if written else [[] for _ in range(rows)]
 
 
-POSITIONS_AT_ONCE = 4096  # positions whose logits exist at once
+POSITIONS_AT_ONCE = 4096  # number of positions whose logits are in memory at once
 
 
 @torch.no_grad()
 def score_rows(
     model: nn.Module, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int, vocab_size: int
 ) -> list[RowScores]:
-    """Return the log-probabilities of each row's tokens from position `first` >= 1 on, and the `top` likeliest ids there."""
+    """Return the log-probabilities of each row's tokens from position `first` >= 1 on, and the `top` likeliest per position."""
     lengths = [len(row) for row in rows]
     positions = [(row, position) for row, first in enumerate(firsts) for position in range(first, lengths[row])]
     if not positions:

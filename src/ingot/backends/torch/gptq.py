@@ -1,9 +1,9 @@
-"""Quantisation of weights to few bits: a row's step follows from its standard deviation, and GPTQ compensates rounding errors.
+"""Low-bit quantisation of weights: each row's step size depends on its standard deviation; GPTQ compensates rounding errors.
 
-The step of a row is k * rms(row) / (2^(bits - 1) - 1): the ratio of step to rms alone then decides both the bytes that an entropy
-coder needs and the loss. GPTQ rounds a matrix column by column and adjusts the remaining columns for the error, by the second
-moments of the matrix's inputs on training text; that removes six sevenths of the loss. Matrices of one shape are rounded
-together: on a GPU the number of columns decides the time, not that of rows.
+A row's step size is k * rms(row) / (2^(bits - 1) - 1), so the ratio of step size to rms determines both the size after entropy
+coding and the increase in loss. GPTQ rounds a matrix column by column and adjusts the remaining columns to compensate, using the
+second moments of the matrix's inputs on training text; that removes six sevenths of the increase in loss. Matrices of the same
+shape are rounded together, because on a GPU the time depends on the number of columns, not of rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ingot.backends.torch.state import model_tensors, record
 from ingot.errors import CheckpointError, RunError
 from ingot.runtime.tensors import SCALE, SMALL, TensorRecord
 
-DAMPING = 0.01  # share of the mean second moment that is added to each
-BLOCK_COLUMNS = 128  # columns that are rounded before their errors are applied to the others
+DAMPING = 0.01  # this fraction of the mean second moment is added to the diagonal
+BLOCK_COLUMNS = 128  # columns rounded before their errors are propagated to the remaining ones
 HALF = torch.finfo(torch.float16)
 
 
@@ -43,7 +43,7 @@ class Moments:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Record the inputs of every linear module while the model runs in the block; a tied head is not among them."""
+        """Accumulate the moments of every nn.Linear's inputs while the model runs in the block; a tied head is not covered."""
         with ExitStack() as stack:
             for module in model.modules():
                 if isinstance(module, nn.Linear):
@@ -54,21 +54,21 @@ class Moments:
 
 @dataclass
 class _Stack:
-    """Matrices of one shape and kind, which are rounded together."""
+    """Matrices of the same shape and kind that are rounded together."""
 
     names: list[str]
     targets: list[Tensor]  # the model's own tensors, (R, C) each
-    weights: Tensor  # (N, C, R), unrounded; columns in the order in which they are rounded
+    weights: Tensor  # (N, C, R), unrounded; columns in rounding order
     rms: Tensor  # (N, R)
     order: Tensor  # (N, C)
-    upper: Tensor | None  # (N, C, C): how errors propagate; None without moments of the inputs
+    upper: Tensor | None  # (N, C, C), propagates errors between columns; None without input moments
     embedding: bool
     codes: Tensor | None = None  # (N, C, R)
     scale: Tensor | None = None  # (N, R)
 
 
 class TorchRounder:
-    """The large matrices and tables of a model; `round` replaces them by rounded ones."""
+    """Rounds a model's large matrices and embedding tables; `round` replaces them in place."""
 
     def __init__(self, model: nn.Module, moments: Mapping[int, Tensor]):
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -78,13 +78,13 @@ class TorchRounder:
         for name, weight in model_tensors(model):
             if id(weight) in tables | matrices and weight.numel() > SMALL:
                 if not bool(weight.isfinite().all()):
-                    raise CheckpointError(f"{name} holds numbers that are not finite; use an earlier checkpoint")
+                    raise CheckpointError(f"{name} contains values that are not finite; use an earlier checkpoint")
                 kind = (tuple(weight.shape), id(weight) in tables, id(weight) in moments)
                 alike.setdefault(kind, []).append((name, weight))
         self._stacks = []
         for (_, embedding, _), members in alike.items():
             names, targets = [name for name, _ in members], [weight.detach() for _, weight in members]
-            on_mps = targets[0].device.type == "mps"  # which has no Cholesky decomposition
+            on_mps = targets[0].device.type == "mps"  # MPS has no Cholesky decomposition
             device = torch.device("cpu") if on_mps else targets[0].device
             weights = torch.stack([w.to(device).float() for w in targets])  # (N, R, C)
             input_moments = [moments[id(w)].to(device) for _, w in members if id(w) in moments]
@@ -100,7 +100,7 @@ class TorchRounder:
 
     @torch.no_grad()
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Return the bytes of all tables or all matrices rounded to the nearest code, by the entropy of their codes."""
+        """Return the size in bytes of all tables or all matrices rounded to the nearest code, from the entropy of the codes."""
         total = 0.0
         for stack in self._stacks:
             if stack.embedding == embedding:
@@ -110,7 +110,7 @@ class TorchRounder:
 
     @torch.no_grad()
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
-        """Round the model's weights; return their bytes, by the entropy of their codes."""
+        """Round the model's weights in place; return their size in bytes, from the entropy of the codes."""
         total = 0.0
         for stack in self._stacks:
             rounding = embeddings if stack.embedding else matrices
@@ -138,7 +138,7 @@ class TorchRounder:
 
 
 def _upper(h: Tensor, names: list[str]) -> Tensor:
-    """Return the upper Cholesky factor of the inverse of each matrix of moments (N, C, C), damped until it exists."""
+    """Return the upper Cholesky factor of each inverse moment matrix (N, C, C), increasing the damping until it exists."""
     mean = h.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-8)[:, None, None]
     eye = torch.eye(h.size(1), device=h.device)
     damping = DAMPING
@@ -149,11 +149,11 @@ def _upper(h: Tensor, names: list[str]) -> Tensor:
             if not bool(failed.any()):
                 return upper
         damping *= 10
-    raise RunError(f"the inputs of {names[0]} or of another matrix of its shape are not finite, so it cannot be rounded")
+    raise RunError(f"cannot quantise {names[0]}: its inputs, or those of a matrix of the same shape, are not finite")
 
 
 def _scale(rms: Tensor, rounding: Rounding) -> Tensor:
-    """Return the step of each row (N, R), rounded as each matrix stores it."""
+    """Return the step size of each row (N, R), rounded to the dtype in which its matrix stores it."""
     steps = torch.where(rms > 0, rounding.k * rms / rounding.most, 1.0)
     return torch.stack([_stored(row_steps).float() for row_steps in steps])
 
@@ -168,7 +168,7 @@ def _nearest(w: Tensor, scale: Tensor, most: int) -> Tensor:
 
 
 def _gptq(left: Tensor, scale: Tensor, most: int, upper: Tensor) -> Tensor:
-    """Return codes (N, C, R) that change the matrices' outputs least; `left` holds the weights that are not rounded yet."""
+    """Return codes (N, C, R) chosen by GPTQ to minimise the change of outputs; `left` holds the weights still to be rounded."""
     codes, columns = torch.empty_like(left), left.size(1)
     for begin in range(0, columns, BLOCK_COLUMNS):
         end = min(begin + BLOCK_COLUMNS, columns)
@@ -184,7 +184,7 @@ def _gptq(left: Tensor, scale: Tensor, most: int, upper: Tensor) -> Tensor:
 
 
 def _bytes(codes: Tensor, scale: Tensor) -> float:
-    """Return the bytes of each matrix's codes by their entropy, and of the scales."""
+    """Return the size in bytes of the codes, from their entropy per matrix, plus the scales."""
     matrices = torch.arange(len(codes), device=codes.device)[:, None, None]
     counts = torch.bincount((codes + 128 + 256 * matrices).long().flatten(), minlength=256 * len(codes)).view(-1, 256).double()
     bits = (counts * (counts.sum(1, keepdim=True) / counts.clamp_min(1)).log2()).sum()

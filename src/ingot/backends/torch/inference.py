@@ -1,4 +1,4 @@
-"""A model for generation and scoring: losses, tokens and weights. It uses the weights' average if there is one."""
+"""A torch model for generation, scoring and export. It uses the moving average of the weights if there is one."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
-STARTS_MULTIPLE = 32  # document starts are padded to a multiple of this: each length is another CUDA graph
+STARTS_MULTIPLE = 32  # document starts are padded to a multiple of this: each length needs another CUDA graph
 
 
 def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return where documents begin in the rows laid end to end, for FlashAttention 4, padded with the number of tokens.
+    """Return the document start offsets in the flattened batch, for FlashAttention 4, padded with the number of tokens.
 
-    `numbers` (rows, length) are the document numbers of the tokens. Every row begins a document.
+    `numbers` (rows, length) holds each token's document number. Every row starts a new document.
     """
     begins = np.ones(numbers.shape, bool)
     np.not_equal(numbers[:, 1:], numbers[:, :-1], out=begins[:, 1:])
@@ -47,7 +47,7 @@ def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
 class TorchInference:
     """A model on one device."""
 
-    records_steps = True  # record steps of one token as CUDA graphs; that takes memory which training needs
+    records_steps = True  # record single-token steps as CUDA graphs; False in training, which needs the memory
 
     def __init__(self, model: nn.Module, vocab_size: int, device: Device, precision: str, group: Collectives):
         self.model, self.vocab_size, self.device, self.precision = model, vocab_size, device, precision
@@ -61,20 +61,20 @@ class TorchInference:
 
     @classmethod
     def of(cls, config: Config, vocab_size: int) -> Self:
-        """Build the model of a config, still without weights."""
+        """Build the model of a config without loading weights."""
         device = find_torch_device(config.training.device)
         trained_in = config.training.precision
-        precision = device.precision("auto" if trained_in == "fp16" else trained_in)  # trained on a GPU, scored anywhere
-        # A custom model may compute buffers, which `fill_outline` would leave undefined.
+        precision = device.precision("auto" if trained_in == "fp16" else trained_in)  # an fp16 run can be scored on any device
+        # A custom model may compute buffers in __init__, which `fill_outline` would leave uninitialised.
         own = config.model.family == "file"
         model = build_model(config, vocab_size).to(str(device)) if own else build_outline(config, vocab_size)
         return cls(model.eval(), vocab_size, device, precision, Collectives(Ranks(), device))
 
     @torch.no_grad()
     def score(self, batch: Batch) -> float:
-        """Return the summed loss of the targets that count; the model runs even where none does, as those of other ranks do.
+        """Return the summed loss of the targets that are not -1; without any, still run the model, as the other ranks do.
 
-        A batch is halved where the GPU's memory, tried with a step's rows, does not hold it all.
+        If the batch does not fit into the GPU's memory, its halves are scored separately.
         """
         try:
             with self._evaluating(), self._computing(), extended_context(self.model, batch.shape[-1]):
@@ -84,13 +84,13 @@ class TorchInference:
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
-        half = len(batch) // 2  # outside the except block, where the error no longer keeps the tensors alive
+        half = len(batch) // 2  # outside the except block, so that the error does not keep the tensors alive
         return self.score(batch[:half]) + self.score(batch[half:])
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Continue prompts, token by token."""
         self._show(average=True)
-        self._use_form("repeated")  # no float32 kernel takes fewer key heads
+        self._use_form("repeated")  # no float32 kernel supports fewer key heads than query heads
         lengths = [len(prompt) for prompt in prompts]
         padded = [prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts]
         start = torch.tensor(padded, device=self._device)
@@ -101,22 +101,22 @@ class TorchInference:
             raise MemoryError(f"the GPU's memory does not hold {len(prompts)} completions at once") from None
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
-        """Return log-probabilities of given tokens."""
+        """Return the log-probabilities of given tokens."""
         try:
-            # The fastest kernel for training does not take every shape.
+            # Use the default kernel, because the one chosen for training may not support these shapes.
             with self._evaluating(), self._computing("default"), extended_context(self.model, max(map(len, rows), default=1) - 1):
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
 
     def weights(self) -> list[TensorRecord]:
-        """Return copies of the weights that are scored, on the first rank."""
+        """Return copies of the weights used for scoring, on the first rank."""
         self._show(average=True)
         return model_records(self.model) if self.ranks.first else []
 
     @torch.no_grad()
     def rounder(self, batches: Iterable[Batch]) -> TorchRounder:
-        """Return a rounder of the weights, guided by the inputs of matrices on some text."""
+        """Return a rounder for the weights, calibrated with the matrices' inputs on `batches`."""
         moments = Moments()
         with moments.watching(self.model):
             for batch in batches:
@@ -129,10 +129,10 @@ class TorchInference:
         return TorchRounder(self.model, moments.found)
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Copy weights into the model, and restart an average from them."""
+        """Copy weights into the model and restart the moving average, if any, from them."""
         self._show(average=False)
         if any(p.is_meta for p in self.model.parameters()):
-            check_fits(self.model, weights, where)  # before memory is allocated: untrusted settings may ask for any size
+            check_fits(self.model, weights, where)  # check before allocating memory: untrusted settings may ask for any size
             self.model = fill_outline(self.model, self._device)
         load_model(self.model, weights, where)
         if self._average is not None:
@@ -140,7 +140,7 @@ class TorchInference:
 
     def cast(self, precision: str) -> bool:
         """Cast the weights of a built-in model for generation; a custom model may not support it."""
-        torch.set_float32_matmul_precision("high")  # TF32 where float32 remains
+        torch.set_float32_matmul_precision("high")  # use TF32 for the remaining float32 matmuls
         if not isinstance(self.model, OURS):
             return False
         self.model.to(DTYPES[precision])
@@ -148,7 +148,7 @@ class TorchInference:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Use the average of the weights and no dropout inside the block."""
+        """Use the averaged weights and eval mode inside the block."""
         self._show(average=True)
         training = self.model.training
         self.model.eval()
@@ -158,16 +158,16 @@ class TorchInference:
             self.model.train(training)
 
     def _show(self, average: bool) -> None:
-        """Switch the model to the average of the weights, or back to the weights themselves."""
+        """Switch the model to the averaged weights, or back to the training weights."""
         if self._average is not None:
             self._average.swap_in() if average else self._average.swap_out()
 
     def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Copy tokens, targets and, where rows have them, document numbers (for `flash4` document starts) to the device."""
+        """Copy tokens, targets and, if the batch has them, document numbers (for `flash4`: document starts) to the device."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
             raise DataError(f"the data holds token {largest}, outside the vocabulary; inspect it with: ingot data verify")
         planes = torch.from_numpy(batch).to(self._device, non_blocking=True).transpose(0, 1)
-        # The copy that converts the dtype also makes each plane contiguous, so that a model may call `targets.view(-1)`.
+        # Converting the dtype copies each plane into contiguous memory, so that a model may call `targets.view(-1)`.
         tokens, targets, *numbers = planes.to(torch.int64, memory_format=torch.contiguous_format).unbind()
         if numbers and self._form == "flash4":
             starts = torch.from_numpy(document_starts(batch[:, 2]))
@@ -178,11 +178,11 @@ class TorchInference:
 
     @contextmanager
     def _computing(self, attention: str | None = None) -> Iterator[None]:
-        """Use the chosen attention kernel, or another one, the precision and, if deterministic, a fixed order of sums."""
+        """Set the attention kernel (by default the chosen one), autocast and, if requested, deterministic algorithms."""
         name = attention or self._attention
         self._use_form(attention_form(name))
         with ExitStack() as stack:
-            if self._deterministic:  # only bit-reproducible algorithms; sampling tokens has none, and happens outside the block
+            if self._deterministic:  # sampling has no deterministic algorithm, but happens outside the block
                 before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
                 stack.callback(torch.use_deterministic_algorithms, before[0], warn_only=before[1])
                 torch.use_deterministic_algorithms(True)
@@ -198,9 +198,9 @@ class TorchInference:
             self._form = form
 
     def run_row(self, attention: str, kernels: Sequence[str], seq_len: int, documents: bool, max_share: float) -> None:
-        """Run one row forward and backward with uninitialised weights, so that these kernels are compiled.
+        """Run a forward and backward pass of one row with uninitialised weights, to compile these kernels.
 
-        Weights and gradients may take at most a share of the GPU's free memory.
+        Do nothing if weights and gradients would take more than `max_share` of the GPU's free memory.
         """
         if self._device.type == "cuda" and 8 * self.parameters > max_share * torch.cuda.mem_get_info(self._device)[0]:
             return

@@ -1,8 +1,8 @@
-"""Start-up work that runs in parallel with the start of a run and halves the time to its first step.
+"""Start-up work done in parallel with building the model, which halves the time to the first step.
 
-It has two parts. Threads import torch's compiler and initialise the GPU while the model is built (`prepare_ahead`). Processes
-compile the kernels of FlashAttention 4 and quack-kernels if the machine has not compiled them before (`Builders`). Builders start
-before torch is imported, so this module imports it only inside functions.
+It has two parts. Threads import torch's compiler and initialise the GPU (`prepare_ahead`). Processes compile the kernels of
+FlashAttention 4 and quack-kernels if this machine has not compiled them before (`Builders`). Builders start before torch is
+imported, so this module imports torch only inside functions.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ingot.runtime.machine import OF_KERNELS, cache_root, has_flash4, installed,
 from ingot.runtime.processes import cpu_count, end_with_parent, python_command
 from ingot.runtime.ranks import Ranks
 
-# A program that exits while a thread is inside the driver or a torch operation is aborted, whatever its exit code was.
+# A program that exits while a thread is inside the driver or a torch operation aborts and loses its exit code.
 EXIT_PATIENCE_SECONDS = 10
 
 
 def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
-    """Import the compiler and FlashAttention 4 and wake the GPU in threads, while the model is built.
+    """Import the compiler and FlashAttention 4 and initialise the GPU in threads, while the model is built.
 
-    Returns a function that waits for the imports, to be called before anything that could start one of them too. Only one thread
-    may import: modules of the compiler import each other in cycles, and so do Triton's. Of two threads that enter a cycle at
-    different modules, each holds the one that the other waits for, and Python hands one of them a half-initialised module.
-    Errors are suppressed: whoever needs the package or the device later meets the same one and reports it.
+    Returns a function that waits for the imports. Call it before any code that may import the same modules: only one thread may
+    import at a time, because the modules of the compiler, and those of Triton, import each other in cycles. If two threads enter
+    a cycle at different modules, each holds the lock that the other waits for, and Python breaks the deadlock by giving one of
+    them a half-initialised module. Errors are suppressed here, because the first real use of the package or device raises them.
     """
     import torch
 
@@ -46,7 +46,7 @@ def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
     compiling = compiles(config.training, config.model.family, on_cuda)
     if compiling or on_cuda:
         with suppress(Exception):
-            import_module("triton")  # a tenth of a second, and threads need it
+            import_module("triton")  # takes 0.1 s and is needed by both threads
             if compiling:
                 threading.Thread(target=hash_triton, args=(), name="triton", daemon=True).start()
     if on_cuda:
@@ -56,7 +56,7 @@ def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
 
 
 def _start(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
-    """Start a thread that the end of the program waits for."""
+    """Start a thread that is joined before the program exits."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     thread.start()
     atexit.register(thread.join, EXIT_PATIENCE_SECONDS)
@@ -64,17 +64,17 @@ def _start(name: str, target: Callable[..., None], *args: Any) -> threading.Thre
 
 
 def hash_triton() -> None:
-    """Let Triton compute and cache its own hash, a key of the compiler's caches, while other threads import.
+    """Make Triton compute and cache the hash of its own files, which is part of the compiler's cache keys, in the background.
 
-    It reads 500 MB: 2 s on a processor without instructions for hashing, for which a cached graph would wait.
+    Triton hashes 500 MB, which takes 2 s on a CPU without SHA instructions; otherwise loading a cached graph would wait for it.
     """
     with suppress(Exception):
         import_module("triton.runtime.cache").triton_key()
 
 
 def _import_ahead(compiler: bool, flash4: bool) -> None:
-    """Import the compiler, and FlashAttention 4 with quack-kernels, which comes with it, where they are installed."""
-    if compiler:  # start its worker processes first: until they are ready, the compiler compiles in this process
+    """Import the compiler and, if installed, FlashAttention 4 and quack-kernels (one of its dependencies)."""
+    if compiler:  # start the compiler's worker processes first: until they are ready, it compiles in this process
         with suppress(Exception):
             import_module("torch._inductor.async_compile").maybe_warm_pool()
         with suppress(Exception):
@@ -87,9 +87,9 @@ def _import_ahead(compiler: bool, flash4: bool) -> None:
 
 
 def _wake_device(device: str) -> None:
-    """Run a first matmul, which creates the driver's context and loads cuBLAS, then load Triton's driver module.
+    """Run a first matmul, which creates the CUDA context and loads cuBLAS, then load Triton's driver module.
 
-    The latter is a C program, which a machine's first run compiles.
+    The driver module is a C extension that Triton compiles on its first use on a machine.
     """
     import torch
 
@@ -102,35 +102,35 @@ def _wake_device(device: str) -> None:
 
 # Processes that compile the kernels of FlashAttention 4 and quack-kernels.
 
-# For each build: the attention it computes with, and our kernels that call what it compiles.
+# For each build: the attention kernel it runs with, and our kernels that use what it compiles.
 BUILDS = {"attention": ("flash4", ("qkv",)), "matmuls": ("default", ("mlp", "gate"))}
-# Settings that decide which kernels of these packages are compiled; those of another depth or softcap are the same.
+# Settings that determine which kernels of these packages are compiled; others, such as depth and softcap, do not matter.
 MODEL_KEYS = {
     "family", "heads", "kv_heads", "width", "dropout", "window", "pattern", "mlp", "mlp_multiple", "inner_width", "mlp_bias",
     "bias", "activation", "gelu",
 }  # fmt: skip
 TRAINING_KEYS = {"precision", "compile", "kernels", "cuda_graphs"}
-GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")  # the driver's information, a folder per GPU
-NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # exist where a driver is; the second under Windows' Linux
+GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")  # the NVIDIA driver's information: one folder per GPU
+NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # exist if a driver is installed; /dev/dxg is that of WSL
 MIN_CORES = 4  # below this, builders would only slow down the run itself
 BUILDER_PATIENCE_SECONDS = 30.0
-MAX_MEMORY_SHARE = 1 / 32  # maximum share of free GPU memory for a builder's weights and gradients
+MAX_MEMORY_SHARE = 1 / 32  # a builder's weights and gradients may take this share of free GPU memory
 
 
 class Builders:
-    """The processes that compile kernels for a run; there are none if it needs no kernels."""
+    """The processes that compile kernels for a run; none are started if the run needs no kernels."""
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         self._processes: list[subprocess.Popen[bytes]] = []
         t = config.training
-        # The run may use such kernels, and the machine has a core for each builder.
+        # Start builders only if the run may use such kernels and the machine has a core for each builder.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(Path(path).exists() for path in NVIDIA_DEVICES)
         on_gpu = visible and (t.device == "auto" or t.device.startswith("cuda"))
         tries = t.precision in ("auto", "bf16") and not t.deterministic and config.model.family != "file"
         alone = ranks.world_size == 1 and not ranks.local_rank
         if not (on_gpu and tries and alone and cpu_count() >= MIN_CORES and has_flash4()):
             return
-        # Everything that determines the needed kernels: settings, versions, and the driver's list of GPUs.
+        # The cache key covers everything that determines the kernels: settings, versions, and the driver's list of GPUs.
         settings = [config.model.model_dump(mode="json", include=MODEL_KEYS), t.model_dump(mode="json", include=TRAINING_KEYS)]
         lines = [line for file in GPU_FOLDERS.glob("*/information") for line in file.read_text().splitlines()]
         gpus = sorted({line.partition(":")[2].strip() for line in lines if line.startswith("Model:")})
@@ -140,7 +140,7 @@ class Builders:
         if self._note.exists():
             return
         code = "from ingot.backends.torch.startup import main; main(*sys.argv[1:])"
-        with suppress(OSError):  # too many processes, or no room for the cache
+        with suppress(OSError):  # too many processes, or no disk space for the cache
             self._note.parent.mkdir(parents=True, exist_ok=True)
             keep_compiled_kernels()
             for build in BUILDS:
@@ -149,12 +149,12 @@ class Builders:
                 self._processes.append(process)
 
     def wait(self) -> None:
-        """Wait until the builders have ended: the compiled kernels are then on disk, and the run has the device to itself."""
+        """Wait for the builders to exit: after that the compiled kernels are on disk and the device is free for the run."""
         if self._processes:
             deadline = time.monotonic() + BUILDER_PATIENCE_SECONDS
             with suppress(subprocess.TimeoutExpired, OSError):
                 codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in self._processes]
-                if min(codes) >= 0:  # no builder was killed; a failed one would fail again
+                if min(codes) >= 0:  # no builder was killed by a signal; one that failed would fail again
                     self._note.touch()
             self.stop()
 
@@ -166,7 +166,7 @@ class Builders:
 
 
 def main(build: str, settings: str, vocab_size: str) -> None:
-    """Run a builder: one row forward and backward, with the kernels that are to be compiled."""
+    """Run a builder: a forward and backward pass of one row with the kernels to compile."""
     end_with_parent()
     config = Config.model_validate_json(settings)
     if build in needed_builds(config, int(vocab_size)):
@@ -178,7 +178,7 @@ def main(build: str, settings: str, vocab_size: str) -> None:
 
 
 def needed_builds(config: Config, vocab_size: int) -> list[str]:
-    """Return the builds that a run may need: attention always, matmuls if one of the kernels that call them is tried."""
+    """Return the builds that a run may need: always attention, and matmuls if it tries a kernel that uses them."""
     from ingot.backends.torch.compile import compiles, uses_cuda_graphs
     from ingot.backends.torch.tune import SHORT_STEP_TOKENS, kernels_to_try
 

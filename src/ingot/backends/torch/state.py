@@ -1,4 +1,4 @@
-"""Tensors as records of raw bytes: snapshots of a run's state, the average of weights, and files that torch.save wrote."""
+"""Tensors as records of raw bytes: snapshots of a run's state, the moving average of weights, and torch.save files."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MAX_EXPANSION = 4  # maximum ratio of tensor bytes to file size, which exceeds 1 if tensors share memory
-STAGING_BYTES = 1 << 25  # pinned memory between a GPU and pageable memory
+MAX_EXPANSION = 4  # maximum ratio of tensor bytes to file size; it exceeds 1 if tensors share memory
+STAGING_BYTES = 1 << 25  # size of the pinned buffer for copies from a GPU to pageable memory
 COPY_MARGIN = 1.1  # a copy on the device takes up to this many times its size: the allocator rounds up
 
 Named = Iterable[tuple[str, Tensor]]
 
 
 def check_held(contents: Any, size: int) -> None:
-    """Raise ValueError for tensors that are larger than what a file of `size` bytes holds.
+    """Raise ValueError if tensors are larger than the data that a file of `size` bytes can hold.
 
-    By strides a tensor may repeat one value, or many tensors share values: copies would fill any memory.
+    With zero strides or shared storage a small file can describe huge tensors, and copying them would exhaust memory.
     """
     parts, seen, total = [contents], set(), 0
     while parts:
         part = parts.pop()
         if isinstance(part, Tensor):
             if part.layout is torch.strided and (part.device.type != "cpu" or part.nbytes > part.untyped_storage().nbytes()):
-                raise ValueError("a tensor is larger than what the file holds of it")
+                raise ValueError("a tensor is larger than its data in the file")
             total += part.nbytes if part.layout is torch.strided else 0
         elif isinstance(part, dict | list | tuple) and id(part) not in seen:
             seen.add(id(part))
@@ -53,14 +53,14 @@ def check_held(contents: Any, size: int) -> None:
 
 
 def record(name: str, tensor: Tensor) -> TensorRecord:
-    """Return a record with a copy of a tensor on the host."""
+    """Copy a tensor to the host and return it as a record."""
     return shared_record(name, tensor.detach().to("cpu", copy=True))
 
 
 def tensor(source: TensorRecord) -> Tensor:
-    """Return a tensor on the host with a record's contents."""
+    """Copy a record's contents into a tensor on the host."""
     copy = torch.empty(source.shape, dtype=DTYPES[source.dtype])
-    # By numpy, which lets other threads run meanwhile: the loop does not wait while a thread writes another program's files.
+    # Copy with numpy, which releases the GIL: the training loop continues while a thread writes another program's files.
     if copy.numel():
         copy.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(source.data, np.uint8)
     return copy
@@ -68,14 +68,14 @@ def tensor(source: TensorRecord) -> Tensor:
 
 @torch.no_grad()
 def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], State]:
-    """Capture the tensors as they are now; the returned function copies them to the host, once, in any thread.
+    """Capture the current tensors; the returned function copies them to the host. Call it once, from any thread.
 
-    A GPU copies within its memory a hundred times faster than to the host. If it has room for a copy, training continues at once
-    and another thread does the transfer to the host. Otherwise the tensors are copied to the host now.
+    A GPU copies within its memory a hundred times faster than to the host. If its memory has room for a copy, training continues
+    at once and another thread transfers the copy. Otherwise the tensors are copied to the host immediately.
     """
     named = {file: list(tensors) for file, tensors in files.items()}
     size = sum(t.nbytes for tensors in named.values() for _, t in tensors)
-    if device.type == "cuda":  # the bytes that the allocator holds unused, or could still allocate
+    if device.type == "cuda":  # bytes that are cached by the allocator or still unallocated
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type != "cuda" or COPY_MARGIN * size >= free:
         records = {file: [record(name, t) for name, t in tensors] for file, tensors in named.items()}
@@ -96,9 +96,9 @@ def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], S
 
 
 def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
-    """Return a record with a copy of a tensor on the host, copied in parts through a pinned buffer.
+    """Copy a tensor to the host in parts through a pinned buffer and return it as a record.
 
-    A copy straight to pageable memory holds a lock of the driver, and no other thread launches kernels meanwhile.
+    A direct copy to pageable memory holds a lock of the driver, so that no other thread can launch kernels during it.
     """
     source, pinned = tensor.detach().contiguous().reshape(-1).view(torch.uint8), staging.numpy()
     host = np.empty(source.numel(), np.uint8)
@@ -112,7 +112,7 @@ def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter and saved buffer of a model; a tied tensor appears under its first name."""
+    """Yield every parameter and persistent buffer of a model; a tied tensor appears under its first name only."""
     seen: set[int] = set()
     for name, value in model.state_dict(keep_vars=True).items():
         if id(value) not in seen:
@@ -127,13 +127,13 @@ def model_records(model: nn.Module) -> list[TensorRecord]:
 
 @torch.no_grad()
 def load_model(model: nn.Module, records: Mapping[str, TensorRecord], where: str) -> None:
-    """Copy records into a model; every tensor must be present, with its shape."""
+    """Copy records into a model; every tensor must be present with matching shape and dtype."""
     for value, source in check_fits(model, records, where):
         value.copy_(tensor(source))
 
 
 def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str) -> list[tuple[Tensor, TensorRecord]]:
-    """Return every tensor of a model with its record; CheckpointError names what is missing, unknown or does not fit."""
+    """Pair every tensor of a model with its record; raise CheckpointError for missing, unknown or mismatched tensors."""
     tensors, pairs = dict(model_tensors(model)), []
     for name, value in tensors.items():
         source = records.get(name)
@@ -159,19 +159,19 @@ def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: Mappin
 
 
 class WeightAverage:
-    """An exponential moving average of the weights in float32, which can replace them for a while.
+    """A float32 exponential moving average of the weights, which can temporarily replace them.
 
-    Runs with optimizer.ema_decay are scored by it.
+    Runs with optimizer.ema_decay are evaluated with it.
     """
 
     def __init__(self, model: nn.Module):
         self._names, self._weights = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
         self._average = [p.detach().float().clone() for p in self._weights]
-        self._kept: list[Tensor] = []  # the weights themselves, while the average replaces them
+        self._kept: list[Tensor] = []  # the training weights, while the average replaces them
 
     @torch.no_grad()
     def update(self, decay: float, skip: Tensor) -> None:
-        """Move towards the weights after a step, by 1 - decay, unless the step was skipped."""
+        """Move the average towards the weights by a factor of 1 - decay, unless the step was skipped."""
         difference = torch._foreach_sub([p.detach().float() for p in self._weights], self._average)
         torch._foreach_mul_(difference, (1 - decay) * (1 - skip.float()))
         torch._foreach_add_(self._average, difference)
@@ -196,13 +196,13 @@ class WeightAverage:
 
     @torch.no_grad()
     def load(self, records: Mapping[str, TensorRecord]) -> None:
-        """Restore the average from the result of `tensors`; parameters without a record start from their weights."""
+        """Restore the average from the result of `tensors`; parameters without a record start from their current weights."""
         for name, average, p in zip(self._names, self._average, self._weights, strict=True):
             average.copy_(tensor(records[name]) if name in records else p)
 
 
 class LossScale:
-    """The scale of an fp16 loss: halved when a gradient overflows, doubled after 2,000 good steps. 1 in other precisions."""
+    """The loss scale for fp16: halved when a gradient overflows, doubled after 2,000 good steps. It is 1 for other precisions."""
 
     def __init__(self, used: bool, device: torch.device):
         self.used = used
@@ -215,7 +215,7 @@ class LossScale:
             torch._foreach_mul_(grads, 1.0 / self.value)
 
     def update(self, overflow: Tensor) -> None:
-        """Adjust the scale, given whether a gradient of this step overflowed."""
+        """Adjust the scale after a step; `overflow` is True if a gradient of the step overflowed."""
         if self.used:
             torch._amp_update_scale_(self.value, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
 
@@ -234,8 +234,8 @@ class LossScale:
 class DeviceResult:
     """The results of a step: loss, gradient norm, skipped.
 
-    On CUDA they are copied as soon as they exist, so that reading them waits for no later step. A CPU has ended a step when it
-    returns; on other devices the end is known when the results are read.
+    On CUDA the copy to the host is queued right after the step, so that reading the results does not wait for later steps. On a
+    CPU the step has ended when this object is created; on other devices its end is known only when the results are read.
     """
 
     def __init__(self, numbers: Tensor):
@@ -252,11 +252,11 @@ class DeviceResult:
         return StepResult(loss, grad_norm, bool(skipped), self._ended)
 
 
-# Files that torch.save wrote, and AdamW's state in them.
+# Files written by torch.save, and the AdamW state in them.
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-PREFIXES = ("_orig_mod.", "module.")  # prefixes of torch.compile and DDP
-REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # how torch names a class or function that it refuses to load
+PREFIXES = ("_orig_mod.", "module.")  # prefixes that torch.compile and DDP add to names
+REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # in torch's error for a class or function that it refuses to load
 
 
 class DamagedFile(CheckpointError):
@@ -264,19 +264,19 @@ class DamagedFile(CheckpointError):
 
 
 def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
-    """Return the contents of a file: numbers, text, tensors, and objects of the given classes, by name."""
+    """Load a torch.save file that contains only numbers, text, tensors and objects of the given classes (by name)."""
     whole = False
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # it may expand to any size
+                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # they may expand to any size
                     raise ValueError("its parts are compressed, which torch.save never does")
                 if archive.testzip() is not None:  # torch does not verify checksums
                     raise ValueError("its checksums do not match")
             whole = True
         allowed: list[Any] = [(kind, name) for name, kind in (classes or {}).items()]
         with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
-            warnings.simplefilter("ignore")  # the file is refused anyway
+            warnings.simplefilter("ignore")  # the file is rejected anyway
             contents = torch.load(path, map_location="cpu", weights_only=True)
         check_held(contents, path.stat().st_size)
         return contents
@@ -284,13 +284,13 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
         raise CheckpointError(f"{path} does not exist") from None
     except MemoryError:
         raise CheckpointError(f"{path} does not fit into memory") from None
-    except Exception as error:  # damaged and hostile files raise almost anything
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch raises it for some truncated files
+    except Exception as error:  # damaged or malicious files can raise almost any exception
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch raises EINVAL for some truncated files
             raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
         if isinstance(error, pickle.UnpicklingError) and (refused := REFUSED.search(str(error))):
             raise CheckpointError(
-                f"{path} holds {refused[1]:.80}, and only numbers, text and tensors are read, so that nothing in a file can run; "
-                "save its state_dict and settings again, without it"
+                f"{path} holds {refused[1]:.80}, and only numbers, text and tensors are loaded, so that no code in a file can "
+                "run; save its state_dict and settings again without it"
             ) from None
         reason = "it was not written by torch.save"
         if isinstance(error, RuntimeError | ValueError):
@@ -321,7 +321,7 @@ def shared_record(name: str, value: Tensor) -> TensorRecord:
 
 
 def shared_tensor(source: TensorRecord) -> Tensor:
-    """Return a tensor that shares a record's memory, if it is writable: torch has no read-only tensors."""
+    """Return a tensor that shares a record's memory, or a copy if that is read-only, which torch does not support."""
     if not source.data.nbytes:
         return torch.empty(source.shape, dtype=DTYPES[source.dtype])
     data = bytearray(source.data) if source.data.readonly else source.data
@@ -331,9 +331,9 @@ def shared_tensor(source: TensorRecord) -> Tensor:
 def adamw_memory(
     optimizer: Any, orders: Iterable[Sequence[Sequence[str]]], weights: Mapping[str, TensorRecord]
 ) -> tuple[dict[str, TensorRecord], str | None]:
-    """Return AdamW's state from its state dict, as `parameter/key`, or the reason why there is none.
+    """Return AdamW's state from its state dict, under names `parameter/key`, or the reason why it cannot be used.
 
-    Parameters are numbered in a state dict: `orders` are the possible orders of their names, by group.
+    A state dict numbers the parameters; `orders` lists the possible orders of their names, by group.
     """
     try:
         groups = [[int(number) for number in group["params"]] for group in optimizer["param_groups"]]
@@ -365,7 +365,7 @@ def adamw_memory(
 def adamw_state(
     decayed: Collection[str], rest: Collection[str], memory: Mapping[str, TensorRecord], weight_decay: float, **options: Any
 ) -> dict[str, Any]:
-    """Return the state dict of torch's AdamW with two groups; its moments are left out where another optimizer made them."""
+    """Return a torch AdamW state dict with two groups; moments are included only if every parameter has AdamW state."""
     placeholders = {name: torch.nn.Parameter(torch.empty(0)) for name in (*decayed, *rest)}
     parts = ((decayed, weight_decay), (rest, 0.0))
     groups = [{"params": [placeholders[name] for name in names], "weight_decay": decay} for names, decay in parts]

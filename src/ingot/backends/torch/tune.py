@@ -1,7 +1,7 @@
-"""Measurements and checks before a run: micro-batch, kernels, attention, threads, memory, the fp8 head.
+"""Measurements and checks before a run: micro-batch size, kernels, attention, threads, memory, the fp8 head.
 
-Every choice is the same on all ranks: a trial counts as failed if it fails on one rank, and takes the slowest rank's time.
-Results for a shape are kept on the machine (`Choices`), because finding them takes seconds.
+Every choice is the same on all ranks: a trial fails if it fails on any rank, and its time is that of the slowest rank.
+The choices for a configuration are cached on the machine (`Choices`), because measuring them takes seconds.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from ingot.runtime.machine import OF_KERNELS, cache_root, has_flash4, host_bytes
 from ingot.runtime.processes import cpu_count
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-GROUPED = "-grouped"  # suffix of a kernel that takes fewer key and value heads than query heads
+GROUPED = "-grouped"  # suffix of kernels that support fewer key and value heads than query heads (GQA)
 ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-FLASH4 = "flash4"  # FlashAttention 4, from its own package: models call it themselves
+FLASH4 = "flash4"  # FlashAttention 4 from its own package; models call it directly instead of through SDPA
 CUDNN_FLASH4 = "cudnn-flash4"  # FlashAttention 4's backward pass and cuDNN's forward pass
 
 MaxOverRanks = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
 
 
 def failure_of(attempt: Callable[[], None], maximum: MaxOverRanks) -> str | None:
-    """Return the first line of the error if a call fails on any rank; the first step raises an error of the pass itself again."""
+    """Return the first line of the error if a call fails on any rank, else None; real errors recur in the first step."""
     failure = None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of attention kernels that do not take a shape or dtype
+            warnings.simplefilter("ignore")  # torch warns about attention kernels that do not support a shape or dtype
             attempt()
     except Exception as error:  # a compiler, a driver or a missing package may raise anything
         failure = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -70,24 +70,24 @@ def seconds_of(attempt: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-# Micro-batches: the fewest rows at once that are about as fast per row as the most that fit.
+# Micro-batches: the smallest size that is about as fast per row as the largest that fits.
 
 HOST_MICRO_BATCH_TOKENS = 16384  # larger micro-batches only cost memory on a CPU
-# Trials are not compiled, and a further micro-batch costs the launch and tail of each kernel, of which they have about twice as
-# many: 2% of their time stands for 1% of a step's (golf seq4096, compiled: 48 rows of 96 take 0.9% more, 24 2.8%).
+# Trials are not compiled and launch about twice as many kernels as a compiled step, so halving the micro-batch costs them twice
+# as much: 2% here means 1% of a step. (Golf seq4096, compiled: 48 of 96 rows at once take 0.9% longer, 24 rows 2.8%.)
 MAX_SLOWDOWN = 1.02
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The choices for the steps of one stage."""
+    """The tuned choices for the steps of one stage."""
 
     micro_batch: int
     attention: str
 
 
 def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxOverRanks) -> int:
-    """Halve the rows until a forward and backward pass, run by `attempt`, fits into every rank's memory; return the rows."""
+    """Halve `rows` until a forward and backward pass (`attempt`) fits into memory on every rank; return the result."""
     size = rows
     while True:
         full = False
@@ -97,7 +97,7 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxO
             full = True
         if not maximum([full])[0]:  # all ranks try the same sizes
             return size
-        gc.collect()  # only after the except block: the error keeps its frames alive
+        gc.collect()  # after the except block, because the error keeps its frames alive
         torch.cuda.empty_cache()
         if size == 1:
             raise ConfigError(
@@ -110,20 +110,20 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxO
 
 
 def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maximum: MaxOverRanks) -> int:
-    """Return the smallest of the halves, quarters and so on of `largest` rows that is about as fast per row as the fastest.
+    """Return the smallest micro-batch, `largest` halved repeatedly, that is about as fast per row as the fastest one.
 
-    `attempt(rows, times)` runs passes; one of the largest has been run before. Trials end with the first size that is slower,
-    because each halving doubles the number of kernel launches. Where the first halving pays, they take as long as five passes of
-    the largest size.
+    `attempt(rows, times)` runs that many passes; the largest size must have been run once before. Trials stop at the first size
+    that is slower, because each halving doubles the number of kernel launches. If the first halving is faster, the trials take
+    as long as about five passes of the largest size.
     """
     chosen = size = largest
     least = math.inf
     while True:
         times = max(1, largest // (2 * size))
-        seconds = math.inf  # stays infinite if memory runs out, for example because another program takes some
+        seconds = math.inf  # stays infinite if memory runs out, for example because of another program
         try:
             if size != largest:
-                attempt(size, 1)  # loads kernels, allocates memory
+                attempt(size, 1)  # warm up: load kernels, allocate memory
             seconds = min(seconds_of(partial(attempt, size, times)) for _ in range(2))
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
@@ -131,23 +131,23 @@ def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maxi
         if per_row > MAX_SLOWDOWN * least:
             return chosen
         chosen, least = size, min(least, per_row)
-        if size % 2:  # halves of unequal sizes would be two graphs
+        if size % 2:  # unequal halves would need two graphs
             return chosen
         size //= 2
 
 
-# Choices for a shape on this machine, kept for later runs.
+# Choices for a configuration on this machine, cached for later runs.
 
 SHAPE_KEYS = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
     "fp8_head", "gradient_checkpointing", "ddp_python_reducer", "cuda_graphs",
 )  # fmt: skip
-TRIALS_VERSION = 6  # changes with what is tried and how: choices of another version are not used
-FREE_SHARE = 0.98  # choices are used if at least this share of the memory that was free then is free now
+TRIALS_VERSION = 6  # increase when the trials change: choices of other versions are ignored
+FREE_SHARE = 0.98  # choices are reused only if at least this fraction of the memory free at that time is free now
 
 
 class Choices:
-    """The file with the choices for one shape. CPUs have none: their choices follow from the settings."""
+    """A cache file with the choices for one configuration. CPUs have none: their choices follow from the settings."""
 
     def __init__(self, model: ModelSettings, data: DataSection, training: TrainingSection, device: Device, world_size: int):
         self._device, self._path = device, None
@@ -171,7 +171,7 @@ class Choices:
             self._path = cache_root() / "choices" / f"{digest}.json"
 
     def recall(self) -> dict[str, Any]:
-        """Return the choices stored by `keep`; empty if there are none or less memory is free now."""
+        """Return the choices stored by `keep`; empty if there are none or if clearly less memory is free now."""
         if self._path is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = read_json(self._path)
@@ -180,7 +180,7 @@ class Choices:
         return {}
 
     def keep(self, choices: dict[str, Any]) -> None:
-        """Write the choices, or none if they did not fit into memory after all; if that fails, the next run measures again."""
+        """Store the choices; {} discards those that ran out of memory. If writing fails, the next run measures again."""
         if self._path is not None:
             with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,33 +188,33 @@ class Choices:
                 write_atomically(self._path, note, durable=False)
 
     def _available_bytes(self) -> int:
-        """Return the bytes of the GPU that this process holds or could allocate."""
+        """Return the bytes of GPU memory that this process has reserved or could still allocate."""
         return torch.cuda.mem_get_info(self._device.index)[0] + torch.cuda.memory_reserved(self._device.index)
 
 
-# Our kernels: a model uses all of them, or the requested ones, if a trial shows that they run on this machine.
+# Our kernels: a model uses all of them, or the requested ones, provided that a trial run on this machine succeeds.
 
-KERNELS: tuple[str, ...] = get_args(Kernel)  # docs/experiments.md says what each is worth
-PER_LAYER = ("rotary", "qkv", "mlp", "gate")  # operations of ours in every layer: launching one takes the host 0.1 to 0.2 ms
-WITH_FLASH4 = ("qkv",)  # used with that attention alone
-SHORT_STEP_TOKENS = 32768  # a rank's step up to this waits for the host: 12 x 1,024 took 27.5 ms with `mlp` and 24.3 without
+KERNELS: tuple[str, ...] = get_args(Kernel)  # docs/experiments.md lists the speedup of each
+PER_LAYER = ("rotary", "qkv", "mlp", "gate")  # custom operations in every layer: each launch takes the host 0.1 to 0.2 ms
+WITH_FLASH4 = ("qkv",)  # used only with FlashAttention 4
+SHORT_STEP_TOKENS = 32768  # up to this size, launches limit a rank's step: 12 x 1,024 took 27.5 ms with `mlp`, 24.3 without
 
 Requested = Literal["auto", "off"] | Sequence[str]
 
 
 def tag_compiler_cache() -> None:
-    """Add the sources of our kernels to the keys of the compiler's caches, which know operations by their names alone.
+    """Add a hash of our kernels' sources to the compiler's cache keys, which contain only the names of custom operations.
 
-    Otherwise a cached graph of another version would call an operation with other arguments.
+    Otherwise a graph cached by another version could call an operation with the wrong arguments.
     """
     settings: Any = torch.compiler.config
-    if not settings.cache_key_tag:  # else the user has set one and takes care of it
+    if not settings.cache_key_tag:  # do not replace a tag set by the user
         sources = sorted(Path(kernels.__path__[0]).glob("*.py"))
         settings.cache_key_tag = "ingot " + hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:16]
 
 
 def kernels_to_try(requested: Requested, launch_bound: bool) -> list[str]:
-    """Return the kernels that a run tries where its model has them; `launch_bound`: its steps wait for the host's launches."""
+    """Return the kernels that a run tries if its model supports them; `launch_bound`: kernel launches limit its steps."""
     if requested == "auto":
         return [name for name in KERNELS if not (launch_bound and name in PER_LAYER)]
     return [name for name in KERNELS if requested != "off" and name in requested]
@@ -229,11 +229,11 @@ def settle_kernels(
     attempt: Callable[[str | None], None] | None,
     maximum: MaxOverRanks,
 ) -> list[str]:
-    """Switch on the requested kernels with which a pass runs, or the `previous` ones of an earlier session; return their names.
+    """Enable the requested kernels with which a pass succeeds, or an earlier session's (`previous`); return their names.
 
-    `attempt(attention)` runs a pass, with torch's choice of attention if None; without `attempt` the previous kernels are known
-    to run. `supported`: the device and dtype are those the kernels are made for. A kernel requested by name that does not run is
-    an error.
+    `attempt(attention)` runs a pass with that attention kernel, or with torch's choice if None; without `attempt`, the previous
+    kernels are enabled without a trial. `supported`: the kernels support the device and dtype. Raise ConfigError if a kernel
+    requested by name fails.
     """
     chosen: list[str] = []
     for name in kernels_to_try(requested, launch_bound):
@@ -253,7 +253,7 @@ def settle_kernels(
 
 
 def use_kernels(model: nn.Module, names: Collection[str]) -> None:
-    """Let the parts of the model use these kernels and no others."""
+    """Enable these kernels in the model's modules and disable all others."""
     for module in model.modules():
         for name in KERNELS:
             if hasattr(module, f"fused_{name}"):
@@ -262,7 +262,7 @@ def use_kernels(model: nn.Module, names: Collection[str]) -> None:
 
 # Attention kernels.
 
-ENOUGH_SCORES = 2**32  # scores of all timed calls, 5 ms of an H200 with their gradients: more tell kernels apart no better
+ENOUGH_SCORES = 2**32  # attention scores per timed trial: 5 ms with backward on an H200; more do not improve the comparison
 
 
 def attention_form(name: str) -> Form:
@@ -275,7 +275,7 @@ def use_form(model: nn.Module, form: Form) -> None:
     """Set the attention form of a built-in model's layers."""
     if form.endswith("flash4"):
         keep_compiled_kernels()
-    for module in model.modules() if isinstance(model, OURS) else ():  # skips custom models, where `form` may mean anything
+    for module in model.modules() if isinstance(model, OURS) else ():  # skip custom models, where `form` may have another meaning
         if hasattr(module, "form"):
             module.form = form  # type: ignore[assignment]
 
@@ -286,30 +286,30 @@ def query_heads(model: Any) -> int:
 
 
 def candidates(model: Any, alone: bool, documents: bool, maximum: MaxOverRanks) -> list[str]:
-    """Return the attention kernels to time; rows of documents are FlexAttention's or FlashAttention 4's.
+    """Return the attention kernels to time; only FlexAttention (default) and FlashAttention 4 support document masks.
 
-    `alone`: attention is causal and without dropout, so FlashAttention 4 takes it too.
+    `alone`: attention is causal and without dropout, so FlashAttention 4 supports it too.
     """
     flash4 = flash4_everywhere(model, maximum)
     if documents:
         return ["default", FLASH4] if flash4 else []
     fewer = isinstance(model, OURS) and model.kv_heads != query_heads(model)
     torch_kernels = [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer)]
-    fused = any(getattr(module, "fused_qkv", False) for module in model.modules())  # one operation, by FlashAttention alone
+    fused = any(getattr(module, "fused_qkv", False) for module in model.modules())  # one op, only for FlashAttention 4
     return [*torch_kernels, FLASH4, *([] if fewer or fused else [CUDNN_FLASH4])] if alone and flash4 else torch_kernels
 
 
 def flash4_everywhere(model: nn.Module, maximum: MaxOverRanks) -> bool:
-    """Return True if the model is built in and every rank has FlashAttention 4, so that all ranks try the same kernels."""
+    """Return True if the model is built in and every rank has FlashAttention 4; all ranks must try the same kernels."""
     return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
 
 
 def fastest_attention(
     names: Sequence[str], attempt: Callable[[str, int], None], deterministic: bool, maximum: MaxOverRanks
 ) -> str:
-    """Return the attention kernel whose passes, run by `attempt(name, times)`, take the least time.
+    """Return the fastest attention kernel; `attempt(name, times)` runs passes with a kernel.
 
-    In deterministic mode, the first kernel that runs: times differ from run to run.
+    In deterministic mode, return the first kernel that runs, because timings differ from run to run.
     """
     running = []
     for name in names:
@@ -319,7 +319,7 @@ def fastest_attention(
             running.append(name)
     if len(running) < 2:
         return running[0] if running else "default"
-    # Time the kernels in turns, so that a temporary slowdown of the device does not affect only one of them.
+    # Time the kernels alternately, so that a temporary slowdown of the device does not affect only one of them.
     turns = [[maximum([seconds_of(partial(attempt, name, 3))])[0] for name in running] for _ in range(2)]
     return min(zip(map(min, *turns), running, strict=True))[1]
 
@@ -329,8 +329,8 @@ def attention_alone(
 ) -> Callable[[], None]:
     """Return a function that runs the attention of all layers of a built-in model, forward and backward, on random numbers.
 
-    The gpt2 family makes queries, keys and values by one matmul: packing their gradients is part of a kernel's cost.
-    `records`: as a CUDA graph if possible, without launch times.
+    The gpt2 family computes queries, keys and values in one matmul, so packing their gradients is part of a kernel's cost.
+    `records`: replay the passes as a CUDA graph if possible, to exclude launch times.
     """
     heads, size = query_heads(model), model.head_size
     packed = isinstance(model, GPT2)
@@ -352,35 +352,35 @@ def attention_alone(
     with suppress(Exception):
         if records:
             graph = torch.cuda.CUDAGraph()
-            # A recording that fails leaves its stream the current one.
+            # Restore the current stream: a capture that fails leaves its own stream current.
             with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 passes()
             return graph.replay
     return passes
 
 
-# CPU threads. Their number determines the order of sums, so a run keeps the number it began with.
+# CPU threads. Their number determines the order of summation, so a run keeps its number across sessions.
 
-THREADS_VARIABLE = "OMP_NUM_THREADS"  # OpenMP's, which torch follows
-MIN_SPEEDUP = 0.9  # fewer threads must take at most this share of the time to replace torch's own number
+THREADS_VARIABLE = "OMP_NUM_THREADS"  # OpenMP's variable, which torch respects
+MIN_SPEEDUP = 0.9  # use fewer threads than torch's default only if they take at most this fraction of the time
 
 
 def settle_threads(
     requested: int | Literal["auto"], kept: Mapping[str, Any], measures: bool, attempt: Callable[[], None], maximum: MaxOverRanks
 ) -> int:
-    """Set torch's number of threads to the requested one, the run's earlier one, or the fastest for `attempt`; return it."""
-    threads = torch.get_num_threads()  # also for runs whose checkpoints do not say
+    """Set torch's thread count to the requested, previously used or fastest number (timed with `attempt`); return it."""
+    threads = torch.get_num_threads()  # the default, also for checkpoints that do not record it
     if requested != "auto":
         threads = requested
     elif kept and int(kept.get("threads", threads)) <= cpu_count():
         threads = int(kept.get("threads", threads))
     elif measures and THREADS_VARIABLE not in os.environ:
-        # Torch's own number or halves of it: where other programs compute too, two threads took three times as long as one.
+        # Try torch's default and its halves: on a machine with other load, two threads took three times as long as one.
         threads = count = int(maximum([threads])[0])
         least = math.inf
         while count:
             torch.set_num_threads(count)
-            attempt()  # starts threads, allocates memory
+            attempt()  # warm up: start threads, allocate memory
             seconds = maximum([min(seconds_of(attempt) for _ in range(2))])[0]
             if seconds > MIN_SPEEDUP * least:
                 break
@@ -389,17 +389,17 @@ def settle_threads(
     return threads
 
 
-# Memory: whether a model can be trained on a device at all. The system grants more memory than it has and then kills.
+# Memory: reject models that are too large to train, because the system overcommits memory and kills the process later.
 
 
 def refuse_too_large(config: Config, vocab_size: int, device: Device, memory: int | None, world_size: int) -> None:
-    """Refuse a built-in model whose state does not fit, before it is built; the size of a custom model is unknown."""
+    """Raise ConfigError if a built-in model's state does not fit, before building it; a custom model's size is unknown."""
     if (size := model_size(config, vocab_size)) is None:
         return
     state, rows, host = state_bytes(config, size), step_bytes(config, world_size), host_bytes()
 
     needs = [("this machine", state + rows, host)]
-    if device.kind == "cuda":  # weights are drawn on the host
+    if device.kind == "cuda":  # weights are initialised on the host
         needs = [("this machine", FLOAT * size.total + rows, host), (device.name, state, memory)]
     for name, needed, available in needs:
         if available is not None and needed > available:
@@ -421,7 +421,7 @@ FP8_HEAD = Setting("training.fp8_head", "true")
 def use_fp8_head(
     model: nn.Module, seq_len: int, training: TrainingSection, precision: str, capability: tuple[int, int] | None
 ) -> None:
-    """Let a model's head use fp8 matmuls in training, or raise ConfigError; `capability` is the NVIDIA GPU's, if any."""
+    """Enable fp8 matmuls in the output head for training, or raise ConfigError; `capability` is that of the NVIDIA GPU."""
     if not hasattr(model, "fp8_head"):
         raise ConfigError("{0} needs a built-in model; a custom model computes its loss itself", FP8_HEAD)
     if capability is None or capability < FP8_CAPABILITY:
