@@ -260,7 +260,7 @@ def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[
 def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Callable[..., None] | None]]:
     """Yield a function that prints lines, and one that shows progress (None without a terminal), for successive tasks.
 
-    The second function takes the task, the amount done, the total and, where it changes, the name to show.
+    The second function takes the task, the amount done, the total and optionally another name to show.
     """
     if not is_terminal(sys.stderr):
         yield warn, None

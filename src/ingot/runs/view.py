@@ -108,13 +108,13 @@ class Run:
         if not status.here:
             raise RunError(f"the process {pid} of {self.path} is on {status.state.host}: use --force there")
         if not holds_lock(self.path, pid):  # the pid in state.json may belong to any process
-            raise RunError(f"process {pid} does not hold the lock of {self.path}, or is another user's, and gets no signal")
+            raise RunError(f"process {pid} does not hold the lock of {self.path} or belongs to another user; no signal was sent")
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, number)
 
     @cached_property
     def series(self) -> Series:
-        """The numbers of metrics.jsonl; `series.read()` reads what is new."""
+        """The numbers of metrics.jsonl; `series.read()` reads new lines."""
         from ingot.runs.series import Series
 
         return Series(self._folder.metrics.path)
@@ -129,7 +129,7 @@ class Run:
         if (path := self.samples().get(step)) is None:
             raise CheckpointError(f"{self.path} has no sample of step {step:,}")
         if not path.resolve().is_relative_to(self.path.resolve()):  # reports are shared, so never include files outside the run
-            raise CheckpointError(f"the sample of step {step:,} is a link out of the run folder")
+            raise CheckpointError(f"the sample of step {step:,} is a link to a file outside the run folder")
         try:
             with open_to_read(path) as file:
                 return file.read(4 * max_characters).decode("utf-8", "replace")[:max_characters]
