@@ -208,7 +208,7 @@ def ui(
     token = secrets.token_hex(8)
     app = make_app(Watcher(folders), token, device, allow_custom_models)
     print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C ends it")
-    print(f"to stop a run or open a model from the page, give it this token: {token}", flush=True)
+    print(f"to stop a run or open a model on the page, enter this token: {token}", flush=True)
     serve_until_stopped(app, listening)
 
 

@@ -43,7 +43,7 @@ def run_panels(curves: Mapping[str, Curves], axis: str, speed: bool = False) -> 
 
 
 def figure(panels: Sequence[Panel], text: str = "") -> Any:
-    """Draw panels side by side in a matplotlib figure, with an optional text beside them."""
+    """Draw panels side by side in a matplotlib figure, with an optional text panel on the right."""
     from matplotlib.figure import Figure
 
     count = len(panels) + bool(text)

@@ -1,7 +1,7 @@
 """Report errors in one line with the exit code of their class, and end the program.
 
 A launcher ends all ranks when one fails, so the rank that has the original error must print it first; a rank that only noticed
-that another one failed waits.
+the failure of another one waits.
 """
 
 from __future__ import annotations

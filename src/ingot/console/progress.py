@@ -35,7 +35,7 @@ def draw_lines(lines: Sequence[str], drawn: int) -> int:
     shown_lines = []
     for line in lines[: max(1, (height or 24) - 1)]:
         room, kept = max(1, (width or 80) - 1), []
-        for part in COLOUR_OR_CELL.findall(line):  # colour codes take no cell and are all kept, so that every colour is reset
+        for part in COLOUR_OR_CELL.findall(line):  # colour codes have no width and are all kept, so that every colour is reset
             room -= len(part) == 1
             kept += [part] if room >= 0 or len(part) > 1 else []
         shown_lines.append("".join(kept))

@@ -199,7 +199,7 @@ def _shown(value: Any) -> str:
 
 TICK_SECONDS = 1.0  # interval between calls of `tick`
 PRELOADED = ("ingot.experiments.sweep", "ingot.preflight.validate", "ingot.train.start")
-OUTPUT = "output-{}.txt"  # output file of a run's process, outside the run folders: everything named seed-* is a run
+OUTPUT = "output-{}.txt"  # output file of a run's process; it is not named seed-*, because that means a run
 
 EndTrial = Callable[[Trial, str | None], None]  # called with a finished trial and its error
 

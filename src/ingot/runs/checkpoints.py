@@ -135,7 +135,7 @@ def newest_valid(folder: Path, warn: Callable[[str], None], read_only: bool = Fa
         raise CheckpointError(f"no checkpoint is valid: {damaged[0][1]}", setting, advice="restore one or choose another {0}")
     for bad, why in damaged:
         kept = bad.with_name(bad.name + DAMAGED)
-        warn(f"{why}; the run resumes from an older one{'' if read_only else f', and this one is kept as {kept.name}'}")
+        warn(f"{why}; the run resumes from an older one{'' if read_only else f', and the damaged one is kept as {kept.name}'}")
         if not read_only:
             shutil.rmtree(kept, ignore_errors=True)
             bad.rename(kept)

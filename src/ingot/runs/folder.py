@@ -199,7 +199,7 @@ class RunFolder:
         self.metrics.append_record({"kind": kind, "time": utc_now(), "session": self.session, **report})
 
     def remove(self, path: Path) -> None:
-        """Remove the result of an earlier session, or a stop file that was handled or left behind."""
+        """Remove a file: the result of an earlier session, or a stop file that was handled or left behind."""
         with writing(path):
             path.unlink(missing_ok=True)
 

@@ -82,7 +82,7 @@ class Heartbeat:
         now = utc_now()
         self._path, self._warn = folder / STATE, warn
         self._warned = self._written = False
-        self._stranger: State | None = None  # another process's state found in place of ours; may be just a copied file
+        self._stranger: State | None = None  # state of another process that replaced ours; may be only a copied file
         self._other: State | None = None  # state of another live process that writes to this folder
         self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # written next
         self._changing, self._writing = threading.Lock(), threading.Lock()
@@ -257,7 +257,7 @@ class RunLock:
         self._lock.release()
 
     def _take_over(self) -> None:
-        """Record this process as the holder, unless a process that our lock cannot exclude still writes to the folder."""
+        """Record this process as the holder, unless another process that the lock does not exclude still writes to the folder."""
         host, pid, boot_id = this_process()
         before, state = self._lock.read(), read_state(self.folder)
         holder = _record(before)
@@ -273,7 +273,7 @@ class RunLock:
             self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
 
     def _is_beating(self, seen: State) -> bool:
-        """Return True if a process that our lock cannot exclude still writes state.json."""
+        """Return True if another process that the lock does not exclude still writes state.json."""
         if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
             return False
         patience = 2.2 * seen.heartbeat_seconds + 0.5

@@ -145,7 +145,7 @@ def write_id(path: Path, run_id: str) -> None:
 
 
 def check_installed(setting: str, package: str = "wandb") -> Any:
-    """Return a package that a setting needs; ConfigError if it is not installed."""
+    """Import and return a package that a setting needs; raise ConfigError if it is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError:

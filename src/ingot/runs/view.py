@@ -39,7 +39,7 @@ class RunStatus:
 
     status: Status | Literal["crashed"]
     state: State
-    age_seconds: float  # measured by our clock; another host's may differ
+    age_seconds: float  # by this host's clock; the clock of the run's host may differ
     here: bool  # True if the process runs on this system, so that its pid is meaningful
 
 
@@ -154,13 +154,13 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
     waiting = [(folder, LEVELS) for folder in reversed(folders)]
     while waiting:
         path, levels = waiting.pop()
-        if os.path.exists(path / STATE):  # noqa: PTH110 (asked of every run every two seconds, and Path's takes twice as long)
+        if os.path.exists(path / STATE):  # noqa: PTH110 (called for every run every two seconds, and Path's takes twice as long)
             real = os.path.realpath(path)
             if real not in runs or (runs[real].is_symlink() and not path.is_symlink()):
                 runs[real] = path
         elif levels:
             with suppress(OSError):  # a file, or another user's folder
-                names = os.listdir(path)  # noqa: PTH208 (asked of many folders every two seconds)
+                names = os.listdir(path)  # noqa: PTH208 (called for many folders every two seconds)
                 waiting += [(path / name, levels - 1) for name in names if not name.startswith(".")]
     return runs
 

@@ -231,7 +231,7 @@ async def _events(
             completion.gone.set()
 
 
-# Shutdown: uvicorn waits for open requests, which in turn wait for a model or a page, so those are closed first.
+# Shutdown: uvicorn waits for open requests, and those wait for a model or an event stream, so the app is closed first.
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -248,7 +248,7 @@ class ClosingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the app, then shut down the server."""
-        # Clients that do not read their response are disconnected, for which uvicorn would log a traceback.
+        # Clients that do not read their response are disconnected, and uvicorn would log a traceback for each.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         app: Any = self.config.app
         with suppress(TimeoutError):

@@ -93,7 +93,7 @@ def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: s
         defect = error.errors(include_url=False)[0]
         param = str(defect["loc"][0])
         if defect["type"] == "extra_forbidden":
-            raise Refused(f"there is no field {param!r:.60} here; leave it out", param[:60]) from None
+            raise Refused(f"unknown field {param!r:.60}; leave it out", param[:60]) from None
         kinds = {
             "prompt": "it must be a string or list of strings in UTF-8, a list of token ids or a list of such lists",
             "stop": f"it must be a string or up to {MAX_STOPS} strings, each of 1 to {MAX_STOP_CHARACTERS} characters",
