@@ -53,7 +53,7 @@ def _public(name: str) -> property:
 
 
 class _Package(ModuleType):
-    """This package, whose public names cannot be replaced: importing `ingot.train` must not hide the function of that name."""
+    """The module type of this package; importing the subpackage `ingot.train` must not hide the function `ingot.train`."""
 
 
 for _name in _MODULE_OF:

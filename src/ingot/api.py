@@ -75,7 +75,7 @@ def train(
     reporter: Reporter | None = None,
     **overrides: Any,
 ) -> TrainingResult:
-    """Train with the settings of a YAML file, a recipe, a Config or a dict of sections; overrides: training={"max_steps": 10}.
+    """Train with the settings of a YAML file, a recipe, a Config or a dict of sections; override as training={"max_steps": 10}.
 
     Errors are raised as exceptions. Progress goes to stderr, as on the command line; `quiet` suppresses it, and a custom
     `reporter` replaces it.
@@ -86,7 +86,7 @@ def train(
     if isinstance(config, dict):
         given = {**config, **{name: _merged(config.get(name), section) for name, section in overrides.items()}}
     sources, world_size = Sources(recipe, file, python=given), ranks_from_environment().world_size
-    resolved = sources.load() if recipe != RECIPE else None  # report mistakes before anything is shown
+    resolved = sources.load() if recipe != RECIPE else None  # report config errors before showing progress
     with nullcontext(reporter or Reporter()) if quiet or reporter is not None else make_reporter() as shown:
         resolved = resolved or resolve_auto(sources, world_size, shown.message)
         if (result := completed_result(resolved.config)) is not None:

@@ -103,7 +103,7 @@ def test_temperature_0_top_k_0_and_an_empty_prompt_write(call, reference, words)
     ("words", "said"),
     [
         ([], "Missing argument 'PATH'"),
-        (["b", "--prompt", "c", "--input", "d"], "give --prompt TEXT or --prompts-file FILE"),
+        (["b", "--prompt", "c", "--input", "d"], "give either --prompt TEXT or --prompts-file FILE"),
         (["RUN", "--prompt", "c", "--dtype", "int8"], "int8"),
         (["b", "--prompt", "c", "--top-p", "0"], "--top-p must be a number above 0 and at most 1, not 0.0"),
         (["b", "--prompt", "c", "--temperature", "inf"], "--temperature must be a number of 0 or more, not inf"),
@@ -187,7 +187,7 @@ def test_a_prompt_that_cannot_be_encoded_is_not_printed_before_the_error(call, r
 @pytest.mark.parametrize(
     ("words", "code", "answer"),
     [
-        (["--prompt", "a", "--prompt-file", "b"], 2, "give --prompt TEXT or --prompt-file FILE; one of them"),
+        (["--prompt", "a", "--prompt-file", "b"], 2, "give either --prompt TEXT or --prompt-file FILE, not both"),
         (["--prompt-file", "/nowhere/b"], 3, "/nowhere/b cannot be read: No such file or directory"),
         (["--prompt", "-"], 3, "stdin is not UTF-8 text (byte 1)"),
     ],

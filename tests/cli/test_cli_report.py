@@ -146,7 +146,7 @@ def test_a_sample_that_is_a_link_out_of_the_run_stays_out_of_the_page(call, runs
     (runs[2] / "samples" / "step-00009999.txt").symlink_to(tmp_path / "secret")
     assert call("report", runs[2], "-o", tmp_path / "r.html").exit_code == 0
     page = (tmp_path / "r.html").read_text()
-    assert "private" not in page and "link out of the run folder" in page
+    assert "private" not in page and "link to a file outside the run folder" in page
 
 
 def test_a_report_without_a_name_is_written_to_the_current_folder(call, runs, tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def test_arms_take_turns_seed_by_seed(tmp_path, resolve):
         (["model.layers"], "has no values"),
         (["model.layers="], "has no values"),
         (["model.layers=[]"], "has no values"),
-        (["model.layers=1,2,1"], "two arms have the name layers=1; leave one of equal values out"),
+        (["model.layers=1,2,1"], "two arms have the name layers=1; remove one of two equal values"),
         (["data.path=data/w1,data-w1"], "two arms have the name path=data-w1; .* --arms FILE"),
         (["model.layers=1", "model.layers=2"], "is given twice"),
         (["data.seed=1,2"], r"data\.seed cannot be set here; give --seeds instead"),
@@ -81,9 +81,9 @@ def test_a_grid_without_arms_is_refused(vary, said):
         ("", "holds no arms"),
         ("- a\n- b\n", "holds no arms"),
         ("a: 3\n", "the arm a needs settings below it"),
-        ("a/b: {}\n", "is not a name for an arm"),
-        (".: {}\n", "is not a name for an arm"),
-        ("..: {}\n", "is not a name for an arm; use letters, .*, not dots alone"),
+        ("a/b: {}\n", "is not a valid name of an arm"),
+        (".: {}\n", "is not a valid name of an arm"),
+        ("..: {}\n", "is not a valid name of an arm; use letters, .*, not dots alone"),
         ("a:\n  training: {seed: 3}\n", r"training\.seed cannot be set here"),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_mistake_of_an_arm_is_looked_for_where_arms_are_given(vary, said, tmp_
 
 
 def test_arms_on_different_data_are_refused(tmp_path, resolve, data, other_data):
-    with pytest.raises(ConfigError, match=r"the arms path=.*set and path=.*other are on different data"):
+    with pytest.raises(ConfigError, match=r"the arms path=.*set and path=.*other use different data"):
         plan_trials(make_arms([f"data.path={data},{other_data}"]), [1], tmp_path, resolve)
     with pytest.raises(DataError, match="arm path=nowhere: no data at nowhere"):
         plan_trials(make_arms([f"data.path={data},nowhere"]), [1], tmp_path, resolve)
@@ -162,7 +162,7 @@ def test_losses_of_other_tokens_do_not_compare(tmp_path, resolve):
     write_dataset(text, tmp_path / "chars", CharTokenizer("abc"), source={})
     write_dataset(text, tmp_path / "more", CharTokenizer("abcd"), source={})
     arms = make_arms([f"data.path={tmp_path / 'chars'},{tmp_path / 'more'}"])
-    with pytest.raises(ConfigError, match="have different tokens: their val_loss does not compare, their val_bpb does"):
+    with pytest.raises(ConfigError, match="have different tokens: their val_loss is not comparable, their val_bpb is"):
         plan_trials(arms, [1], tmp_path / "out", resolve, "val_loss")
 
 
@@ -171,7 +171,7 @@ def test_bytes_that_are_counted_in_different_ways_do_not_compare(tmp_path, resol
         write_dataset([("train", text * 40), ("val", text * 9)], tmp_path / name, toy_sentencepiece(), source={})
     plain, folded = (make_arms(["evaluation.bytes=text,pieces", f"data.path={tmp_path / name}"]) for name in ("plain", "folded"))
     assert len(plan_trials(plain, [1], tmp_path / "out", resolve)) == 2  # as many bytes of either
-    with pytest.raises(ConfigError, match=r"count bytes in different ways \(evaluation\.bytes\), so that their val_bpb"):
+    with pytest.raises(ConfigError, match=r"count bytes in different ways \(evaluation\.bytes\), so their val_bpb"):
         plan_trials(folded, [1], tmp_path / "out", resolve)
     assert len(plan_trials(folded, [1], tmp_path / "out", resolve, "val_loss")) == 2
 
@@ -181,7 +181,7 @@ def test_some_rows_of_other_tokens_are_another_text(tmp_path, resolve):
     for name, letters in ("chars", "abc"), ("more", "abcd"):
         write_dataset(text, tmp_path / name, CharTokenizer(letters), source={})
     arms = make_arms([f"data.path={tmp_path / 'chars'},{tmp_path / 'more'}", "evaluation.final_rows=3"])
-    with pytest.raises(ConfigError, match=r"some rows \(evaluation\.final_rows\) are of different texts"):
+    with pytest.raises(ConfigError, match=r"the rows of evaluation\.final_rows cover different texts"):
         plan_trials(arms, [1], tmp_path / "out", resolve)
 
 

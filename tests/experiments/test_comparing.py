@@ -81,7 +81,7 @@ def test_arms_within_their_noise_need_more_seeds(tmp_path, capsys):
 
 def test_equal_means_are_said_to_need_no_more_seeds(tmp_path, capsys):
     out = said(capsys, "compare", *arm(tmp_path / "a", (1.0, 2.0)), "--", *arm(tmp_path / "b", (2.0, 1.0)))[1]
-    assert "no sensible number of seeds would tell them apart" in out
+    assert "no practical number of seeds would separate A and B" in out
 
 
 def test_another_score_is_compared_where_it_is_asked_for(tmp_path):
@@ -112,12 +112,12 @@ def test_one_text_in_other_tokens_compares_by_bytes_and_not_by_tokens(sides, tmp
     other = arm(tmp_path / "c", B, data_fingerprint="e" * 64, val_loss=3.0)
     assert compare(sides[0], other).difference == pytest.approx(-0.09)
     both = [arm(tmp_path / name, A, val_loss=3.0, data_fingerprint=name * 64) for name in ("d", "e")]
-    with pytest.raises(ConfigError, match="val_loss of different texts"):
+    with pytest.raises(ConfigError, match="val_loss on different texts"):
         compare(*both, "val_loss")
 
 
 def test_runs_that_are_not_one_arm_are_refused_on_one_side(sides):
-    with pytest.raises(ConfigError, match=r"are not one arm: data\.sampling is shuffle and redraw"):
+    with pytest.raises(ConfigError, match=r"differ in a setting: data\.sampling is shuffle and redraw"):
         compare([sides[0][0], sides[1][1]], sides[1])
 
 
@@ -163,7 +163,7 @@ def test_a_part_of_the_text_beside_the_whole_is_told_of_both(tmp_path):
 
 def test_bytes_that_were_counted_in_different_ways_do_not_compare(sides, tmp_path):
     pieces = arm(tmp_path / "c", B, bytes=990, settings={"evaluation.bytes": "pieces"})
-    with pytest.raises(ConfigError, match=r"evaluation\.bytes=text and pieces: val_bpb does not compare"):
+    with pytest.raises(ConfigError, match=r"evaluation\.bytes=text and pieces: val_bpb is not comparable"):
         compare(sides[0], pieces)
     equal = arm(tmp_path / "d", B, settings={"evaluation.bytes": "pieces"})
     assert compare(sides[0], equal).difference == pytest.approx(-0.09)
@@ -178,9 +178,9 @@ def test_a_side_of_many_seeds_does_not_make_one_of_few_seem_enough(tmp_path, cap
 def test_sliding_scores_are_named_and_a_side_that_saw_more_before_its_tokens_is_told(tmp_path):
     slid = arm(tmp_path / "a", A, val_stride=32)
     both = compare(slid, arm(tmp_path / "b", B, val_stride=32))
-    assert both.notes == ("scores are sliding by 32: rows overlap, so they are below those of rows that do not",)
+    assert both.notes == ("scores are sliding by 32: rows overlap, so scores are lower than without overlap",)
     mixed = compare(slid, arm(tmp_path / "c", B))
-    assert mixed.notes[0].startswith("scores are sliding by 32 and by rows that do not overlap: tokens of one side saw more")
+    assert mixed.notes[0].startswith("scores are sliding by 32 and by rows that do not overlap: tokens on one side have more")
 
 
 def test_a_run_of_an_earlier_version_is_known_by_its_data_path(tmp_path):

@@ -107,7 +107,7 @@ def test_a_process_that_dies_is_told_with_where_it_printed(long):
             os.kill(process.pid, signal.SIGKILL)
 
     error = train_apart(long, lambda trial: once_it_trains(trial, kill))
-    assert error == f"its process was ended by signal 9; {printed(long)} has what it printed"
+    assert error == f"its process was ended by signal 9; its output is in {printed(long)}"
     assert "step 1/400" in printed(long).read_text()
 
 
@@ -115,7 +115,7 @@ def test_a_process_that_fails_unforeseen_is_told_with_the_last_line_of_why(long)
     unfit = replace(long, resolved=SimpleNamespace(config=long.config))  # no more than what is read before the run
     error = train_apart(unfit)
     assert error is not None and error.startswith("AttributeError: ")
-    assert error.endswith(f"; {printed(long)} has what it printed") and "\n" not in error
+    assert error.endswith(f"; its output is in {printed(long)}") and "\n" not in error
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="runs are forks on Linux")

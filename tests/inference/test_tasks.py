@@ -246,7 +246,7 @@ def test_the_verb_prints_accuracies_and_says_what_does_not_go_together(model, fo
     assert (told["piqa"]["items"], sorted(told["winogrande"])) == (1, ["acc", "acc_stderr", "items"])
     assert "+-" in call("--tasks", "piqa", "--task-data", folder).stdout
     assert "--limit" in str(call("--limit", 3).exception)
-    assert "leave --data, --rows" in str(call("--tasks", "piqa", "--task-data", folder, "--rows", 3).exception)
+    assert "cannot be combined with --data, --rows" in str(call("--tasks", "piqa", "--task-data", folder, "--rows", 3).exception)
 
 
 def test_the_class_for_lm_eval_says_what_to_install(monkeypatch):

@@ -117,7 +117,7 @@ def test_without_the_package_there_is_one_warning_and_the_others_go_on(tmp_path:
             tracking.step(step_report(step), log=True)
     assert ["wandb" in said[0], "trackio" in said[1], len(said)] == [True, True, 2]
     for name, line in zip(("wandb", "trackio"), said, strict=True):
-        assert f"pip install 'ingot-lm[{name}]'" in line and line.endswith("training goes on without it")
+        assert f"pip install 'ingot-lm[{name}]'" in line and line.endswith("training continues without it")
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 
@@ -199,7 +199,7 @@ def test_what_takes_no_more_values_is_told_once_and_left_out(tmp_path: Path) -> 
         tracking.trackers["a broken one"] = (log, close)
         tracking.step(step_report(1), log=True)
         tracking.step(step_report(2), log=True)
-    assert said == ["a broken one takes no more values: the network is gone; training goes on"]
+    assert said == ["a broken one failed and gets no more values: the network is gone; training continues"]
     [path] = (tmp_path / "tensorboard").iterdir()
     assert [step for step, _ in events(path)] == [0, 1, 2]
 
@@ -211,7 +211,7 @@ def test_an_end_that_goes_wrong_there_is_told_and_does_not_end_the_run(tmp_path:
     said: list[str] = []
     with opened(tmp_path, said) as tracking:
         tracking.trackers["a full one"] = (lambda step, values: None, close)
-    assert said == ["a full one did not end well: [Errno 28] No space left on device"]
+    assert said == ["a full one could not be closed: [Errno 28] No space left on device"]
 
 
 def test_weights_and_biases_goes_on_with_the_run_of_a_checkpoint_or_of_the_folder(

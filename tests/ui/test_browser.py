@@ -175,7 +175,7 @@ def test_two_settings_and_three_seeds_are_compared_and_a_model_writes(shown: Any
         seen.page.select_option("#axis", axis)
         seen.drawn(4)
     seen.tab("compare")
-    seen.page.get_by_text("Runs that differ in nothing but their seeds").wait_for(timeout=PATIENCE)
+    seen.page.get_by_text("Runs that differ only in their seeds").wait_for(timeout=PATIENCE)
     told = seen.text("#tab")
     assert "optimizer.floor" in told and "0.3" in told and "training.seed" in told
     assert re.search(r"seed-\d, seed-\d, seed-\d\s+3", told)

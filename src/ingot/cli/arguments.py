@@ -36,7 +36,7 @@ RecipeName = Annotated[
 OutputFile = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file instead of printing.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 StopExitCode = Annotated[
-    int, Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code of a run that was stopped before its end.")
+    int, Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code if the run is stopped before its end.")
 ]
 ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], Option("--score", help="The score to compare.")]
 _model_path = typer.Argument(metavar="PATH", help="A run folder, a checkpoint or an artifact.")
@@ -44,7 +44,7 @@ ModelPath = Annotated[Path, _model_path]
 OptionalModelPath = Annotated[Path | None, _model_path]
 DeviceName = Annotated[str, Option("--device", metavar="NAME", help="One of auto, cpu, cuda, cuda:N, mps and mlx.")]
 
-# Option names in other programs, and the corresponding setting of ours.
+# Option names of other programs, and the corresponding Ingot settings.
 SETTING_BY_FOREIGN_NAME = {
     **dict.fromkeys(("lr", "learning_rate"), "optimizer.learning_rate"),
     **dict.fromkeys(("steps", "iters", "max_iters"), "training.max_steps"),
@@ -74,7 +74,7 @@ class SettingsCommand(TyperCommand):
     ignore_unknown_options = True
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Add the RUN that `ingot train` resumes to the usage line; typer does not know it, because settings come anywhere."""
+        """Add [RUN] to the usage line of `ingot train`; it is read from the extra arguments, so typer does not list it."""
         return [*(["[RUN]"] if self.name == "train" else []), *super().collect_usage_pieces(ctx)]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -97,7 +97,7 @@ class SettingsCommand(TyperCommand):
 
 
 def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
-    """Return the settings in a command's extra arguments after the first `skip`; other programs' option names are errors."""
+    """Parse the settings in a command's extra arguments after the first `skip`; option names of other programs are errors."""
     from ingot.config.fields import known
 
     args = ctx.args[skip:]
@@ -132,7 +132,7 @@ def resolve_config(
     world_size: int = 1,
     warn: Callable[[str], None] | None = None,
 ) -> ResolvedConfig:
-    """Build the config from a recipe, a YAML file and overrides; a file with gpt-simple's keys is translated, with a message."""
+    """Build the config from a recipe, a YAML file and overrides; a gpt-simple config is translated and reported."""
     from ingot.compat.gpt_simple.config import is_gpt_simple, read_config
     from ingot.config.loading import load_config
 

@@ -31,13 +31,13 @@ commands = typer.Typer(
     help="Download, prepare, inspect, verify and convert data for training; train a tokenizer.",
 )
 BAR_CHARACTERS = 40  # length of the longest histogram bar
-MAX_LISTED_FINDINGS = 20  # per kind; only --json lists more
+MAX_LISTED_FINDINGS = 20  # findings printed per kind; --json lists all
 TokenFormat = Literal["ingot", "nanogpt", "gpt-simple", "shards"]
 
 
 @commands.command("convert")
 def convert_command(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or file of tokens, ours or another program's.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or file of tokens, from Ingot or another program.")],
     to: Annotated[
         TokenFormat,
         Option(
@@ -46,10 +46,10 @@ def convert_command(
         ),
     ],
     output: Annotated[Path, Option(metavar="DIR", help="The folder to write.")],
-    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The source's tokenizer, where it names none.")] = None,
-    from_format: Annotated[TokenFormat | None, Option("--from", help="The source's format, where it cannot be detected.")] = None,
-    mark: Annotated[int | None, Option(metavar="ID", help="The id between documents, if the tokenizer has none.")] = None,
-    name: Annotated[str | None, Option(metavar="NAME", help="Shards: prefix of the files. gpt-simple: the bucket.")] = None,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The source's tokenizer, if the source names none.")] = None,
+    from_format: Annotated[TokenFormat | None, Option("--from", help="The source's format, if it cannot be detected.")] = None,
+    mark: Annotated[int | None, Option(metavar="ID", help="Id of the document separator, if the tokenizer has none.")] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="shards: file name prefix. gpt-simple: bucket name.")] = None,
     shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file; nanogpt has one file.")] = SHARD_TOKENS,
     max_length: Annotated[int, Option(metavar="N", help="gpt-simple: tokens per window.")] = 3072,
     overlap: Annotated[int, Option(metavar="N", help="gpt-simple: tokens shared by neighbouring windows.")] = 256,
@@ -77,7 +77,7 @@ def convert_command(
 
 @commands.command("download")
 def download_command(
-    variant: Annotated[str, Option(metavar="NAME", help="byte260, or sp and a vocabulary size, if published.")] = "sp1024",
+    variant: Annotated[str, Option(metavar="NAME", help="byte260, or spN for a published vocabulary of size N.")] = "sp1024",
     train_shards: Annotated[
         int | None, Option(metavar="N", help="Download the first N train shards. Default: at most 80.")
     ] = None,
@@ -111,12 +111,12 @@ def download_command(
 def inspect_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
     split: Annotated[Literal["train", "val"] | None, Option(help="Inspect only this split.")] = None,
-    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer of bare shards.")] = None,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer, if the shards name none.")] = None,
     top: Annotated[int, Option(metavar="N", min=0, help="How many of the most frequent ids to list.")] = 10,
-    documents: Annotated[int, Option(metavar="N", help="How many documents to show the beginning of.")] = 5,
+    documents: Annotated[int, Option(metavar="N", help="Number of documents whose beginning is shown.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Show counts, frequent ids, document lengths and beginnings of a folder of tokens."""
+    """Show counts, frequent ids, document lengths and the beginnings of documents in a folder of tokens."""
     from ingot.data.verify.audit import inspect
 
     inspection = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents)
@@ -152,21 +152,21 @@ def inspect_command(
 @commands.command("verify")
 def verify_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
-    against: Annotated[Path | None, Option(metavar="TRAIN", help="Also look for validation documents in this folder.")] = None,
-    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer, which bare shards do not name.")] = None,
-    ngram_words: Annotated[int, Option(metavar="N", help="Length of the word n-grams looked up in train.")] = 13,
-    overlap_share: Annotated[float, Option(metavar="PART", help="Report documents with more of their n-grams in train.")] = 0.5,
+    against: Annotated[Path | None, Option(metavar="TRAIN", help="Also search this folder for validation documents.")] = None,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer, if the shards name none.")] = None,
+    ngram_words: Annotated[int, Option(metavar="N", help="Length of the word n-grams searched in train.")] = 13,
+    overlap_share: Annotated[float, Option(metavar="PART", help="Report a document if more of its n-grams are in train.")] = 0.5,
     byte_gap: Annotated[
         float | None,
         Option(
             metavar="PART",
-            help="How much the bytes of the tokens and of the text may differ. Default: 0.005, or 0.05 where preparing with this "
-            "tokenizer counted the same.",
+            help="Allowed relative difference between the bytes that tokens decode to and those of the text. Default: 0.005, or "
+            "0.05 if the decoded bytes match those recorded when the data was prepared.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte of a folder of tokens and list all problems. Exit code 3: there are some."""
+    """Read every byte of a folder of tokens and list all problems. Exit code 3: problems were found."""
     from ingot.data.verify.audit import audit
 
     with progress_bar("verifying", in_bytes=True) as progress:
@@ -189,9 +189,9 @@ def verify_command(
     print_splits(report.splits)
     for comparison in report.comparisons:
         print(
-            f"of {comparison.documents:,} validation documents {comparison.copied:,} are copied from the train split of "
-            f"{comparison.against} and {comparison.similar:,} are similar to one there; {comparison.share:.2%} of the "
-            f"{ngram_words}-word n-grams are in it"
+            f"of {comparison.documents:,} validation documents, {comparison.copied:,} are copied from the train split of "
+            f"{comparison.against} and {comparison.similar:,} are similar to a document in it; {comparison.share:.2%} of the "
+            f"{ngram_words}-word n-grams occur in it"
         )
     counts: Counter[str] = Counter()
     for finding in report.findings:
@@ -205,7 +205,7 @@ def verify_command(
 
 
 def print_splits(splits: Mapping[str, Any]) -> bool:
-    """Print each split's counts; return True if byte counts of pieces, which differ from those of the text, were printed."""
+    """Print each split's counts; return True if the column of piece bytes was printed, because they differ from text bytes."""
     with_pieces = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
     titles = {"documents": "documents", "tokens": "tokens", "bytes": "bytes", "bytes_per_token": "bytes/token"}
     titles |= {"piece_bytes": "piece bytes"} if with_pieces else {}
@@ -253,15 +253,15 @@ def prepare_command(
             metavar="PART",
             min=0,
             max=1,
-            help="Use this part for validation (default 0.1): the end of each document if there are up to 20, else evenly "
-            "spread whole documents.",
+            help="Fraction to use for validation (default 0.1): the end of each document if there are at most 20, else "
+            "whole documents, evenly spread.",
         ),
     ] = None,
     buckets: Annotated[bool, Option("--buckets", help="PATH has train/NAME/ and val/NAME/; each NAME becomes a bucket.")] = False,
     bos: Annotated[str | None, Option(metavar="TOKEN", help="Token that starts a document, if tokenizer.json has none.")] = None,
     text_field: TextField = "text",
     encoding: Annotated[str, Option(metavar="NAME", help="The encoding of the files, such as latin-1.")] = "utf-8",
-    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Leave out files in another encoding.")] = False,
+    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Skip files in another encoding.")] = False,
     shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file.", min=1, max=2**31 - 1)] = SHARD_TOKENS,
     workers: Annotated[int | None, Option(metavar="N", help="Processes that tokenize. Default: one per CPU.", min=1)] = None,
     force: Annotated[bool, Option("--force", help="Replace the output if it is a dataset.")] = False,
@@ -274,7 +274,7 @@ def prepare_command(
     inputs = _inputs(more, files)
     if output is None:
         if len(inputs) > 1 or str(inputs[0]).startswith("hf:"):
-            raise ConfigError("say where the tokens go with --output DIR")
+            raise ConfigError("name the folder to write with --output DIR")
         name = inputs[0].resolve().name
         output = Path("data") / (name.partition(".")[0] or name)
     folders = find_buckets(inputs[0], kind_of) if buckets else None
@@ -303,7 +303,7 @@ def prepare_command(
         return
     print(f"{summary.folder}: {summary.tokenizer} tokenizer, {summary.vocab_size:,} ids, {summary.seconds:.1f} s")
     if print_splits(summary.splits):
-        print("bytes counts the text, piece bytes what its tokens decode to: this tokenizer changes text, most often white space")
+        print("bytes counts the text, piece bytes what its tokens decode to: this tokenizer changes text, usually white space")
     if summary.continued_documents:
         print(f"{summary.continued_documents:,} documents were kept from an interrupted run")
     if summary.empty_documents:
@@ -319,8 +319,8 @@ def next_command(summary: Prepared) -> list[str]:
     lines = [f"train on it with: ingot train --recipe {recipe} --data.path {shlex.quote(str(summary.folder))}{no_val}"]
     if large:
         lines.append(
-            f"this needs a GPU: with {summary.vocab_size:,} ids a step takes seconds on a CPU; there use --recipe demo on text "
-            "prepared with --tokenizer byte, or with a small tokenizer (ingot data train-tokenizer)"
+            f"this needs a GPU: with {summary.vocab_size:,} ids a step takes seconds on a CPU; on a CPU use --recipe demo on "
+            "text prepared with --tokenizer byte, or with a small tokenizer (ingot data train-tokenizer)"
         )
     return lines
 
@@ -334,7 +334,7 @@ def train_tokenizer_command(
     vocab_size: Annotated[int, Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.", min=257, max=1 << 16)],
     output: Annotated[Path, Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
     documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.", min=1, max=10**12)] = None,
-    mark_capitals: Annotated[bool, Option("--mark-capitals", help="sentencepiece: learn lower case, and mark capitals.")] = False,
+    mark_capitals: Annotated[bool, Option("--mark-capitals", help="sentencepiece: learn lower case; mark capitals.")] = False,
     text_field: TextField = "text",
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""`ingot export` and `ingot import`: a trained model as a file for Ingot or other programs, and the other way."""
+"""`ingot export` and `ingot import`: write a trained model to a file for Ingot or other programs, and read theirs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def export(
     quantiser: Annotated[str | None, Option(metavar="none|int8|int8-golf|std|gptq", help=f"Quantiser. {BY_RUN}")] = None,
     codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression. {BY_RUN}")] = None,
     dtype: Annotated[
-        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"Unquantised weights; q8_0: gguf only. {BY_RUN}")
+        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"Dtype of unquantised weights; q8_0: gguf only. {BY_RUN}")
     ] = None,
     tokenizer: Annotated[bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer. {BY_RUN}")] = None,
     limit: Annotated[int | None, Option(metavar="BYTES", help="Size limit. Default: budget.artifact_bytes.", min=1)] = None,
@@ -117,12 +117,12 @@ def _export_file(
 
     check_codec(section.codec)
     target = _target(source, output, artifact_name(section.codec), force)
-    if source.config.model.family == "file":  # a custom model's Python file must be stored beside its artifact
+    if source.config.model.family == "file":  # a custom model's Python file must be in the same folder as its artifact
         file = model_file(source)
         copy = target.parent / file.name
         if target.parent.name != "artifact" or file.parent != target.resolve().parent.parent:  # not in the run folder
             if copy.exists() and copy.read_bytes() != file.read_bytes():
-                raise ConfigError(f"{copy} is not the model's file, which belongs beside its artifact; choose another --output")
+                raise ConfigError(f"{copy} is not this model's file, which must be next to its artifact; choose another --output")
             write_atomically(copy, file.read_bytes())
     tensors = list(source.tensors.values())
     codes: dict[str, list[TensorRecord]] = {}
@@ -151,13 +151,13 @@ def _has_validation_text(source: Weights) -> bool:
 
 
 def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    """Try ways to store the model; return the least lossy one within the size limit, or the smallest if none is."""
+    """Try quantisers and codecs; return the least lossy combination within the size limit, or the smallest if none fits."""
     from ingot.artifact.codecs import CODECS
     from ingot.artifact.container import artifact_sizes
 
     tried: list[tuple[int, str]] = []
     for quantiser, dtype in WAYS:
-        # For floats rans is slower than lzma without being smaller.
+        # For float weights, rans is slower than lzma and compresses no better.
         codecs = [codec for codec in CODECS if codec != "none" and (codec != "rans" or quantiser != "none")]
         options = f"--quantiser {quantiser}" + (f" --dtype {dtype}" if quantiser == "none" else "")
         with progress_bar(f"trying {quantiser} {dtype}", in_bytes=True) as progress:
@@ -175,9 +175,9 @@ def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict
 def _export_layout(
     source: Weights, facts: Mapping[str, Any], layout: str, dtype: str, output: Path | None, force: bool
 ) -> tuple[Path, int]:
-    """Write a model in another program's format; return where, and its size in bytes."""
+    """Write a model in another program's format; return its path and its size in bytes."""
     gguf_file = output if layout == "gguf" and output is not None and output.suffix == ".gguf" else None
-    if gguf_file is not None:  # exported to a temporary folder with a Modelfile, from which only the .gguf is moved
+    if gguf_file is not None:  # export to a temporary folder (it also gets a Modelfile), then move only the .gguf file
         check_target(gguf_file, False, force)
         output = gguf_file.with_name(f".{gguf_file.name}.export")
     target = _target(source, output, "ckpt.pt" if layout == "nanogpt" else layout, force or gguf_file is not None)
@@ -201,7 +201,7 @@ def _export_layout(
             name = shown((source.run or source.path).resolve().name)
             size = write_gguf(target, source.tensors.values(), settings, facts["tokenizer"], dtype, name)
             if is_normalised(facts["tokenizer"]):
-                warn("llama.cpp does not normalise text for this tokenizer: repeated spaces and rare characters get other ids")
+                warn("llama.cpp does not normalise text as this tokenizer does: repeated spaces and rare characters differ")
         else:
             from ingot.artifact.huggingface import write_model
             from ingot.artifact.quantise import quantise
@@ -229,7 +229,7 @@ def _target(source: Weights, output: Path | None, name: str, force: bool) -> Pat
         except CheckpointError:
             pass
     if output is None:
-        raise ConfigError(f"{source.path} is not in a run folder; say where the result goes with --output")
+        raise ConfigError(f"{source.path} is not in a run folder; name the file to write with --output")
     check_target(output, name in ("huggingface", "gguf", "gpt-simple"), force)
     return output
 
@@ -268,7 +268,7 @@ def import_weights(
         ),
     ],
     output: Annotated[Path, Option("--output", "-o", metavar="FILE|DIR", help="The file to write, or a folder for it.")],
-    tokenizer: Annotated[str | None, Option(metavar="NAME", help="Default: the model's own, or GPT-2's.")] = None,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="Default: the model's tokenizer, or GPT-2's.")] = None,
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:

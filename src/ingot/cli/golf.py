@@ -17,29 +17,29 @@ from ingot.console.output import print_columns, print_json
 golf_commands = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Make a submission of golf runs; the runs themselves are made by train_gpt.py.",
-    short_help="Make a submission of golf runs.",
+    help="Build a submission from golf runs that were trained with train_gpt.py.",
+    short_help="Build a submission from golf runs.",
 )
 
 
 @golf_commands.callback()
 def _group() -> None:
-    """Keep `pack` a command of its group, although it is the only one."""
+    """Keep `pack` a subcommand; without this, typer would merge the only command into its group."""
 
 
 @golf_commands.command("pack")
 def golf_pack(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, logs/RUN_ID.")],
     output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Default: records/DATE_NAME.")] = None,
-    name: Annotated[str | None, Option(metavar="TEXT", help="Title of the submission. Default: that of RUN.")] = None,
+    name: Annotated[str | None, Option(metavar="TEXT", help="Title of the submission. Default: the first RUN's name.")] = None,
     author: Annotated[str, Option(metavar="TEXT", help="Who submits it.")] = "",
     github_id: Annotated[str, Option(metavar="NAME", help="GitHub account that submits it.")] = "",
-    blurb: Annotated[str, Option(metavar="TEXT", help="What is new in it, in a sentence or two.")] = "",
-    reference: Annotated[float, Option(metavar="BPB", help="The score to beat, which p is computed against.", min=0)] = 1.2244,
+    blurb: Annotated[str, Option(metavar="TEXT", help="One or two sentences on what is new.")] = "",
+    reference: Annotated[float, Option(metavar="BPB", help="Score to beat; the p-value is computed against it.", min=0)] = 1.2244,
     force: Annotated[bool, Option("--force", help="Replace files of an existing submission; others stay.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a records folder from finished runs of several seeds. It has README.md, submission.json, logs, code and artifacts."""
+    """Write a records folder (README.md, submission.json, logs, code, artifacts) from finished runs with several seeds."""
     from ingot.compat.golf.pack import pack
 
     title = name or runs[0].resolve().name

@@ -50,7 +50,7 @@ GROUPS = {
 }
 COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}
 WITH_SETTINGS = ("train", "sweep", "validate", "init")
-WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # errors about training.device name their --device
+WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # errors about training.device mention --device in these
 COMMAND_BY_FOREIGN_NAME = {
     **dict.fromkeys(("sample", "predict"), "generate"),
     **dict.fromkeys(("evaluate", "score", "test"), "eval"),
@@ -66,7 +66,7 @@ UsageError: type[Any] = typer.BadParameter.__mro__[2]  # click's ClickException;
 
 
 class CommandGroup(TyperGroup):
-    """The top-level command group: imports commands of the table when they are used, and lists them by topic."""
+    """The top-level command group: imports each command when it is first used, and lists all commands by topic."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *(name for name in self.commands if name not in COMMANDS)]

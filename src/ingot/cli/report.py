@@ -42,17 +42,17 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write an HTML page about runs. It has differing settings, curves, speed, stalls, samples, artifacts and seed statistics."""
+    """Write an HTML page about runs. It has settings that differ, curves, step times, samples, artifacts and seed statistics."""
     from ingot.runtime.files import check_picture, write_atomically, writing_output
 
     if output.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--output {output} is not a name for a page; give one that ends in .html")
+        raise ConfigError(f"--output {output} is not the name of an HTML file; give one that ends in .html")
     check_target(output, False, force)
     check_picture(output.with_suffix(".png"), "ingot report")
     opened = {name: Run.open(path) for name, path in zip(run_names(runs), runs, strict=True)}
     for run in opened.values():
         if not run.series.read().curves().loss:
-            raise CheckpointError(f"{run.path} has no step to report yet; leave it out or wait for its first")
+            raise CheckpointError(f"{run.path} has no step to report yet; leave it out or wait for its first step")
     page = _page(opened)
     with writing_output(output):
         write_atomically(output.resolve(), page)
@@ -91,7 +91,7 @@ def _page(runs: Mapping[str, Run]) -> str:
         rows.append([name, status["status"], *numbers, *(("", f"{score} (stride {stride})") if stride else (score, ""))])
     table(("run", "status", "steps", "tokens", "tokens/s", "loss", "val_bpb", "val_bpb, sliding"), rows)
     differing = settings_table(list(settings.values()))
-    none = "None that change what is trained." if len(runs) > 1 and not differing else ""
+    none = "No settings that affect training." if len(runs) > 1 and not differing else ""
     section("Settings that differ" if len(runs) > 1 else "Settings that are not the defaults", none)
     table(("setting", *runs), differing)
 
@@ -108,11 +108,11 @@ def _page(runs: Mapping[str, Run]) -> str:
                 metrics = [_number(values.get(metric), ".4f") for metric in ("acc", "acc_stderr", "acc_norm")]
                 rows.append([name, _number(last.get("step"), ","), task, *metrics, _number(values.get("items"), ",")])
     if rows:
-        section("Tasks", "Accuracies of the last evaluation; acc_norm is by log-probability per character.")
+        section("Tasks", "Accuracies of the last evaluation; acc_norm ranks answers by log-probability per character.")
         table(("run", "step", "task", "acc", "standard error", "acc_norm", "items"), rows)
 
     if arms := over_seeds([SeedRun(name, run.path, settings[name], statuses[name]["val_bpb"]) for name, run in runs.items()]):
-        section("Over seeds", "Runs that differ in nothing but their seeds.")
+        section("Over seeds", "Runs that differ only in their seeds.")
         rows = [[arm.name, str(arm.n), _number(arm.mean, ".5f"), _number(arm.std, ".5f")] for arm in arms]
         table(("runs", "n", "val_bpb", "std"), rows)
         for a, b, said in tested(arms):
@@ -149,7 +149,7 @@ def _page(runs: Mapping[str, Run]) -> str:
 
 
 def _number(value: object, form: str) -> str:
-    """Format a number from a run's files; return an empty text if it is missing, as in a damaged file."""
+    """Format a number from a run's files; return an empty string if it is missing or invalid."""
     from ingot.runs.metrics import is_number
 
     return format(value, form) if is_number(value) else ""

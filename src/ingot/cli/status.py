@@ -122,12 +122,12 @@ def _status_facts(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _watch(runs: Sequence[Run], as_json: bool) -> None:
-    """Show runs until none is running or Ctrl-C: redrawn in place on a terminal, otherwise printed whenever they change."""
+    """Show runs until none is running or Ctrl-C is pressed: redraw in place on a terminal, else print them when they change."""
     drawn, previous = 0, None
     in_place = is_terminal(sys.stdout) and not as_json
     try:
         while True:
-            began = time.process_time() if previous else math.inf  # the first look reads everything, so it does not count
+            began = time.process_time() if previous else math.inf  # the first round reads all files and does not count
             records = _status_records(runs)
             running = any(record["status"] == "running" for record in records)
             facts = [{name: value for name, value in record.items() if name != "last_heard_seconds"} for record in records]
@@ -170,7 +170,7 @@ def shows_colours() -> bool:
 
 def stop(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)],
-    force: Annotated[bool, Option("--force", help="Also send SIGTERM to its process, which has to be on this host.")] = False,
+    force: Annotated[bool, Option("--force", help="Also send SIGTERM to its process, which must be on this host.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask a run to save and stop, from any host that sees its folder. `ingot train RUN` resumes it."""
@@ -190,7 +190,7 @@ def ui(
     runs: RunsOrFolders = None,
     port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 takes any free port.", min=0, max=65535)] = 8080,
     device: DeviceName = "cpu",
-    allow_custom_models: Annotated[bool, Option("--allow-custom-models", help="Let the page run models' Python files.")] = False,
+    allow_custom_models: Annotated[bool, Option("--allow-custom-models", help="Let the page run code of custom models.")] = False,
 ) -> None:
     """Show runs live in a browser, with curves, settings, samples and a prompt. Needs the extra `ui`."""
     try:
@@ -208,15 +208,15 @@ def ui(
     token = secrets.token_hex(8)
     app = make_app(Watcher(folders), token, device, allow_custom_models)
     print(f"showing the runs of {', '.join(map(str, folders))} at http://127.0.0.1:{listening.getsockname()[1]}; Ctrl-C ends it")
-    print(f"to stop a run or open a model from the page, give it this token: {token}", flush=True)
+    print(f"to stop a run or open a model on the page, enter this token: {token}", flush=True)
     serve_until_stopped(app, listening)
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to draw together.")],
-    output: Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Draw a .png or .svg instead.")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to draw in the same charts.")],
+    output: Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write a .png or .svg file instead.")] = None,
     axis: Annotated[Literal["steps", "tokens", "seconds"], Option("--x", help="The horizontal axis.")] = "steps",
-    sample: Annotated[bool, Option("--sample", help="Show the first run's last sample beside its curves.")] = False,
+    sample: Annotated[bool, Option("--sample", help="Also show the last sample of the first run.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw loss, bits per byte and task accuracies of runs, in the terminal or as a picture."""
@@ -227,7 +227,7 @@ def plot(
     opened = [Run.open(path) for path in runs]
     curves = {name: run.series.read().curves(axis) for name, run in zip(run_names(runs), opened, strict=True)}
     if empty := [name for name, curve in curves.items() if not curve.loss and not curve.val_bpb]:
-        raise CheckpointError(f"{empty[0]} has no step to draw yet; leave it out or wait for its first")
+        raise CheckpointError(f"{empty[0]} has no step to draw yet; leave it out or wait for its first step")
     samples = opened[0].samples() if sample else {}
     if sample and not samples:
         raise CheckpointError(f"{runs[0]} has no samples; leave --sample out, or train with --evaluation.sample_tokens 400")
@@ -249,17 +249,17 @@ def plot(
 def compare(
     ctx: typer.Context,
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of one arm, two dashes, and those of another.")
+        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of one group, two dashes, those of another.")
     ],
     score: ScoreOption = "val_bpb",
     as_json: AsJson = False,
 ) -> None:
-    """Compare the scores of two arms of finished runs. Prints mean, standard deviation, Welch's p and the seeds still needed."""
+    """Compare the scores of two groups of finished runs. Prints mean, std, Welch's p-value and the seeds still needed."""
     from ingot.experiments.compare import compare as compare_runs
     from ingot.experiments.compare import verdict
 
     if not ctx.meta["second side"]:
-        raise ConfigError("there is only one group of runs; put two dashes between the two arms: ingot compare a b -- c d")
+        raise ConfigError("there is only one group of runs; put two dashes between the two groups: ingot compare a b -- c d")
     comparison = compare_runs(runs, [Path(word) for word in ctx.meta["second side"]], score)
     sides, test = {"a": comparison.a, "b": comparison.b}, comparison.test
     if as_json:

@@ -32,7 +32,7 @@ def train(
     recipe: RecipeName = None,
     nproc_per_node: Annotated[int | None, Option("--nproc-per-node", metavar="N", help="Start N ranks on this machine.")] = None,
     nnodes: Annotated[int, Option("--nnodes", metavar="N", help="Number of machines that train together.")] = 1,
-    node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Number of this machine, counted from 0.")] = 0,
+    node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Index of this machine, counted from 0.")] = 0,
     master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
     master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="A free port on machine 0.")] = None,
     stop_exit_code: StopExitCode = 0,
@@ -103,7 +103,7 @@ def train(
 
 
 def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[str], None]) -> ResolvedConfig:
-    """Return all settings of a run with overrides; report edits to its config.yaml since the newest checkpoint."""
+    """Return the settings of a run with overrides applied; report edits to its config.yaml since the newest checkpoint."""
     from ingot.config.loading import load_config
     from ingot.runs.folder import RunFolder
     from ingot.runs.view import Run
@@ -115,7 +115,7 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
         raise ConfigError(f"{name} cannot be set when {folder} is resumed; leave {name} or the run out")
     run = Run.open(folder)
     last = RunFolder(folder).environment()
-    besides = last.get("besides_config")  # settings that the last session used beyond a config.yaml that it did not write
+    besides = last.get("besides_config")  # settings of the last session that are missing from a config.yaml it did not write
     overrides = {**(besides if isinstance(besides, dict) else {}), **given, **own}
     resolved = load_config(file=run.config_path, overrides=overrides)
     if (saved := saved_config(folder)) is not None:
@@ -160,18 +160,18 @@ def sweep(
     config: ConfigFile = None,
     recipe: RecipeName = None,
     vary: Annotated[
-        list[str] | None, Option(metavar="SETTING=VALUE,VALUE", help="A setting and its values; several give all combinations.")
+        list[str] | None, Option(metavar="SETTING=VALUE,VALUE", help="A setting and its values; repeat it for all combinations.")
     ] = None,
-    arms: Annotated[Path | None, Option("--arms", metavar="FILE", help="YAML file with each arm's settings.")] = None,
+    arms: Annotated[Path | None, Option("--arms", metavar="FILE", help="YAML file with the settings of each arm.")] = None,
     seeds: Annotated[str, Option("--seeds", metavar="N,N", help="Train every arm with each of these seeds.")] = "1,2,3",
     output: Annotated[
-        Path, Option("--output", "-o", metavar="DIR", help="Where DIR/ARM/seed-N are. A sweep there is resumed.")
+        Path, Option("--output", "-o", metavar="DIR", help="Folder of the runs, DIR/ARM/seed-N. An existing sweep is resumed.")
     ] = Path("runs/sweep"),
     score: ScoreOption = "val_bpb",
     stop_exit_code: StopExitCode = 0,
     as_json: AsJson = False,
 ) -> int:
-    """Train every arm with every seed, and compare each arm with the first."""
+    """Train each set of settings (an arm) with every seed, and compare each arm with the first."""
     from ingot.config.loading import load_config
     from ingot.experiments.sweep import make_arms, plan_trials, read_seeds, refuse_fixed, run_trials, summarise
 
@@ -184,7 +184,7 @@ def sweep(
         if chosen.evaluation.final_rows == "auto" and origins["evaluation.final_rows"] not in ("command line", "sweep"):
             defaults["evaluation.final_rows"] = None  # otherwise a slow arm would be scored on only part of the text
         if origins["artifact.write"] == "default" and chosen.budget.artifact_bytes is None and score != "artifact_bpb":
-            defaults["artifact.write"] = False  # takes seconds, and this sweep compares another score
+            defaults["artifact.write"] = False  # exporting takes seconds, and this sweep compares another score
         return load_config(recipe, config, given, sweep={**defaults, **settings}) if defaults else resolved
 
     trials = plan_trials(make_arms(vary or [], arms), read_seeds(seeds), output, resolve, score)
@@ -239,10 +239,10 @@ def validate(
     recipe: RecipeName = None,
     world_size: Annotated[int, Option("--world-size", metavar="N", help="Number of ranks that will train together.")] = 1,
     strict: Annotated[bool, Option("--strict", help="Exit with code 1 for warnings too.")] = False,
-    probe: Annotated[bool, Option("--probe", help="Also take one training step on this machine; nothing is kept of it.")] = False,
+    probe: Annotated[bool, Option("--probe", help="Also take one training step on this machine and discard it.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Check the settings, data, plan and folder of a run. Exit code 0: nothing or notes, 2: warnings, 1: it cannot start."""
+    """Check the settings, data, plan and folder of a run. Exit code 0: nothing or notes, 2: warnings, 1: the run cannot start."""
     from ingot.preflight.data_checks import BLOCKED
     from ingot.preflight.validate import add_probe, report_lines, report_record
     from ingot.preflight.validate import validate as validate_config

@@ -46,13 +46,13 @@ def evaluate(
     artifact: Annotated[Path | None, Option(metavar="FILE", help="Score the model in this file and report its size.")] = None,
     data: Annotated[str | None, Option(metavar="DIR", help="Prepared folder to score on. Default: the run's data.")] = None,
     rows: Annotated[int | None, Option(metavar="N", help="Score N rows spread over the split.", min=1)] = None,
-    stride: Annotated[int | None, Option(metavar="N", help="Tokens from row to row. Default: as in its training.", min=1)] = None,
-    seq_len: Annotated[int | None, Option(metavar="N", help="Tokens per row. Default: as in its training.", min=1)] = None,
-    self_test: Annotated[bool, Option("--self-test", help="Check that no token sees itself or the future.")] = False,
+    stride: Annotated[int | None, Option(metavar="N", help="Tokens between row starts. Default: as in training.", min=1)] = None,
+    seq_len: Annotated[int | None, Option(metavar="N", help="Tokens per row. Default: as in training.", min=1)] = None,
+    self_test: Annotated[bool, Option("--self-test", help="Check that no prediction sees its target or the future.")] = False,
     tasks: Annotated[
         str | None, Option(metavar="A,B", help="hellaswag, lambada, arc_easy, arc_challenge, piqa, winogrande, blimp.")
     ] = None,
-    task_data: Annotated[Path | None, Option(metavar="DIR", help="Folder with the tasks. Default: Hugging Face's.")] = None,
+    task_data: Annotated[Path | None, Option(metavar="DIR", help="Folder with the task files. Default: Hugging Face's.")] = None,
     limit: Annotated[int | None, Option(metavar="N", help="Tasks: score the first N items of each file.", min=1)] = None,
     truncate: Annotated[bool, Option("--truncate", help="Tasks: cut the beginning of items that are too long.")] = False,
     which: Which = "latest",
@@ -67,7 +67,7 @@ def evaluate(
     if artifact is not None and not artifact.is_file():
         raise CheckpointError(f"{artifact} does not exist; give a file that ingot export wrote")
     if tasks is not None and (data or rows or stride or seq_len or self_test):
-        raise ConfigError("--tasks are scored whole; leave --data, --rows, --stride, --seq-len and --self-test out")
+        raise ConfigError("--tasks cannot be combined with --data, --rows, --stride, --seq-len or --self-test; leave them out")
     if tasks is None and (task_data or limit or truncate):
         raise ConfigError("--task-data, --limit and --truncate need --tasks")
     if self_test and rows is not None:
@@ -84,7 +84,7 @@ def evaluate(
         print_json({"model": model.weights.path, "checks": checks}) if as_json else print_columns(rows_of_checks)
         if failed := [check.name for check in checks if not check.passed]:
             raise RunError(
-                f'a score of {model.weights.path} would not be valid: it fails "{failed[0]}"; look at its forward pass'
+                f'a score of {model.weights.path} would be invalid: the model fails "{failed[0]}"; check its forward pass'
             )
         return
 
@@ -163,14 +163,14 @@ def generate(
     ] = 500,
     temperature: Annotated[float, Option(metavar="X", help="Sampling temperature; 0 is the same as --greedy.", min=0)] = 0.8,
     top_k: Annotated[int | None, Option(metavar="K", help="Sample from the K likeliest tokens. Default: all.", min=0)] = None,
-    top_p: Annotated[float | None, Option(metavar="P", help="Sample from the likeliest tokens that sum to P.")] = None,
+    top_p: Annotated[float | None, Option(metavar="P", help="Sample from the likeliest tokens with total probability P.")] = None,
     greedy: Annotated[bool, Option("--greedy", help="Always take the likeliest token.")] = False,
     repetition_penalty: Annotated[float, Option(metavar="X", help="Above 1: generated tokens become less likely.")] = 1.0,
     samples: Annotated[int, Option(metavar="N", help="Number of completions; each uses the next seed.", min=1, max=10**6)] = 1,
     seed: Annotated[int, Option(metavar="N", help="Random seed; the same seed gives the same text.", min=0, max=2**62)] = 1337,
     stop_at_end: Annotated[bool | None, Option(help="Stop at the document's end. Default: only with --input.")] = None,
     return_full_text: Annotated[bool, Option("--return-full-text", help="JSON lines: begin with the prompt.")] = False,
-    stream: Annotated[bool, Option("--stream", help="Flush every piece of text; JSON lines: print each.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Print text as it is generated; JSON lines: a line per chunk.")] = False,
     which: Which = "latest",
     dtype: Dtype = None,
     tokenizer: TokenizerName = None,
@@ -200,7 +200,7 @@ def generate(
         if samples != 1:
             raise ConfigError("--samples is for plain text; repeat the prompt on several lines of --input")
         if prompts_file is not None and prompt is not None:
-            raise ConfigError("give --prompt TEXT or --prompts-file FILE; one of them")
+            raise ConfigError("give either --prompt TEXT or --prompts-file FILE, not both")
         prompts = [{"prompt": prompt or ""}] if prompts_file is None else read_prompts(prompts_file)
         generate_records(open_any(path, device, tokenizer, dtype, which), prompts, options, output, stream, warn)
         return
@@ -229,13 +229,13 @@ def serve(
     host: Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; a public one needs --token.")] = "127.0.0.1",
     port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 takes any free port.", min=0, max=65535)] = 8000,
     token: Annotated[str | None, Option(metavar="TEXT", help=f"Token that clients must send. Default: {TOKEN_VARIABLE}.")] = None,
-    name: Annotated[str | None, Option(metavar="TEXT", help="Name of the model for clients. Default: its folder's.")] = None,
+    name: Annotated[str | None, Option(metavar="TEXT", help="Model name shown to clients. Default: its folder's name.")] = None,
     which: Which = "latest",
     dtype: Dtype = None,
     tokenizer: TokenizerName = None,
     device: DeviceName = "auto",
 ) -> None:
-    """Serve a trained model with OpenAI's /v1/completions. Needs the extra `serve`."""
+    """Serve a trained model through OpenAI's /v1/completions API. Needs the extra `serve`."""
     try:
         from ingot.serve.app import is_own_name, listen, make_app, serve_until_stopped
     except ImportError:

@@ -43,7 +43,7 @@ def run_panels(curves: Mapping[str, Curves], axis: str, speed: bool = False) -> 
 
 
 def figure(panels: Sequence[Panel], text: str = "") -> Any:
-    """Draw panels side by side in a matplotlib figure, with an optional text beside them."""
+    """Draw panels side by side in a matplotlib figure, with an optional text panel on the right."""
     from matplotlib.figure import Figure
 
     count = len(panels) + bool(text)
@@ -70,7 +70,7 @@ def figure(panels: Sequence[Panel], text: str = "") -> Any:
 
 
 def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = False) -> list[str]:
-    """Draw a panel for a terminal of `width` cells: braille curves, each ending in its letter, and a legend."""
+    """Draw a panel for a terminal of `width` cells: braille curves, each ending in a letter, and a legend of the letters."""
 
     def coloured(text: str, number: int) -> str:
         return f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m" if colours else text
@@ -82,7 +82,7 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
     margin = max(map(len, labels))
     columns = max(MIN_WIDTH, width - margin - 3)
     dots: dict[tuple[int, int], int] = defaultdict(int)  # (row, column) -> braille bits
-    owner: dict[tuple[int, int], int] = {}  # (row, column) -> the curve drawn there last
+    owner: dict[tuple[int, int], int] = {}  # (row, column) -> the curve drawn last in this cell
     letters: dict[tuple[int, int], str] = {}
     wide, high = right - left or 1.0, top - bottom or 1.0
     for number, (_, points) in enumerate(panel.lines):

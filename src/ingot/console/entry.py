@@ -1,7 +1,7 @@
 """Report errors in one line with the exit code of their class, and end the program.
 
 A launcher ends all ranks when one fails, so the rank that has the original error must print it first; a rank that only noticed
-that another one failed waits.
+the failure of another one waits.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def _user_error(error: BaseException) -> IngotError | None:
     phrases = ("not enough memory", "can't allocate memory", "[metal::malloc]", "Insufficient Memory")  # of torch and MLX
     if kinds & {"MemoryError", "OutOfMemoryError"} or any(phrase in message for phrase in phrases):
         return RunError(
-            "the memory is full",
+            "out of memory",
             Setting("training.micro_batch"),
             Setting("data.seq_len"),
-            advice="lower {0} or {1}, ask for fewer texts or take a smaller model",
+            advice="lower {0} or {1}, generate fewer texts or use a smaller model",
         )
     if isinstance(error, UnicodeEncodeError) or "embedded null" in message:
         return ConfigError(f"a name or text contains invalid characters ({message})", advice="correct it")
@@ -98,7 +98,7 @@ def explained(
     """Print an error in one line and set the exit code; `name` and `advise` translate settings and advice for the program.
 
     An error that occurs on every rank is printed by the first rank only. With `every_rank`, another rank also prints its error if
-    it survives a wait, because then no other rank has it. `stopped` is the exit code after a signal before the run began.
+    it is still alive after a wait: no other rank reported one. `stopped` is the exit code after a signal before the run began.
     """
     outcome = Outcome()
     for stream_name in ("stdout", "stderr"):

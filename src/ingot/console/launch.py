@@ -1,4 +1,4 @@
-"""Start one process per rank on this machine: signals are forwarded to all ranks, and if one fails all are ended.
+"""Start one process per rank on this machine, forward signals to all ranks, and end all of them if one fails.
 
 Every rank runs in its own session, so Ctrl-C reaches only this launcher, which sends each rank exactly one signal: the first
 means save and stop, a second SIGINT means exit at once, and a rank must not receive one key press twice.
@@ -71,7 +71,7 @@ def launch(
     ranks: list[_Rank] = []
     with _signals_into(events), contextlib.ExitStack() as at_end:
         at_end.callback(_kill, ranks)
-        # Signals are blocked until the ranks can handle them: one that arrived while Python starts would kill a rank.
+        # Signals are blocked until the ranks can handle them: a signal that arrives while Python starts would kill a rank.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING if hold_back else ())
         try:
             for of_rank in own:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from ingot.errors import ConfigError, shown
 from ingot.runtime.files import replace_file, to_json, writing_output
 
-TEXT_DIRECTION = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # characters that reverse it
+TEXT_DIRECTION = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # characters that change the text direction
 json_printed = ContextVar("json_printed", default=False)  # True once this command has printed its result
 
 

@@ -35,7 +35,7 @@ def draw_lines(lines: Sequence[str], drawn: int) -> int:
     shown_lines = []
     for line in lines[: max(1, (height or 24) - 1)]:
         room, kept = max(1, (width or 80) - 1), []
-        for part in COLOUR_OR_CELL.findall(line):  # colour codes take no cell and are all kept, so that every colour is reset
+        for part in COLOUR_OR_CELL.findall(line):  # colour codes have no width and are all kept, so that every colour is reset
             room -= len(part) == 1
             kept += [part] if room >= 0 or len(part) > 1 else []
         shown_lines.append("".join(kept))
@@ -260,7 +260,7 @@ def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[
 def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Callable[..., None] | None]]:
     """Yield a function that prints lines, and one that shows progress (None without a terminal), for successive tasks.
 
-    The second function takes the task, the amount done, the total and, where it changes, the name to show.
+    The second function takes the task, the amount done, the total and optionally another name to show.
     """
     if not is_terminal(sys.stderr):
         yield warn, None

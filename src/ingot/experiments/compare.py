@@ -1,7 +1,7 @@
 """Compare the scores of two groups of finished runs, read from their folders.
 
-Each side is one arm of an experiment: runs that differ only in their seeds. Scores are comparable if the validation text is the
-same, even with different tokenizers.
+Each side of a comparison is a group of runs that differ only in their seeds (an arm). Scores are comparable if the validation
+text is the same, even with different tokenizers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Reader = Callable[[Path, ScoreName], Scored]
 
 @dataclass(frozen=True)
 class Side:
-    """The runs of one arm."""
+    """The runs on one side of a comparison, with their scores."""
 
     runs: list[Scored]
     scores: list[float]
@@ -65,31 +65,31 @@ class Comparison:
     a: Side
     b: Side
     test: Welch
-    more: tuple[int, int] | None  # seeds that each side still needs for p < LEVEL; None if too many to be worthwhile
+    more: tuple[int, int] | None  # additional seeds needed per side for p < LEVEL; None: too many to be worthwhile
     differing: dict[str, tuple[Any, Any]]  # settings that differ between the sides
     notes: tuple[str, ...]
     difference: float  # mean of b minus mean of a
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", read: Reader | None = None) -> Comparison:
-    """Compare the scores of two arms; `read` replaces `read_scored`."""
+    """Compare the scores of two groups of runs; `read` replaces `read_scored`."""
     sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
     runs = sides[0].runs + sides[1].runs
     if both := {path.resolve() for path in a} & {path.resolve() for path in b}:
-        raise ConfigError(f"{min(both)} is given on both sides, which are then not independent; leave it out of one")
+        raise ConfigError(f"{min(both)} is given on both sides, which are then not independent; remove it from one side")
     for run in runs[1:]:  # different texts, losses of different tokens, or bytes counted differently are not comparable
         same_text = run.text_bytes is not None and run.text_bytes == runs[0].text_bytes and score != "val_loss"
         counted = [side.settings.get(BYTES) for side in (runs[0], run)]
         if not same_text and score != "val_loss" and counted[0] != counted[1]:
             raise ConfigError(
                 f"{runs[0].path} and {run.path} count bytes in different ways, {BYTES}={counted[0]} and {counted[1]}: {score} "
-                "does not compare; train one of them with the other's"
+                "is not comparable; train one of them with the other's setting"
             )
         if not same_text and run.data != runs[0].data:
             paths = [side.settings.get("data.path") for side in (runs[0], run)]
             raise ConfigError(
                 f"{runs[0].path} and {run.path} are scored on different data, {paths[0]} (fingerprint {runs[0].data[:12]}) and "
-                f"{paths[1]} ({run.data[:12]}): {score} of different texts does not compare; give runs of one validation text"
+                f"{paths[1]} ({run.data[:12]}): {score} on different texts is not comparable; give runs with the same data"
             )
     scores = sides[0].scores, sides[1].scores
     test, needed, more = welch(*scores), seeds_needed(*scores, LEVEL), None
@@ -99,11 +99,11 @@ def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", 
     differing = {name: (first.get(name), second.get(name)) for name in unlike([first, second])}
     parts = " and ".join(dict.fromkeys(run.part or "by all rows" for run in runs)) if any(run.part for run in runs) else ""
     kinds = list(dict.fromkeys(run.sliding or "by rows that do not overlap" for run in runs))
-    notes = [f"scores are not of the whole validation text: {parts}; evaluation.final_rows=null scores all of it"] * bool(parts)
+    notes = [f"scores do not cover the whole validation text: {parts}; evaluation.final_rows=null scores all of it"] * bool(parts)
     if len(kinds) > 1:
-        notes.append(f"scores are {' and '.join(kinds)}: tokens of one side saw more before them; set evaluation.stride alike")
+        notes.append(f"scores are {' and '.join(kinds)}: tokens on one side have more context; use the same evaluation.stride")
     elif runs[0].sliding:
-        notes.append(f"scores are {kinds[0]}: rows overlap, so they are below those of rows that do not")
+        notes.append(f"scores are {kinds[0]}: rows overlap, so scores are lower than without overlap")
     return Comparison(*sides, test, more, differing, tuple(notes), sides[1].mean - sides[0].mean)
 
 
@@ -141,7 +141,7 @@ def verdict(comparison: Comparison) -> str:
     if comparison.test.p < LEVEL:
         return f"{p}: {'B' if comparison.difference < 0 else 'A'} is lower"
     if more is None:
-        return f"{p}: no sensible number of seeds would tell them apart"
+        return f"{p}: no practical number of seeds would separate A and B"
     seeds = f"{more[0]} more seeds of each" if more[0] == more[1] else f"{more[0]} more seeds of A and {more[1]} of B"
     return f"{p}: not settled, {seeds} needed for p < {LEVEL:g}"
 
@@ -149,20 +149,18 @@ def verdict(comparison: Comparison) -> str:
 def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
     if len(paths) < 2:
         only = f"{paths[0]} alone" if paths else "no run"
-        raise ConfigError(
-            f"one side has {only}, and noise is known from two runs on: give runs of at least two seeds on each side"
-        )
+        raise ConfigError(f"one side of the comparison has {only}: give runs of at least two seeds on each side")
     runs = [read(path, score) for path in paths]
     for run, other in combinations(runs, 2):
         if run.seeds == other.seeds:
             seeds = ", ".join(f"{name}={seed}" for name, seed in zip(SEEDS, run.seeds, strict=True))
-            raise ConfigError(f"{run.path} and {other.path} have the same seeds ({seeds}); a side needs runs of other ones")
+            raise ConfigError(f"{run.path} and {other.path} have the same seeds ({seeds}); runs on one side need different seeds")
     for run in runs[1:]:
         if names := unlike([runs[0].settings, run.settings]):
             values = [format_value(side.settings.get(names[0])) for side in (runs[0], run)]
             raise ConfigError(
-                f"{runs[0].path} and {run.path} are on one side and are not one arm: {names[0]} is {' and '.join(values)}; "
-                "put them on two sides"
+                f"{runs[0].path} and {run.path} are on one side but differ in a setting: {names[0]} is {' and '.join(values)}; "
+                "put them on different sides"
             )
     scores = [run.score for run in runs]
     return Side(runs, scores, statistics.fmean(scores), statistics.stdev(scores))
@@ -230,7 +228,7 @@ def over_seeds(runs: Sequence[SeedRun]) -> list[SeedGroup]:
 
 
 def tested(groups: Sequence[SeedGroup]) -> list[tuple[SeedGroup, SeedGroup, str]]:
-    """Return all pairs of groups, with the test between their scores or why there is none; each run is read once."""
+    """Return every pair of groups with the verdict of their comparison, or the error if they cannot be compared."""
     read, tests = cache(read_scored), []
     for a, b in combinations(groups, 2):
         try:

@@ -36,7 +36,7 @@ def welch(a: Sequence[float], b: Sequence[float], at_least: int = 2) -> Welch:
 
 
 def seeds_needed(a: Sequence[float], b: Sequence[float], level: float) -> int | None:
-    """Return how many seeds each sample needs for p < `level` with these means and variances; None for over MOST_SEEDS."""
+    """Return how many seeds each sample needs for p < `level` at these means and variances; None if above MOST_SEEDS."""
     return next((n for n in range(2, MOST_SEEDS + 1) if welch(a, b, n).p < level), None)
 
 

@@ -87,7 +87,7 @@ def make_arms(vary: Sequence[str], file: Path | None = None) -> Arms:
             parts.append(f"{last if short[last] == 1 else name}={_shown(value)}")
         arm = re.sub(r"[^\w.=,+-]+", "-", ",".join(parts))
         if arm in arms:
-            raise ConfigError(f"two arms have the name {arm}; leave one of equal values out, or name arms with --arms FILE")
+            raise ConfigError(f"two arms have the name {arm}; remove one of two equal values, or name the arms with --arms FILE")
         arms[arm] = {**settings, **dict(values)}
     return arms
 
@@ -138,7 +138,7 @@ def plan_trials(
 
 
 def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
-    """Raise an error if arms would be scored on different texts or in different units; tokenizers may differ."""
+    """Raise an error if scores of the arms would not be comparable: different texts or units. Tokenizers may differ."""
     first: tuple[str, object, str, int | None, bool] | None = None
     for trial in trials:
         data, evaluation = trial.config.data, trial.config.evaluation
@@ -153,15 +153,15 @@ def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
         arm, first_text, tokens, first_size, in_part = first = first or judged
         why = ""
         if text != first_text:
-            why = "are on different data, and scores of different validation texts do not compare"
+            why = "use different data, and scores on different validation texts are not comparable"
         elif score == "val_loss" and dataset.fingerprint != tokens:
-            why = "have different tokens: their val_loss does not compare, their val_bpb does"
+            why = "have different tokens: their val_loss is not comparable, their val_bpb is"
         elif score != "val_loss" and size != first_size:
-            why = f"count bytes in different ways ({BYTES}), so that their {score} does not compare"
+            why = f"count bytes in different ways ({BYTES}), so their {score} is not comparable"
         elif (judged[-1] or in_part) and dataset.fingerprint != tokens:
-            why = "have rows of different tokens, so that some rows (evaluation.final_rows) are of different texts"
+            why = "have different tokens, so the rows of evaluation.final_rows cover different texts"
         if why:
-            raise ConfigError(f"the arms {arm} and {trial.arm} {why}; sweep each by itself")
+            raise ConfigError(f"the arms {arm} and {trial.arm} {why}; sweep them separately")
 
 
 def _read_arms(file: Path) -> Arms:
@@ -170,11 +170,11 @@ def _read_arms(file: Path) -> Arms:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--arms {file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
     if not isinstance(tree, dict) or not tree:
-        raise ConfigError(f"--arms {file} holds no arms; write each as its name with its settings below, `plain: {{}}` for none")
+        raise ConfigError(f"--arms {file} holds no arms; write each as a name with its settings below it, such as `plain: {{}}`")
     for name, settings in tree.items():
         if not _NAME.fullmatch(name):
             raise ConfigError(
-                f"--arms {file}: {name!r} is not a name for an arm; use letters, digits and . = , + -, not dots alone"
+                f"--arms {file}: {name!r} is not a valid name of an arm; use letters, digits and . = , + -, not dots alone"
             )
         if not isinstance(settings, dict | None):
             raise ConfigError(f"--arms {file}: the arm {name} needs settings below it, such as `data.sampling: redraw`")
@@ -199,7 +199,7 @@ def _shown(value: Any) -> str:
 
 TICK_SECONDS = 1.0  # interval between calls of `tick`
 PRELOADED = ("ingot.experiments.sweep", "ingot.preflight.validate", "ingot.train.start")
-OUTPUT = "output-{}.txt"  # output file of a run's process, outside the run folders: everything named seed-* is a run
+OUTPUT = "output-{}.txt"  # output file of a run's process; it is not named seed-*, because that means a run
 
 EndTrial = Callable[[Trial, str | None], None]  # called with a finished trial and its error
 
@@ -241,12 +241,12 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
     if process.exitcode > 0:
         words = output.read_text(errors="replace").strip() if output.exists() else ""
         why = words.rpartition("\n")[2].strip() or f"exit code {process.exitcode}"
-    return f"{why}; {output} has what it printed"
+    return f"{why}; its output is in {output}"
 
 
 @cache
 def _processes(device: str) -> Any:
-    """Return how to start trials: on Linux, forked from a server process that has imported the framework but used no device."""
+    """Return the multiprocessing context: on Linux, fork from a server that has imported the framework but used no device."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     forks = multiprocessing.get_context("forkserver")

@@ -84,7 +84,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
                 [part] = entry["parts"]  # no version has written sharded tensors
                 tensor = tensors[group][name] = files[part["file"]].pop(name)
                 if (tensor.dtype, list(tensor.shape)) != (entry["dtype"], entry["shape"]):
-                    raise ValueError(f"{part['file']} holds another {name!r:.100} than {INDEX} lists")
+                    raise ValueError(f"the dtype or shape of {name!r:.100} in {part['file']} differs from {INDEX}")
         if any(files.values()):
             raise ValueError(f"its files hold tensors that {INDEX} does not list")
     except FileNotFoundError as error:
@@ -92,7 +92,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except (ValueError, IsADirectoryError) as error:
         raise CheckpointError(f"{reading} is damaged: {error}") from None
     except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path} is damaged: {INDEX} lists other tensors than its files hold") from None
+        raise CheckpointError(f"{path} is damaged: the tensors in its files differ from those in {INDEX}") from None
     except OSError as error:
         raise Unreadable(reading, error.strerror) from None
     return Checkpoint(path, record["step"], record["progress"], tensors, record.get("kind", "regular"))
@@ -132,10 +132,10 @@ def newest_valid(folder: Path, warn: Callable[[str], None], read_only: bool = Fa
     checkpoint = _first_valid(folder, load_checkpoint, lambda path, error: damaged.append((path, error)))
     if checkpoint is None and damaged:
         setting = Setting("training.output_dir")
-        raise CheckpointError(f"no checkpoint is sound: {damaged[0][1]}", setting, advice="restore one or choose another {0}")
+        raise CheckpointError(f"no checkpoint is valid: {damaged[0][1]}", setting, advice="restore one or choose another {0}")
     for bad, why in damaged:
         kept = bad.with_name(bad.name + DAMAGED)
-        warn(f"{why}; the run resumes from an older one{'' if read_only else f', and this one is kept as {kept.name}'}")
+        warn(f"{why}; the run resumes from an older one{'' if read_only else f', and the damaged one is kept as {kept.name}'}")
         if not read_only:
             shutil.rmtree(kept, ignore_errors=True)
             bad.rename(kept)
@@ -164,7 +164,7 @@ def read_kind(path: Path) -> Kind:
 
 
 def to_keep(saved: Sequence[tuple[int, Kind]], keep_last: int | None, keep_every: int) -> set[tuple[int, Kind]]:
-    """Return which checkpoints to keep, given by step: the newest regular ones, shutdown one and final one, and milestones."""
+    """Return the checkpoints to keep: the newest regular ones, the newest shutdown and final ones, and milestones."""
     if keep_last is None:
         return set(saved)
     newest = {"regular": keep_last, "shutdown": 1, "final": 1}
@@ -175,7 +175,7 @@ def to_keep(saved: Sequence[tuple[int, Kind]], keep_last: int | None, keep_every
 def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | None) -> None:
     """Delete old checkpoints, except the best one and those of `to_keep`.
 
-    Raises OSError if one of them cannot be deleted; the others are deleted.
+    Raises OSError if a checkpoint cannot be deleted, after deleting the others.
     """
     saved = {(step, read_kind(path)): path for step, path in saved_steps(folder).items()}
     kept = to_keep(list(saved), keep_last, keep_every)
@@ -222,7 +222,7 @@ def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
 def locate_checkpoint(path: Path, which: str = "latest") -> Path:
     """Return the path of the checkpoint that `find_checkpoint` would load, without reading its tensors."""
     if which not in ("latest", "best"):
-        raise ConfigError(f"which checkpoint is {which!r}; choose latest or best")
+        raise ConfigError(f"unknown checkpoint {which!r}; choose latest or best")
     if (path / INDEX).is_file():
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
@@ -259,9 +259,9 @@ def open_index(path: Path) -> Checkpoint:
 
 
 def resume_source(resume: str, run: Path | None, newest: Checkpoint | None) -> Path:
-    """Return the checkpoint that training.resume names; `newest` is the newest one of the run's own folder.
+    """Return the checkpoint that training.resume names; `newest` is the newest one in the run's folder.
 
-    If the same command ran before, this is `newest` itself: that session started from a copy of the named checkpoint.
+    If the run was already started from that checkpoint by the same command, return `newest`, so that the run resumes.
     """
     path = named_path(resume, run)
     if newest is not None and started_from(newest, path):
@@ -276,12 +276,12 @@ def resume_source(resume: str, run: Path | None, newest: Checkpoint | None) -> P
 
 
 def started_from(newest: Checkpoint, path: Path) -> bool:
-    """Return True if the run of a checkpoint started from the given checkpoint or run elsewhere."""
+    """Return True if the run that wrote `newest` was started from the checkpoint or run at `path`."""
     return newest.progress.get("resumed_from") == str(path.resolve())
 
 
 def occupied(resume: str, run: Path, why: str, step: int) -> CheckpointError:
-    """Return the error for a named checkpoint that cannot be used because it would overwrite the run in the folder."""
+    """Return the error for a named checkpoint that cannot be used, because resuming from it would overwrite the run here."""
     return CheckpointError(
         f"{{0}}: {run} {why}, the newest at step {step}",
         Setting("training.resume", resume),

@@ -96,18 +96,18 @@ class RunFolder:
         self.session = 1  # number of this session, counted in environment.json
 
     def check_ownership(self, also: Sequence[str] = (), to_delete: Sequence[str] = ()) -> None:
-        """Raise an error if our files, or those in `also`, would overwrite files that no run wrote; `to_delete` are patterns."""
+        """Raise an error if a run would overwrite files that no run wrote; `also` lists file names besides those of every run."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
-            # A run of any version wrote here: there is a file that only runs write, or traces of a lock.
+            # A run of any version owns this folder if it has a file that only runs write, or traces of a lock.
             claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
             marked = {"started_at", "packages", "argv"} <= self.environment().keys()
             saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
             if claimed or marked or saved or read_state(self.path) is not None:
                 return
             foreign = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
-            # A first save that was killed leaves only a partial checkpoint.
+            # A first save that was killed leaves only a partial checkpoint; `to_delete` are patterns of other known leftovers.
             ours = (f"step-*{PARTIAL}", *to_delete)
             foreign += [
                 folder.name
@@ -141,7 +141,7 @@ class RunFolder:
                     folder.mkdir(exist_ok=True)
                 for folder in (self.path, *self._folders):
                     sweep_temporaries(folder)
-            for message in messages:  # only now: before the lock is held, log.txt belongs to another process
+            for message in messages:  # only now: before the lock is held, log.txt may belong to another process
                 self.log(message)
         except BaseException:
             lock.release()
@@ -199,7 +199,7 @@ class RunFolder:
         self.metrics.append_record({"kind": kind, "time": utc_now(), "session": self.session, **report})
 
     def remove(self, path: Path) -> None:
-        """Remove the result of an earlier session, or a stop file that was handled or left behind."""
+        """Remove a file: the result of an earlier session, or a stop file that was handled or left behind."""
         with writing(path):
             path.unlink(missing_ok=True)
 
@@ -239,7 +239,7 @@ class RunFolder:
     def clear(self, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
         """Delete the files that Ingot wrote, for `train --force`, and report it; all other files are kept.
 
-        `also` are patterns of what a compatibility command writes, `keep` are files not to delete. The caller holds the
+        `also`: patterns of files that a compatibility command writes. `keep`: files not to delete. The caller holds the
         lock. The lock file and empty folders are kept, so that a process killed here can start again.
         """
         kept = {path.resolve() for path in keep}

@@ -73,7 +73,7 @@ class EvaluationReport:
     best: bool
     trained_tokens: int = 0
     train_loss: float | None = None  # loss on evaluation.train_rows rows of the training split
-    other: dict[str, float] = field(default_factory=dict)  # val_bpb with the other byte count, if there are two
+    other: dict[str, float] = field(default_factory=dict)  # bits per byte by the other byte count (text, pieces), if they differ
     rows: int = 0  # rows scored
     rows_of: int = 0  # rows of the validation split
     stride: int | None = None  # tokens from one row to the next in a sliding evaluation
@@ -117,7 +117,7 @@ class Reporter:
         return None
 
     def message(self, text: str) -> None:
-        """Called with a message for whoever reads the log."""
+        """Called with a message to show in the log."""
 
     def end(self, result: Any) -> None:
         """Called at the end of a session with its TrainingResult."""
@@ -221,6 +221,6 @@ def evaluation_line(report: EvaluationReport) -> str:
 
 
 def by_rows(rows: int | None, rows_of: int | None, stride: int | None = None) -> str:
-    """Return the note after a score whose rows overlap or cover only part of the split."""
+    """Return the suffix for a score whose rows overlap or cover only part of the split; else an empty string."""
     sliding = f"  sliding by {stride:,}" if stride else ""
     return sliding + (f"  by {rows:,} of {rows_of:,} rows" if rows and rows_of and rows < rows_of else "")

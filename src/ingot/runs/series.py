@@ -21,7 +21,7 @@ from ingot.runs.metrics import is_number
 from ingot.runtime.files import open_to_read
 
 AXES = ("step", "tokens", "elapsed_seconds")
-STEP_SECONDS = "step_seconds"  # computed from the elapsed seconds of two neighbouring lines
+STEP_SECONDS = "step_seconds"  # computed from the elapsed seconds of consecutive lines
 COLUMNS = {
     "train": (*AXES, "loss", "grad_norm", "learning_rate", "tokens_per_second", STEP_SECONDS),
     "evaluation": (*AXES, "val_bpb", "val_loss"),
@@ -38,7 +38,7 @@ AXIS_COLUMNS: dict[Axis, str] = {"steps": "step", "tokens": "tokens", "seconds":
 
 
 class Bins:
-    """Columns of numbers by line; `binned` summarises them over neighbouring lines, in at most MAX_BINS bins."""
+    """Columns with one number per line of metrics.jsonl; `binned` groups neighbouring lines into at most MAX_BINS bins."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.lines = tuple(names), 0
@@ -50,7 +50,7 @@ class Bins:
         return 1 << max(0, -(-self.lines // MAX_BINS) - 1).bit_length()
 
     def column(self, name: str) -> Columns:
-        """Return a number of every line."""
+        """Return a column: one value per line."""
         return self._values[self.names.index(name), : self.lines]
 
     def push(self, columns: Columns) -> None:
@@ -61,7 +61,7 @@ class Bins:
         self._values[:, before : self.lines] = columns
 
     def binned(self, first: int = 0) -> dict[str, Columns]:
-        """Return the low, mean and high of the columns in each bin from `first` on; nan counts as missing."""
+        """Return the minimum, mean and maximum of each column per bin, from bin `first` on; nan values are ignored."""
         lines = self._values[:, first * self.stride : self.lines]
         starts, known = np.arange(0, lines.shape[1], self.stride), np.isfinite(lines)
         total = np.add.reduceat(np.where(known, lines, 0.0), starts, axis=1)
@@ -82,7 +82,7 @@ MAX_STALLS = 64
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per step: percentiles by name, and stalls, longest first: their last step, and seconds beyond the usual time."""
+    """Seconds per step: percentiles by name, and (last step, seconds beyond the median) of stalls, longest first."""
 
     percentiles: dict[str, float]
     stalls: list[tuple[int, float]]
@@ -99,7 +99,7 @@ class Curves:
 
 
 class Series:
-    """The numbers of one metrics.jsonl so far. One thread reads."""
+    """The numbers read so far from one metrics.jsonl. Only one thread may read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -109,7 +109,7 @@ class Series:
     def _reset(self) -> None:
         self.bins = {kind: Bins(names) for kind, names in COLUMNS.items()}
         self.lines = self.damaged = self.offset = 0  # `offset`: bytes read
-        self.evaluations: list[dict[str, Any]] = []  # records, whose tokens are those trained so far
+        self.evaluations: list[dict[str, Any]] = []  # records; their `tokens` are those trained so far, not those scored
         self._inode, self._last_line = 0, b""
         self._previous = np.full((3, 1), np.nan)  # step, elapsed seconds and session of the last train line
         self._tokens: Any = 0
@@ -229,7 +229,7 @@ def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
 
 
 def _columns(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Columns:
-    """Return fields of records as an array of shape (fields, records); nan for what is not a finite number."""
+    """Return fields of records as an array of shape (fields, records); values that are not finite numbers become nan."""
     values = [[record.get(name) for record in records] for name in names]
     try:
         columns = np.array(values, dtype=np.float64)

@@ -1,12 +1,12 @@
-"""state.json, the heartbeat of a run, the lock that it holds on its folder, and result.json, written when a session ends.
+"""A run's heartbeat (state.json), the lock on its folder, and its result (result.json, written when a session ends).
 
 The process of a run writes state.json every few seconds, so a stale one means that the process has died. Errors in the writing
 thread never stop the run: a full disk or a missing folder is reported once and retried. A crashed session leaves no result.json.
 
-One process at a time has a run folder. On one host the folder's lock decides. On a shared disk other hosts may not see the lock,
-and the lock file may have been deleted, so after acquiring the lock we also check for a heartbeat that is still being written. A
-recent heartbeat is judged by watching whether the file changes, because the clocks of two hosts differ. Two processes that start
-at the same time without a shared lock both acquire the folder, and detect the conflict by their heartbeats (Heartbeat.check).
+Only one process may own a run folder at a time; on a single host the folder's lock enforces this. On a shared disk other hosts
+may not see the lock, and a lock file can be deleted, so after acquiring the lock a process checks whether another still writes
+state.json. It watches the file for changes, because the clocks of two hosts differ and a recent timestamp proves nothing. If two
+processes start at the same time without a shared lock, both acquire the folder; Heartbeat.check then detects the conflict.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Heartbeat:
         now = utc_now()
         self._path, self._warn = folder / STATE, warn
         self._warned = self._written = False
-        self._stranger: State | None = None  # another process's state found in place of ours; may be just a copied file
+        self._stranger: State | None = None  # state of another process that replaced ours; may be only a copied file
         self._other: State | None = None  # state of another live process that writes to this folder
         self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # written next
         self._changing, self._writing = threading.Lock(), threading.Lock()
@@ -100,10 +100,10 @@ class Heartbeat:
         """Raise RunError if another process has taken over the folder."""
         if self._other is not None:
             raise RunError(
-                f"{self._path.parent} is in use by process {self._other.pid} on {self._other.host} too, which the locks of its "
-                "disk do not reach; this one ends",
+                f"{self._path.parent} is in use by process {self._other.pid} on {self._other.host} too, and its disk does not "
+                "share locks between hosts; this process ends",
                 Setting("training.output_dir"),
-                advice="start it again after the other, or choose another {0}",
+                advice="start it again when the other process has ended, or choose another {0}",
             )
 
     def __enter__(self) -> Self:
@@ -193,7 +193,7 @@ class TrainingResult:
     final_loss: float | None  # loss of the last step, nats per token
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
-    val_other: dict[str, float]  # val_bpb with the other byte count, if there are two
+    val_other: dict[str, float]  # bits per byte by the other byte count (text, pieces), if they differ
     val_rows: int  # rows scored
     val_rows_of: int  # rows of the validation split
     total_tokens: int
@@ -233,7 +233,7 @@ class RunLock:
         self._lock = FolderLock(folder, LOCK)
 
     def acquire(self) -> Self:
-        """Acquire the lock; raise RunError with the current holder. May wait for two heartbeat intervals."""
+        """Acquire the lock; raise RunError naming the process that holds it. May wait for two heartbeat intervals."""
         if self._lock.held is not False:
             return self
         with writing(self.folder / LOCK):
@@ -257,13 +257,13 @@ class RunLock:
         self._lock.release()
 
     def _take_over(self) -> None:
-        """Record this process as the holder, unless a process that our lock cannot exclude still writes to the folder."""
+        """Record this process as the holder, unless another process that the lock does not exclude still writes to the folder."""
         host, pid, boot_id = this_process()
         before, state = self._lock.read(), read_state(self.folder)
         holder = _record(before)
         if state is not None and state.status == "running":
-            # Our lock proves that the previous process on this host is gone if it is a lock on the folder itself, or on the same
-            # lock file that names the process: a file that was deleted and recreated is a different lock.
+            # Holding the lock proves that the previous process on this host has ended if it locks the folder itself, or the very
+            # lock file that names that process: a lock file that was deleted and recreated is a different lock.
             same_file = (holder.get("pid"), holder.get("boot_id")) == (state.pid, state.boot_id)
             dead = state.boot_id == boot_id and (self._lock.folder_held or bool(self._lock.held and same_file))
             if not dead and self._is_beating(state):
@@ -273,7 +273,7 @@ class RunLock:
             self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
 
     def _is_beating(self, seen: State) -> bool:
-        """Return True if a process that our lock cannot exclude still writes state.json."""
+        """Return True if another process that the lock does not exclude still writes state.json."""
         if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
             return False
         patience = 2.2 * seen.heartbeat_seconds + 0.5
@@ -304,7 +304,7 @@ def is_lock(path: Path) -> bool:
 
 
 def _record(content: bytes) -> dict[str, Any]:
-    """Return the holder recorded in a lock file; {} if it was just created or is not a lock file of ours."""
+    """Return the holder recorded in a lock file; {} if the file was just created or is not an Ingot lock file."""
     try:
         record = dict(json.loads(content))
     except (ValueError, TypeError):

@@ -26,7 +26,7 @@ from ingot.runs.state import this_process
 from ingot.runtime.files import read_dict, write_atomically, writing
 
 Report = StepReport | EvaluationReport
-ChooseValues = Callable[[Report], Mapping[str, float] | None]  # None: what `numbers_of` returns
+ChooseValues = Callable[[Report], Mapping[str, float] | None]  # None: use the values of `numbers_of`
 Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], None]]  # log(step, values) and close(failed)
 
 
@@ -83,9 +83,9 @@ class Tracking(Reporter):
                 if wanted:
                     self.trackers[tracker] = start(wanted)
             except ConfigError as error:
-                warn(f"{error}; training goes on without it")
+                warn(f"{error}; training continues without it")
             except Exception as error:  # the exception classes have changed with the packages' versions
-                warn(f"{tracker} does not start: {_reason(error)}; {advice}training goes on without it")
+                warn(f"{tracker} does not start: {_reason(error)}; {advice}training continues without it")
 
     def step(self, report: StepReport, log: bool) -> None:
         if log:
@@ -99,7 +99,7 @@ class Tracking(Reporter):
                 log(report.step, values)
             except Exception as error:  # trackers raise exceptions of any class
                 del self.trackers[name]
-                self._warn(f"{name} takes no more values: {_reason(error)}; training goes on")
+                self._warn(f"{name} failed and gets no more values: {_reason(error)}; training continues")
 
     def __enter__(self) -> Tracking:
         return self
@@ -110,11 +110,11 @@ class Tracking(Reporter):
                 with redirect_stdout(io.StringIO()):
                     close(error is not None)
             except Exception as problem:
-                self._warn(f"{name} did not end well: {_reason(problem)}")
+                self._warn(f"{name} could not be closed: {_reason(problem)}")
 
 
 def numbers_of(report: Report) -> dict[str, float]:
-    """Return the numbers of a report under the names that dashboards get: gpt-simple's names, and more."""
+    """Return the metrics of a report by the names sent to trackers: gpt-simple's names and a few more."""
     if isinstance(report, EvaluationReport):
         perplexity = math.exp(min(report.val_loss, 20.0))
         values = {"eval/loss": report.val_loss, "eval/perplexity": perplexity, "eval/bpb": report.val_bpb}
@@ -133,19 +133,19 @@ def numbers_of(report: Report) -> dict[str, float]:
 
 
 def read_id(path: Path) -> str | None:
-    """Return the dashboard's id of a run from a file of its folder; None if there is none."""
+    """Return the tracker's id of a run from a file in the run folder; None if there is none."""
     run_id = (read_dict(path) or {}).get("id")
     return run_id if isinstance(run_id, str) else None
 
 
 def write_id(path: Path, run_id: str) -> None:
-    """Write the dashboard's id of a run into its folder."""
+    """Write the tracker's id of a run to a file in the run folder."""
     with writing(path):
         write_atomically(path, json.dumps({"id": run_id}))
 
 
 def check_installed(setting: str, package: str = "wandb") -> Any:
-    """Return a package that a setting needs; ConfigError if it is not installed."""
+    """Import and return a package that a setting needs; raise ConfigError if it is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError:
@@ -161,7 +161,7 @@ class EventFile:
     """A TensorBoard event file: scalars by step, as `tensorboard --logdir RUN` reads them. Needs no package."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        """Start a file after a step, 0 at the start of a run; TensorBoard forgets what came after that step."""
+        """Create a file that continues after `step` (0: a new run); TensorBoard discards earlier events of later steps."""
         folder.mkdir(parents=True, exist_ok=True)
         host, pid, _ = this_process()
         self._file: BinaryIO = (folder / f"events.out.tfevents.{time.time():.6f}.{host}.{pid}").open("xb")
@@ -183,11 +183,11 @@ class EventFile:
         event = struct.pack("<Bd", 1 << 3 | 1, time.time()) + (_field(2, step) if step else b"") + content
         length = struct.pack("<Q", len(event))
         self._file.write(length + _masked_checksum(length) + event + _masked_checksum(event))
-        self._file.flush()  # somebody may be watching
+        self._file.flush()  # TensorBoard may be reading it
 
 
 def _field(number: int, value: int | float | bytes) -> bytes:
-    """Return a field of a protocol buffer, whose number is below 16: a varint, a 32-bit float or bytes."""
+    """Encode a protocol buffer field with a number below 16: a varint, a 32-bit float or bytes."""
     if isinstance(value, bytes):
         return bytes([number << 3 | 2]) + _varint(len(value)) + value
     if isinstance(value, float):

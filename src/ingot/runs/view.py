@@ -39,7 +39,7 @@ class RunStatus:
 
     status: Status | Literal["crashed"]
     state: State
-    age_seconds: float  # measured by our clock; another host's may differ
+    age_seconds: float  # by this host's clock; the clock of the run's host may differ
     here: bool  # True if the process runs on this system, so that its pid is meaningful
 
 
@@ -108,13 +108,13 @@ class Run:
         if not status.here:
             raise RunError(f"the process {pid} of {self.path} is on {status.state.host}: use --force there")
         if not holds_lock(self.path, pid):  # the pid in state.json may belong to any process
-            raise RunError(f"process {pid} does not hold the lock of {self.path}, or is another user's, and gets no signal")
+            raise RunError(f"process {pid} does not hold the lock of {self.path} or belongs to another user; no signal was sent")
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, number)
 
     @cached_property
     def series(self) -> Series:
-        """The numbers of metrics.jsonl; `series.read()` reads what is new."""
+        """The numbers of metrics.jsonl; `series.read()` reads new lines."""
         from ingot.runs.series import Series
 
         return Series(self._folder.metrics.path)
@@ -129,7 +129,7 @@ class Run:
         if (path := self.samples().get(step)) is None:
             raise CheckpointError(f"{self.path} has no sample of step {step:,}")
         if not path.resolve().is_relative_to(self.path.resolve()):  # reports are shared, so never include files outside the run
-            raise CheckpointError(f"the sample of step {step:,} is a link out of the run folder")
+            raise CheckpointError(f"the sample of step {step:,} is a link to a file outside the run folder")
         try:
             with open_to_read(path) as file:
                 return file.read(4 * max_characters).decode("utf-8", "replace")[:max_characters]
@@ -154,13 +154,13 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
     waiting = [(folder, LEVELS) for folder in reversed(folders)]
     while waiting:
         path, levels = waiting.pop()
-        if os.path.exists(path / STATE):  # noqa: PTH110 (asked of every run every two seconds, and Path's takes twice as long)
+        if os.path.exists(path / STATE):  # noqa: PTH110 (called for every run every two seconds, and Path's takes twice as long)
             real = os.path.realpath(path)
             if real not in runs or (runs[real].is_symlink() and not path.is_symlink()):
                 runs[real] = path
         elif levels:
             with suppress(OSError):  # a file, or another user's folder
-                names = os.listdir(path)  # noqa: PTH208 (asked of many folders every two seconds)
+                names = os.listdir(path)  # noqa: PTH208 (called for many folders every two seconds)
                 waiting += [(path / name, levels - 1) for name in names if not name.startswith(".")]
     return runs
 

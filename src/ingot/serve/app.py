@@ -32,7 +32,7 @@ from ingot.serve.protocol import MAX_SEED, Answer, Refused, read_request
 MAX_BODY_BYTES = 1 << 24
 CLOSE_SECONDS = 5.0  # how long a shutdown waits for responses in progress
 CLIENT_CLOSED = 499  # status code for a request whose client has disconnected
-NO_CHAT = "this is a base model, which has no chat; ask /v1/completions to continue a text"
+NO_CHAT = "this is a base model, which has no chat; use /v1/completions to continue a prompt"
 
 Indexed = tuple[int, Chunk]  # index of the completion, and its chunk
 
@@ -55,7 +55,7 @@ def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI
         except Refused as refused:
             return refusal(refused)
 
-    add_error_handlers(app, "; ask /v1/completions or /v1/models")
+    add_error_handlers(app, "; use /v1/completions or /v1/models")
 
     about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "ingot"}
 
@@ -90,7 +90,7 @@ async def complete(request: Request, engine: Engine, name: str) -> Response:
             if len(body) > MAX_BODY_BYTES:
                 raise Refused(f"the request has more than {MAX_BODY_BYTES:,} bytes", status=413)
     except ClientDisconnect:
-        raise Refused("the client has left before its request was whole", status=CLIENT_CLOSED) from None
+        raise Refused("the client disconnected before its request was complete", status=CLIENT_CLOSED) from None
     # In a thread, so that it does not block other requests.
     asked, prompts = await in_thread(read_request, bytes(body), model.tokenizer, model.context, name)
     rows = [prompt for prompt in prompts for _ in range(asked.n)]
@@ -144,7 +144,7 @@ def refusal(refused: Refused) -> Response:
 
 
 def add_error_handlers(app: FastAPI, advice: str = "") -> None:
-    """Return errors in OpenAI's format, for rejected requests and unknown routes."""
+    """Make the app return errors in OpenAI's format, for rejected requests and unknown routes."""
 
     @app.exception_handler(Refused)
     async def on_refused(request: Request, refused: Refused) -> Response:
@@ -161,9 +161,9 @@ def check_local(request: Request) -> None:
     """Reject foreign Host headers (DNS rebinding) and cross-site requests."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     if not is_own_name(host):
-        raise Refused(f"the host {host!r:.100} is not this machine; ask for http://127.0.0.1", status=421)
+        raise Refused(f"the host {host!r:.100} is not this machine; use http://127.0.0.1", status=421)
     if origin is not None and origin != f"http://{host}":
-        raise Refused(f"web pages of {origin:.100} may not ask this server", status=403)
+        raise Refused(f"web pages of {origin:.100} may not use this server", status=403)
 
 
 def has_token(request: Request, token: str) -> bool:
@@ -231,7 +231,7 @@ async def _events(
             completion.gone.set()
 
 
-# Shutdown: uvicorn waits for open requests, which in turn wait for a model or a page, so those are closed first.
+# Shutdown: uvicorn waits for open requests, and those wait for a model or an event stream, so the app is closed first.
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -248,7 +248,7 @@ class ClosingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the app, then shut down the server."""
-        # Clients that do not read their response are disconnected, for which uvicorn would log a traceback.
+        # Clients that do not read their response are disconnected, and uvicorn would log a traceback for each.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         app: Any = self.config.app
         with suppress(TimeoutError):

@@ -23,7 +23,7 @@ from ingot.inference.batching import Chunk, Closed
 
 MAX_TEXTS, MAX_LOGPROBS, MAX_STOPS, MAX_STOP_CHARACTERS = 128, 20, 4, 256
 MAX_SEED = 2**62
-SHORT_CHARACTERS = 4  # prompts with fewer characters per token of the context are fast to encode and need no size check
+SHORT_CHARACTERS = 4  # prompts below this many characters per token of context encode fast and need no size check
 IGNORED = ("user", "metadata", "store")
 
 
@@ -45,7 +45,7 @@ class Prompt:
     """A prompt as token ids."""
 
     ids: list[int]
-    is_new: bool
+    is_new: bool  # True if the prompt is empty, so that the text starts a new document
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -93,10 +93,10 @@ def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: s
         defect = error.errors(include_url=False)[0]
         param = str(defect["loc"][0])
         if defect["type"] == "extra_forbidden":
-            raise Refused(f"there is no field {param!r:.60} here; leave it out", param[:60]) from None
+            raise Refused(f"unknown field {param!r:.60}; leave it out", param[:60]) from None
         kinds = {
-            "prompt": "it must be a text, a list of texts, a list of token ids, or a list of such lists in UTF-8",
-            "stop": f"it must be a text or up to {MAX_STOPS} texts, each of 1 to {MAX_STOP_CHARACTERS} characters",
+            "prompt": "it must be a string or list of strings in UTF-8, a list of token ids or a list of such lists",
+            "stop": f"it must be a string or up to {MAX_STOPS} strings, each of 1 to {MAX_STOP_CHARACTERS} characters",
         }
         raise Refused(f"{param} is {given[param]!r:.60}: {kinds.get(param, defect['msg'])}", param) from None
     except (ValueError, RecursionError, AssertionError):
@@ -104,7 +104,7 @@ def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: s
     if request.model not in (None, name):
         raise Refused(f"there is no model {request.model!r:.100}; this server has {name!r}", "model", 404, "model_not_found")
     if request.best_of not in (None, request.n):
-        raise Refused(f"best_of is not supported here; leave it out and ask for n={request.n} texts", "best_of")
+        raise Refused(f"best_of is not supported here; leave it out and use n={request.n}", "best_of")
     several = isinstance(request.prompt, list) and request.prompt and not isinstance(request.prompt[0], int)
     given_prompts: Sequence[Any] = request.prompt if several else [request.prompt]
     if len(given_prompts) * request.n > MAX_TEXTS:
@@ -202,7 +202,7 @@ class Places:
         """Return the next token's offset in characters."""
         begin = self._end
         self._end += len(self._decoder.push([token]))
-        with suppress(UnicodeDecodeError):  # of a partial character, the start is where the last token ended
+        with suppress(UnicodeDecodeError):  # a partial character starts where the last token ended
             begin = max(begin, self._end - len(self._tokenizer.decode_bytes([token]).decode()))
         self._echoed -= 1
         if self._echoed == 0:  # the completion is decoded separately from the prompt

@@ -1,7 +1,7 @@
 """The thread that reads all runs and sends changes to every open page.
 
-It reads while a page is open, and once at startup: a block of lines of each run in turn, so that a new line reaches the page
-within seconds, however much of old runs is still to be read.
+It reads once at startup and then while a page is open. Each round reads one block of lines per run, so a new line reaches the
+page within seconds even while long old runs are still being read.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class WatchedRun:
         self.series = self.run.series
         self.settings: dict[str, Any] | None = None  # settings that affect the result; None if unknown
         self.loaded = False  # True if all lines have been read
-        self._stamps: dict[str, tuple[int, int, int] | None] = {}  # inode, size and time of files; None: not there
+        self._stamps: dict[str, tuple[int, int, int] | None] = {}  # inode, size and mtime of files; None: no such file
         self._counts: tuple[int, int, int, bool] | None = None
-        self._sent: dict[str, tuple[Bins, int, int]] = {}  # bins, their lines and their stride when they were last sent
+        self._sent: dict[str, tuple[Bins, int, int]] = {}  # bins, with their number of lines and stride when last sent
 
     @property
     def is_running(self) -> bool:
@@ -101,7 +101,7 @@ class WatchedRun:
 
     def look(self) -> bool:
         """Update the facts if a file has changed or the process may have ended; return True if the facts have changed."""
-        config = self.loaded and self._has_changed("config.yaml")  # slow, so only after all runs are listed
+        config = self.loaded and self._has_changed("config.yaml")  # slow, so not before all its lines have been read
         changed = [name for name in ("state.json", "result.json", "samples") if self._has_changed(name)]
         counts = (self.series.generation, self.series.lines, self.series.damaged, self.loaded)
         if not (config or changed or counts != self._counts or self.is_running):

@@ -177,7 +177,7 @@ def _run(watcher: Watcher, run_id: str) -> WatchedRun:
 
 
 def _readable(watcher: Watcher, ids: str) -> list[tuple[WatchedRun, dict[str, Any]]]:
-    """Return runs with their settings, without those whose settings are unknown."""
+    """Return the runs whose settings could be read, with those settings."""
     runs = [_run(watcher, run) for run in ids.split(",")]
     return [(run, run.settings) for run in runs if run.settings is not None]
 

@@ -31,7 +31,7 @@ def test_too_little_memory_is_one_line_with_what_to_do(capsys, error):
         raise error
     told = capsys.readouterr().err
     assert outcome.code == 1 and len(told.splitlines()) == 1
-    assert told.startswith("train.py: error: the memory is full; lower batch_size or block_size")
+    assert told.startswith("train.py: error: out of memory; lower batch_size or block_size")
 
 
 def test_a_mistake_of_ours_keeps_its_traceback():

@@ -1,25 +1,25 @@
-// Charts by uPlot: curves of runs over one axis, seeds as bands. All charts share their cursor and their zoom.
+// uPlot charts: curves of runs over one axis, with seeds as bands. All charts share the cursor and the zoom.
 /* global uPlot */
 import { AXES, colour, curve, changed, fixed, h, isDark, short, shownRuns } from "./store.js";
 
 export const view = { axis: "step", logX: false, logY: false, seeds: true, smooth: 0, whole: false, range: null };
 
-const GRID = 700; // places from left to right at which many curves are compared
-const FEW_POINTS = 1500; // in all: then every point is a place of its own
-const MARKED = 40; // points of a curve that are each drawn as a dot
-const BANDED = 4; // lines, at most, that show the lowest and highest of each bin
-const BEGINNING = 0.02; // of the axis, by which the height of a chart is not chosen: a loss begins far above where it stays
-const NEAREST = 8; // curves in the box at the cursor
+const GRID = 700; // x positions at which curves are resampled if they have many points in total
+const FEW_POINTS = 1500; // up to this many points in total, every x value of the data is a grid position
+const MARKED = 40; // curves with at most this many points are drawn with a dot at each
+const BANDED = 4; // charts with at most this many lines show the minimum and maximum of each bin
+const BEGINNING = 0.02; // fraction of the x axis ignored when scaling y: the loss starts far above its later values
+const NEAREST = 8; // curves listed in the tooltip
 const HEIGHT = 260;
 
 export class Chart {
   constructor(spec) {
     this.spec = spec;
     this.plot = null;
-    this.curves = 0; // of runs, that there are to draw
-    this.lines = []; // that were drawn
-    this.signature = this.drawn = ""; // which lines it has, and all that they were drawn from
-    this.visible = true; // near what the window shows
+    this.curves = 0; // number of curves to draw
+    this.lines = []; // lines that were last drawn
+    this.signature = this.drawn = ""; // keys of the plot's lines and of the data last drawn
+    this.visible = true; // in or near the viewport
     this.tip = h("div", { class: "tip", hidden: true });
     this.body = h("div", { class: "plot" });
     this.note = h("span", { class: "unit" }, spec.unit);
@@ -32,7 +32,7 @@ export class Chart {
     watch.observe(this.element);
   }
 
-  // Draw the runs that are shown, where something has changed and the window shows it; whether there is anything to draw.
+  // Draw the selected runs if something has changed and the chart is visible; return true if there is anything to draw.
   draw() {
     const from = sourceOf(this.spec);
     if (from === this.drawn) return this.curves > 0;
@@ -143,10 +143,10 @@ export class Chart {
     changed();
   }
 
-  // The box at the cursor: the values of the curves that are nearest to it.
+  // The tooltip: values of the curves nearest to the cursor.
   point(plot) {
     const { idx, left, top } = plot.cursor;
-    this.tip.hidden = idx == null || left < 0 || !plot.over.matches(":hover"); // the others show its place alone
+    this.tip.hidden = idx == null || left < 0 || !plot.over.matches(":hover"); // the other charts show only the cursor
     if (this.tip.hidden) return;
     const there = plot.posToVal(Math.max(0, top), "y");
     const known = this.lines.map((line) => ({ line, value: line.values.y[idx], low: line.values.low?.[idx], high: line.values.high?.[idx] }));
@@ -163,7 +163,7 @@ export class Chart {
   }
 }
 
-// The numbers at an axis, with as many digits as tell them apart.
+// Axis labels, with enough digits to tell them apart.
 function labels(ticks) {
   for (let digits = 4; ; digits++) {
     const found = ticks.map((tick) => (tick == null ? "" : short(tick, digits)));
@@ -174,13 +174,13 @@ function labels(ticks) {
 
 const short5 = (value) => (Math.abs(value) >= 1000 || (value && Math.abs(value) < 0.01) ? short(value) : fixed(value, 4));
 
-// All that a chart is drawn from, in short.
+// A key of everything that a chart depends on; it is redrawn only if the key changes.
 function sourceOf({ kind }) {
   const runs = shownRuns().map((run) => [run.id, run[kind].told, run.name, run.number, run.arm, run.flops_per_token, view.axis === "artifact_bytes" && run.told]);
   return JSON.stringify([view, isDark(), runs]);
 }
 
-// The lines of a chart: runs, or runs that differ in nothing but their seeds as one.
+// The lines of a chart: one per run, or one per group of runs that differ only in their seeds.
 function linesOf({ kind, name }) {
   const groups = new Map();
   for (const run of shownRuns()) {
@@ -196,7 +196,7 @@ function linesOf({ kind, name }) {
   return [...groups.values()];
 }
 
-// An average that forgets, without the bias of its beginning.
+// An exponential moving average with bias correction.
 function smoothed(values) {
   const keep = view.smooth;
   if (!keep) return values;
@@ -212,7 +212,7 @@ function smoothed(values) {
   return found;
 }
 
-// Places from left to right that all lines share.
+// The x positions shared by all lines.
 function gridOf(lines) {
   const curves = lines.flatMap((line) => line.curves);
   const count = curves.reduce((sum, one) => sum + one.x.length, 0);
@@ -233,7 +233,7 @@ function gridOf(lines) {
   });
 }
 
-// A line at the places of a grid: the mean of its curves, and the lowest and highest of them or of their bins.
+// A line sampled on the grid: the mean of its curves, and the minimum and maximum of the curves or of their bins.
 function sampled(line, grid) {
   line.own = [];
   if (line.curves.every((one) => one.x.length <= MARKED)) {
@@ -249,7 +249,7 @@ function sampled(line, grid) {
     const values = at(x, smoothed(y), grid);
     for (let i = 0; i < values.length; i++) {
       const value = values[i];
-      if (value !== value) continue; // there is none
+      if (value !== value) continue; // no value at this position
       sum[i] += value;
       count[i]++;
       if (value < low[i]) low[i] = value;
@@ -259,10 +259,10 @@ function sampled(line, grid) {
   return { y: gaps(sum.map((value, i) => value / count[i])), low: gaps(low), high: gaps(high) };
 }
 
-// As uPlot has it: null where there is no number.
+// uPlot expects null for missing values.
 const gaps = (values) => Array.from(values, (value) => (isFinite(value) ? value : null));
 
-// Values between the points of a curve; NaN before its first, after its last, and where a logarithm has no place for them.
+// Linear interpolation of a curve; NaN before its first point, after its last, and for values <= 0 on a log axis.
 function at(x, y, grid) {
   const found = new Float64Array(grid.length).fill(NaN);
   const last = x.length - 1;

@@ -1,4 +1,4 @@
-// The page: which tab is open, and what is drawn when something changes.
+// The page: switches tabs and redraws what has changed.
 import { changed, connect, isDark, onChange, store, h, AXES } from "./store.js";
 import { Chart, view } from "./charts.js";
 import { drawSide, drawTiles, setUpSide } from "./side.js";

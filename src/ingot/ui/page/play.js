@@ -1,11 +1,11 @@
-// The playground: a run writes, and every token shows how likely it was and how many bits it took.
+// The playground: generates text with a run's model and shows the probability and the bits of every token.
 import { ask, fixed, h, store, whole } from "./store.js";
 
 const ALTERNATIVES = 5;
-const DULL_BITS = 8; // a token of so many bits has the full colour
+const DULL_BITS = 8; // tokens with at least this many bits get the full colour
 
 export function playTab() {
-  const prompt = h("textarea", { id: "prompt", rows: 4, placeholder: "What the text begins with; nothing: a new document", value: "" });
+  const prompt = h("textarea", { id: "prompt", rows: 4, placeholder: "Prompt; leave empty for a new document", value: "" });
   const inputs = {
     max_tokens: number("tokens", 100, 1, 4000, 1),
     temperature: number("temperature", 0.8, 0, 10, 0.1),
@@ -13,7 +13,7 @@ export function playTab() {
     seed: number("seed", 1, 0, 1e9, 1),
   };
   const secret = h("input", { type: "password", id: "open-token", placeholder: "as ingot ui printed it", autocomplete: "off" });
-  const choice = h("select", { id: "model", "aria-label": "Run that writes" });
+  const choice = h("select", { id: "model", "aria-label": "Run that generates" });
   const go = h("button", { type: "button", class: "strong", id: "write" }, "Write");
   const text = h("div", { class: "written", id: "written" });
   const about = h("div", { class: "about" }, "Point at a token.");
@@ -84,7 +84,7 @@ async function write(id, body, secret, text, about, said, signal) {
   }
 }
 
-// The JSON of server-sent events.
+// Yield the JSON of server-sent events.
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let left = "";
@@ -119,7 +119,7 @@ function token(word, logprob, top, about, count) {
 }
 
 function describe(word, logprob, top) {
-  if (logprob == null) return [h("b", { class: "word" }, visible(word)), h("p", {}, "the beginning, which nothing comes before")];
+  if (logprob == null) return [h("b", { class: "word" }, visible(word)), h("p", {}, "the first token, which has no probability")];
   const rows = Object.entries({ ...top, [word]: logprob }).sort((a, b) => b[1] - a[1]).map(([other, value]) => {
     const share = h("i", { class: "share" });
     share.style.setProperty("--used", Math.exp(value));

@@ -1,10 +1,10 @@
-// The list of runs at the side, and the numbers of the current one above the tabs.
+// The list of runs in the sidebar, and the metrics of the current run above the tabs.
 import { ask, budget, changed, colour, duration, fixed, h, isDark, short, store, whole } from "./store.js";
 
 const list = document.getElementById("runs");
 const filter = document.getElementById("filter");
-let tiles = ""; // which run they are of, and what was said of it by then
-const rows = new Map(); // the elements of runs that are listed, so that a click meets the element it was meant for
+let tiles = ""; // id and version of the run that the tiles show
+const rows = new Map(); // elements of listed runs; they are reused, so that a click never hits a replaced element
 
 export function setUpSide() {
   filter.addEventListener("input", changed);
@@ -114,7 +114,7 @@ function stop(run) {
   const dialog = document.getElementById("stopping");
   const token = document.getElementById("token");
   const said = document.getElementById("stopped");
-  said.textContent = `${run.name} will save and stop; the command it was started with goes on with it.`;
+  said.textContent = `${run.name} will save and stop; the command it was started with resumes it.`;
   token.value = sessionStorage.getItem("token") ?? "";
   dialog.onclose = async () => {
     if (dialog.returnValue !== "yes") return;

@@ -1,4 +1,4 @@
-// How long steps take: percentiles, stalls, and the slowest step of every stretch.
+// Step times: percentiles, stalls, and the slowest step of every bin.
 import { Chart } from "./charts.js";
 import { duration, fixed, h, short, shownRuns, whole } from "./store.js";
 import { table } from "./views.js";

@@ -1,17 +1,17 @@
-// What the page knows of the runs: told by the server as events, kept here, read by everything that is drawn.
+// The state of the page: the server's events update it, and everything that is drawn reads it.
 
 export const AXES = {
-  step: "steps", tokens: "tokens", elapsed_seconds: "seconds of training", flops: "FLOPs", artifact_bytes: "bytes of the artifact",
+  step: "steps", tokens: "tokens", elapsed_seconds: "seconds of training", flops: "FLOPs", artifact_bytes: "artifact bytes",
 };
 const MOST_BINS = 768;
 
 export const store = {
-  runs: new Map(), // by id, newest first: what is said of a run, with its columns
-  page: { first: 0, total: 0, size: 0 }, // which of the runs the server has told
+  runs: new Map(), // by id, newest first: the facts of each run and its columns
+  page: { first: 0, total: 0, size: 0 }, // the slice of the list of runs that the server sends
   connected: false,
-  shown: new Set(), // ids of the runs that are drawn
-  current: null, // the id of the one whose numbers stand above the charts
-  touched: false, // somebody has chosen runs, so new ones do not choose themselves
+  shown: new Set(), // ids of the selected runs
+  current: null, // id of the run whose metrics are shown above the charts
+  touched: false, // the user has selected runs, so new ones are not selected automatically
 };
 
 const listeners = [];
@@ -21,7 +21,7 @@ export function onChange(listener) {
   listeners.push(listener);
 }
 
-// Many messages come at once; what they change is drawn once, at the next frame.
+// Messages arrive in batches; redraw once per frame.
 export function changed() {
   if (due) return;
   due = true;
@@ -72,21 +72,21 @@ const take = {
       bins.columns[name].set(values, from);
       used = from + values.length;
     }
-    // Of bins of one line there is no lowest and highest.
+    // Bins of a single line have no minimum and maximum columns.
     for (const name of Object.keys(bins.columns)) if (!(name in columns)) delete bins.columns[name];
     bins.used = used;
   },
 };
 
-// Runs have colours by the order of their names, which stays as they come and go on.
+// Colours are assigned in the order of names, which does not change while runs progress.
 function number() {
   const named = [...store.runs.values()].filter((run) => run.name);
   named.sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true })).forEach((run, i) => { run.number = i; });
 }
 
-// `told` counts what was said: what it was drawn with is drawn again only when it has changed.
+// `told` counts updates; an element is redrawn only if the count has changed.
 function empty(id) {
-  const bins = () => ({ told: 0, used: 0, columns: {}, known: new Set() }); // known: the columns that have a number
+  const bins = () => ({ told: 0, used: 0, columns: {}, known: new Set() }); // known: columns with at least one number
   return { id, told: 0, number: 0, train: bins(), evaluation: bins(), samples: [], stalls: [], percentiles: {}, result: {} };
 }
 
@@ -101,14 +101,14 @@ export function shownRuns() {
   return [...store.runs.values()].filter((run) => store.shown.has(run.id));
 }
 
-// A column of a run over an axis: x and y, and where there are several lines to a bin their lowest and highest; null: there is none.
+// A column of a run over an axis: x, y and, for bins of several lines, minimum and maximum; null if there is none.
 export function curve(run, kind, name, axis) {
   if (axis === "artifact_bytes") return artifactPoint(run, name);
   const { used, columns, known } = run[kind];
   const along = axis === "flops" ? "tokens" : axis;
   if (!used || !known.has(name) || !known.has(along) || (axis === "flops" && !run.flops_per_token)) return null;
   let x = columns[along].subarray(0, used);
-  if (!isFinite(x[0]) || !isFinite(x[used - 1])) return null; // one damaged run must not take the axis from all others
+  if (!isFinite(x[0]) || !isFinite(x[used - 1])) return null; // one damaged run must not break the axis of all others
   if (axis === "flops") x = Float64Array.from(x, (tokens) => tokens * run.flops_per_token);
   const part = (ending) => columns[name + ending]?.subarray(0, used) ?? null;
   return { x, y: part(""), low: part("_low"), high: part("_high") };
@@ -135,7 +135,7 @@ export function isDark() {
   return chosen ? chosen === "dark" : prefersDark.matches;
 }
 
-// An element with properties and children; text is never read as HTML.
+// Create an element with properties and children; text is never parsed as HTML.
 export function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -174,7 +174,7 @@ export function duration(seconds) {
   return seconds < 6000 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
-// How much of its budget a run has used, and what is left in words.
+// The used fraction of a run's budget, and the remaining budget as text.
 export function budget(run) {
   const bySteps = run.max_steps ? run.step / run.max_steps : -1;
   const bySeconds = run.budget_seconds ? run.elapsed_seconds / run.budget_seconds : -1;

@@ -1,8 +1,8 @@
-// Tabs of tables and texts: what runs came to, in which settings they differ, what seeds say, what they wrote.
+// Tabs of tables and texts: results, settings that differ, statistics over seeds, and samples.
 import { ask, changed, colour, duration, fixed, h, shownRuns, short, store, whole } from "./store.js";
 
-const MOST_SAMPLES = 4; // runs whose samples stand side by side
-const MOST_COMPARED = 12; // columns of the table of settings
+const MOST_SAMPLES = 4; // runs whose samples are shown side by side
+const MOST_COMPARED = 12; // maximum number of runs in the table of settings
 
 export function table(head, rows) {
   const cell = (tag, value) => h(tag, {}, value instanceof Node ? value : String(value ?? ""));
@@ -16,12 +16,12 @@ function named(run) {
 export function compareTab() {
   const [results, settings, seeds] = [h("section"), h("section"), h("section")];
   const element = h("div", {}, results, settings, seeds);
-  let asked = "", waits = false; // for an answer: one request at a time, and what changes meanwhile is asked for after it
+  let asked = "", waits = false; // true during a request: only one at a time, later changes are requested after it
   return {
     element,
     draw() {
       const runs = shownRuns().filter((run) => run.name);
-      results.replaceChildren(h("h2", {}, "Results"), table(["run", "status", "steps", "tokens", "trained", "loss", "bits per byte", "artifact bytes", "its bits per byte", "seed"], runs.map((run) => [
+      results.replaceChildren(h("h2", {}, "Results"), table(["run", "status", "steps", "tokens", "trained", "loss", "bits per byte", "artifact bytes", "artifact bits per byte", "seed"], runs.map((run) => [
         named(run), run.status, whole(run.step), short(run.tokens), duration(run.elapsed_seconds), fixed(run.loss), fixed(run.val_bpb), whole(run.result.artifact_bytes), fixed(run.result.artifact_bpb), run.seed])));
       const key = runs.map((run) => `${run.id} ${run.arm} ${run.status} ${run.val_bpb}`).join();
       if (waits || key === asked) return;
@@ -43,8 +43,8 @@ async function fill(host, title, runs, found) {
 async function settingsOf(runs) {
   const asked = runs.slice(0, MOST_COMPARED);
   const told = await ask(`/api/settings?runs=${asked.map((run) => run.id)}`);
-  const note = runs.length > asked.length ? ` The first ${asked.length} of ${runs.length} runs.` : "";
-  const words = asked.length > 1 ? (told.rows.length ? "Those that differ." : "The runs have the same settings, as far as they decide what a run comes to.") : "Those that are not the defaults.";
+  const note = runs.length > asked.length ? ` Only the first ${asked.length} of ${runs.length} runs are compared.` : "";
+  const words = asked.length > 1 ? (told.rows.length ? "Settings that differ." : "The runs do not differ in settings that affect training.") : "Settings that are not the defaults.";
   const columns = told.runs.map((id) => named(store.runs.get(id)));
   return [h("p", { class: "note" }, words + note), told.rows.length ? table(["setting", ...columns], told.rows) : null].filter(Boolean);
 }
@@ -52,7 +52,7 @@ async function settingsOf(runs) {
 async function seedsOf(runs) {
   const { arms, tests } = await ask(`/api/statistics?runs=${runs.map((run) => run.id)}`);
   if (!arms.length) return [];
-  const found = [h("p", { class: "note" }, "Runs that differ in nothing but their seeds."), table(["runs", "n", "mean bits per byte", "std"], arms.map((arm) => [arm.runs, arm.n, fixed(arm.mean, 5), fixed(arm.std, 5)]))];
+  const found = [h("p", { class: "note" }, "Runs that differ only in their seeds."), table(["runs", "n", "mean bits per byte", "std"], arms.map((arm) => [arm.runs, arm.n, fixed(arm.mean, 5), fixed(arm.std, 5)]))];
   if (tests.length) found.push(table(["A", "B", "B against A"], tests.map((test) => [test.a, test.b, test.said])));
   return found;
 }
@@ -78,7 +78,7 @@ export function samplesTab() {
   };
 }
 
-// The texts of one run; it shows the newest until somebody goes back to another.
+// The samples of one run; it follows the newest until the user selects an older one.
 function sampleCard(run) {
   const slider = h("input", { type: "range", min: 0, "aria-label": `Step of the sample of ${run.name}` });
   const title = h("span");
