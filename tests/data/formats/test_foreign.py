@@ -101,7 +101,7 @@ def test_what_needs_documents_says_how_to_get_them(tmp_path):
 
 def test_another_tokenizer_than_the_characters_is_refused(tmp_path):
     folder = nanogpt(tmp_path / "d", [0, 1], [1], "ab")
-    with pytest.raises(DataError, match="has characters"):
+    with pytest.raises(DataError, match="is character data"):
         open_dataset(str(folder), "gpt2")
 
 

@@ -67,7 +67,7 @@ def test_the_list_says_what_was_written(data: Path, tmp_path: Path) -> None:
 def test_a_list_of_other_data_or_a_damaged_one_is_refused_by_its_name(data: Path, tmp_path: Path) -> None:
     dataset, path = open_dataset(str(data), "byte", True), tmp_path / "read.json"
     write_already_read(path, {"a": np.zeros(DOCUMENTS + 1, bool)})
-    with pytest.raises(DataError, match=r"read\.json lists 41 documents in the bucket a, and .* has 40"):
+    with pytest.raises(DataError, match=r"read\.json lists 41 documents in the bucket a, but .* has 40"):
         read_already_read(str(path), dataset)
     for text in ("{", "[]", json.dumps({"format": "other", "version": 1, "buckets": {}})):
         path.write_text(text)

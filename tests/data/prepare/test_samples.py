@@ -150,7 +150,7 @@ def test_a_folder_is_taken_as_it_is_and_a_home_is_found(tmp_path, monkeypatch):
 
 def test_another_tokenizer_than_the_datasets_is_refused_with_both_names():
     folder = sample_path("shakespeare", "byte")
-    with pytest.raises(DataError, match=r"data\.tokenizer is char and .* was prepared with .*byte"):
+    with pytest.raises(DataError, match=r"data\.tokenizer is char but .* was prepared with .*byte"):
         open_dataset(str(folder), "char")
     assert open_dataset(str(folder), "byte").tokenizer.kind == "byte"
 
@@ -175,7 +175,7 @@ def test_a_learned_vocabulary_is_given_for_what_was_asked_and_for_no_other(tmp_p
     found = open_dataset(str(tmp_path / "data"), "bpe:300").tokenizer
     assert 257 < found.vocab_size < 300  # the text has no more pieces
     for name in ("bpe:257", "bpe:4096", f"bpe:{found.vocab_size}", "char"):
-        with pytest.raises(DataError, match=rf"data\.tokenizer is {name} and .* was prepared with .*bpe:300"):
+        with pytest.raises(DataError, match=rf"data\.tokenizer is {name} but .* was prepared with .*bpe:300"):
             open_dataset(str(tmp_path / "data"), name)
     with pytest.raises(ConfigError, match="bpe:many does not say how many ids to learn; give bpe:N, with N from 257 to 65,536"):
         open_dataset(str(tmp_path / "data"), "bpe:many")
@@ -186,7 +186,7 @@ def test_a_learned_vocabulary_of_a_folder_that_does_not_say_what_was_asked_is_kn
     tokenizer = learn_from("bpe:300", list, lambda: [text])
     write_dataset([("train", "to be")], tmp_path / "data", tokenizer, source=None)
     assert open_dataset(str(tmp_path / "data"), f"bpe:{tokenizer.vocab_size}").tokenizer.kind == "huggingface"
-    with pytest.raises(DataError, match=rf"data\.tokenizer is bpe:8192 and .*huggingface.*{tokenizer.vocab_size} ids"):
+    with pytest.raises(DataError, match=rf"data\.tokenizer is bpe:8192 but .*huggingface.*{tokenizer.vocab_size} ids"):
         open_dataset(str(tmp_path / "data"), "bpe:8192")
 
 
