@@ -652,9 +652,9 @@ def test_a_run_leaves_the_config_it_was_started_from_as_it_is(train: Train, data
     assert (folder / "config.yaml").read_text() == text and listener.lines == []
     run(load_config(file=folder / "config.yaml", overrides={"training.max_steps": "8"}, environment={}), listener)
     assert (folder / "config.yaml").read_text() == text and steps_of(folder)[-1] == 8
-    assert "training.max_steps" in listener.lines[0] and "is not changed" in listener.lines[0]
+    assert "training.max_steps" in listener.lines[0] and "is not modified" in listener.lines[0]
     run(load_config(file=folder / "config.yaml", sweep={"training.max_steps": 9}, environment={}), listener)
-    assert "training.max_steps" in listener.lines[-1] and "is not changed" in listener.lines[-1]
+    assert "training.max_steps" in listener.lines[-1] and "is not modified" in listener.lines[-1]
     train(folder, training__max_steps=9)
     assert "a comment of mine" not in (folder / "config.yaml").read_text()
 

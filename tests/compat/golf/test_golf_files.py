@@ -292,7 +292,7 @@ def test_weights_that_are_no_numbers_are_no_score(golf: Golf, finished: Ran, tmp
     weights = torch.load(tmp_path / "final_model.pt", weights_only=True)
     weights["tok_emb.weight"][0, 0] = float("nan")
     torch.save(weights, tmp_path / "final_model.pt")
-    assert "this is not a score" in golf.refuses(1, EVAL_ONLY_PATH="final_model.pt")
+    assert "the score is invalid" in golf.refuses(1, EVAL_ONLY_PATH="final_model.pt")
 
 
 GOOD, _ = quantised([record("w", torch.randn(300, 300)), record("q_gain", torch.ones(4))], "int8-golf", CONTROL, CONTROL)

@@ -107,6 +107,6 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path):
     with pytest.raises(DataError, match=r"there is no folder .*; give the one with the \.jsonl"):
         tokenize(tmp_path / "none", tmp_path / "out", "byte", WindowRule())
     lines(tmp_path / "in" / "a.jsonl.gz", "text")
-    with pytest.raises(DataError, match="would become the same pair"):
+    with pytest.raises(DataError, match="would be written to the same pair"):
         tokenize(tmp_path / "in", tmp_path / "out", "byte", WindowRule())
     assert not (tmp_path / "out").exists()

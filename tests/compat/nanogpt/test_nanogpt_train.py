@@ -160,7 +160,7 @@ def test_a_meta_pkl_that_runs_something_is_refused(train, work):
     Path("own/data/evil/meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65, "stoi": Evil()}))
     Path("data").unlink()
     Path("data").symlink_to("own/data")
-    assert "is refused" in train(words(dataset="evil"), code=3).err
+    assert "is rejected" in train(words(dataset="evil"), code=3).err
     assert not (work / "ran").exists()
 
 

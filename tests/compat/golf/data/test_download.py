@@ -334,7 +334,7 @@ def test_damaged_shards_are_fetched_again_and_a_tokenizer_of_ones_own_is_not_ove
     (folder / VAL).write_bytes(shard(70, 1))  # of the same size
     assert folder().fetched_files == 1
     assert folder.is_whole()
-    assert folder.said(f"{folder / VAL} is not the file of {REPO}")
+    assert folder.said(f"{folder / VAL} differs from the file in {REPO}")
     (folder / MODEL).unlink()
     (folder / MODEL).write_text("mine")
     with pytest.raises(DataError, match="differs from"):
