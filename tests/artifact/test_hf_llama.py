@@ -74,7 +74,7 @@ def test_a_llama_of_transformers_gives_the_same_logits_here(folder):
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [
-        ({"model_type": "mistral"}, ConfigError, r"model_type is 'mistral', and only 'gpt2' and 'llama' can be read"),
+        ({"model_type": "mistral"}, ConfigError, r"model_type is 'mistral', but only 'gpt2' and 'llama' can be read"),
         ({"hidden_act": "gelu"}, ConfigError, r"hidden_act is 'gelu'; only silu"),
         ({"head_dim": 32}, ConfigError, r"head_dim is 32, but only 16 can be read"),
         (

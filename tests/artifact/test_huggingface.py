@@ -209,14 +209,14 @@ def test_a_model_in_parts_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
-        ({"model_type": "bert"}, ConfigError, r"model_type is 'bert', and only 'gpt2' and 'llama'"),
+        ({"model_type": "bert"}, ConfigError, r"model_type is 'bert', but only 'gpt2' and 'llama'"),
         ({"layer_norm_epsilon": 1e-6}, ConfigError, r"layer_norm_epsilon is 1e-06"),
         ({"scale_attn_by_inverse_layer_idx": True}, ConfigError, r"scale_attn_by_inverse_layer_idx is True"),
         ({"scale_attn_weights": False}, ConfigError, r"scale_attn_weights is False"),
         ({"add_cross_attention": True}, ConfigError, r"add_cross_attention is True"),
         ({"activation_function": "relu"}, ConfigError, r"activation_function is 'relu'"),
         ({"activation_function": ["gelu"]}, ConfigError, r"activation_function is \['gelu'\]"),
-        ({"n_inner": 100}, ConfigError, r"n_inner is 100, and only 128"),
+        ({"n_inner": 100}, ConfigError, r"n_inner is 100, but only 128"),
         ({"n_layer": 0}, CheckpointError, r"n_layer is 0"),
         ({"n_layer": "2"}, CheckpointError, r"n_layer is '2'"),
         ({"n_layer": True}, CheckpointError, r"n_layer is True"),

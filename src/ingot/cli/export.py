@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ingot.config.schema import ArtifactSection
     from ingot.data.tokenizers import Tokenizer
     from ingot.inference.model import Weights
-    from ingot.runtime.tensors import TensorRecord
 
 BY_RUN = "Default: as in the run's config."
 # (quantiser, dtype) alternatives, least lossy first. The quantisers std and gptq need calibration text and are only suggested.
@@ -125,7 +124,7 @@ def _export_file(
                 raise ConfigError(f"{copy} is not this model's file, which must be next to its artifact; choose another --output")
             write_atomically(copy, file.read_bytes())
     tensors = list(source.tensors.values())
-    codes: dict[str, list[TensorRecord]] = {}
+    codes: dict[str, list[Any]] = {}  # tensor records by name
     if section.quantiser in BY_MODEL:  # calibrated on the run's text
         from ingot.data.loading.data_path import open_dataset
         from ingot.train.fit_artifact import find_codes
@@ -291,7 +290,7 @@ def import_weights(
     print_columns([*rows, ("model", f"{model['family']}: {shape}")])
 
 
-def _read(name: str, tokenizer: str | None) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
+def _read(name: str, tokenizer: str | None) -> tuple[list[Any], dict[str, Any], Tokenizer, dict[str, Any]]:
     """Return the weights, model settings, tokenizer, and evaluation settings if they are known."""
     from ingot.artifact.gpt_simple import is_checkpoint, saved_checkpoints
 
