@@ -56,4 +56,4 @@ def test_without_a_text_it_asks_for_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["frontier_h200.py", "--data", str(tmp_path / "none")])
     with pytest.raises(SystemExit):
         frontier_h200.main()
-    assert "give --corpus and --tokenizer" in capsys.readouterr().err
+    assert "pass --corpus with --tokenizer" in capsys.readouterr().err

@@ -44,4 +44,4 @@ def test_without_a_text_it_asks_for_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["speedrun.py", "--data", str(tmp_path / "none")])
     with pytest.raises(SystemExit):
         speedrun.main()
-    assert "give --corpus" in capsys.readouterr().err
+    assert "pass --corpus" in capsys.readouterr().err

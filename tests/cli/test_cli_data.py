@@ -289,7 +289,7 @@ def test_verify_finds_that_another_tokenizer_is_given(ingot, prepared):
 @pytest.mark.parametrize(
     ("damage", "words", "said"),
     [
-        (None, ["--data.tokenizer", "gpt2"], r"data.tokenizer is gpt2 and .* was prepared with .*byte"),
+        (None, ["--data.tokenizer", "gpt2"], r"data.tokenizer is gpt2 but .* was prepared with .*byte"),
         ({"vocab_size": 300}, [], r".*dataset.json is damaged: its tokenizer does not match its fingerprint"),
         ({"fingerprint": "0" * 64}, [], r".*dataset.json is damaged: its tokenizer does not match its fingerprint"),
     ],

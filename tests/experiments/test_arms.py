@@ -146,7 +146,7 @@ def test_an_arm_on_tokens_without_a_tokenizer_is_told_by_its_name_and_once(tmp_p
     assert re.sub(r"arm \S+:", "arm A:", str(found.value)) == (
         f"arm A: {tmp_path} holds tokens but does not name their tokenizer; set it with data.tokenizer"
     )
-    assert found.value.render(str.upper).endswith("name it with DATA.TOKENIZER")  # which a front end may call otherwise
+    assert found.value.render(str.upper).endswith("set it with DATA.TOKENIZER")  # which a front end may call otherwise
 
 
 def test_one_text_in_other_tokens_may_be_an_arm(tmp_path, resolve):

@@ -135,7 +135,7 @@ def test_a_stage_may_set_the_window_and_nothing_else():
     model = make("frontier")
     model.set(window=3)
     assert model.window == 3
-    with pytest.raises(ValueError, match=r"window=0 is not"):
+    with pytest.raises(ValueError, match=r"window=0 must be"):
         model.set(window=0)
     with pytest.raises(TypeError):
         model.set(depth=3)

@@ -65,7 +65,7 @@ def test_a_file_is_imported_with_the_shape_of_its_tensors_and_writes(
     assert call([*words, "--tokenizer", str(toys / "data/tokenizers/toy.model")]) == 0
     told = capsys.readouterr()
     assert "golf: layers 2, heads 2, width 16, context 1024, vocab_size 274" in told.out
-    assert "golf's defaults are used: 1,024, 10,000 and 30" in told.err
+    assert "using golf's defaults: 1,024, 10,000 and 30" in told.err
     held, file = read_artifact(tmp_path / "model.ingot").tensors, read_weights((tmp_path / name).read_bytes(), "the file")
     assert {one: bytes(record.data) for one, record in held.items()} == {one: bytes(r.data) for one, r in file.items()}
     model = ingot.load(tmp_path / "model.ingot", device="cpu")

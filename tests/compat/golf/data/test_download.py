@@ -270,7 +270,7 @@ def test_what_arrives_damaged_is_fetched_once_more(folder):
 
 def test_it_gives_up_with_one_sentence_and_a_second_run_continues(folder):
     fault = folder.hub.fail(VAL, status=400, times=99)
-    with pytest.raises(DataError, match=rf"gave up on datasets/{VAL} of {REPO} at http\S+: .*400.*; the same command"):
+    with pytest.raises(DataError, match=rf"gave up on datasets/{VAL} of {REPO} at http\S+: .*400.*; run the same command"):
         folder()
     assert folder.names() == {MODEL, VOCAB, "manifest.json", *OURS}
     fault.times = 0
