@@ -355,7 +355,7 @@ def test_beside_muon_stacked_matrices_are_the_rest():
     ("groups", "said"),
     [
         ([{"name": "a", "match": "gates.*"}], r"optimizer\.groups\.0\.match=gates\.\* matches no parameter .*tokens\.weight, "),
-        ([{"name": "a", "match": "up*"}, {"name": "b", "match": "up.w*"}], r"groups\.1\.match=up\.w\* .* belong to the earlier group a;"),
+        ([{"name": "a", "match": "up*"}, {"name": "b", "match": "up.w*"}], r"groups\.1\.match=up\.w\* .* earlier group a;"),
         ([{"name": "a", "match": "up*", "optimizer": "muon"}], r"group a gives up\.bias of shape \[128\] to Muon"),
     ],
 )
