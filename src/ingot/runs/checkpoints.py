@@ -164,12 +164,12 @@ def read_kind(path: Path) -> Kind:
 
 
 def to_keep(saved: Sequence[tuple[int, Kind]], keep_last: int | None, keep_every: int) -> set[tuple[int, Kind]]:
-    """Return the checkpoints to keep: the newest regular ones, the newest shutdown and final ones, and milestones."""
+    """Return the (step, kind) pairs to keep: the newest regular ones, the newest shutdown and final ones, and milestones."""
     if keep_last is None:
         return set(saved)
     newest = {"regular": keep_last, "shutdown": 1, "final": 1}
-    kept = {one for kind, count in newest.items() for one in [one for one in saved if one[1] == kind][-count:]}
-    return kept | {one for one in saved if keep_every and one[0] % keep_every == 0}
+    kept = {pair for kind, count in newest.items() for pair in [pair for pair in saved if pair[1] == kind][-count:]}
+    return kept | {(step, kind) for step, kind in saved if keep_every and step % keep_every == 0}
 
 
 def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | None) -> None:
@@ -180,7 +180,7 @@ def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | Non
     saved = {(step, read_kind(path)): path for step, path in saved_steps(folder).items()}
     kept = to_keep(list(saved), keep_last, keep_every)
     failure = None
-    for path in [path for one, path in saved.items() if one not in kept and one[0] != best]:
+    for path in [path for (step, kind), path in saved.items() if (step, kind) not in kept and step != best]:
         doomed = path.with_name(path.name + PARTIAL)  # rename first, so that a kill does not leave half a checkpoint
         try:
             if doomed.exists():

@@ -65,7 +65,7 @@ def parse_manifest(content: bytes, where: str) -> Record:
     return manifest
 
 
-class Listing(NamedTuple):
+class ManifestEntry(NamedTuple):
     """The entry of a folder of shards in a manifest.json, with the kind and the file of its tokenizer ("" if it has none)."""
 
     where: Path
@@ -74,7 +74,7 @@ class Listing(NamedTuple):
     file: str
 
 
-def read_listing(dataset: Path) -> Listing | None:
+def read_listing(dataset: Path) -> ManifestEntry | None:
     """Return the manifest's entry for a folder of shards; None if there is no manifest, or no entry in it."""
     folder = Path(os.path.abspath(dataset))  # noqa: PTH100 (a data folder may be a symlink to another disk)
     where = folder.parent.parent / MANIFEST
@@ -85,7 +85,7 @@ def read_listing(dataset: Path) -> Listing | None:
     tokenizers = entries_of(manifest, "tokenizers")
     paired = next((tokenizer for tokenizer in tokenizers if tokenizer.get("name") == entry.get("tokenizer_name")), {})
     stats, file = entry.get("stats"), paired.get("model_path") or paired.get("path") or ""
-    return Listing(where, stats if isinstance(stats, dict) else {}, str(paired.get("kind")), str(file))
+    return ManifestEntry(where, stats if isinstance(stats, dict) else {}, str(paired.get("kind")), str(file))
 
 
 def paired_tokenizer(dataset: Path) -> str | None:
