@@ -21,3 +21,11 @@ def device():
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("no GPU, and TRITON_INTERPRET is not set")
     return torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _compile_from_scratch():
+    """Forget compiled graphs after each test: many shapes in one process exceed the limit of recompilations."""
+    yield
+    if torch.cuda.is_available():
+        torch._dynamo.reset()
