@@ -492,8 +492,7 @@ class TrackingSection(Section):
     )
     tensorboard: bool = Field(
         False,
-        description="Also write TensorBoard events to tensorboard/. Viewing them needs the extra `tensorboard`, writing does "
-        "not.",
+        description="Also write TensorBoard events to tensorboard/. Needs the extra `tensorboard`.",
     )
 
 

@@ -11,18 +11,15 @@ import json
 import math
 import os
 import secrets
-import struct
-import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ingot.config.schema import TrackingSection
 from ingot.errors import ConfigError
 from ingot.runs.folder import EVENTS, TRACKIO_ID, WANDB_ID
 from ingot.runs.reporter import EvaluationReport, Reporter, StepReport, task_metrics
-from ingot.runs.state import this_process
 from ingot.runtime.files import read_dict, write_atomically, writing
 
 Report = StepReport | EvaluationReport
@@ -70,8 +67,15 @@ class Tracking(Reporter):
             return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: trackio.finish())
 
         def start_tensorboard(wanted: bool) -> Tracker:
-            file = EventFile(folder / EVENTS, step)
-            return file.log, file.close
+            """Open a new event file; TensorBoard then discards events of steps after `step`, which the resumed run repeats."""
+            package = check_installed("tracking.tensorboard=true", "tensorboardX")
+            writer = package.SummaryWriter(str(folder / EVENTS), purge_step=step + 1 if step else None, flush_secs=5)
+
+            def log(step: int, values: Mapping[str, float]) -> None:
+                for key, value in values.items():
+                    writer.add_scalar(key, value, step)
+
+            return log, (lambda failed: writer.close())
 
         starts: dict[str, tuple[Any, Callable[[Any], Tracker], str]] = {
             "Weights & Biases": (settings.wandb_project, start_wandb, "log in with `wandb login` or set WANDB_MODE=offline; "),
@@ -150,65 +154,9 @@ def check_installed(setting: str, package: str = "wandb") -> Any:
         return importlib.import_module(package)
     except ImportError:
         name = "Weights & Biases" if package == "wandb" else package
-        raise ConfigError(f"{setting} needs {name}", advice=f"install it with: pip install 'ingot-lm[{package}]'") from None
+        extra = package.removesuffix("X").lower()
+        raise ConfigError(f"{setting} needs {name}", advice=f"install it with: pip install 'ingot-lm[{extra}]'") from None
 
 
 def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-class EventFile:
-    """A TensorBoard event file: scalars by step, as `tensorboard --logdir RUN` reads them. Needs no package."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        """Create a file that continues after `step` (0: a new run); TensorBoard discards earlier events of later steps."""
-        folder.mkdir(parents=True, exist_ok=True)
-        host, pid, _ = this_process()
-        self._file: BinaryIO = (folder / f"events.out.tfevents.{time.time():.6f}.{host}.{pid}").open("xb")
-        self._write(0, _field(3, b"brain.Event:2"))
-        if step:
-            self._write(step + 1, _field(7, _field(1, 1)))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the values of a step."""
-        scalars = (_field(1, name.encode()) + _field(2, float(value)) for name, value in values.items())
-        self._write(step, _field(5, b"".join(_field(1, scalar) for scalar in scalars)))
-
-    def close(self, failed: bool) -> None:
-        """Sync and close the file."""
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-    def _write(self, step: int, content: bytes) -> None:
-        event = struct.pack("<Bd", 1 << 3 | 1, time.time()) + (_field(2, step) if step else b"") + content
-        length = struct.pack("<Q", len(event))
-        self._file.write(length + _masked_checksum(length) + event + _masked_checksum(event))
-        self._file.flush()  # TensorBoard may be reading it
-
-
-def _field(number: int, value: int | float | bytes) -> bytes:
-    """Encode a protocol buffer field with a number below 16: a varint, a 32-bit float or bytes."""
-    if isinstance(value, bytes):
-        return bytes([number << 3 | 2]) + _varint(len(value)) + value
-    if isinstance(value, float):
-        return struct.pack("<Bf", number << 3 | 5, value)
-    return bytes([number << 3]) + _varint(value)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def _masked_checksum(data: bytes) -> bytes:
-    """Return the masked CRC-32C of TensorFlow records."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
