@@ -31,7 +31,7 @@ def peers_present() -> Iterator[None]:
 
 
 class Collectives:
-    """The process group of the ranks; with a single rank every method returns its input at once."""
+    """Implements Group (base.py) with torch.distributed; with a single rank every method returns its input at once."""
 
     def __init__(self, ranks: Ranks, device: Device):
         self.ranks = ranks
@@ -50,11 +50,9 @@ class Collectives:
         self._host = dist.new_group(backend="gloo")
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over the ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Return each value's sum over the ranks."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
@@ -66,7 +64,6 @@ class Collectives:
         return numbers.tolist()
 
     def broadcast(self, text: str) -> str:
-        """Return the first rank's text on every rank."""
         if self._alone:
             return text
         box = [text]
@@ -75,6 +72,5 @@ class Collectives:
         return box[0]
 
     def close(self) -> None:
-        """Destroy the process group."""
         if not self._alone and dist.is_initialized():
             dist.destroy_process_group()

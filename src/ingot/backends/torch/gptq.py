@@ -68,7 +68,7 @@ class _Stack:
 
 
 class TorchRounder:
-    """Rounds a model's large matrices and embedding tables; `round` replaces them in place."""
+    """Implements Rounder (base.py): rounds a model's large matrices and embedding tables."""
 
     def __init__(self, model: nn.Module, moments: Mapping[int, Tensor]):
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -100,7 +100,7 @@ class TorchRounder:
 
     @torch.no_grad()
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Return the size in bytes of all tables or all matrices rounded to the nearest code, from the entropy of the codes."""
+        """Estimate the entropy-coded bytes without GPTQ, rounding every weight to the nearest code."""
         total = 0.0
         for stack in self._stacks:
             if stack.embedding == embedding:
@@ -110,7 +110,6 @@ class TorchRounder:
 
     @torch.no_grad()
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
-        """Round the model's weights in place; return their size in bytes, from the entropy of the codes."""
         total = 0.0
         for stack in self._stacks:
             rounding = embeddings if stack.embedding else matrices
@@ -126,7 +125,6 @@ class TorchRounder:
         return total
 
     def codes(self) -> dict[str, list[TensorRecord]]:
-        """Return the stored form of each rounded matrix: its codes and the scale of each row."""
         stored = {}
         for stack in self._stacks:
             assert stack.codes is not None and stack.scale is not None
