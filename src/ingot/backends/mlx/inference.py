@@ -142,7 +142,7 @@ class MLXInference:
         return head_loss(hidden, head, targets, softcap, run.dtype, self._loss_chunk)
 
     def _logits(self, weights: Weights, run: Pass, tokens: mx.array, first: int) -> mx.array:
-        """Return the logits (B, N, V) after each token from position `first` on; -1: after the last."""
+        """Return the logits (B, N, V) after each token from position `first` on (-1: only after the last token)."""
         hidden, head, softcap = self._hidden(weights, run, tokens)
         return head_logits(hidden[:, first:], head, softcap, run.dtype)
 
@@ -169,7 +169,7 @@ class MLXInference:
         return ([row[0] for row in rows] for rows in zip(*alone, strict=True))
 
     def _write(self, weights: Weights, prompts: list[list[int]], seeds: Sequence[int], sampling: Sampling) -> Iterator[list[int]]:
-        """Yield the next token of every prompt, forever; beyond the context, each token recomputes the last `context` ones."""
+        """Yield the next token of every prompt, forever; beyond the context, recompute the last `context` tokens each time."""
         draws = [np.random.default_rng(seed) for seed in seeds]
         written: list[set[int]] = [set() for _ in prompts]
         seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
@@ -220,11 +220,8 @@ class MLXInference:
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
         """Raise ConfigError: MLX does not support low-bit quantisation."""
-        raise ConfigError(
-            "{0} does not support low-bit quantisation:",
-            Setting("training.device", "mlx"),
-            advice="export the run with --device cpu",
-        )
+        on_mlx, advice = Setting("training.device", "mlx"), "export the run with --device cpu"
+        raise ConfigError("{0} does not support low-bit quantisation:", on_mlx, advice=advice)
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
         check_fits(self._outline, weights, where)

@@ -35,9 +35,8 @@ class Collectives:
 
     def __init__(self, ranks: Ranks, device: Device):
         self.ranks = ranks
-        self._alone = ranks.world_size == 1
-        self._host: dist.ProcessGroup | None = None
-        if self._alone:
+        self._host: dist.ProcessGroup | None = None  # None with a single rank
+        if ranks.world_size == 1:
             return
         if device.kind == "cuda":
             torch.cuda.set_device(device.index)
@@ -56,7 +55,7 @@ class Collectives:
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
-        if self._alone:
+        if self._host is None:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.float64)
         with peers_present():
@@ -64,7 +63,7 @@ class Collectives:
         return numbers.tolist()
 
     def broadcast(self, text: str) -> str:
-        if self._alone:
+        if self._host is None:
             return text
         box = [text]
         with peers_present():
@@ -72,5 +71,5 @@ class Collectives:
         return box[0]
 
     def close(self) -> None:
-        if not self._alone and dist.is_initialized():
+        if self._host is not None and dist.is_initialized():
             dist.destroy_process_group()

@@ -157,7 +157,7 @@ def _scale(rms: Tensor, rounding: Rounding) -> Tensor:
 
 
 def _stored(scale: Tensor) -> Tensor:
-    """Return float16 if it represents every scale at full precision, else float32."""
+    """Return the scales in float16 if it represents all of them at full precision, else in float32."""
     return scale.half() if bool(((scale >= HALF.tiny) & (scale <= HALF.max)).all()) else scale
 
 
@@ -182,7 +182,7 @@ def _gptq(left: Tensor, scale: Tensor, most: int, upper: Tensor) -> Tensor:
 
 
 def _bytes(codes: Tensor, scale: Tensor) -> float:
-    """Return the size in bytes of the codes, from their entropy per matrix, plus the scales."""
+    """Return the total size in bytes of the entropy-coded codes of all matrices and of their scales."""
     matrices = torch.arange(len(codes), device=codes.device)[:, None, None]
     counts = torch.bincount((codes + 128 + 256 * matrices).long().flatten(), minlength=256 * len(codes)).view(-1, 256).double()
     bits = (counts * (counts.sum(1, keepdim=True) / counts.clamp_min(1)).log2()).sum()
