@@ -69,6 +69,7 @@ class Device:
     meeting: Meeting | None = None
     scales: list[float] = field(default_factory=list)
     uses_loss_scaling: bool = False
+    precision: str = "fp32"
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Any:
         return np.empty(shape, np.int32)
@@ -91,9 +92,6 @@ class Device:
 
     def flops_per_token(self, seq_len: int) -> float:
         return 1.0
-
-    def peak_flops(self) -> float | None:
-        return None
 
     def wait(self) -> None:
         return None

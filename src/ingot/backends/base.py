@@ -12,7 +12,7 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import Batch, TensorRecord
 
-State = dict[str, list[TensorRecord]]  # maps a file to its tensors: model, optimizer and, if enabled, the averaged weights (ema)
+State = dict[str, list[TensorRecord]]  # maps a file name to its tensors: model, optimizer and, with averaged weights, ema
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,11 @@ class StepResult:
     loss: float  # nats per token
     grad_norm: float  # before clipping
     skipped: bool  # True if no update was made because the loss or a gradient was not finite
-    ended: float | None = field(default=None, compare=False)  # time.perf_counter() when the step ended; None: unknown until read
+    ended: float | None = field(default=None, compare=False)  # time.perf_counter() at the end of the step; None: unknown
+
+    def result(self) -> StepResult:
+        """Return this result: a backend that waits for each step returns it as a finished Pending."""
+        return self
 
 
 class Pending(Protocol):
@@ -89,16 +93,16 @@ class Rounding:
 
 
 class Rounder(Protocol):
-    """Quantises the large weights of a model; every call starts from the original weights."""
+    """Quantises the large weights of a model; every call of `estimate` and `round` starts from the original weights."""
 
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Estimate the entropy-coded bytes of all embedding tables (`embedding`) or all matrices, without changing the model."""
+        """Estimate the entropy-coded bytes of all embedding tables (`embedding`) or of all matrices; the model is unchanged."""
 
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
         """Quantise the model's weights in place; return their entropy-coded size in bytes."""
 
     def codes(self) -> dict[str, list[TensorRecord]]:
-        """Return the stored form of each rounded weight: its int8 codes and, under its name plus ::scale, a scale per row."""
+        """Return the stored form of each rounded weight: int8 codes and, under its name plus ::scale, the scale of each row."""
 
 
 class Inference(Group, Protocol):
@@ -112,7 +116,7 @@ class Inference(Group, Protocol):
     precision: str  # dtype of forward passes: bf16, fp16 or fp32
 
     def score(self, batch: Batch) -> float:
-        """Return the summed loss, in nats, of the targets that are not -1."""
+        """Return the summed loss, in nats, of the batch's targets that are not -1."""
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         """Yield the next token of every prompt, forever, without changing the training state.
@@ -121,7 +125,7 @@ class Inference(Group, Protocol):
         """
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
-        """Return log-probabilities of each row's tokens from position `first` on, and the `top` likeliest tokens per position.
+        """Return the log-probabilities of row i's tokens from position firsts[i] on, and those of the `top` likeliest tokens.
 
         Raises MemoryError if the device cannot hold this many rows at once.
         """
@@ -130,16 +134,13 @@ class Inference(Group, Protocol):
         """Cast the weights to fp32, bf16 or fp16 for generation; return False if this model does not allow it."""
 
     def weights(self) -> list[TensorRecord]:
-        """Return the weights used for scoring and export on the first rank; [] on others.
-
-        If the run keeps a moving average of the weights, that is returned.
-        """
+        """Return the weights used for scoring and export (their moving average, if kept); on ranks after the first, []."""
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
-        """Return a rounder for this model's weights, calibrated on `batches`; without batches it rounds to the nearest code."""
+        """Return a rounder for this model's weights, calibrated on `batches`; without any, it rounds to the nearest code."""
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Replace the weights, before training or scoring; error messages name `where` the new weights come from."""
+        """Replace the weights before training or scoring; error messages say `where` the new weights come from."""
 
 
 class Backend(Inference, Protocol):
@@ -160,7 +161,7 @@ class Backend(Inference, Protocol):
         """Return the choices of `tune` as JSON, to be stored with the run."""
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> Pending:
-        """Run one step: process this rank's rows, reduce gradients over ranks, update. `targets` counts all ranks' targets."""
+        """Compute gradients for this rank's rows, reduce them over the ranks and update; `targets` counts those of all ranks."""
 
     def snapshot(self) -> Callable[[], State]:
         """Capture the training state, except the data position, on the first rank; other ranks capture nothing.
@@ -176,9 +177,6 @@ class Backend(Inference, Protocol):
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return training FLOPs per token for rows of `seq_len` tokens."""
-
-    def peak_flops(self) -> float | None:
-        """Return the peak FLOPS of all ranks together; None if unknown."""
 
     def peak_memory(self) -> tuple[int, int]:
         """Return the peak bytes allocated and reserved on this rank's device."""

@@ -1,6 +1,6 @@
 """Choose and import the framework for a device, and reject settings that the framework does not support.
 
-Only this module refers to frameworks by name. It imports them inside functions, so that preflight checks load none.
+Only this module refers to frameworks by name. It imports them inside functions, so that preflight checks load no framework.
 """
 
 from __future__ import annotations
@@ -143,11 +143,8 @@ def _mlx_installed() -> Iterator[None]:
     except ImportError as error:
         if "mlx" not in str(error) or "ingot" in (error.name or ""):
             raise
-        raise ConfigError(
-            "{0} needs mlx, which is not installed",
-            ON_MLX,
-            advice="pip install 'ingot-lm[mlx]' (Linux: pip install 'mlx[cpu]')",
-        ) from None
+        advice = "pip install 'ingot-lm[mlx]' (Linux: pip install 'mlx[cpu]')"
+        raise ConfigError("{0} needs mlx, which is not installed", ON_MLX, advice=advice) from None
 
 
 def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
@@ -159,11 +156,7 @@ def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
 
 def framework_version(device: str = "auto") -> str:
     """Return the version of the framework used for a device."""
-    if device == MLX:
-        return metadata.version("mlx")
-    from ingot.backends.torch.device import VERSION
-
-    return VERSION
+    return metadata.version("mlx" if device == MLX else "torch")
 
 
 def refuse_precision(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from ingot.errors import ConfigError, DataError
 
 COLDEST = 1e-30  # lower temperatures are treated as 0: dividing float32 logits by them could overflow
-MOST_TOKENS = 10**8  # maximum length of a completion: a day at 1,000 tokens per second
+MOST_TOKENS = 10**8  # maximum length of a completion, which takes a day at 1,000 tokens per second
 DTYPES = {  # accepted dtype names
     **dict.fromkeys(("fp32", "float32", "f32"), "fp32"),
     **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
@@ -22,18 +23,15 @@ DTYPES = {  # accepted dtype names
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings. temperature 0 is greedy; top_k 0 and top_p 1 keep all tokens.
-
-    Row i is sampled with seed + i, or with seeds[i] if `seeds` is given.
-    """
+    """Sampling settings. temperature 0 is greedy; top_k 0 and top_p 1 keep all tokens."""
 
     temperature: float = 0.8
     top_k: int = 0
     top_p: float = 1.0
-    seed: int = 1337
+    seed: int = 1337  # row i is sampled with seed + i
     use_cache: bool = True  # keep keys and values instead of recomputing them
     repetition_penalty: float = 1.0  # above 1: already generated tokens become less likely
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = ()  # the seed of each row, instead of seed + i
 
     @property
     def greedy(self) -> bool:
@@ -47,14 +45,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options of a completion. With several completions, number i uses seed + i and equals a single one with that seed."""
+    """Options of a completion. Of several completions, number i uses seed + i and equals a single completion with that seed."""
 
     max_new_tokens: int = 100
     temperature: float = 0.8  # 0 means greedy
     top_k: int | None = None  # None or 0: no limit
     top_p: float | None = None  # None: no limit
     greedy: bool = False  # always choose the likeliest token, ignoring temperature, top_k and top_p
-    repetition_penalty: float = 1.0  # counts generated tokens only, not the prompt's
+    repetition_penalty: float = 1.0  # applies to tokens that were generated, not to those of the prompt
     seed: int | None = None  # None: a random seed for each call
     stop_at_end: bool = True  # stop when the model generates an end-of-document token
     return_full_text: bool = False  # include the prompt
@@ -64,15 +62,13 @@ class GenerationOptions:
     def problems(self) -> list[str]:
         """Return one error message per invalid option."""
         k, p, seed, new = self.top_k, self.top_p, self.seed, self.max_new_tokens
+        temperature, penalty = self.temperature, self.repetition_penalty
         checks = {
             "max_new_tokens": (is_whole(new) and 1 <= new <= MOST_TOKENS, f"a whole number from 1 to {MOST_TOKENS:,}"),
-            "temperature": (_number(self.temperature) and 0 <= self.temperature < float("inf"), "a number of 0 or more"),
+            "temperature": (_number(temperature) and 0 <= temperature < math.inf, "a number of 0 or more"),
             "top_k": (k is None or (is_whole(k) and k >= 0), "a whole number of 0 or more, or null"),
             "top_p": (p is None or (_number(p) and 0 < p <= 1), "a number above 0 and at most 1, or null"),
-            "repetition_penalty": (
-                _number(self.repetition_penalty) and 0 < self.repetition_penalty < float("inf"),
-                "a number above 0",
-            ),
+            "repetition_penalty": (_number(penalty) and 0 < penalty < math.inf, "a number above 0"),
             "seed": (seed is None or (is_whole(seed) and 0 <= seed <= 2**62), "a whole number from 0 to 2**62, or null"),
         }
         for name in ("greedy", "stop_at_end", "return_full_text", "start_mark", "use_cache"):
@@ -112,7 +108,7 @@ class GenerationOptions:
 
 
 def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
-    """Return the ids to start a completion from: start-of-document token plus prompt; if both are empty, a newline or id 0."""
+    """Return the ids that a completion continues: start-of-document token and prompt or, if both are empty, a newline or id 0."""
     ids = [int(i) for i in (tokenizer.encode_document(text) if start_mark else tokenizer.encode(text))]
     if ids:
         return ids
@@ -135,15 +131,12 @@ def _number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class RowScores:
-    """Log-probabilities (in nats) of a row's tokens from position `first` on, each conditioned on all preceding tokens.
-
-    `top_ids` and `top` are the ids and log-probabilities of the K likeliest tokens at each position, in descending order.
-    """
+    """Log-probabilities (in nats) of a row's tokens from position `first` on, each conditioned on all preceding tokens."""
 
     first: int
     chosen: NDArray[np.float32]  # (N)
-    top_ids: NDArray[np.int64]  # (N, K)
-    top: NDArray[np.float32]  # (N, K)
+    top_ids: NDArray[np.int64]  # (N, K), ids of the K likeliest tokens at each position, the likeliest first
+    top: NDArray[np.float32]  # (N, K), log-probabilities of these tokens
 
     @property
     def total(self) -> float:
@@ -151,5 +144,5 @@ class RowScores:
         return float(self.chosen.astype(np.float64).sum())
 
     def is_greedy(self, tokens: Any) -> bool:
-        """Return True if every scored token is the likeliest at its position."""
+        """Return True if each of the scored `tokens` is the likeliest token at its position."""
         return bool((self.top_ids[:, 0] == np.asarray(tokens)).all())

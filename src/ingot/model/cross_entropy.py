@@ -21,10 +21,7 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def loss_and_grad(h: Tensor, w: Tensor, y: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of (n) targets and its gradient with respect to h @ w.T (n, V).
-
-    The gradient is arbitrary in rows whose target is ignored.
-    """
+    """Return the summed loss of (n) targets and its gradient for h @ w.T (n, V), arbitrary in rows of ignored targets."""
     logits = head_logits(h, w, softcap).float()
     log_p = logits.log_softmax(-1)
     index = y.clamp(min=0)[:, None]

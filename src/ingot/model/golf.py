@@ -91,7 +91,7 @@ class GolfMLP(nn.Module):
 
 
 class GolfBlock(nn.Module):
-    fused_scales = False  # multiply the last weight matrix of each branch by the branch scale, instead of the branch output
+    fused_scales = False  # fold each branch's scale into its last weight matrix instead of scaling the branch output
 
     def __init__(self, s: GolfSettings):
         super().__init__()

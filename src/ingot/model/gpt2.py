@@ -88,31 +88,6 @@ class GPT2Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class GPT2Trunk(nn.Module):
-    """Embeddings, blocks and the final norm: everything before the output head."""
-
-    fused_stream = False  # keep the residual stream in the matmul dtype during training
-
-    def __init__(self, vocab_size: int, context: int, width: int, bias: bool, dropout: float, blocks: list[GPT2Block]):
-        super().__init__()
-        self.wte = nn.Embedding(vocab_size, width)
-        self.wpe = nn.Embedding(context, width)
-        self.h = nn.ModuleList(blocks)
-        self.ln_f = LayerNorm(width, bias)
-        self.dropout = dropout
-        self.head_size = width // blocks[0].attn.heads
-
-    def forward(self, tokens: Tensor, cache: list[LayerCache] | None, documents: Tensor | None) -> Tensor:
-        embedded = self.wpe(positions(tokens, cache, self.wpe.num_embeddings))  # (T, C)
-        mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
-        x = F.dropout(self.wte(tokens) + embedded, self.dropout, self.training)  # (B, T, C)
-        if self.fused_stream and torch.is_grad_enabled():
-            x = x.to(matmul_dtype(x))
-        for i, block in enumerate(self.h):
-            x = block(x, mask, cache[i] if cache else None)
-        return self.ln_f(x)
-
-
 @torch.no_grad()
 def initialise(model: nn.Module, layers: int) -> None:
     """Initialise the parameters like GPT-2; gains keep their value of one."""
@@ -129,14 +104,19 @@ def initialise(model: nn.Module, layers: int) -> None:
 class GPT2(LanguageModel):
     """GPT-2 as nanoGPT trains it."""
 
+    fused_stream = False  # keep the residual stream in the matmul dtype during training
+
     Settings = GPT2Settings
 
     def __init__(self, vocab_size: int, context: int, **settings: Any):
         super().__init__()
         s = GPT2Settings(**settings)
         self.context, self.head_size, self.kv_heads, self.lm_head = context, s.width // s.heads, s.heads, None
+        self.dropout = s.dropout
         blocks = [GPT2Block(s.width, s.heads, s.bias, s.dropout, s.gelu) for _ in range(s.layers)]
-        self.transformer = GPT2Trunk(vocab_size, context, s.width, s.bias, s.dropout, blocks)
+        wte, wpe = nn.Embedding(vocab_size, s.width), nn.Embedding(context, s.width)
+        parts = {"wte": wte, "wpe": wpe, "h": nn.ModuleList(blocks), "ln_f": LayerNorm(s.width, s.bias)}
+        self.transformer: Any = nn.ModuleDict(parts)
         initialise(self, s.layers)
 
     @property
@@ -149,4 +129,12 @@ class GPT2(LanguageModel):
         return self.transformer.wte.weight
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
-        return self.transformer(tokens, cache, documents)
+        parts = self.transformer
+        embedded = parts.wpe(positions(tokens, cache, parts.wpe.num_embeddings))  # (T, C)
+        mask = attention_mask(documents, cache, self.head_size, self.dropout if self.training else 0.0)
+        x = F.dropout(parts.wte(tokens) + embedded, self.dropout, self.training)  # (B, T, C)
+        if self.fused_stream and torch.is_grad_enabled():
+            x = x.to(matmul_dtype(x))
+        for i, block in enumerate(parts.h):
+            x = block(x, mask, cache[i] if cache else None)
+        return parts.ln_f(x)

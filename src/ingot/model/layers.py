@@ -85,7 +85,7 @@ class LanguageModel(nn.Module):
         return self.embedding_weight if self.lm_head is None else self.lm_head.weight
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
-        """Return the final hidden states (B, T, C) of tokens that follow those in `cache`; they attend within their document."""
+        """Return the final hidden states (B, T, C) of tokens that follow those in `cache`, attending within their document."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def attention_mask(
 
 
 def flex_supported(device: torch.device, head_size: int, dropout: float) -> bool:
-    """Return True if FlexAttention can be used. On CPUs it has no backward pass; it lacks dropout and small heads."""
+    """Return True if FlexAttention can be used: it supports no dropout, no small heads and, on CPUs, no backward pass."""
     return device.type == "cuda" and head_size >= FLEX_HEAD_SIZE and not dropout
 
 
@@ -273,8 +273,8 @@ def causal_attention(
 ) -> Tensor:
     """Causal attention of (B, H, T, D) queries over (B, K, S, D) keys and values; the queries are the last T of S positions.
 
-    k and v may have fewer heads than q; each then serves a group of adjacent query heads. `mask` replaces the causal mask. Only
-    the forms `flash4` and `cudnn-flash4` support a `window` without a mask, and Boundaries as a mask.
+    If k and v have fewer heads than q, each of their heads serves a group of adjacent query heads. `mask` replaces the causal
+    mask. Only the forms `flash4` and `cudnn-flash4` support a `window` without a mask, and Boundaries as a mask.
     """
     T, S = q.size(-2), k.size(-2)
     if uses_flash(form, mask, dropout) and T == S:
@@ -284,8 +284,6 @@ def causal_attention(
     if mask is not None and T != S and (isinstance(mask, BlockMask) or mask.shape[-2:] != (T, S)):
         raise ValueError("a document mask covers whole rows and cannot be used with a filled cache")
     if isinstance(mask, BlockMask):
-        if dropout:
-            raise ValueError("a FlexAttention mask does not allow dropout; build one with attention_mask(..., dropout)")
         return compiled(flex_attention)(q, k, v, block_mask=mask, enable_gqa=k.size(1) != q.size(1))
     if form == "grouped" and mask is None and T == S and k.size(1) != q.size(1):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=True)

@@ -1,7 +1,4 @@
-"""The settings of every model family, without torch. This is the only module of the package that the config imports.
-
-The constructors of the families have no defaults of their own.
-"""
+"""The settings of every model family and their defaults, without torch. The config imports no other module of ingot.model."""
 
 from __future__ import annotations
 
@@ -23,6 +20,7 @@ Depth = Annotated[int, Field(ge=1, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # bounded so that squares and their sums fit in float32
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Softcap = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 RotaryBase = Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)]
 
 
@@ -76,9 +74,7 @@ class ModelSettings(Section):
 class DropoutSettings(ModelSettings):
     """Settings of families with dropout."""
 
-    dropout: Annotated[Annotated[float, Field(ge=0, lt=1)], PORTABLE] = Field(
-        0.0, description="Dropout probability during training."
-    )
+    dropout: Annotated[float, Field(ge=0, lt=1), PORTABLE] = Field(0.0, description="Dropout probability during training.")
 
 
 class RotarySettings(ModelSettings):
@@ -154,14 +150,14 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     norm: Literal["rmsnorm", "layernorm"] = Field(
         "rmsnorm", description="Normalisation before attention and MLP, and at the end.", json_schema_extra=portable("rmsnorm")
     )
-    norm_epsilon: Annotated[Annotated[float, Field(gt=0, lt=1)], PORTABLE] = Field(
+    norm_epsilon: Annotated[float, Field(gt=0, lt=1), PORTABLE] = Field(
         1e-5, description="Epsilon of the norms, added to the variance."
     )
     tied: Annotated[bool, PORTABLE] = Field(True, description="Tie the output head to the embedding. false: a separate matrix.")
     rope_scaling: Annotated[Literal["linear", "ntk"] | None, PORTABLE] = Field(
         None, description="Stretch rotary positions by rope_factor: linear divides the angles, ntk multiplies the base by it."
     )
-    rope_factor: Annotated[Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False)], PORTABLE] = Field(
+    rope_factor: Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False), PORTABLE] = Field(
         1.0, description="Factor used by rope_scaling."
     )
 
@@ -201,9 +197,7 @@ class GolfSettings(RotarySettings):
     kv_heads: Size | None = Field(4, description=KV_HEADS)
     mlp_multiple: Depth = Field(2, description="MLP hidden width, as a multiple of the model width.")
     tied: bool = Field(True, description="Tie the output head to the embedding. false: a separate matrix, initially zero.")
-    softcap: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = Field(
-        30.0, description="Soft limit on the size of logits: softcap * tanh(logits / softcap)."
-    )
+    softcap: Softcap = Field(30.0, description="Soft limit on the size of logits: softcap * tanh(logits / softcap).")
     qk_gain: Rate = Field(1.5, description="Initial gain of each head's queries, applied after normalisation.")
     embedding_std: Rate = Field(0.005, description="Standard deviation of the initial embedding if tied.")
     embedding_dtype: Literal["fp32", "bf16"] = Field(
@@ -237,7 +231,7 @@ class FrontierSettings(RotarySettings):
         3.0, description="MLP hidden width, as a multiple of the model width."
     )
     tied: bool = Field(True, description="Tie the output head to the embedding. false: a separate matrix.")
-    softcap: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] | None = Field(
+    softcap: Softcap | None = Field(
         15.0, description="Soft limit on the size of logits: softcap * tanh(logits / softcap). null: none."
     )
     rope_base: RotaryBase = Field(200000.0, description=ROPE_BASE)

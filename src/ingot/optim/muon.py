@@ -117,7 +117,7 @@ def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5)
 def normalise_neurons(updates: Tensor, squares: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """Apply NorMuon: divide each row of (P, m, n) updates by its running root mean square, keeping each matrix's norm.
 
-    In wide matrices, columns are divided instead of rows. `squares` are the running mean squares; returned updated.
+    In wide matrices, columns are divided instead of rows. `squares` holds the running mean squares, which are returned updated.
     """
     now = updates.square().mean(-1 if updates.size(-2) >= updates.size(-1) else -2, keepdim=True)
     squares = squares.lerp(now, 1 - beta)
@@ -163,10 +163,7 @@ def update_matrices(
     skip: Tensor | None,
     o: Options,
 ) -> Tensor:
-    """Return matrices of one shape (P, m, n) after a step, and update their momentum and NorMuon's mean squares in place.
-
-    If `skip` is one, nothing changes.
-    """
+    """Return (P, m, n) matrices after a step; update momentum and mean squares in place. If `skip` is one, change nothing."""
     after = momentum_before * momentum + grads
     direction = grads + momentum * after if o.nesterov else after
     update, squares = orthogonalise(direction, o.steps, o.dtype), squares_before

@@ -239,7 +239,7 @@ class Trainer:
         self._marks.append((now, p.tokens))
         then, before = self._marks[0]
         rate = (p.tokens - before) / (now - then) if now > then else 0.0
-        peak = self.backend.peak_flops()
+        peak = self.backend.device.peak_flops if self.backend.precision != "fp32" else None
         return StepReport(
             step=p.step,
             max_steps=c.training.max_steps,
@@ -251,7 +251,7 @@ class Trainer:
             elapsed_seconds=now,
             budget_seconds=c.budget.seconds,
             epoch=read.epoch,
-            mfu=rate * self.backend.flops_per_token(plan.seq_len) / peak if peak else None,
+            mfu=rate * self.backend.flops_per_token(plan.seq_len) / (peak * self.backend.ranks.world_size) if peak else None,
             spent=fraction_spent(c, p.step, now),
             targets=read.targets,
             phase=plan.phase,

@@ -423,10 +423,6 @@ def test_flops_leave_out_the_position_table_however_long_it_is(context):
     assert backend.flops_per_token(SEQ_LEN) == 6 * counted + 12 * 2 * 32 * SEQ_LEN
 
 
-def test_a_cpu_claims_no_peak():
-    assert make().peak_flops() is None
-
-
 def test_buffers_have_the_shape_that_is_asked_for():
     buffer = make().host_buffer((3, 17))
     assert buffer.shape == (3, 17)

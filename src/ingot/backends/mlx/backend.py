@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -95,18 +95,8 @@ MICRO_BATCH_TOKENS = 8192  # larger micro-batches fill the memory of a 16 GB Mac
 CLIP_EPSILON = 1e-6  # same value as in torch
 
 
-@dataclass(frozen=True)
-class Done:
-    """A finished step."""
-
-    step_result: StepResult
-
-    def result(self) -> StepResult:
-        return self.step_result
-
-
 class MLXBackend(MLXInference):
-    """A model and its optimizers in a single process."""
+    """Implements Backend (base.py, which documents its methods) in a single process."""
 
     uses_loss_scaling = False
 
@@ -145,7 +135,6 @@ class MLXBackend(MLXInference):
             self._micro_batches.append(min(int(rows), len(batch)))
 
     def tuned(self) -> dict[str, Any]:
-        """Return the choices of `tune`."""
         stages = [{"micro_batch": rows, "attention": "default"} for rows in self._micro_batches or [0]]
         return {
             "device": self.device.name,
@@ -157,11 +146,10 @@ class MLXBackend(MLXInference):
         }
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
-        """Return an array in host memory, which a Mac's GPU shares."""
-        return np.empty(shape, dtype=np.int32)
+        return np.empty(shape, dtype=np.int32)  # a Mac's GPU shares the host's memory
 
-    def step(self, batch: Batch, targets: int, plan: StepPlan) -> Done:
-        """Take one optimizer step and wait for its end."""
+    def step(self, batch: Batch, targets: int, plan: StepPlan) -> StepResult:
+        """Run one step and wait for its end."""
         loss, grads = self._accumulate(batch, targets, plan)
         norm = mx.sqrt(sum((mx.sum(mx.square(g.astype(mx.float32))) for g in grads.values()), mx.zeros(())))
         loss_value, norm_value = number(loss), number(norm)
@@ -171,7 +159,7 @@ class MLXBackend(MLXInference):
             if clip and (scale := clip / (norm_value + CLIP_EPSILON)) < 1:
                 grads = {name: g * scale for name, g in grads.items()}
             self._update(grads, plan)
-        return Done(StepResult(loss_value, norm_value, skipped, time.perf_counter()))
+        return StepResult(loss_value, norm_value, skipped, time.perf_counter())
 
     def _accumulate(self, batch: Batch, targets: int, plan: StepPlan) -> tuple[mx.array, Weights]:
         """Return the mean loss over all targets of the step, and its gradients."""
@@ -210,13 +198,11 @@ class MLXBackend(MLXInference):
         self._average = {name: self._weights[name].astype(mx.float32) for name in self._trained}
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Load other weights and restart the moving average, if any, from them."""
         super().load_weights(weights, where)
         if self._average is not None:
             self._begin_average()
 
     def snapshot(self) -> Callable[[], State]:
-        """Copy the weights, the optimizer state and the moving average of the weights."""
         memory = [record(f"{name}/{key}", value) for name, kept in self._memory.items() for key, value in kept.items()]
         average = {"ema": records(self._average)} if self._average is not None else {}
         state = {"model": records(self._weights), "optimizer": memory, **average}
@@ -242,19 +228,12 @@ class MLXBackend(MLXInference):
         if self._average is not None:
             self._average |= {name: array(source, mx.float32) for name, source in state.get("ema", {}).items()}
 
-    def peak_flops(self) -> float | None:
-        """Return None: Apple publishes no peak FLOPS."""
-        return None
-
     def peak_memory(self) -> tuple[int, int]:
-        """Return the peak memory of MLX arrays in bytes."""
         peak = int(mx.get_peak_memory())
         return peak, peak
 
     def wait(self) -> None:
-        """Synchronise with the device."""
         mx.synchronize()
 
     def release(self) -> None:
-        """Empty the allocator's cache."""
         mx.clear_cache()

@@ -103,7 +103,7 @@ def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord],
 
 
 class MLXInference:
-    """A model and its weights. The model's functions take the weights as an argument."""
+    """Implements Inference (base.py, which documents its methods); the model is a function that takes the weights."""
 
     def __init__(self, config: Config, outline: Any, vocab_size: int, precision: str, ranks: Ranks):
         self.device = find_mlx_device()
@@ -122,13 +122,11 @@ class MLXInference:
         return cls(config, build_outline(config, vocab_size), vocab_size, precision, Ranks())
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Return the values unchanged: there is only one rank."""
-        return list(values)
+        return list(values)  # there is only one rank
 
     total = maximum
 
     def broadcast(self, text: str) -> str:
-        """Return the text unchanged: there is only one rank."""
         return text
 
     def close(self) -> None:
@@ -144,7 +142,7 @@ class MLXInference:
         return head_loss(hidden, head, targets, softcap, run.dtype, self._loss_chunk)
 
     def _logits(self, weights: Weights, run: Pass, tokens: mx.array, first: int) -> mx.array:
-        """Return the logits (B, N, V) after each token from position `first` on; -1: after the last."""
+        """Return the logits (B, N, V) after each token from position `first` on (-1: only after the last token)."""
         hidden, head, softcap = self._hidden(weights, run, tokens)
         return head_logits(hidden[:, first:], head, softcap, run.dtype)
 
@@ -155,17 +153,15 @@ class MLXInference:
         return states, weights[embedding] if own is None else own, getattr(self._settings, "softcap", None)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return training FLOPs per token for rows of `seq_len` tokens."""
         return flops_per_token(self._outline, seq_len)
 
     def score(self, batch: Batch) -> float:
-        """Return the summed loss, in nats, of the targets that are not -1."""
         if not np.count_nonzero(batch[:, 1] != IGNORED):
             return 0.0
         return number(self._losses(self._shown(), Pass(self._dtype), *self._upload(batch)))
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
-        """Continue prompts, token by token. Prompts of equal length run as a batch, others one at a time."""
+        """Yield the next token of every prompt. Prompts of equal length run as a batch, others one at a time."""
         weights, seeds = self._shown(), sampling.row_seeds(len(prompts))
         if len({len(prompt) for prompt in prompts}) <= 1:
             return self._write(weights, prompts, seeds, sampling)
@@ -173,7 +169,7 @@ class MLXInference:
         return ([row[0] for row in rows] for rows in zip(*alone, strict=True))
 
     def _write(self, weights: Weights, prompts: list[list[int]], seeds: Sequence[int], sampling: Sampling) -> Iterator[list[int]]:
-        """Yield the next token of every prompt, forever; beyond the context, each token recomputes the last `context` ones."""
+        """Yield the next token of every prompt, forever; beyond the context, recompute the last `context` tokens each time."""
         draws = [np.random.default_rng(seed) for seed in seeds]
         written: list[set[int]] = [set() for _ in prompts]
         seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
@@ -200,7 +196,6 @@ class MLXInference:
             yield tokens
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
-        """Return the log-probabilities of given tokens, computed row by row."""
         weights, scored = self._shown(), []
         for row, first in zip(rows, firsts, strict=True):
             tokens = mx.array(np.array([row[:-1]], dtype=np.int32))
@@ -214,7 +209,6 @@ class MLXInference:
         return scored
 
     def cast(self, precision: str) -> bool:
-        """Cast the weights for generation."""
         if precision not in PRECISIONS:
             return False
         self._dtype = PRECISIONS[precision]
@@ -222,19 +216,14 @@ class MLXInference:
         return True
 
     def weights(self) -> list[TensorRecord]:
-        """Return copies of the weights used for scoring: the moving average, if there is one."""
         return records(self._shown())
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
         """Raise ConfigError: MLX does not support low-bit quantisation."""
-        raise ConfigError(
-            "{0} does not support low-bit quantisation:",
-            Setting("training.device", "mlx"),
-            advice="export the run with --device cpu",
-        )
+        on_mlx, advice = Setting("training.device", "mlx"), "export the run with --device cpu"
+        raise ConfigError("{0} does not support low-bit quantisation:", on_mlx, advice=advice)
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Replace the weights."""
         check_fits(self._outline, weights, where)
         dtypes = {name: DTYPES[TORCH_NAMES[value.dtype]] for name, value in self._outline.state_dict().items()}
         self._weights = {name: array(source, dtypes[name]) for name, source in weights.items()}

@@ -58,7 +58,7 @@ from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
 
 class TorchBackend(TorchInference):
-    """A model and its optimizers on one device; each rank holds one replica."""
+    """Implements Backend (base.py, which documents its methods) on one device; each rank holds a replica of the model."""
 
     records_steps = False
 
@@ -252,7 +252,6 @@ class TorchBackend(TorchInference):
         return tune.fastest_attention(names, attempt, self._deterministic, self.maximum)
 
     def tuned(self) -> dict[str, Any]:
-        """Return the choices of `tune`."""
         first = self._stages[0] if self._stages else Tuned(0, self._attention)
         return {
             "device": self.device.name,
@@ -284,11 +283,10 @@ class TorchBackend(TorchInference):
             self._forget_gradients()
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
-        """Return a host buffer, pinned if that makes copies to the device asynchronous."""
         return torch.empty(shape, dtype=torch.int32, pin_memory=self.device.kind == "cuda").numpy()
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> DeviceResult:
-        """Take one optimizer step. On a GPU this returns before the step has finished."""
+        """Run one step. On a GPU this returns before the step has finished."""
         tuned = self._stages[plan.stage]
         # 1. Switch from the averaged to the training weights, and seed the RNG from the step number.
         self._show(average=False)
@@ -380,12 +378,10 @@ class TorchBackend(TorchInference):
             p.grad = None
 
     def snapshot(self) -> Callable[[], State]:
-        """Capture the current weights, optimizer state and averaged weights, on the first rank."""
         return self._replica() if self.ranks.first else dict
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
-        """Undo all steps taken in the block when it exits."""
         before = {file: {record.name: record for record in records} for file, records in self._replica()().items()}
         try:
             yield
@@ -399,7 +395,6 @@ class TorchBackend(TorchInference):
         return snapshot({"model": model_tensors(self.model), "optimizer": optimizer, **average}, self._device)
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
-        """Restore a saved state."""
         self._show(average=False)
         load_model(self.model, state["model"], "the checkpoint")
         optimizer = dict(state["optimizer"])
@@ -417,13 +412,7 @@ class TorchBackend(TorchInference):
             self._average.load(state.get("ema", {}))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Return training FLOPs per token for rows of `seq_len` tokens."""
         return flops_per_token(self.model, seq_len)
-
-    def peak_flops(self) -> float | None:
-        """Return the peak FLOPS of all ranks together; None if unknown."""
-        peak = self.device.peak_flops
-        return peak * self.ranks.world_size if peak and self.precision != "fp32" else None
 
     def peak_memory(self) -> tuple[int, int]:
         """Return the peak bytes allocated and reserved on the GPU; without a GPU, this process's peak memory."""

@@ -31,13 +31,12 @@ def peers_present() -> Iterator[None]:
 
 
 class Collectives:
-    """The process group of the ranks; with a single rank every method returns its input at once."""
+    """Implements Group (base.py) with torch.distributed; with a single rank every method returns its input at once."""
 
     def __init__(self, ranks: Ranks, device: Device):
         self.ranks = ranks
-        self._alone = ranks.world_size == 1
-        self._host: dist.ProcessGroup | None = None
-        if self._alone:
+        self._host: dist.ProcessGroup | None = None  # None with a single rank
+        if ranks.world_size == 1:
             return
         if device.kind == "cuda":
             torch.cuda.set_device(device.index)
@@ -50,15 +49,13 @@ class Collectives:
         self._host = dist.new_group(backend="gloo")
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over the ranks."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Return each value's sum over the ranks."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
-        if self._alone:
+        if self._host is None:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.float64)
         with peers_present():
@@ -66,8 +63,7 @@ class Collectives:
         return numbers.tolist()
 
     def broadcast(self, text: str) -> str:
-        """Return the first rank's text on every rank."""
-        if self._alone:
+        if self._host is None:
             return text
         box = [text]
         with peers_present():
@@ -75,6 +71,5 @@ class Collectives:
         return box[0]
 
     def close(self) -> None:
-        """Destroy the process group."""
-        if not self._alone and dist.is_initialized():
+        if self._host is not None and dist.is_initialized():
             dist.destroy_process_group()

@@ -43,7 +43,7 @@ def check(
 ) -> None:
     """Raise ConfigError if the model is not causal, counts targets of -1, has a non-scalar loss or parameters without gradient.
 
-    `stages` holds each stage's values for `set`; the model already has the last stage's. The check modifies the weights.
+    `stages` holds each stage's values for `set`; the model has been set to the last stage's. The check modifies the weights.
     """
     checker = _Checker(model, file, vocab_size, seq_len, documents)
     checker.values()

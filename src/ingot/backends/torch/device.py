@@ -11,8 +11,6 @@ from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trac
 from ingot.errors import ConfigError, Setting
 from ingot.runtime.devices import DEVICES, Device, data_sheet_flops
 
-VERSION = str(torch.__version__)
-
 
 def find_torch_device(name: str, local_rank: int = 0) -> Device:
     """Return the device selected by `training.device`; each local rank gets its own GPU."""

@@ -43,7 +43,7 @@ class Reader:
     """Feeds tokens to a model and returns the next logits: first for the prompts, then for one new token per row.
 
     `lengths`: prompt lengths, if they differ. `record`: run single-token steps as CUDA graphs. `keep_half`: when the context is
-    full, keep its last half and recompute the cache from that. Without it, or with different lengths, every step after that
+    full, keep its last half and recompute the cache from that. Without it, or if the lengths differ, every step after that
     recomputes the whole context without a cache.
     """
 

@@ -68,7 +68,7 @@ class _Stack:
 
 
 class TorchRounder:
-    """Rounds a model's large matrices and embedding tables; `round` replaces them in place."""
+    """Implements Rounder (base.py): rounds a model's large matrices and embedding tables."""
 
     def __init__(self, model: nn.Module, moments: Mapping[int, Tensor]):
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -100,7 +100,7 @@ class TorchRounder:
 
     @torch.no_grad()
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Return the size in bytes of all tables or all matrices rounded to the nearest code, from the entropy of the codes."""
+        """Estimate the entropy-coded bytes without GPTQ, rounding every weight to the nearest code."""
         total = 0.0
         for stack in self._stacks:
             if stack.embedding == embedding:
@@ -110,7 +110,6 @@ class TorchRounder:
 
     @torch.no_grad()
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
-        """Round the model's weights in place; return their size in bytes, from the entropy of the codes."""
         total = 0.0
         for stack in self._stacks:
             rounding = embeddings if stack.embedding else matrices
@@ -126,7 +125,6 @@ class TorchRounder:
         return total
 
     def codes(self) -> dict[str, list[TensorRecord]]:
-        """Return the stored form of each rounded matrix: its codes and the scale of each row."""
         stored = {}
         for stack in self._stacks:
             assert stack.codes is not None and stack.scale is not None
@@ -159,7 +157,7 @@ def _scale(rms: Tensor, rounding: Rounding) -> Tensor:
 
 
 def _stored(scale: Tensor) -> Tensor:
-    """Return float16 if it represents every scale at full precision, else float32."""
+    """Return the scales in float16 if it represents all of them at full precision, else in float32."""
     return scale.half() if bool(((scale >= HALF.tiny) & (scale <= HALF.max)).all()) else scale
 
 
@@ -184,7 +182,7 @@ def _gptq(left: Tensor, scale: Tensor, most: int, upper: Tensor) -> Tensor:
 
 
 def _bytes(codes: Tensor, scale: Tensor) -> float:
-    """Return the size in bytes of the codes, from their entropy per matrix, plus the scales."""
+    """Return the total size in bytes of the entropy-coded codes of all matrices and of their scales."""
     matrices = torch.arange(len(codes), device=codes.device)[:, None, None]
     counts = torch.bincount((codes + 128 + 256 * matrices).long().flatten(), minlength=256 * len(codes)).view(-1, 256).double()
     bits = (counts * (counts.sum(1, keepdim=True) / counts.clamp_min(1)).log2()).sum()

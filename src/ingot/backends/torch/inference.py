@@ -45,7 +45,7 @@ def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 class TorchInference:
-    """A model on one device."""
+    """Implements Inference (base.py, which documents its methods) for a model on one device."""
 
     records_steps = True  # record single-token steps as CUDA graphs; False in training, which needs the memory
 
@@ -72,7 +72,7 @@ class TorchInference:
 
     @torch.no_grad()
     def score(self, batch: Batch) -> float:
-        """Return the summed loss of the targets that are not -1; without any, still run the model, as the other ranks do.
+        """Return the summed loss; run the model even if every target is -1, because the other ranks may wait for this one.
 
         If the batch does not fit into the GPU's memory, its halves are scored separately.
         """
@@ -88,7 +88,6 @@ class TorchInference:
         return self.score(batch[:half]) + self.score(batch[half:])
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
-        """Continue prompts, token by token."""
         self._show(average=True)
         self._use_form("repeated")  # no float32 kernel supports fewer key heads than query heads
         lengths = [len(prompt) for prompt in prompts]
@@ -101,7 +100,6 @@ class TorchInference:
             raise MemoryError(f"the GPU's memory does not hold {len(prompts)} completions at once") from None
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
-        """Return the log-probabilities of given tokens."""
         try:
             # Use the default kernel, because the one chosen for training may not support these shapes.
             with self._evaluating(), self._computing("default"), extended_context(self.model, max(map(len, rows), default=1) - 1):
@@ -110,13 +108,11 @@ class TorchInference:
             raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
 
     def weights(self) -> list[TensorRecord]:
-        """Return copies of the weights used for scoring, on the first rank."""
         self._show(average=True)
         return model_records(self.model) if self.ranks.first else []
 
     @torch.no_grad()
     def rounder(self, batches: Iterable[Batch]) -> TorchRounder:
-        """Return a rounder for the weights, calibrated with the matrices' inputs on `batches`."""
         moments = Moments()
         with moments.watching(self.model):
             for batch in batches:
@@ -211,13 +207,11 @@ class TorchInference:
         self.wait()
 
     def wait(self) -> None:
-        """Synchronise with the device."""
         if self.device.kind == "cuda":
             torch.cuda.synchronize(self._device)
         elif self.device.kind == "mps":
             torch.mps.synchronize()
 
     def release(self) -> None:
-        """Empty the allocator's cache, so that other processes can use the GPU's memory."""
         if self.device.kind == "cuda":
             torch.cuda.empty_cache()

@@ -35,7 +35,7 @@ def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
     Returns a function that waits for the imports. Call it before any code that may import the same modules: only one thread may
     import at a time, because the modules of the compiler, and those of Triton, import each other in cycles. If two threads enter
     a cycle at different modules, each holds the lock that the other waits for, and Python breaks the deadlock by giving one of
-    them a half-initialised module. Errors are suppressed here, because the first real use of the package or device raises them.
+    them a half-initialised module. Errors are suppressed here, because the first real use of a module or device raises them.
     """
     import torch
 
@@ -87,10 +87,7 @@ def _import_ahead(compiler: bool, flash4: bool) -> None:
 
 
 def _wake_device(device: str) -> None:
-    """Run a first matmul, which creates the CUDA context and loads cuBLAS, then load Triton's driver module.
-
-    The driver module is a C extension that Triton compiles on its first use on a machine.
-    """
+    """Create the CUDA context and load cuBLAS with a first matmul; load Triton's driver, a C extension compiled on first use."""
     import torch
 
     with suppress(RuntimeError):
@@ -178,7 +175,7 @@ def main(build: str, settings: str, vocab_size: str) -> None:
 
 
 def needed_builds(config: Config, vocab_size: int) -> list[str]:
-    """Return the builds that a run may need: always attention, and matmuls if it tries a kernel that uses them."""
+    """Return the builds that a run may need: always `attention`, and `matmuls` if the run tries a kernel that uses it."""
     from ingot.backends.torch.compile import compiles, uses_cuda_graphs
     from ingot.backends.torch.tune import SHORT_STEP_TOKENS, kernels_to_try
 

@@ -26,7 +26,7 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MAX_EXPANSION = 4  # maximum ratio of tensor bytes to file size; it exceeds 1 if tensors share memory
+MAX_EXPANSION = 4  # maximum ratio of tensor bytes to file size; the ratio exceeds 1 if tensors share memory
 STAGING_BYTES = 1 << 25  # size of the pinned buffer for copies from a GPU to pageable memory
 COPY_MARGIN = 1.1  # a copy on the device takes up to this many times its size: the allocator rounds up
 
@@ -140,7 +140,7 @@ def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str
         if source is None:
             raise CheckpointError(f"{where} has no tensor {name}; it belongs to another model")
         if source.shape != tuple(value.shape):
-            raise CheckpointError(f"{where}: {name} has shape {list(source.shape)}, but in the model {list(value.shape)}")
+            raise CheckpointError(f"{where}: {name} has shape {list(source.shape)}, but {list(value.shape)} in the model")
         if DTYPES[source.dtype].is_floating_point != value.dtype.is_floating_point:
             raise CheckpointError(f"{where}: {name} has dtype {source.dtype}, but {NAMES[value.dtype]} in the model")
         pairs.append((value, source))
@@ -159,10 +159,7 @@ def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: Mappin
 
 
 class WeightAverage:
-    """A float32 exponential moving average of the weights, which can temporarily replace them.
-
-    Runs with optimizer.ema_decay are evaluated with it.
-    """
+    """A float32 exponential moving average of the weights, which replaces them during evaluation (optimizer.ema_decay)."""
 
     def __init__(self, model: nn.Module):
         self._names, self._weights = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
@@ -185,7 +182,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def swap_out(self) -> None:
-        """Restore the weights."""
+        """Restore the training weights."""
         if self._kept:
             torch._foreach_copy_(list(self._weights), self._kept)
             self._kept = []

@@ -147,7 +147,7 @@ FREE_SHARE = 0.98  # choices are reused only if at least this fraction of the me
 
 
 class Choices:
-    """A cache file with the choices for one configuration. CPUs have none: their choices follow from the settings."""
+    """A cache file with the choices for one configuration. On a CPU there is no file: the choices follow from the settings."""
 
     def __init__(self, model: ModelSettings, data: DataSection, training: TrainingSection, device: Device, world_size: int):
         self._device, self._path = device, None

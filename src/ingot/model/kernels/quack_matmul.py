@@ -1,6 +1,6 @@
 """Matmuls with a fused epilogue (activation, gating, or multiplication by a derivative), by quack-kernels, for Hopper GPUs.
 
-The package is installed with FlashAttention 4. It provides the matmuls and compiles the epilogues, which are the functions below:
+quack-kernels is installed with FlashAttention 4. It provides the matmuls and compiles the epilogues, the functions below:
 `acc` is the result of the matmul, `c` the value of a second matrix at the same position, and the returned values are written to
 memory. A gate and the value it multiplies are adjacent. GELU uses the sigmoid form, because the hardware's tanh is only accurate
 to 11 bits.

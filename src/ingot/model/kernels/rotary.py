@@ -57,7 +57,7 @@ _rotation.register_fake(lambda x, cos, sin, gain, epsilon: x.new_empty(x.shape))
 def _rotation_backward(
     dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the heads (B, T, H, D), and each token's contribution to that of the gains (B, T, H), in float32."""
+    """Return the gradient of the heads (B, T, H, D), and each token's share of the gains' gradient, float32 (B, T, H)."""
     if x.is_cuda:
         from ingot.model.kernels.triton_rotary import rotation_backward
 
