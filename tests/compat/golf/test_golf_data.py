@@ -121,7 +121,7 @@ def test_another_vocabulary_than_the_tokenizers_is_refused_with_both(golf: Golf)
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", "unexpected header"), (b"x" * 3000, "unexpected header"), (shard([5] * 9)[:-2], "size mismatch"), (None, "no files")],
+    [(b"", "fewer than the 1,024"), (b"x" * 3000, "has magic"), (shard([5] * 9)[:-2], "cut short"), (None, "no files")],
 )
 def test_a_damaged_shard_is_refused_with_its_name(golf: Golf, data: Path, content: bytes | None, said: str) -> None:
     path = data / "fineweb_val_000000.bin"

@@ -62,12 +62,6 @@ def test_a_window_cut_in_a_document_does_not_end_it_where_the_start_mark_is_the_
     assert np.count_nonzero(batch[:, 1] == mark) == 1  # the document is over once
 
 
-def test_a_bucket_is_not_read_past_its_end(folder):
-    bucket = open_dataset(str(folder), "byte").buckets("train")["books"]
-    with pytest.raises(IndexError):
-        bucket.read(0, bucket.tokens + 1)
-
-
 def test_tokens_are_mapped_and_nothing_is_written(folder):
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     data = open_dataset(str(folder), "byte")

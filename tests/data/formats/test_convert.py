@@ -334,12 +334,11 @@ def test_more_files_than_a_process_may_open_are_converted(tmp_path):
     assert Dataset.open(tmp_path / "back").fingerprint == Dataset.open(tmp_path / "ours").fingerprint
 
 
-def test_progress_ends_at_the_bytes_of_the_source(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PROGRESS_TOKENS", 2)
+def test_progress_counts_the_bytes_of_the_documents(tmp_path):
     seen = []
     source = nanogpt(tmp_path / "in", 5, 9, 6, 9, 7, 9)
     convert(source, tmp_path / "out", "shards", mark=9, progress=lambda *numbers: seen.append(numbers))
-    assert seen == [(4, 14), (8, 14), (14, 14)]
+    assert seen == [(2, 14), (4, 14), (6, 14), (8, 14)]
 
 
 # The command

@@ -229,13 +229,11 @@ def test_a_hostile_meta_is_refused_and_nothing_is_executed(tmp_path):
     [
         (b"", "is rejected: "),
         (b"\x80\x04", "is rejected: "),
-        (b"\x80\x04}r\xff\xff\xff\x7f.", "LONG_BINPUT is not a part of a vocabulary"),  # would reserve 2**31 places
         (pickle.dumps({"vocab_size": 3})[:-4], "is rejected: "),
         (pickle.dumps([1]), "has no vocab_size"),
         (pickle.dumps({"stoi": {}}), "has no vocab_size"),
         (pickle.dumps({"vocab_size": True}), "has no vocab_size"),
         (pickle.dumps({"vocab_size": 2, "stoi": {"a": 1}, "itos": {0: "a"}}), "vocab_size, stoi and itos are inconsistent"),
-        (bytes(1 << 24) + b".", "too many for a vocabulary"),
     ],
 )
 def test_a_damaged_meta_is_refused(tmp_path, contents, problem):
@@ -301,17 +299,17 @@ def test_shards_with_32_bits_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "problem"),
     [
-        (shard_bytes([1, 2], magic=20240521), "unexpected header"),
-        (shard_bytes([1, 2], version=3), "unexpected header"),
-        (shard_bytes([1, 2], version=2), "size mismatch"),
-        (shard_bytes([1, 2])[:100], "unexpected header"),
-        (b"", "unexpected header"),
-        (shard_bytes([1, 2], count=3), "size mismatch"),
-        (shard_bytes([1, 2], count=-1), "size mismatch"),
+        (shard_bytes([1, 2], magic=20240521), "has magic 20240521"),
+        (shard_bytes([1, 2], version=3), "and version 3 instead of"),
+        (shard_bytes([1, 2], version=2), "it is cut short"),
+        (shard_bytes([1, 2])[:100], "of a header: it is cut short or not a shard"),
+        (b"", "of a header: it is cut short or not a shard"),
+        (shard_bytes([1, 2], count=3), "it is cut short"),
+        (shard_bytes([1, 2], count=-1), "it is too long"),
         (shard_bytes([1, 2], 20240801, 1, "<u4"), "magic 20240801 and version 1 instead of"),
-        (shard_bytes([1, 2], 20240801, 7, "<u2"), "size mismatch"),
-        (shard_bytes([1, 2], 20240801, 7, "<u4")[:-1], "size mismatch"),
-        (shard_bytes([1, 2], 20240801, 7, "<u4")[:99], "unexpected header"),
+        (shard_bytes([1, 2], 20240801, 7, "<u2"), "it is cut short"),
+        (shard_bytes([1, 2], 20240801, 7, "<u4")[:-1], "it is cut short"),
+        (shard_bytes([1, 2], 20240801, 7, "<u4")[:99], "of a header: it is cut short or not a shard"),
     ],
 )
 def test_a_damaged_shard_is_refused(tmp_path, contents, problem):

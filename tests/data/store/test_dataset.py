@@ -283,14 +283,16 @@ def test_a_tokenizer_that_is_not_what_it_says_is_refused(folder):
 
 def test_a_missing_shard_is_noticed_at_opening(folder):
     (folder / "val_000000.bin").unlink()
-    with pytest.raises(DataError, match=r"missing or unreadable shard: .*val_000000.bin"):
+    with pytest.raises(DataError, match=r"val_000000.bin cannot be read: No such file"):
         Dataset.open(folder)
 
 
 def test_a_shard_cut_short_is_noticed_at_opening(folder):
     shard = folder / "train_000000.bin"
     shard.write_bytes(shard.read_bytes()[:-2])
-    with pytest.raises(DataError, match=r"size mismatch in .*train_000000.bin: 1,038 bytes expected for 7 tokens, 1,036 found"):
+    with pytest.raises(
+        DataError, match=r"train_000000.bin has 1,036 bytes instead of the 1,038 of a header and 7 tokens: it is cut short"
+    ):
         Dataset.open(folder)
 
 

@@ -69,7 +69,7 @@ def test_a_shard_without_tokens_can_be_read(tmp_path):
 @pytest.mark.parametrize("size", [0, 1, 1023])
 def test_a_header_that_is_cut_short_is_unexpected(shard, size):
     shard.write_bytes(shard.read_bytes()[:size])
-    with pytest.raises(DataError, match=rf"unexpected header in .*train_000000.bin: {size:,} bytes instead of 1,024"):
+    with pytest.raises(DataError, match=rf"train_000000.bin has {size:,} bytes, fewer than the 1,024 of a header"):
         open_shard(shard)
 
 
@@ -78,14 +78,14 @@ def test_other_constants_are_an_unexpected_header(shard, place, found):
     data = bytearray(shard.read_bytes())
     struct.pack_into("<i", data, 4 * place, 7)
     shard.write_bytes(data)
-    with pytest.raises(DataError, match=f"unexpected header in .*train_000000.bin: {found} instead of 20240520 and 1"):
+    with pytest.raises(DataError, match=f"train_000000.bin has {found} instead of 20240520 and 1"):
         open_shard(shard)
 
 
 @pytest.mark.parametrize(("change", "found"), [(lambda data: data[:-1], 1033), (lambda data: data + b"\0", 1035)])
 def test_a_size_that_does_not_follow_from_the_header_is_refused(shard, change, found):
     shard.write_bytes(change(shard.read_bytes()))
-    with pytest.raises(DataError, match=rf"size mismatch in .*: 1,034 bytes expected for 5 tokens, {found:,} found"):
+    with pytest.raises(DataError, match=rf"has {found:,} bytes instead of the 1,034 of a header and 5 tokens"):
         open_shard(shard)
 
 
@@ -93,10 +93,10 @@ def test_a_negative_count_is_a_size_mismatch(shard):
     data = bytearray(shard.read_bytes())
     struct.pack_into("<i", data, 8, -1)
     shard.write_bytes(data)
-    with pytest.raises(DataError, match=r"size mismatch"):
+    with pytest.raises(DataError, match=r"bytes instead of the 1,022"):
         open_shard(shard)
 
 
 def test_a_missing_shard_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"missing or unreadable shard: .*gone.bin"):
+    with pytest.raises(DataError, match=r"gone.bin cannot be read"):
         open_shard(tmp_path / "gone.bin")

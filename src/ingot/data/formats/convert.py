@@ -26,6 +26,7 @@ from ingot.data.store.documents import Document, Marks, marks_of
 from ingot.data.store.shards import CHUNK_TOKENS, MAX_TOKENS, TOKEN_BYTES, TokenWriter
 from ingot.data.store.staging import check_output, staged
 from ingot.data.store.writer import SavedSplit, SplitWriter, write_manifest
+from ingot.data.text.text_files import adding_up
 from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer, open_tokenizer
 from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, id_type
 from ingot.errors import ConfigError, DataError
@@ -34,7 +35,6 @@ from ingot.runtime.files import write_atomically
 log = logging.getLogger(__name__)
 
 NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # the file name that golf's scripts expect, and the default bucket
-PROGRESS_TOKENS = 1 << 20
 Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 
 
@@ -89,7 +89,7 @@ def convert(
     buckets = sorted({bucket.name for split in source.splits.values() for bucket in split.record.buckets})
     counts: dict[str, SplitCounts] = {}
     records: dict[str, SplitRecord] = {}
-    done, total = 0, sum(source.tokens.values())
+    advance = adding_up(progress, TOKEN_BYTES * sum(source.tokens.values()))
     with staged(output, overwrite) as stage, ExitStack() as files:
         for split in SPLITS if to == "ingot" else source.tokens:
             writer = _writer(stage.folder, split, to, opened, layout, wide, files)
@@ -101,14 +101,10 @@ def convert(
                     if opened:
                         text_bytes += _text_bytes(document, opened, source.folder)
                     writer.add_document(with_marks(document, written_marks))
-                    before, done = done, done + sum(map(len, document))
-                    if progress and done // PROGRESS_TOKENS > before // PROGRESS_TOKENS:
-                        progress(2 * done, 2 * total)
+                    advance(TOKEN_BYTES * sum(map(len, document)))
             if (record := writer.close()) is not None:
                 records[split] = record
             counts[split] = SplitCounts(writer.state.documents, writer.state.tokens, text_bytes if opened else None, None)
-        if progress:
-            progress(2 * total, 2 * total)
         if "train" not in counts or not counts["train"].documents:
             raise DataError(f"{source.folder} has nothing to train on: no training documents")
         if opened and to == "nanogpt" and opened.kind != "gpt2":  # nanoGPT assumes GPT-2's vocabulary without a meta.pkl

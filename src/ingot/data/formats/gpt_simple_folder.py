@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 from ingot.data import SPLITS
 from ingot.data.store.dataset import BucketRecord, Dataset, Split, foreign_record
 from ingot.data.store.documents import Document, Marks, marks_of
-from ingot.data.store.shards import DataProblem, map_tokens, read_file
+from ingot.data.store.shards import DataProblem, map_tokens
+from ingot.data.text.text_files import file_bytes
 from ingot.data.tokenizers import Tokenizer
 from ingot.data.tokenizers.tokenizer_base import IdArray
 from ingot.errors import ConfigError, DataError
+from ingot.runtime.files import reading
 
 MAGIC, VERSION = b"GPTS", 1
 HEADER = struct.Struct("<4sIII")  # magic, version, bytes per token, windows
@@ -69,8 +71,9 @@ def find_pairs(path: Path) -> dict[str, list[Path]]:
 
 def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
     """Return the bytes per token, the window offsets (plus the end of the last), and each window's overlap in tokens."""
-    contents, size = read_file(path)
-    if size < HEADER.size:
+    with reading(path):
+        contents = path.read_bytes()
+    if (size := len(contents)) < HEADER.size:
         raise DataError(f"unexpected header in {path}: {size:,} bytes instead of {HEADER.size}; {AGAIN}")
     magic, version, width, count = HEADER.unpack_from(contents)
     if (magic, version) != (MAGIC, VERSION) or width not in DTYPES:
@@ -93,7 +96,7 @@ class Pair:
 
     def __init__(self, path: Path) -> None:
         width, self.offsets, self.repeats = read_index(path.with_suffix(".idx"))
-        _, size = read_file(path, 0)
+        size = file_bytes(path)
         self.path, self.tokens, self.dtype = path, int(self.offsets[-1]), np.dtype(DTYPES[width])
         if size != (expected := width * self.tokens):
             raise DataError(f"size mismatch in {path}: {expected:,} bytes expected by its .idx, {size:,} found; {AGAIN}")

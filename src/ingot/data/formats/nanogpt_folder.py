@@ -5,15 +5,16 @@ The files have no document index: GPT-2 data has <|endoftext|> after each docume
 
 from __future__ import annotations
 
+import io
 import pickle
-import pickletools
 from pathlib import Path
 from typing import Any
 
 from ingot.data.store.dataset import Dataset, Split, foreign_record
-from ingot.data.store.shards import open_plain, read_file
+from ingot.data.store.shards import open_plain
 from ingot.data.tokenizers import CharTokenizer, NumberTokenizer, Tokenizer, open_tokenizer
 from ingot.errors import DataError, Setting
+from ingot.runtime.files import reading
 
 META = "meta.pkl"
 TOKENIZER = Setting("data.tokenizer")
@@ -40,26 +41,19 @@ def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
     return Dataset(path, "nanogpt", splits, about, tokenizer)
 
 
-MAX_META_BYTES = 1 << 24  # a vocabulary of 65,536 characters takes 1 MB
-SAFE = {
-    "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1",
-    "BINFLOAT", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "LIST",
-    "APPEND", "APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT",
-    "GET", "BINGET", "LONG_BINGET",
-}  # fmt: skip
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads only values of built-in types: without classes and functions, a pickle cannot run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} is not a part of a vocabulary")
 
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Read the dictionary of a meta.pkl without executing code from it."""
-    contents, size = read_file(path, MAX_META_BYTES)
-    if size > MAX_META_BYTES:
-        raise DataError(f"{path} has {size:,} bytes, too many for a vocabulary; remove it and give --tokenizer")
+    with reading(path):
+        contents = path.read_bytes()
     try:
-        for code, argument, _ in pickletools.genops(contents):
-            # Unpickling allocates the memo up to its largest index, so a huge index would exhaust memory.
-            if code.name not in SAFE or (code.name.endswith("PUT") and int(argument or 0) > len(contents)):
-                raise pickle.UnpicklingError(f"{code.name} is not a part of a vocabulary")
-        meta = pickle.loads(contents)
+        meta = _PlainUnpickler(io.BytesIO(contents)).load()
     except Exception as error:  # damaged pickles raise almost any exception
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(f"{path} is rejected: {reason}; it is damaged or not nanoGPT's: remove it and give --tokenizer") from None

@@ -54,8 +54,8 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
 def text_bytes(path: str) -> int | None:
     """Return the approximate text size in bytes at `data.path`; None if it holds tokens or names a tokenizer."""
     if path.startswith(PREFIX):
-        name, own = _sample(path)
-        return sample_bytes(name) if own is None else None
+        name, _, own = path.removeprefix(PREFIX).partition("+")
+        return None if own else sample_bytes(name)
     folder = user_path(path)
     if (folder / MANIFEST).is_file():
         return None
@@ -68,12 +68,6 @@ def text_bytes(path: str) -> int | None:
 def resolve(path: str, tokenizer: str | None = None) -> Path:
     """Return the folder that `path` names; for sample:NAME[+TOKENIZER], TOKENIZER is used if `tokenizer` is None."""
     if path.startswith(PREFIX):
-        name, own = _sample(path)
+        name, _, own = path.removeprefix(PREFIX).partition("+")
         return sample_path(name, tokenizer or own or "byte")
     return user_path(path)
-
-
-def _sample(path: str) -> tuple[str, str | None]:
-    """Split sample:NAME+TOKENIZER into its name and tokenizer, if it has one."""
-    name, _, own = path.removeprefix(PREFIX).partition("+")
-    return name, own or None

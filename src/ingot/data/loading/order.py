@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,19 +54,6 @@ class ByNumber:
         return samples.stop, {}
 
 
-class Order(Protocol):
-    """Maps sample numbers to the start positions of windows in a token stream."""
-
-    def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the start positions of the windows with these sample numbers."""
-
-    def epoch(self, sample: int) -> int:
-        """Return the number of complete passes over the data before this sample."""
-
-    def rows_in(self, epochs: int) -> int | None:
-        """Return the number of rows in `epochs` epochs, or None if the order never ends."""
-
-
 @dataclass(frozen=True)
 class Shuffle:
     """Non-overlapping windows that tile the stream, each read once per epoch and reshuffled every epoch."""
@@ -80,12 +67,15 @@ class Shuffle:
         return (self.tokens - 1) // self.seq_len
 
     def epoch(self, sample: int) -> int:
+        """Return the number of complete passes over the data before this sample."""
         return sample // self.windows
 
     def rows_in(self, epochs: int) -> int:
+        """Return the number of rows in `epochs` epochs."""
         return epochs * self.windows
 
     def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return the start positions of the windows with these sample numbers."""
         epochs, places = np.divmod(samples, np.uint64(self.windows))
         windows = np.empty_like(places)
         for epoch in np.unique(epochs):
@@ -106,7 +96,7 @@ class Random:
         return sample * self.seq_len // self.tokens
 
     def rows_in(self, epochs: int) -> None:
-        return None
+        """Return None: this order never ends."""
 
     def starts(self, samples: NDArray[np.uint64]) -> NDArray[np.int64]:
         # The modulo favours low start positions by less than one part in 2**32 for any stream that fits on a disk.
@@ -152,3 +142,6 @@ class Sequential:
         turn, row = np.divmod(samples.astype(np.int64), ends[-1])
         spans = turn * len(lengths) + np.searchsorted(ends, row, side="right")  # number of spans that end before the row
         return (turn * ends[-1] + row) * self.seq_len + spans
+
+
+Order = Shuffle | Random | Sequential

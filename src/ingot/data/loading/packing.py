@@ -62,8 +62,8 @@ class PackedRows(ByNumber):
         self._starts, self._repeats = split.document_starts(), split.document_repeats()  # memory-mapped, so ranks share the pages
         self._blocks = max(1, -(-(len(self._starts) - 1) // BLOCK))  # blocks per epoch
         self._firsts = [0]  # first sample of each block counted so far
-        self._kept: tuple[int, list[list[DocumentPart]]] = (-1, [])  # the most recently used block and its rows
-        self._drawn: tuple[tuple[int, int], NDArray[np.int64]] = (-1, -1), np.empty(0, np.int64)  # (epoch, group), documents
+        self._rows_of = lru_cache(maxsize=1)(self._packed)  # keep only the most recently used block and group of blocks
+        self._documents_of = lru_cache(maxsize=1)(self._drawn)
         self._lock = threading.Lock()  # shared by the training loop and the read-ahead thread
 
     def epoch(self, sample: int) -> int:
@@ -116,9 +116,7 @@ class PackedRows(ByNumber):
 
     def _row(self, sample: int) -> list[DocumentPart]:
         number = self._block(sample)
-        if self._kept[0] != number:
-            self._kept = number, self._rows(number)
-        return self._kept[1][sample - self._firsts[number]]
+        return self._rows_of(number)[sample - self._firsts[number]]
 
     def _block(self, sample: int) -> int:
         """Return the block number of a sample, counting the rows of all earlier blocks if necessary."""
@@ -136,7 +134,7 @@ class PackedRows(ByNumber):
         _, lengths, *_ = self._parts(epoch, block)
         self._firsts.append(self._firsts[-1] + (len(lengths) if self._alone else rows_filled(lengths, self.seq_len)))
 
-    def _rows(self, number: int) -> list[list[DocumentPart]]:
+    def _packed(self, number: int) -> list[list[DocumentPart]]:
         """Pack the documents of a block and return its rows in shuffled order."""
         epoch, block = divmod(number, self._blocks)
         parts = [DocumentPart(*part) for part in zip(*(column.tolist() for column in self._parts(epoch, block)), strict=True)]
@@ -145,14 +143,16 @@ class PackedRows(ByNumber):
         order = permuted(np.arange(len(rows), dtype=np.uint64), len(rows), key=mix(self._seed, epoch, block * BLOCK, 1))
         return [rows[i] for i in order.tolist()]
 
+    def _drawn(self, epoch: int, group: int) -> NDArray[np.int64]:
+        """Return the documents of a group of DRAWN blocks, in the order of an epoch."""
+        first, count = group * DRAWN * BLOCK, len(self._starts) - 1
+        places = np.arange(first, min(first + DRAWN * BLOCK, count), dtype=np.uint64)
+        return permuted(places, count, key=mix(self._seed, epoch)).astype(np.int64)
+
     def _parts(self, epoch: int, block: int) -> tuple[NDArray[Any], ...]:
         """Return the parts of a block's documents, in document order, as one array per field of DocumentPart."""
-        drawn, at = (epoch, block // DRAWN), block % DRAWN * BLOCK
-        if self._drawn[0] != drawn:
-            first, count = drawn[1] * DRAWN * BLOCK, len(self._starts) - 1
-            places = np.arange(first, min(first + DRAWN * BLOCK, count), dtype=np.uint64)
-            self._drawn = drawn, permuted(places, count, key=mix(self._seed, epoch)).astype(np.int64)
-        documents = self._drawn[1][at : at + BLOCK]
+        at = block % DRAWN * BLOCK
+        documents = self._documents_of(epoch, block // DRAWN)[at : at + BLOCK]
         if epoch == 0 and self._already_read is not None:
             documents = documents[~self._already_read[documents]]
         begins, stops = (np.asarray(self._starts[documents + last]).astype(np.int64) for last in (0, 1))

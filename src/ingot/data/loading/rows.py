@@ -26,14 +26,11 @@ from ingot.runtime.tensors import IGNORED, Batch
 DRAWS = 2  # mixed into the seed so that bucket draws are independent of the order inside a bucket
 
 
-class LimitedRows:
+class LimitedRows(ByNumber):
     """The rows of `epochs` epochs; the last step is padded with empty rows, so that no row is lost."""
 
     def __init__(self, source: FiniteRows, epochs: int) -> None:
         self.source, self.epochs, self.planes, self.seq_len = source, epochs, source.planes, source.seq_len
-
-    def at(self, phase: int, places: Places) -> LimitedRows:
-        return self
 
     def after(self, samples: range) -> tuple[int, Places]:
         return samples.start + self.source.available(samples, self.epochs), {}

@@ -46,8 +46,7 @@ def sample_path(name: str, tokenizer: str) -> Path:
         built = opened or learn_from(tokenizer, lambda: (text for _, text in pieces), lambda: training)
         write_dataset(pieces, folder, built, source={"sample": name})
 
-    _prepare_once(folder, write)
-    return folder
+    return _prepared_once(folder, write)
 
 
 def sample_bytes(name: str) -> int:
@@ -61,10 +60,10 @@ def _packed(name: str) -> bytes:
     return (resources("ingot.data") / "samples" / SAMPLES[name]).read_bytes()
 
 
-def _prepare_once(folder: Path, write: Callable[[], object]) -> None:
-    """Write a cache folder unless it exists; if several processes call this, one writes and the others wait."""
+def _prepared_once(folder: Path, write: Callable[[], object]) -> Path:
+    """Return a cache folder, writing it if necessary; if several processes call this, one writes and the others wait."""
     if is_sound(folder):
-        return
+        return folder
     lock_folder = folder.with_name(f".{folder.name}.lock")
     try:
         lock_folder.mkdir(parents=True, exist_ok=True)
@@ -76,6 +75,7 @@ def _prepare_once(folder: Path, write: Callable[[], object]) -> None:
         if not is_sound(folder):  # another process may have written it meanwhile
             shutil.rmtree(folder, ignore_errors=True)  # if it exists, it is damaged
             write()
+    return folder
 
 
 def is_sound(folder: Path) -> bool:
@@ -115,5 +115,4 @@ def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
             command = f"{prepare_command(path, 'DIR', tokenizer)} {TEXT_FIELD.path} NAME{' --buckets' if buckets else ''}"
             raise DataError(f"{error.where}{error.what}; if the text is in another field, prepare it with: {command}") from None
 
-    _prepare_once(folder, write)
-    return folder
+    return _prepared_once(folder, write)

@@ -24,11 +24,6 @@ from ingot.errors import DataError, one_line
 from ingot.runtime.files import open_to_read, reading
 
 AGAIN = "copy the folder again or prepare the data again"
-TITLES = {
-    "shard-missing": "missing or unreadable shard:",
-    "shard-header": "unexpected header in",
-    "shard-size": "size mismatch in",
-}
 
 
 @dataclass(frozen=True)
@@ -49,8 +44,7 @@ class DataProblem:
 
     def error(self) -> DataError:
         """Return the problem as an exception."""
-        where = f"{TITLES[self.code]} {self.file}:" if self.code in TITLES else self.file
-        return DataError(f"{where} {self.problem}; {self.advice}")
+        return DataError(f"{self.file} {self.problem}; {self.advice}")
 
 
 MAGIC, VERSION, WIDE_VERSION = 20240520, 1, 2
@@ -106,19 +100,19 @@ def read_header(path: Path) -> tuple[str, int] | DataProblem:
         with open_to_read(path) as file:
             header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
     except OSError as error:
-        return DataProblem("shard-missing", str(path), f"{error.strerror}")
+        return DataProblem("shard-missing", str(path), f"cannot be read: {error.strerror}")
     if len(header) < HEADER_BYTES:
-        problem = f"{len(header):,} bytes instead of {HEADER_BYTES:,}: the file is cut short or not a shard"
+        problem = f"has {len(header):,} bytes, fewer than the {HEADER_BYTES:,} of a header: it is cut short or not a shard"
         return DataProblem("shard-header", str(path), problem, place="header")
     magic, version, count = (int(value) for value in np.frombuffer(header, "<i4", 3))
     dtype = DTYPES.get((magic, version))
     if dtype is None:
-        problem = f"magic {magic} and version {version} instead of {MAGIC} and {VERSION}: the file is damaged or not a shard"
+        problem = f"has magic {magic} and version {version} instead of {MAGIC} and {VERSION}: it is damaged or not a shard"
         return DataProblem("shard-header", str(path), problem, place="header")
     expected = HEADER_BYTES + int(dtype[-1]) * count
     if size != expected:
         state = "is cut short" if size < expected else "is too long"
-        problem = f"{expected:,} bytes expected for {count:,} tokens, {size:,} found: the file {state}"
+        problem = f"has {size:,} bytes instead of the {expected:,} of a header and {count:,} tokens: it {state}"
         return DataProblem("shard-size", str(path), problem)
     return dtype, count
 
@@ -135,12 +129,6 @@ def open_shard(path: Path) -> NDArray[Any]:
         raise header.error()
     dtype, tokens = header
     return map_tokens(path, dtype, HEADER_BYTES, tokens)
-
-
-def read_file(path: Path, limit: int = -1) -> tuple[bytes, int]:
-    """Read the first `limit` bytes of a file, or all of them; return them and the file's size."""
-    with reading(path), open_to_read(path) as file:
-        return file.read(limit), os.fstat(file.fileno()).st_size
 
 
 def open_plain(path: Path) -> NDArray[np.uint16]:

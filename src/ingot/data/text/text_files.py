@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
-from json import JSONDecodeError, JSONDecoder
+from json import JSONDecoder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -81,33 +81,17 @@ def read_lines(
 
 
 def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
-    """Yield the documents of a JSON array of objects or strings, or of concatenated objects; reads the whole file into memory."""
-    text = _decoded(stream.read(), path).removeprefix(BYTE_ORDER_MARK)
-
-    def after_white(position: int) -> int:
-        white = JSON_WHITE.match(text, position)
-        return white.end() if white else position
-
-    at = after_white(0)
-    is_array = text.startswith("[", at)
-    at += is_array
-    try:
-        while (at := after_white(at)) < len(text) and not (is_array and text[at] == "]"):
-            value, end = JSON.raw_decode(text, at)
-            yield field_text({text_field: value} if is_array and isinstance(value, str) else value, text_field)
-            at = after_white(end)
-            if is_array and at < len(text) and text[at] not in ",]":
-                raise DataError("a comma or the end of the array is missing")
-            at += is_array and text.startswith(",", at)
-        if is_array and at == len(text):
-            raise DataError("the array has no end; the file is cut short")
-        if is_array and (at := after_white(at + 1)) < len(text):
-            raise DataError("text follows the array; a .json file is one array, or a series of objects")
-    except (DataError, ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, JSONDecodeError) else str(error)
-        not_json = DataError(f"not JSON ({reason}); a .json file holds an array of objects or strings")
-        line = 1 + text.count("\n", 0, at)
-        raise (error if isinstance(error, DataError) else not_json).within(f"{path}:{line}") from None
+    """Yield the documents of a JSON file: objects or strings, in an array or one after another. The whole file is in memory."""
+    text, end = _decoded(stream.read(), path).removeprefix(BYTE_ORDER_MARK), 0
+    while (begin := next(JSON_WHITE.finditer(text, end)).end()) < len(text):
+        try:
+            value, end = JSON.raw_decode(text, begin)
+            for element in value if isinstance(value, list) else [value]:
+                yield field_text({text_field: element} if isinstance(element, str) else element, text_field)
+        except (DataError, ValueError, RecursionError) as error:
+            not_json = DataError(f"not JSON ({error}); a .json file holds an array of objects or strings")
+            line = 1 + text.count("\n", 0, begin)
+            raise (error if isinstance(error, DataError) else not_json).within(f"{path}:{line}") from None
 
 
 def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) -> Iterator[str]:
@@ -427,8 +411,12 @@ def find_buckets(folder: Path, wanted: Callable[[Path], object]) -> Buckets:
         for bucket in sorted(path for path in folder.glob(f"{split}/*") if path.is_dir()):
             if files := sorted(file for file in bucket.iterdir() if wanted(file) and file.is_file()):
                 buckets[split][bucket.name] = files
-    train, val = buckets["train"], buckets["val"]
-    for name in sorted(train.keys() ^ val.keys()):
+    check_both_splits(folder, buckets["train"], buckets["val"])
+    return buckets if buckets["train"] else {}
+
+
+def check_both_splits(folder: Path, train: Iterable[str], val: Iterable[str]) -> None:
+    """Raise an error if a bucket exists in only one of the two splits."""
+    for name in sorted({*train} ^ {*val}):
         has, lacks = SPLITS if name in train else reversed(SPLITS)
         raise DataError(f"{folder / has / name} has files and {folder / lacks / name} has none; add some to it")
-    return buckets if train else {}

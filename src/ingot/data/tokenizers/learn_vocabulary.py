@@ -160,13 +160,13 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
             from tokenizers import Tokenizer as Library
             from tokenizers import decoders, models, pre_tokenizers, trainers
 
-            if unknown := [name for name in settings if not hasattr(trainers.BpeTrainer, name)]:
-                raise ValueError(f"it has no setting {unknown[0]!r}")  # the library would ignore an unknown setting
             library: Any = Library(models.BPE())
             library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
             library.decoder = decoders.ByteLevel()
-            ours = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT], "show_progress": False}
-            trainer = trainers.BpeTrainer(**{**ours, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), **settings})
+            alphabet, marks = pre_tokenizers.ByteLevel.alphabet(), [END_OF_TEXT]
+            trainer = trainers.BpeTrainer(
+                vocab_size=vocab_size, special_tokens=marks, initial_alphabet=alphabet, show_progress=False
+            )
             library.train_from_iterator(keeping_errors(), trainer)
             contents = str(library.to_str()).encode()
         else:
