@@ -117,7 +117,7 @@ def test_a_full_disk_is_told_as_such(gguf, tmp_path, monkeypatch):
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", write)
     settings = settings_of("llama")
     with (
-        pytest.raises(ConfigError, match=r"out cannot be written: it was written only in part; is the disk full\?"),
+        pytest.raises(ConfigError, match=r"out cannot be written: \d+ requested and \d+ written"),
         writing_output(tmp_path / "out"),
     ):
         write_gguf(tmp_path / "out", model_records(random_model(settings)), settings, BYTE)

@@ -267,7 +267,7 @@ def test_a_folder_with_a_pickle_only_is_refused(folder):
 
 
 def test_a_folder_that_is_missing_or_empty_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"nowhere does not exist"):
+    with pytest.raises(CheckpointError, match=r"there is no folder .*nowhere"):
         read_model(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
         read_model(tmp_path)
@@ -304,12 +304,12 @@ def test_a_model_of_another_family_has_no_place(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("change", ["more", "less", "none"])
+@pytest.mark.parametrize("change", ["more", "less"])
 def test_tensors_that_are_not_those_of_gpt2_are_refused(tmp_path, change):
     records = model_records(ours())
     extra = TensorRecord("transformer.extra", "F32", (1,), memoryview(struct.pack("<f", 1.0)))
-    wrong = {"more": [*records, extra], "less": [r for r in records if "mlp.c_fc.weight" not in r.name], "none": []}[change]
-    with pytest.raises(CheckpointError, match=r"no tensor .*extra|no tensor .*c_fc\.weight|no embeddings"):
+    wrong = {"more": [*records, extra], "less": [r for r in records if "mlp.c_fc.weight" not in r.name]}[change]
+    with pytest.raises(CheckpointError, match=r"no tensor .*extra|no tensor .*c_fc\.weight"):
         write_model(tmp_path / "hf", wrong, OURS, None)
     assert not list(tmp_path.iterdir())
 
@@ -399,7 +399,7 @@ def test_a_folder_without_a_tokenizer_and_with_other_ids_needs_one_named(tmp_pat
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"the gpt2 tokenizer has 50,257 ids, but the model 300"):
+    with pytest.raises(DataError, match=r"the gpt2 tokenizer has 50,257 ids, the model 300 rows"):
         find_tokenizer(tmp_path, 300, "gpt2")
 
 

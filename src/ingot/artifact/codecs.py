@@ -20,7 +20,7 @@ CHUNK_BYTES = 1 << 20
 # pb gains 1% on quantised codes and loses 4% on floats.
 LZMA_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 23}]
 LZMA_MEMORY_BYTES = 1 << 27  # memory limit for decompression; 8 MiB dictionaries need far less
-FREE_BYTES, MAX_RATIO = 1 << 24, 1000  # plausible payloads have up to 16 MiB plus 1,000 bytes per stored byte
+FREE_BYTES, MAX_RATIO = 1 << 24, 1000  # reject payloads that decompress to more than 16 MiB plus 1,000 bytes per stored byte
 MAX_PAYLOAD_BYTES = 1 << 36
 
 Progress = Callable[[int, int], None]
@@ -40,16 +40,13 @@ def check_codec(codec: str) -> None:
 def compress(codec: str, parts: Sequence[bytes | memoryview], progress: Progress = lambda done, total: None) -> bytes:
     """Return the compressed concatenation of all parts."""
     total, done = sum(map(len, parts)), 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
     if codec == "rans":
-        reported = 0
-
-        def report(count: int) -> None:
-            nonlocal done, reported
-            done += count
-            if done - reported >= CHUNK_BYTES or done == total:
-                reported = done
-                progress(done, total)
-
         return rans.encode(parts, report)
     stream: Any = (
         zlib.compressobj(9) if codec == "zlib" else lzma.LZMACompressor(lzma.FORMAT_XZ, lzma.CHECK_CRC32, filters=LZMA_FILTERS)
@@ -59,8 +56,7 @@ def compress(codec: str, parts: Sequence[bytes | memoryview], progress: Progress
         for first in range(0, len(part), CHUNK_BYTES):
             chunk = part[first : first + CHUNK_BYTES]
             pieces.append(stream.compress(chunk))
-            done += len(chunk)
-            progress(done, total)
+            report(len(chunk))
     return b"".join([*pieces, stream.flush()])
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ingot.artifact.codecs import CODECS, MAX_PAYLOAD_BYTES, Progress, check_codec, compress, decompress, is_plausible_size
+from ingot.artifact.codecs import CODECS, Progress, check_codec, compress, decompress, is_plausible_size
 from ingot.artifact.quantise import dequantise, quantise
-from ingot.errors import CheckpointError, ConfigError
+from ingot.errors import CheckpointError
 from ingot.runtime.files import open_to_read, readable, replace_file, to_json
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
@@ -92,14 +92,14 @@ def artifact_sizes(
     progress: Progress = lambda done, total: None,
     codes: Codes = MappingProxyType({}),
 ) -> Iterator[tuple[str, int]]:
-    """Return the file size for each codec, without writing the file."""
+    """Yield each codec with the size of the artifact that it would give; no file is written."""
     _, payload = _pack(records, facts, quantiser, dtype, codes)
     for codec in codecs:
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
 
 
 def read_artifact(path: Path) -> Artifact:
-    """Read the model in a file. Any defect raises CheckpointError, and no code in the file is ever run."""
+    """Read the model in a file. Any defect of the file raises CheckpointError, and no code in the file is ever run."""
     with readable(path, CheckpointError):
         if not path.exists():
             raise CheckpointError(f"{path} does not exist")
@@ -123,18 +123,11 @@ def _pack(
 
 
 def _envelope(payload: list[bytes | memoryview], codec: str, progress: Progress) -> list[bytes | memoryview]:
-    size = sum(map(len, payload))
-    if size > MAX_PAYLOAD_BYTES:
-        raise ConfigError(
-            f"the model has {size:,} bytes, but an artifact at most {MAX_PAYLOAD_BYTES:,}; choose the quantiser int8"
-        )
     if codec == "none":
         return payload
-    data = compress(codec, payload, progress)
-    if not is_plausible_size(size, len(data)):
-        raise CheckpointError(
-            f"{codec} makes {len(data):,} bytes of {size:,}: these weights are constant; the codec none stores them"
-        )
+    size, data = sum(map(len, payload)), compress(codec, payload, progress)
+    if not is_plausible_size(size, len(data)):  # too large, or constant weights: the file could not be read
+        raise CheckpointError(f"the codec {codec} cannot store these weights ({size:,} bytes); choose none")
     return [_header(codec, size, data), data]
 
 

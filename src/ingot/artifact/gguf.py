@@ -6,7 +6,6 @@ and k matrices are therefore reordered.
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -53,7 +52,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
             raise ConfigError("this SentencePiece model encodes capitals as marks, which GGUF cannot decode")
         if file.algorithm != BPE or not file.has_bytes:
             raise ConfigError(
-                "GGUF does not support this SentencePiece model, only BPE with byte fallback",
+                "of SentencePiece models, GGUF supports only BPE with byte fallback",
                 advice="--format huggingface supports it",
             )
         tokens, kinds = [piece.text for piece in file.pieces], [piece.kind for piece in file.pieces]
@@ -101,7 +100,7 @@ def is_normalised(spec: Mapping[str, Any]) -> bool:
 
 FILE, MODELFILE = "model.gguf", "Modelfile"
 DTYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
-GROUP = 32  # q8_0 block size: weights of a row that share a scale
+GROUP = 32  # number of adjacent weights in a row that share a scale in q8_0
 # Parts of our tensor names and their counterparts in GGUF.
 GPT2 = {
     "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "ln_1": "attn_norm",
@@ -122,7 +121,7 @@ def write_gguf(
     dtype: str = "fp32",
     name: str = "ingot",
 ) -> int:
-    """Write model.gguf and a Modelfile to a folder; return their total bytes. `settings`: a `model` section with a context."""
+    """Write model.gguf and a Modelfile to a folder; return their total size. `settings` is a complete `model` section."""
     if dtype not in DTYPES:
         raise ConfigError(f"GGUF export does not support the dtype {dtype!r}; choose {', '.join(DTYPES)}")
     refuse_unportable(settings, "gguf")
@@ -149,12 +148,7 @@ def write_gguf(
             writer.add_tensor(key, gguf.quants.quantize(np.ascontiguousarray(array, np.float32), kind), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        try:
-            writer.write_tensors_to_file()
-        except OSError as refused:
-            if refused.errno is None:  # numpy's error for a short write does not include the reason
-                raise OSError(errno.EIO, "it was written only in part; is the disk full?") from refused
-            raise
+        writer.write_tensors_to_file()
         writer.close()
         modelfile = f"FROM ./{FILE}\nTEMPLATE {{{{ .Prompt }}}}\nPARAMETER num_ctx {keys['context_length']}\n"
         write_atomically(partial / MODELFILE, modelfile)
@@ -162,7 +156,7 @@ def write_gguf(
 
 
 def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the tensors with GGUF's names and row order, adding zeros for missing biases that its GPT-2 requires."""
+    """Return the tensors with GGUF's names and row order; biases that GGUF's GPT-2 requires and ours lacks are zeros."""
     stored, _ = quantise(records, "none", "fp32")  # raises if a value is not finite
     names = GPT2 if settings["family"] == "gpt2" else LLAMA
     found: dict[str, NDArray[Any]] = {}

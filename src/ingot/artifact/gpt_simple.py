@@ -71,7 +71,8 @@ def is_checkpoint(path: Path) -> bool:
 def saved_checkpoints(run: Path) -> list[Saved]:
     """Return the checkpoints of a run, oldest first, skipping incomplete or damaged ones.
 
-    At equal steps, `final` comes last, and a checkpoint written on a stop first: right after a resume it lacks the data position.
+    Among checkpoints of the same step, `final` comes last, and one written at a shutdown comes first, because it may lack the
+    position in the data.
     """
     found = []
     for path in (run / "checkpoints").glob("*"):
@@ -132,7 +133,7 @@ def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict
 
 
 def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if the current `model` section implies weights of other shapes than those in a checkpoint."""
+    """Raise CheckpointError if the model settings `now` imply other weight shapes than `was`, the settings of a checkpoint."""
     before, after = model_keys(was), model_keys(now)
     changed = [key for key in ARCH_KEYS if key != "n_positions" and before[key] != after[key]]
     if changed:

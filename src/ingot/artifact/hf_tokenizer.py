@@ -82,7 +82,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
 
 
 def _lacks_start(tokenizer: HFTokenizer) -> bool:
-    """Return True for a tokenizer.json with a start token but no post-processor, such as ours: training prepended the token."""
+    """Return True if a tokenizer.json, such as ours, has a start token but no post-processor that prepends it."""
     return tokenizer.bos is not None and not json.loads(tokenizer.contents).get("post_processor")
 
 
@@ -166,7 +166,7 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
 
 
 def check_no_other_tokenizer(folder: Path, names: Collection[str]) -> None:
-    """Raise ConfigError for tokenizer files in a folder that the export does not overwrite but readers use for the model."""
+    """Raise ConfigError if a folder has tokenizer files that the export leaves there and programs would use for the new model."""
     for name in (OURS, THEIRS, SETTINGS, VOCABULARY, MERGES, SENTENCEPIECE):
         if name not in names and (folder / name).exists():
             raise ConfigError(f"{folder / name} belongs to the tokenizer of another model; remove it or give another --output")
@@ -195,12 +195,12 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
     else:
         tokenizer = assumed_tokenizer(folder, rows)
     if tokenizer.vocab_size > rows:
-        raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids, but the model {rows:,}; give another")
+        raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids, the model {rows:,} rows; give another")
     return tokenizer
 
 
 def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
-    """Return GPT-2's tokenizer for a model without a tokenizer, if it has as many embedding rows as GPT-2."""
+    """Return GPT-2's tokenizer for a model without a tokenizer if the model has as many embedding rows as GPT-2."""
     if not GPT2_VOCAB_SIZE <= rows <= GPT2_PADDED_VOCAB_SIZE:
         raise DataError(f"{path} has no tokenizer, and its {rows:,} ids are not GPT-2's; give one with --tokenizer")
     log.warning(f"{path} has no tokenizer but as many ids as GPT-2: GPT-2's tokenizer is assumed; --tokenizer selects another")
@@ -220,7 +220,7 @@ def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:
 
 
 def gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:
-    """Return vocab.json and merges.txt; tokens are spelled in printable characters, and merges are derived from token ranks."""
+    """Return vocab.json and merges.txt, with tokens in printable characters and with merges derived from the token ranks."""
     spelling = {byte: character for character, byte in byte_alphabet().items()}
     tokens = [tokenizer.decode_bytes([i]) for i in range(GPT2_VOCAB_SIZE - 1)]
     spelled = ["".join(map(spelling.__getitem__, token)) for token in tokens]

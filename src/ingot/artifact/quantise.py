@@ -2,8 +2,8 @@
 
 A quantised tensor `w` is stored as `w` (I8 codes) and `w::scale` (one scale per row, or a single one); its values are code times
 scale. `int8-golf` reproduces the golf challenge's rule bit for bit, because golf's records are based on its codes. `int8` is the
-recommended rule; docs/artifact.md lists the cost of each rule in bytes and in bits per byte. Codes with fewer bits (`std`,
-`gptq`) are computed by the backend, which can run the model, and only stored here.
+recommended rule; docs/artifact.md lists the size of the file and the bits per byte with each rule. Codes with fewer bits (`std`,
+`gptq`) are computed by the backend, which can run the model; this module only stores them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def quantise(
 ) -> tuple[list[TensorRecord], dict[str, str]]:
     """Return the tensors to store, and the original dtypes of those stored in another dtype.
 
-    `dtype` applies only to the quantiser none. The others store small tensors whose name contains a word of `keep` as float32.
+    `dtype` applies only to the quantiser none. The other quantisers store small tensors whose name contains a word of `keep` as
+    float32.
     Tensors in `codes` are stored with the codes and scales given there.
     """
     if quantiser not in QUANTISERS:

@@ -1,8 +1,9 @@
 """An order-0 entropy coder (rANS): each part of a payload is coded with the frequencies of its bytes.
 
 Neighbouring weights are not correlated, so dictionary codecs find no repetitions in low-bit codes, and Huffman codes waste the
-gap between the entropy and whole bits. Many states are processed in parallel (symbol i belongs to state i modulo their number),
-so numpy decodes 28M weights in seconds. Floats have one table per byte of an item, because exponents repeat and mantissas do not.
+gap between the entropy and whole bits. Many coder states are processed in parallel (state i codes every n-th symbol, n being the
+number of states), so numpy decodes 28M weights in seconds. The bytes of a float are coded with a table each, because exponents
+repeat and mantissas do not.
 docs/artifact.md specifies the format.
 """
 
@@ -22,8 +23,8 @@ LOW = 1 << 24  # states are in [2^24, 2^40); 256 times WHOLE, so rounding costs 
 STATE_BYTES = 5
 TURNS = 1 << 14  # maximum symbols per state: more states cost three bytes each, fewer are slower
 FEW, FEW_TURNS = 32, 1 << 10  # small payloads have one state per 1,024 symbols, but at most 32
-LEAST = 2048  # bytes; smaller parts are stored without tables
-PLACES = (1, 2, 4, 8)  # possible item sizes in bytes; each byte of an item has a table
+LEAST = 2048  # smaller parts (in bytes) are stored uncoded, without frequency tables
+PLACES = (1, 2, 4, 8)  # possible item sizes in bytes; each byte position within an item has its own frequency table
 COUNT = struct.Struct("<I")
 SECTION = struct.Struct("<BQ")  # item size (0: bytes stored uncoded in the head) and number of bytes
 
@@ -98,7 +99,7 @@ def _places(array: Bytes) -> int:
 
 
 def entropy_bytes(counts: NDArray[np.int64]) -> float:
-    """Return the entropy in bytes of symbols with these counts, without their table."""
+    """Return the total entropy, in bytes, of symbols with these counts, excluding the frequency table."""
     seen = counts[counts > 0]
     return float((seen * np.log2(seen.sum() / seen)).sum() / 8)
 
@@ -111,7 +112,7 @@ def _frequencies(counts: NDArray[np.int64]) -> Frequencies:
 
 
 def _packed(frequencies: Frequencies) -> bytes:
-    """Pack a table: a bitmap of the symbols that occur, then their frequencies minus one."""
+    """Pack a frequency table: a bitmap of the symbols that occur, then their frequencies minus one."""
     seen = frequencies > 0
     return np.packbits(seen).tobytes() + (frequencies[seen] - 1).astype("<u2").tobytes()
 
@@ -133,18 +134,18 @@ def _tables(head: memoryview, count: int) -> tuple[list[Frequencies], memoryview
 
 
 def _lanes(streams: Sequence[Bytes]) -> int:
-    """Return the number of states. It depends only on the sizes, so a file cannot force a slow decode."""
+    """Return the number of coder states. It depends only on the stream sizes, so a file cannot force a slow decode."""
     total = sum(map(len, streams))
     return max(-(-total // TURNS), min(FEW, -(-total // FEW_TURNS)))
 
 
 def _turns(stream: Bytes, lanes: int) -> list[tuple[int, int]]:
-    """Return the start and end of each group of symbols that is processed at once."""
+    """Return the start and end of each group of symbols that are processed at once, one per state."""
     return list(pairwise([*range(0, len(stream), lanes), len(stream)]))
 
 
 def _encoded(streams: Sequence[Bytes], tables: Sequence[Frequencies], progress: Callable[[int], None]) -> list[bytes]:
-    """Return the initial states for decoding and the words it consumes. Encodes from the last symbol to the first."""
+    """Encode from the last symbol to the first; return the initial states for decoding, then the words that decoding consumes."""
     lanes = _lanes(streams)
     states, words = np.full(lanes, LOW, np.uint64), list[bytes]()
     for stream, table in zip(reversed(streams), reversed(tables), strict=True):
@@ -160,13 +161,13 @@ def _encoded(streams: Sequence[Bytes], tables: Sequence[Frequencies], progress: 
             x[over] = left >> np.uint64(PRECISION)
             times, rest = np.divmod(x, frequency[s])
             x[:] = (times << np.uint64(PRECISION)) + rest + start[s]
-            progress(end - begin)
+        progress(len(stream))
     kept = states.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :STATE_BYTES]
     return [kept.tobytes(), *reversed(words)]
 
 
 def _decode(streams: Sequence[Bytes], tables: Sequence[Frequencies], data: memoryview) -> None:
-    """Fill the streams; raise ValueError if there are too few or too many words, or they do not match these symbols."""
+    """Decode `data` into the streams; raise ValueError if it has too few or too many words, or if its final states are wrong."""
     lanes = _lanes(streams)
     first = lanes * STATE_BYTES
     if len(data) < first or (len(data) - first) % 2:

@@ -207,7 +207,7 @@ def test_two_ranks_go_on_with_a_run_of_one_and_its_batch(their_copy: Path, ingot
     shutil.copytree("out", "alone")
     ingot(*words, "--training.output_dir", "alone", command=command, folder=their_copy)
     said = ingot(*words, "--nproc_per_node", "2", command=command, folder=their_copy).stderr
-    assert said.count("resuming from gpt-simple's out/checkpoints/final") == 1 and "keeps them on 2 ranks" in said
+    assert said.count("resuming from gpt-simple's out/checkpoints/final") == 1 and "keeps this number" in said
     one, two = (load_checkpoint(Path(run) / "checkpoints/step-00000014") for run in ("alone", "out"))
     assert one.progress["tokens"] == two.progress["tokens"]
     for name, record in one.weights.items():

@@ -98,7 +98,7 @@ def test_json_is_read_by_its_suffix_and_a_saved_config_is_the_same_again(tmp_pat
     ("text", "told"),
     [
         ("model: {n_layers: 3}", "unknown key model.n_layers (in FILE); did you mean model.n_layer?"),
-        ("model: {width: 64}", "unknown key model.width (in FILE); gpt-simple calls it model.n_embd"),
+        ("model: {width: 64}", "unknown key model.width (in FILE); did you mean model.n_embd?"),
         ("training: {learning_rate: 1}", "unknown key training.learning_rate (in FILE); did you mean optimizer.learning_rate?"),
         ("trainin: {seed: 1}", "unknown section trainin (in FILE); the sections are model"),
         ("model: {norm: foo}", "model.norm=foo must be rmsnorm or layernorm (in FILE)"),

@@ -137,9 +137,7 @@ def test_ranks_are_started_and_a_run_on_fewer_keeps_its_batch(cli: Cli, gpts: Pa
     program = ingot("-q", *TRAIN, *two, command=MODULE, folder=gpts)
     assert program.stdout == "" and [line for line in program.stderr.splitlines() if "more than" not in line] == []
     said = cli(*TRAIN, "--training.max_steps", 6)
-    assert (
-        "the run began with 512 tokens per step (16 rows of 32) and keeps them on 1 rank, with 4 forward passes each" in said.err
-    )
+    assert "the run began with 512 tokens per step and keeps this number, although" in said.err
     assert "Resuming from step 4" in said.err
     refused = ingot("-q", *TRAIN, "--nproc_per_node", 2, "--data.path", "nowhere", command=MODULE, folder=gpts, code=3)
     assert len(refused.stderr.splitlines()) == 1 and "nowhere" in refused.stderr

@@ -85,7 +85,7 @@ def test_the_same_command_goes_on_and_a_finished_run_goes_on_with_more_steps(cli
 def test_a_resume_keeps_the_batch_it_began_with_and_says_so(cli: Cli, gpts: Path) -> None:
     cli(*TRAIN, "--training.gradient_accumulation_steps", 4, "--training.max_steps", 4)
     said = cli(*TRAIN, "--training.gradient_accumulation_steps", 2, "--training.max_steps", 8)
-    assert "the run began with 512 tokens per step (16 rows of 32) and keeps them on 1 rank, with 4 forward passes" in said.err
+    assert "the run began with 512 tokens per step and keeps this number, although" in said.err
     assert "Effective batch size:  16" in said.err
     assert newest(gpts / "out")["config"]["training"]["tokens_per_step"] == 512  # type: ignore[index]
 

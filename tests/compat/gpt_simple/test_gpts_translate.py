@@ -130,7 +130,7 @@ def test_a_bare_name_is_a_tokenizer_of_the_hub_and_a_folder_is_itself(gpts: Path
 def test_settings_without_a_key_are_taken_from_the_command_line_and_others_are_not(gpts: Path) -> None:
     file = write_config(gpts / "c.yaml")
     assert translate(read_config(file, {"training.device": "cpu"})).config.training.device == "cpu"
-    with pytest.raises(ConfigError, match=r"unknown key data.seq_len .*; gpt-simple calls it data.max_length"):
+    with pytest.raises(ConfigError, match=r"unknown key data.seq_len .*; did you mean data.max_length\?"):
         read_config(file, {"data.seq_len": "3"})
     with pytest.raises(ConfigError, match=r"data.epochs is computed from gpt-simple's keys"):
         translate(read_config(file, {"data.epochs": "3"}))

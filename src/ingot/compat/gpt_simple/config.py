@@ -235,7 +235,7 @@ class GptSimpleConfig:
         self.check()
 
     def check(self) -> None:
-        """Validate the whole config, again before use because sections may have been modified since their creation."""
+        """Validate the whole config; done again before use, because sections may have been modified since their creation."""
         for name in SECTIONS:
             getattr(self, name).check()
         warmup, steps = self.optimizer.warmup_steps, self.training.max_steps
@@ -328,13 +328,8 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
             settings[name] = value
         else:
             elsewhere = next((path for path in all_keys() if path.endswith(f".{field_name}")), None)
-            names = [path for path in all_keys() if path.startswith(f"{section}.")] or list(all_keys())
-            if name in KEYS_OF_SETTINGS:
-                hint = f"gpt-simple calls it {KEYS_OF_SETTINGS[name]}"
-            elif near := elsewhere or closest(name, names):
-                hint = f"did you mean {near}?"
-            else:
-                hint = f"the keys are {', '.join(path.partition('.')[2] for path in names)}"
+            near = KEYS_OF_SETTINGS.get(name) or elsewhere or closest(name, all_keys())
+            hint = f"did you mean {near}?" if near else "`gpt-simple init` lists all keys"
             problems.append(f"unknown key {name} ({where}); {hint}")
     if not problems:  # cross-checks need values that are valid on their own
         try:

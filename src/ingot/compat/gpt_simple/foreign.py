@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.gpt_simple import MODEL, WEIGHTS, Saved, read_model, refuse_other_shapes, saved_checkpoints
+from ingot.backends.open import find_device, on_first_rank
 from ingot.backends.torch.state import adamw_memory, load_saved, state_records
 from ingot.compat.gpt_simple.config import GptSimpleConfig
 from ingot.compat.gpt_simple.files import OPTIMIZER, in_their_order, optimizer_groups
 from ingot.compat.gpt_simple.translate import ALREADY_READ, DATA_SEED, resume_setting, tokens_per_step, translate
-from ingot.config.schema import Config
 from ingot.data.formats.gpt_simple_folder import read_index
 from ingot.data.loading.data_path import open_dataset
-from ingot.data.loading.rows import Mask, read_already_read, write_already_read
+from ingot.data.loading.rows import Mask, write_already_read
 from ingot.errors import CheckpointError
 from ingot.preflight.validate import foreign_checkpoint
 from ingot.runs.checkpoints import save_checkpoint
@@ -45,12 +45,7 @@ PACK_BUFFER = 256  # documents per buffer in the original's packing
 
 
 def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Say) -> None:
-    """Convert the original's checkpoint if there is one to resume; called on every rank, executed on the first."""
-    if ranks.world_size == 1:
-        adopt(config, say, warn)
-        return
-    from ingot.backends.open import find_device, on_first_rank
-
+    """Convert the original's checkpoint if there is one to resume. Every rank calls this; only the first converts."""
     device = find_device(translate(config, ranks.world_size).config.training.device, ranks.local_rank)
     on_first_rank(device, ranks, lambda: {"adopted": adopt(config, say, warn) is not None})
 
@@ -70,7 +65,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with RunLock(out), writing(out):
-        if (problem := _list_documents(config, resolved, saved)) is not None:
+        if (problem := _list_documents(config, saved)) is not None:
             missing.append(f"its position in the data ({problem})")
         resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # again, with the list of documents
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
@@ -89,7 +84,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     return path
 
 
-def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> str | None:
+def _list_documents(config: GptSimpleConfig, saved: Saved) -> str | None:
     """List the documents already read, from all checkpoints of the run; if the list is incomplete, return the reason.
 
     The newest checkpoint is not enough: in a new phase the original restarts its files and forgets what it has read.
@@ -105,12 +100,7 @@ def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> 
     if not cursors:
         return "it was stopped before its first batch"
     masks = documents_read(user_path(config.data.path), cursors, config.data.max_length, config.data.packing)
-    path = Path(config.training.output_dir) / ALREADY_READ
-    if path.exists():
-        dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
-        for name, mask in read_already_read(str(path), dataset).items():
-            masks[name] = mask | masks.get(name, mask)
-    write_already_read(path, masks)
+    write_already_read(Path(config.training.output_dir) / ALREADY_READ, masks)
     return None if newest == saved.step else f"it is known up to step {newest}"
 
 
@@ -155,7 +145,7 @@ CLASSES = {f"gpt_simple.data.{name}": _Record for name in ("WorkerDataState", "P
 
 
 def read_cursors(path: Path) -> dict[str, dict[int, int]]:
-    """Return the number of rows read from each file, by bucket and file index; empty if the checkpoint does not contain it.
+    """Return the number of rows read from each file, by bucket and file index; empty if the checkpoint has no data position.
 
     The counts of all ranks are combined, as in the original.
     """

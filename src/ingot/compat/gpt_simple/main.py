@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from argparse import ArgumentTypeError, HelpFormatter, Namespace
+from argparse import HelpFormatter, Namespace
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -284,13 +284,13 @@ def make_parser() -> Parser:
 
     add = parsers["train"].add_argument
     add("--force", action="store_true", help="delete the run in output_dir and start a new one")
-    add("--skip-runtime-probe", action="store_true", help="accepted, and has no effect: there is no trial step")
-    add("--nproc_per_node", type=_whole(1), default=1, metavar="N", help="ranks on this machine (1)")
-    add("--nnodes", type=_whole(1), default=1, metavar="N", help="machines that train together (1)")
+    add("--skip-runtime-probe", action="store_true", help="accepted, but has no effect: there is no trial step")
+    add("--nproc_per_node", type=int, default=1, metavar="N", help="ranks on this machine (1)")
+    add("--nnodes", type=int, default=1, metavar="N", help="machines that train together (1)")
     add("--node_rank", type=int, default=0, metavar="K", help="rank of this machine, from 0")
     add("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
     add("--master_port", type=int, metavar="PORT", help="port on machine 0 (29500; on one machine, a free one)")
-    add("--stop-exit-code", type=_whole(0, 255), default=0, metavar="N", help="exit code of a run that was stopped (0)")
+    add("--stop-exit-code", type=int, default=0, metavar="N", help="exit code if the run is stopped before its end (0)")
 
     add = parsers["validate"].add_argument
     add("--world-size", type=int, default=1, metavar="N", help="ranks that will train together (1)")
@@ -305,7 +305,7 @@ def make_parser() -> Parser:
 
     add = parsers["batch-generate"].add_argument
     add("--input", type=Path, required=True, metavar="FILE", help="JSON lines with one request each")
-    add("--dry-run", action="store_true", help="check everything, print the plan, and open no model")
+    add("--dry-run", action="store_true", help="check all requests, print which models would answer them, and load none")
 
     add = parsers["tokenize"].add_argument
     add("--input_dir", required=True, metavar="DIR", help="folder of .jsonl or .jsonl.gz files")
@@ -318,18 +318,6 @@ def make_parser() -> Parser:
     add("--min_text_length", type=int, default=200, metavar="N", help="skip texts with fewer characters (200)")
     add("--num_workers", type=int, default=1, metavar="N", help="files processed in parallel (1)")
     return parser
-
-
-def _whole(least: int, most: float = float("inf")) -> Callable[[str], int]:
-    """Return an argparse type for an integer within a range."""
-
-    def read(word: str) -> int:
-        if not word.isdecimal() or not least <= int(word) <= most:
-            upto = "or more" if most == float("inf") else f"to {most:g}"
-            raise ArgumentTypeError(f"{word!r} is not a whole number of {least} {upto}")
-        return int(word)
-
-    return read
 
 
 COMMANDS: dict[str, tuple[str, Any]] = {

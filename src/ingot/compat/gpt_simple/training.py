@@ -73,7 +73,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
 
     config = read_options(options, overrides)
     say: Say = (lambda line: None) if options.quiet else warn  # log lines go to stderr
-    if "RANK" not in os.environ and (options.nproc_per_node > 1 or options.nnodes > 1):
+    if "RANK" not in os.environ and (options.nproc_per_node, options.nnodes) != (1, 1):
         refuse_live_original(Path(config.training.output_dir))
         world_size = options.nproc_per_node * options.nnodes
         resolved = translate(config, world_size, None if options.force else kept_tokens(config)).config
@@ -143,8 +143,7 @@ def run_training(
     warnings(config, messages.append, ranks.world_size, kept)
     # A launched rank skips the checks: its launcher has already run them.
     dataset = None if STARTED_AT in os.environ else _check(config, resolved.config, ranks.world_size, force)
-    reporter = GptSimpleReporter(config, resolved.config, tokenizer, messages, say)
-    reporter.verbose = verbose
+    reporter = GptSimpleReporter(config, resolved.config, tokenizer, messages, say, verbose)
     try:
         result = run(resolved, reporter, began=process_start(), force=force, files=THEIR_FILES, dataset=dataset)
     except Exception as error:
@@ -197,15 +196,20 @@ class GptSimpleReporter(Reporter):
     """
 
     def __init__(
-        self, config: GptSimpleConfig, resolved: Config, tokenizer: Tokenizer | None, notes: Sequence[str] = (), say: Say = warn
+        self,
+        config: GptSimpleConfig,
+        resolved: Config,
+        tokenizer: Tokenizer | None,
+        notes: Sequence[str] = (),
+        say: Say = warn,
+        verbose: bool = False,
     ) -> None:
-        self._config, self._resolved, self._notes, self._say = config, resolved, notes, say
+        self._config, self._resolved, self._notes, self._say, self._verbose = config, resolved, notes, say, verbose
         self._tokenizer, self._keys = tokenizer, config.to_dict()
         self._folder = Path(config.training.output_dir)
         self.interval_loss: float | None = None
         self.checkpoint: Path | None = None
         self.failure: CheckpointError | None = None
-        self.verbose = False
         self._interval: list[StepReport] = []  # steps since the last step line
         self._numbers: dict[str, float] = {}  # values in the last step line
         self._seconds = 0.0
@@ -352,7 +356,7 @@ class GptSimpleReporter(Reporter):
         return self._keys
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
-        if not done and self.verbose:
+        if not done and self._verbose:
             warn(what)
 
     def message(self, text: str) -> None:

@@ -161,10 +161,5 @@ def warnings(config: GptSimpleConfig, report: Callable[[str], None], world_size:
     elif end > steps:
         report(f"the learning rate decays until step {end}, {end - steps} after {last}, and ends above its floor")
     if kept is not None and kept != (now := tokens_per_step(config, world_size)):
-        rows = kept // length
-        times = -(-rows // (t.per_device_batch_size * world_size))
-        ranks, passes = f"rank{'s' if world_size > 1 else ''}", f"pass{'es' if times > 1 else ''}"
-        report(
-            f"the run began with {kept:,} tokens per step ({rows} rows of {length}) and keeps them on {world_size} {ranks}, with "
-            f"{times} forward {passes} each; the keys would give {now:,}, but another batch size needs another output_dir"
-        )
+        what = f"the run began with {kept:,} tokens per step and keeps this number, although its keys now give {now:,}"
+        report(f"{what}; for another batch size, choose another training.output_dir")
