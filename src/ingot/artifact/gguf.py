@@ -134,7 +134,7 @@ def write_gguf(
     tensors = _tensors(records, settings)
     keys = _model_keys(gguf, settings, tensors, dtype, name)
     vocabulary = vocabulary_of(tokenizer, tensors["token_embd.weight"].shape[0])
-    with replace_folder(folder, keep_others=True) as partial:
+    with replace_folder(folder) as partial:
         writer = gguf.GGUFWriter(partial / FILE, settings["family"])
         for key, value in (keys | vocabulary).items():
             getattr(writer, f"add_{key}")(value)

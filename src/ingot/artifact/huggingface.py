@@ -362,7 +362,7 @@ def write_model(
         config[SCORING] = dict(scoring)
     files = {CONFIG: json.dumps(config, indent=2).encode(), **files}
     check_no_other_tokenizer(folder, files)
-    with replace_folder(folder, keep_others=True) as partial:
+    with replace_folder(folder) as partial:
         size, _ = write_tensors(partial / WEIGHTS, stored, {"format": "pt"})
         for name, content in files.items():
             write_atomically(partial / name, content)

@@ -234,7 +234,7 @@ def plot(
     text = opened[0].sample(max(samples)).strip() if sample else ""
     panels = run_panels(curves, axis)
     if output is not None:
-        save_picture(figure(panels, visible(text)), output, "--output")
+        save_picture(figure(panels, visible(text)), output)
     if as_json:
         points = {name: {"loss": curve.loss, "val_bpb": curve.val_bpb, "tasks": curve.tasks} for name, curve in curves.items()}
         print_json({"x": axis, "runs": points, "picture": output})

@@ -22,7 +22,6 @@ from ingot.config.schema import FAMILIES, Config
 from ingot.config.text import NULLS, Plain, format_value, parse_yaml, plain_data, scalar
 from ingot.errors import ConfigError, Setting
 
-ANY_CHARACTER = ("evaluation.sample_prompt",)  # may contain any character; other text settings name files, devices or projects
 SettingPath = tuple[str, ...]
 Problem = str | ConfigError  # a message that contains dotted paths, or an error with settings as fields
 
@@ -84,12 +83,6 @@ def merge(given: list[Given], family: str, problems: list[Problem]) -> tuple[dic
         assert setting is not None, item.path
         try:
             value = _convert(setting, item.value)
-            is_text = isinstance(value, str) and not setting.free_form
-            if is_text and b"\0" in os.fsencode(value) and item.name not in ANY_CHARACTER:
-                raise UnicodeError
-        except UnicodeError:  # raised above, or by os.fsencode for a lone surrogate
-            problems.append(f"{item.name} contains a NUL character or invalid UTF-8; remove it ({item.origin})")
-            continue
         except ConfigError as error:
             problems.append(f"{error} ({item.origin})")
             continue

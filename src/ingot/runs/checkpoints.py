@@ -71,30 +71,21 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and verify every byte; raise CheckpointError if it is damaged."""
-    record, tensors, files = read_index(path), dict[str, dict[str, TensorRecord]](), dict[str, dict[str, TensorRecord]]()
-    reading = path
+    record, tensors, file = read_index(path), dict[str, dict[str, TensorRecord]](), path
     try:
-        for file, entry in record["files"].items():
-            reading = path / file
-            files[file], _ = read_tensors(reading, str(entry["sha256"]))
-        reading = path
         for group, listed in record["tensors"].items():
-            tensors[group] = {}
-            for name, entry in listed.items():
-                [part] = entry["parts"]  # no version has written sharded tensors
-                tensor = tensors[group][name] = files[part["file"]].pop(name)
-                if (tensor.dtype, list(tensor.shape)) != (entry["dtype"], entry["shape"]):
-                    raise ValueError(f"the dtype or shape of {name!r:.100} in {part['file']} differs from {INDEX}")
-        if any(files.values()):
-            raise ValueError(f"its files hold tensors that {INDEX} does not list")
+            file = path / f"{group}.safetensors"
+            tensors[group], _ = read_tensors(file, str(record["files"][file.name]["sha256"]))
+            if tensors[group].keys() != listed.keys():
+                raise ValueError(f"its tensors are not those that {INDEX} lists")
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing") from None
     except (ValueError, IsADirectoryError) as error:
-        raise CheckpointError(f"{reading} is damaged: {error}") from None
+        raise CheckpointError(f"{file} is damaged: {error}") from None
     except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path} is damaged: the tensors in its files differ from those in {INDEX}") from None
+        raise CheckpointError(f"{path / INDEX} is damaged: fields are missing or wrong") from None
     except OSError as error:
-        raise Unreadable(reading, error.strerror) from None
+        raise Unreadable(file, error.strerror) from None
     return Checkpoint(path, record["step"], record["progress"], tensors, record.get("kind", "regular"))
 
 
@@ -117,7 +108,7 @@ def read_index(path: Path) -> dict[str, Any]:
     step, progress, files, tensors = (record.get(name) for name in ("step", "progress", "files", "tensors"))
     whole = type(step) is int and step >= 0 and all(isinstance(value, dict) for value in (progress, files, tensors))
     # A valid checksum does not make the index trustworthy, so file names must not point outside the folder.
-    if not whole or "model" not in tensors or any(Path(name).name != name for name in files):
+    if not whole or "model" not in tensors or any(Path(name).name != name for name in (*files, *tensors)):
         raise CheckpointError(f"{file} is damaged: fields are missing or wrong")
     return record
 

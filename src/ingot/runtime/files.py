@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import io
 import json
-import math
 import os
 import re
 import resource
@@ -32,7 +31,6 @@ MOST_JSON = 1 << 28  # maximum size of a JSON file in bytes; the largest contain
 NO_PLAIN_FILE = "it is a pipe or a device, not a plain file"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk or quota
 _OUTPUT_DIR = Setting("training.output_dir")
-_LEFT_FOLDER = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
@@ -69,51 +67,38 @@ def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def replace_folder(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `path` when the block succeeds and is deleted when the block fails.
+def replace_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path` when the block succeeds and is deleted when the block fails.
 
-    `keep_others`: replace only files of the same name, one by one, and keep everything else in `path`.
-
-    This takes two renames, because a non-empty folder cannot be replaced. If the process is killed between them, the old folder
-    remains under a hidden name, and the next replacement restores it. The caller must sync the files in the folder.
+    If `path` exists, each file replaces the file of the same name, and all other files in `path` stay. The caller must sync the
+    files that it writes.
     """
-    path = path.resolve() if keep_others else path  # a symlink may point to another disk
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):  # leftovers of killed replacements
-        if not _LEFT_FOLDER.fullmatch(left.name.removeprefix(f".{path.name}")) or left.is_symlink() or not left.is_dir():
-            continue
-        with FolderLock(left) as lock:
-            if not lock.acquire() or lock.held is None:
-                continue
-            if left.suffix == ".old" and not os.path.lexists(path):
-                left.rename(path)
-            else:
-                shutil.rmtree(left, ignore_errors=True)
+    path = path.resolve()  # a symlink may point to another disk
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):  # left behind by killed processes
+        if _TEMPORARY.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+            with FolderLock(left) as lock:
+                if lock.acquire() and lock.held:
+                    shutil.rmtree(left, ignore_errors=True)
     partial = temporary_beside(path)
-    old = partial.with_suffix(".old")
     partial.mkdir()
     with FolderLock(partial) as lock:
         lock.acquire()  # shows other processes that the folder is in use
         try:
             yield partial
             fsync_dir(partial)
-            if keep_others and path.exists():
-                for place, _, names in os.walk(partial):
+            if path.exists():
+                for place, _, names in os.walk(partial, topdown=False):
                     target = path / Path(place).relative_to(partial)
-                    target.mkdir(exist_ok=True)
+                    target.mkdir(parents=True, exist_ok=True)
                     for name in names:
                         (Path(place) / name).replace(target / name)
                     fsync_dir(target)
                 shutil.rmtree(partial)
             else:
-                if path.exists():
-                    path.rename(old)
                 partial.rename(path)
         except BaseException:
-            if old.exists() and not path.exists():
-                old.rename(path)
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    shutil.rmtree(old, ignore_errors=True)
     fsync_dir(path.parent)
 
 
@@ -198,7 +183,13 @@ def sweep_temporaries(folder: Path) -> None:
 
 def to_json(record: object, indent: int | None = None, escape: bool = True) -> str:
     """Format a record as standard JSON; nan and infinities become null, paths strings. `escape`: ASCII output only."""
-    return json.dumps(_plain(record), allow_nan=False, indent=indent, ensure_ascii=escape)
+    standard = json.loads(json.dumps(record, default=_plain), parse_constant=lambda name: None)
+    return json.dumps(standard, indent=indent, ensure_ascii=escape)
+
+
+def _plain(value: Any) -> object:
+    """Convert a dataclass or a path, which `json` cannot format."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else os.fspath(value)
 
 
 @contextmanager
@@ -244,20 +235,6 @@ def readable(path: Path, error: type[IngotError]) -> Iterator[None]:
         raise error(f"{path} cannot be read: it does not fit into memory") from None
     except (OSError, ValueError) as wrong:
         raise error(f"{path} cannot be read: {getattr(wrong, 'strerror', None) or wrong}") from None
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def remove_if_empty(folder: Path) -> None:
@@ -310,7 +287,7 @@ def check_picture(file: Path, option: str) -> None:
         raise ConfigError(f"{option} {file} cannot be written: the folder {file.parent} does not exist; create it first")
 
 
-def save_picture(figure: Any, file: Path, option: str) -> None:
+def save_picture(figure: Any, file: Path) -> None:
     """Write a matplotlib figure atomically; the same figure always gives the same bytes."""
     import matplotlib
 
@@ -318,7 +295,5 @@ def save_picture(figure: Any, file: Path, option: str) -> None:
     # SVGs keep text as text, which is small. For reproducible output, ids depend on the content only and the date is omitted.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ingot"}):
         figure.savefig(image, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
-    try:
+    with writing_output(file):
         write_atomically(file.resolve(), image.getvalue())
-    except OSError as error:
-        raise ConfigError(f"{option} {file} cannot be written: {error.strerror}") from None

@@ -110,7 +110,7 @@ def pack(
         raise ConfigError(f"{output} exists; choose another --output, or replace its files with --force")
     with writing_output(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        with replace_folder(output, keep_others=True) as folder:
+        with replace_folder(output) as folder:
             for file, content in files.items():
                 write_atomically(folder / file, content)
     return submission

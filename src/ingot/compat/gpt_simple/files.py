@@ -62,7 +62,7 @@ def write_checkpoint(
     scheduler = {"base_lrs": [peak, peak], "last_epoch": step, "_step_count": step + 1, "_is_initial": False}
     scheduler |= {"_get_lr_called_within_step": False, "_last_lr": [rate, rate], "lr_lambdas": [{}, {}]}
     spec = checkpoint.progress.get("tokenizer") if tokenizer else None
-    with replace_folder(target, keep_others=tokenizer) as partial:
+    with replace_folder(target) as partial:
         (partial / MODEL).mkdir()
         write_atomically(partial / MODEL / CONFIG, to_json(model, indent=2) + "\n")
         for name, value in {f"{MODEL}/{WEIGHTS}": weights, OPTIMIZER: optimizer, SCHEDULER: scheduler}.items():
