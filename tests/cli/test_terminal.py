@@ -101,7 +101,7 @@ def test_ctrl_c_saves_says_so_on_a_line_of_its_own_and_leaves_the_terminal_clean
     program.shows("loss")
     program.press_ctrl_c()
     assert program.end() == 0
-    assert "SIGINT: saving and stopping; once more to end at once" in program.screen.rows
+    assert "SIGINT: saving and stopping; send SIGINT again to end at once" in program.screen.rows
     assert any(row.startswith("Resume with: ingot train") for row in program.screen.rows)
     assert is_clean(program.screen)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.experiments.statistics import incomplete_beta, one_sample_p, seeds_needed, student_tail, welch
+from ingot.experiments.statistics import one_sample_p, seeds_needed, student_tail, welch
 
 
 @pytest.mark.parametrize(
@@ -60,19 +60,6 @@ def test_students_tail_is_the_integral_of_the_density_for_any_degrees_of_freedom
     n, width = 2000, t / 2000  # Simpson's rule from 0 to t
     inside = sum(density(i * width) * (1 if i in (0, n) else 4 if i % 2 else 2) for i in range(n + 1)) * width / 3
     assert student_tail(t, freedom) == pytest.approx(0.5 - inside, rel=1e-9)
-
-
-@given(st.floats(0.1, 50), st.floats(0.1, 50), st.floats(1e-3, 1 - 1e-3))
-def test_the_beta_function_of_both_sides_is_one(a: float, b: float, x: float) -> None:
-    assert incomplete_beta(a, b, x) + incomplete_beta(b, a, 1 - x) == pytest.approx(1, abs=1e-9)
-
-
-def test_the_beta_function_of_whole_numbers_is_a_binomial_sum() -> None:
-    for a, b, x in [(2, 3, 0.4), (5, 2, 0.9), (1, 1, 0.3), (7, 7, 0.5)]:
-        n = a + b - 1
-        assert incomplete_beta(a, b, x) == pytest.approx(
-            sum(math.comb(n, j) * x**j * (1 - x) ** (n - j) for j in range(a, n + 1))
-        )
 
 
 # A worked example that is often printed: 2.46, 25.0 and 0.021.

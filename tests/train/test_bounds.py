@@ -50,7 +50,7 @@ BOUNDED = {"evaluation__micro_batch": 4, "budget__seconds": 60.0}
 def test_the_last_evaluation_of_a_run_with_a_clock_takes_at_most_half_as_long_as_its_training(data):
     device, heard = SlowBackend(Time()), Heard()
     trainer = make(data, device, reporter=heard, **BOUNDED)
-    trainer.evaluation.evaluate(None, final=True)
+    trainer.evaluation.evaluate(final=True)
     p = trainer.progress
     assert (p.val_rows, p.val_whole, p.val_final) == (30, False, True) and p.val_rows_of == 38
     assert device.scored == 30 + 8  # and two batches by which the speed was found
@@ -60,7 +60,7 @@ def test_the_last_evaluation_of_a_run_with_a_clock_takes_at_most_half_as_long_as
 
 def test_an_evaluation_that_is_slow_only_once_is_not_cut(data):
     trainer = make(data, SlowBackend(Time(), row_seconds=0.01, first_extra=100.0), **BOUNDED)
-    trainer.evaluation.evaluate(None, final=True)
+    trainer.evaluation.evaluate(final=True)
     assert trainer.progress.val_whole
 
 
@@ -74,13 +74,13 @@ def test_an_evaluation_that_is_slow_only_once_is_not_cut(data):
 )
 def test_whoever_asks_for_the_whole_split_counts_bytes_or_has_no_clock_gets_all_of_it(data, settings):
     trainer = make(data, SlowBackend(Time()), **{**BOUNDED, **settings})
-    trainer.evaluation.evaluate(trainer.evaluation.final_limit, final=True)
+    trainer.evaluation.evaluate(final=True)
     assert trainer.progress.val_whole and trainer.progress.val_rows == trainer.progress.val_rows_of
 
 
 def test_a_number_of_final_rows_is_what_is_scored(data):
     trainer = make(data, SlowBackend(Time()), **{**BOUNDED, "evaluation__final_rows": 20})
-    trainer.evaluation.evaluate(trainer.evaluation.final_limit, final=True)
+    trainer.evaluation.evaluate(final=True)
     assert (trainer.progress.val_rows, trainer.progress.val_whole) == (20, False)
 
 
@@ -92,39 +92,39 @@ def test_rows_that_nothing_is_compared_by_are_not_scored_beside_the_final_ones(d
         evaluation__final_rows=20,
     )  # fmt: skip
     if at_start:
-        trainer.evaluation.evaluate(8)
-    trainer.evaluation.evaluate(trainer.evaluation.final_limit, final=True)
+        trainer.evaluation.evaluate()
+    trainer.evaluation.evaluate(final=True)
     assert device.scored == rows
 
 
 def test_the_best_of_runs_that_evaluate_at_their_end_is_chosen_by_what_they_read_there(data):
     rows = {"evaluation__every": 0, "evaluation__rows": 8, "evaluation__final_rows": 20}
     trainer = make(data, SlowBackend(Time()), training__max_steps=5, **rows)
-    trainer.evaluation.evaluate(20, final=True)
+    trainer.evaluation.evaluate(final=True)
     before = trainer.progress.best_bpb
     device = SlowBackend(Time(), loss=0.9)  # of all rows, so that any part of them would say the same
     again = make(data, device, progress=trainer.progress, training__max_steps=9, **rows)
-    assert again.evaluation.evaluate(20, final=True) and again.progress.best_bpb == again.progress.val_bpb < before
+    assert again.evaluation.evaluate(final=True) and again.progress.best_bpb == again.progress.val_bpb < before
     assert device.scored == 20
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["", "of a version that did not say by which rows"])
 def test_the_best_is_not_compared_with_scores_by_other_rows_of_an_earlier_session(data, known):
     first = make(data, SlowBackend(Time()), training__max_steps=5, evaluation__every=1, evaluation__rows=8)
-    assert first.evaluation.evaluate(8)
+    assert first.evaluation.evaluate()
     before, progress = first.progress.best_bpb, first.progress
     progress.best_by = progress.best_by if known else []
     more = {"evaluation__every": 1, "evaluation__rows": 20}
     again = make(data, SlowBackend(Time(), loss=9.0), progress=progress, training__max_steps=9, **more)
-    assert again.evaluation.evaluate(20) == known
+    assert again.evaluation.evaluate() == known
     assert again.progress.best_bpb == (again.progress.val_bpb if known else before) and again.progress.val_bpb > before
-    assert not make(data, SlowBackend(Time(), loss=9.5), progress=progress, training__max_steps=9, **more).evaluation.evaluate(20)
+    assert not make(data, SlowBackend(Time(), loss=9.5), progress=progress, training__max_steps=9, **more).evaluation.evaluate()
 
 
 def test_short_evaluations_are_never_cut(data):
     """Ten seconds are a wait that nobody minds, however short the training."""
     trainer = make(data, SlowBackend(Time(), row_seconds=0.05), **{**BOUNDED, "budget__seconds": 1.0})
-    trainer.evaluation.evaluate(None, final=True)
+    trainer.evaluation.evaluate(final=True)
     assert trainer.progress.val_whole
 
 
@@ -140,7 +140,7 @@ def test_evaluations_during_training_take_no_longer_than_the_training_so_far_and
 
 def test_an_evaluation_during_training_is_cut_likewise(data):
     trainer = make(data, SlowBackend(Time()), evaluation__rows=100, **BOUNDED)
-    trainer.evaluation.evaluate(100)
+    trainer.evaluation.evaluate()
     assert trainer.progress.val_rows == 30
 
 
@@ -154,7 +154,7 @@ def test_all_ranks_score_equally_many_rows_by_the_slowest_of_them(data):
     def work(rank: int, seconds: float) -> None:
         device = SlowBackend(Time(), ranks=Ranks(rank, 2), meeting=meeting, row_seconds=seconds)
         trainer = make(data, device, **{**BOUNDED, "budget__seconds": 20.0})
-        trainer.evaluation.evaluate(None, final=True)
+        trainer.evaluation.evaluate(final=True)
         found[rank] = (trainer.evaluation.artifact_rows() or 0, device.scored)
 
     threads = [threading.Thread(target=work, args=pair) for pair in ((0, 0.5), (1, 1.0))]
@@ -226,7 +226,7 @@ def test_a_budget_has_as_many_points_on_a_fast_machine_as_on_a_slow_one_and_afte
         settings = {"budget__seconds": 12.0, "evaluation__points": 6, "evaluation__rows": 4, "evaluation__final_rows": 4}
         trainer, times = make(data, SlowBackend(Time(), [step_seconds]), progress=progress, **settings), []
 
-        def note(rows: int | None) -> bool:
+        def note() -> bool:
             times.append(trainer.clock.elapsed - step_seconds)  # when the step began
             return False
 

@@ -35,7 +35,7 @@ def test_the_first_signal_is_a_wish_and_is_answered_with_what_happens(number, ca
         assert not shutdown.requested
         os.kill(os.getpid(), number)
         assert shutdown.requested
-    end = "once more" if number == signal.SIGINT else "SIGINT"
+    end = "send SIGINT again" if number == signal.SIGINT else "send SIGINT"
     assert capfd.readouterr().err == f"{number.name}: saving and stopping; {end} to end at once\n"
 
 

@@ -197,7 +197,7 @@ def test_evaluations_cost_a_queueing_device_no_step_of_the_budget(data, budget):
     for every in (0, 10):
         device = Queue(Time(), [1.0])
         trainer = make(data, device, budget__seconds=budget, evaluation__every=every)
-        trainer.evaluation.evaluate = lambda limit: False  # type: ignore[method-assign]
+        trainer.evaluation.evaluate = lambda: False  # type: ignore[method-assign]
         trainer.run(Shutdown())
         steps.append(trainer.progress.step)
     assert steps[0] == steps[1] == math.floor(budget - device.handing_over)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, repeat
 from typing import Literal
@@ -96,12 +96,12 @@ class Evaluator:
     document_mask: bool = False
     rule: Rule = "text"
     whole_rows: bool = False  # drop the last row if it is incomplete
+    buckets: Mapping[str, Evaluator] = field(default_factory=dict)  # by name; their rows are numbered consecutively
 
-    @classmethod
-    def of(cls, config: Config, split: Documents, tokenizer: Tokenizer) -> Evaluator:
-        """Build the evaluator for the windows of a split, as configured."""
-        data, e = config.data, config.evaluation
-        return cls(split, tokenizer, data.seq_len, config.stride, e.micro_batch, data.document_mask, e.bytes, e.whole_rows)
+    @property
+    def parts(self) -> Mapping[str, Evaluator]:
+        """Return the evaluators whose rows are scored: those of the buckets, or this one, under the name ""."""
+        return self.buckets or {"": self}
 
     def rows(self, limit: int | None = None) -> NDArray[np.int64]:
         """Return the indices of all rows, or of `limit` rows spread evenly over the split."""
@@ -110,6 +110,9 @@ class Evaluator:
 
     def count(self, limit: int | None) -> int:
         """Return the number of rows to score: `limit`, but at most all rows of the split."""
+        if self.buckets:
+            rows = sum(bucket.count(None) for bucket in self.buckets.values())
+            return rows if limit is None else min(limit, rows)
         targets = self.split.tokens - 1
         rows = targets // self.stride if self.whole_rows else -(-targets // self.stride)
         if rows <= 0:
@@ -125,16 +128,25 @@ class Evaluator:
     def named_batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Batch]]:
         """Yield (bucket name, batch); the name is empty if the split has no buckets."""
         planes = 3 if self.document_mask else 2
-        for first in range(0, len(rows), self.micro_batch):
-            part = rows[first : first + self.micro_batch].tolist()
-            batch = np.full((len(part), planes, self.seq_len), IGNORED, np.int32)
-            for line, row in zip(batch, part, strict=True):
-                self._fill(line, row)
-            yield "", batch
+        for name, part, own in self._dealt(rows):
+            for first in range(0, len(own), self.micro_batch):
+                numbers = own[first : first + self.micro_batch].tolist()
+                batch = np.full((len(numbers), planes, self.seq_len), IGNORED, np.int32)
+                for line, row in zip(batch, numbers, strict=True):
+                    part._fill(line, row)
+                yield name, batch
 
     def calls(self, rows: NDArray[np.int64]) -> int:
         """Return the number of batches for these rows."""
-        return -(-len(rows) // self.micro_batch)
+        return sum(-(-len(own) // self.micro_batch) for _, _, own in self._dealt(rows))
+
+    def _dealt(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Evaluator, NDArray[np.int64]]]:
+        """Yield the name and the evaluator of every part with its share of `rows`, as indices within the part."""
+        first = 0
+        for name, part in self.parts.items():
+            stop = first + part.count(None)
+            yield name, part, rows[(rows >= first) & (rows < stop)] - first
+            first = stop
 
     def _fill(self, line: Batch, row: int) -> None:
         start = max(0, (row + 1) * self.stride - self.seq_len)
@@ -158,7 +170,7 @@ class Evaluator:
 
         `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times, as often as by other ranks.
         """
-        sums: dict[str, list[float]] = {name: [0.0, 0, 0, 0] for name in self.names}
+        sums: dict[str, list[float]] = {name: [0.0, 0, 0, 0] for name in self.parts}
         done = 0
         progress(0, len(rows))
         empty = np.zeros((1, 3 if self.document_mask else 2, self.seq_len), np.int32)
@@ -177,37 +189,40 @@ class Evaluator:
             progress(done, len(rows))
         return self.total([number for bucket_sums in sums.values() for number in bucket_sums])
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the buckets that are scored separately; [""] without buckets."""
-        return ("",)
-
     def total(self, sums: Sequence[float]) -> Score:
         """Build a score from `Score.sums`, possibly summed over all ranks."""
+        if self.buckets:
+            return self._total_of_buckets(np.reshape(np.array(sums, float), (-1, 4)).tolist())
         nats, tokens, piece_bytes, rows = sums[0], *map(int, sums[1:])
         split_bytes = self.split.piece_bytes
         text_bytes = piece_bytes * self.split.bytes / split_bytes if split_bytes else float(piece_bytes)
         sliding = self.stride if self.stride < self.seq_len else None
         return Score(nats, tokens, piece_bytes, text_bytes, self.rule, rows, self.count(None), sliding)
 
+    def _total_of_buckets(self, sums: Sequence[Sequence[float]]) -> Score:
+        scores = {name: bucket.total(numbers) for (name, bucket), numbers in zip(self.buckets.items(), sums, strict=True)}
+        summed = ("nats", "tokens", "piece_bytes", "text_bytes", "rows", "rows_of")
+        totals = {name: sum(getattr(score, name) for score in scores.values()) for name in summed}
+        return Score(**totals, rule=self.rule, stride=next(iter(scores.values())).stride, buckets=scores)
+
 
 def evaluator_of(config: Config, dataset: Dataset, split: str) -> Evaluator:
     """Build the evaluator of a split as configured; a split with buckets is scored bucket by bucket."""
-    data, whole = config.data, Evaluator.of(config, dataset.split(split), dataset.tokenizer)
-    if not dataset.buckets(split):
-        return whole
-    parts: dict[str, Evaluator] = {}
+    data, e = config.data, config.evaluation
+    text, tokenizer = dataset.split(split), dataset.tokenizer
+    whole = Evaluator(text, tokenizer, data.seq_len, config.stride, e.micro_batch, data.document_mask, e.bytes, e.whole_rows)
+    buckets: dict[str, Evaluator] = {}
     for name, bucket in dataset.buckets(split).items():
         if bucket.tokens <= 1:
             continue  # a single token has no target
         fields = {**vars(whole), "split": bucket}
         if data.sampling in ("pack", "document") and split == "val":  # the training split is scored in windows
-            bos = whole.tokenizer.bos if bucket.eos is None else None
+            bos = tokenizer.bos if bucket.eos is None else None
             packed = PackedRows(bucket, data.seq_len, 0, bos, data.document_mask, data.overlap, data.sampling == "document")
-            parts[name] = PackedEvaluator(**{**fields, "stride": data.seq_len}, packed=packed)  # packed rows never overlap
+            buckets[name] = PackedEvaluator(**{**fields, "stride": data.seq_len}, packed=packed)  # packed rows never overlap
         else:
-            parts[name] = WindowEvaluator(**fields)
-    return BucketEvaluator(**vars(whole), parts=parts)
+            buckets[name] = WindowEvaluator(**fields)
+    return replace(whole, buckets=buckets)
 
 
 # Splits with buckets: each bucket gets its own score and counts towards the total; rows are built as in training.
@@ -250,44 +265,3 @@ class WindowEvaluator(Evaluator):
         for document in range(max(0, int(first) - 1), min(int(last), len(repeats))):
             begin = int(starts[document]) - target
             line[1, max(0, begin) : max(0, begin + int(repeats[document]))] = IGNORED
-
-
-@dataclass(frozen=True)
-class BucketEvaluator(Evaluator):
-    """Scores a split with buckets; row indices are consecutive over the buckets."""
-
-    parts: Mapping[str, Evaluator] = field(kw_only=True)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.parts)
-
-    def count(self, limit: int | None) -> int:
-        rows = sum(part.count(None) for part in self.parts.values()) if self.parts else super().count(None)
-        return rows if limit is None else min(limit, rows)
-
-    def calls(self, rows: NDArray[np.int64]) -> int:
-        return sum(part.calls(some) for (_, part), some in self._dealt(rows))
-
-    def named_batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Batch]]:
-        for (name, part), some in self._dealt(rows):
-            yield from ((name, batch) for batch in part.batches(some))
-
-    def total(self, sums: Sequence[float]) -> Score:
-        bucket_sums = np.reshape(np.array(sums, float), (-1, 4)).tolist()
-        scores = [part.total(numbers) for part, numbers in zip(self.parts.values(), bucket_sums, strict=True)]
-        summed = ("nats", "tokens", "piece_bytes", "text_bytes", "rows", "rows_of")
-        return Score(
-            **{name: sum(getattr(score, name) for score in scores) for name in summed},
-            rule=self.rule,
-            stride=scores[0].stride,
-            buckets=dict(zip(self.parts, scores, strict=True)),
-        )
-
-    def _dealt(self, rows: NDArray[np.int64]) -> Iterator[tuple[tuple[str, Evaluator], NDArray[np.int64]]]:
-        """Yield each bucket with its share of `rows`, as indices within the bucket."""
-        first = 0
-        for named in self.parts.items():
-            stop = first + named[1].count(None)
-            yield named, rows[(rows >= first) & (rows < stop)] - first
-            first = stop

@@ -46,9 +46,8 @@ def self_test(
     chosen = rows[np.unique(np.linspace(0, len(rows) - 1, ROWS).astype(np.int64))]
     lines = [batch[i : i + 1] for batch in evaluator.batches(chosen) for i in range(len(batch))]
     lines = [line for line in lines if (line[0, 1] != IGNORED).any()]
-    parts = getattr(evaluator, "parts", {"": evaluator})
     return [
-        *(_tiled(name, part) for name, part in parts.items() if type(part) is Evaluator),  # not for packed rows
+        *(_tiled(name, part) for name, part in evaluator.parts.items() if type(part) is Evaluator),  # not for packed rows
         _check_causal(lines, score, vocab_size, draw),
         *_check_probabilities(lines, score, probabilities, vocab_size, head_rows, TOLERANCE[precision]),
     ]

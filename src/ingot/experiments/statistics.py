@@ -1,6 +1,6 @@
 """Significance tests for scores over seeds: Student's one-sample t-test and Welch's two-sample t-test.
 
-Welch's degrees of freedom are not integers, so the distribution is computed from the incomplete beta function.
+Welch's degrees of freedom are not integers, so the tail of the distribution is integrated numerically.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TOLERANCE = 1e-15
+import numpy as np
+
 MOST_SEEDS = 1000  # if a difference needs more seeds per side than this, it is not worth testing
 
 
@@ -24,7 +25,7 @@ class Welch:
 
 
 def welch(a: Sequence[float], b: Sequence[float], at_least: int = 2) -> Welch:
-    """Run Welch's t-test on two samples of at least two numbers each, as if both had `at_least` numbers."""
+    """Run Welch's t-test on two samples of two or more numbers; a sample smaller than `at_least` counts as that large."""
     difference = statistics.fmean(b) - statistics.fmean(a)
     size_a, size_b = max(at_least, len(a)), max(at_least, len(b))
     error_a, error_b = statistics.variance(a) / size_a, statistics.variance(b) / size_b
@@ -50,26 +51,11 @@ def one_sample_p(scores: Sequence[float], reference: float) -> float:
 
 def student_tail(t: float, freedom: float) -> float:
     """Return the upper tail probability of Student's t-distribution, P(T > t)."""
-    tail = incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)) / 2
-    return tail if t > 0 else 1 - tail
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function, computed with Lentz's continued fraction."""
-    if x <= 0 or x >= 1:
-        return 0.0 if x <= 0 else 1.0
-    if x > (a + 1) / (a + b + 2):  # by symmetry; the fraction converges faster there
-        return 1 - incomplete_beta(b, a, 1 - x)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    tiny = 1e-300  # replaces zero denominators
-    c, d, fraction, m, change = 1.0, 0.0, 1.0, 0, math.inf
-    while abs(change - 1) > TOLERANCE and m < 10_000:
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)) if m else 1.0
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for numerator in (even, odd):
-            d = 1 / ((1 + numerator * d) or tiny)
-            c = (1 + numerator / c) or tiny
-            change = c * d
-            fraction *= change
-        m += 1
-    return front * (fraction - 1)
+    if t < 0:
+        return 1 - student_tail(-t, freedom)
+    # Integrate the density from t on by the trapezoidal rule, after substituting x = t + exp(pi/2 sinh(u)).
+    u, width = np.linspace(-4.5, 4.5, 401, retstep=True)
+    distance = np.exp(np.pi / 2 * np.sinh(u))
+    front = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    density = front * (1 + (t + distance) ** 2 / freedom) ** (-(freedom + 1) / 2)
+    return float((density * distance * np.cosh(u)).sum() * np.pi / 2 * width)

@@ -41,7 +41,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
     if status == "completed":
         try:
             if config.evaluation.at_end and not evaluation.is_final() and trainer.dataset.split("val").tokens > 1:
-                evaluation.evaluate(evaluation.final_limit, final=True)
+                evaluation.evaluate(final=True)
                 trainer.update_checkpoint()
             if config.artifact.write:
                 exported = exporter(trainer, shutdown) or exported

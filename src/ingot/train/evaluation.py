@@ -27,7 +27,7 @@ from ingot.train.outputs import RunOutputs
 from ingot.train.resume import Progress
 from ingot.train.stop import Clock, Shutdown
 
-# One evaluation takes at most half the budget, so that with the final and the artifact evaluation a run takes at most twice that.
+# With this limit per evaluation, training, the final evaluation and that of the artifact take at most twice the budget.
 MAX_BUDGET_SHARE = 0.5
 MIN_ALLOWED_SECONDS = 10.0  # shorter evaluations are never reduced, because a short budget is often a trial run
 STOP_CHECK_INTERVAL = 16  # batches of an evaluation, or tokens of a sample, after which ranks agree on whether to stop
@@ -57,7 +57,6 @@ class RunEvaluation:
     ):
         self.settings, self.seed, self.dataset, self.backend = config.evaluation, config.training.seed, dataset, backend
         self.clock, self.progress, self.reporter, self.outputs = clock, progress, reporter, outputs
-        self._limit_during: tuple[int | None] | None = None  # rows per evaluation during training, set by the first one
         self._budget_seconds = config.budget.seconds or 0.0
         self._row_seconds: float | None = None  # seconds per row on the slowest rank
         self._last_seconds = 0.0  # duration of the last evaluation during training, on the slowest rank
@@ -70,19 +69,21 @@ class RunEvaluation:
         self.shutdown = Shutdown()  # placeholder until the run sets its own
         self.last_sample: str | None = None
         self.evaluator: Callable[[str], Evaluator] = cache(partial(evaluator_of, config, dataset))  # by split
+        # The number of rows per evaluation during training: the first evaluation determines it.
+        self._rows_during: Callable[[], int | None] = cache(partial(self.bounded_rows, config.evaluation.rows))
 
-    def evaluate(self, limit: int | None, final: bool = False) -> bool:
-        """Score the validation split (or `limit` rows of it) and tasks, and write a sample; return True for a new best score."""
+    def evaluate(self, final: bool = False) -> bool:
+        """Score the validation split and the tasks, and write a sample; return True if the score is the best so far."""
         e, p = self.settings, self.progress
         with self.clock.paused():
             began = self.clock.now()
-            during, limit = self._limits(limit)
-            score = self.score("val", limit)
+            rows = self._rows_at_end() if final else self._rows_during()
+            score = self.score("val", rows)
             # Scores are comparable only over the same rows: the final evaluation also scores the rows used during training.
             several = e.every or e.points or e.at_start
-            compared = self.score("val", during) if several and limit != during else score
+            compared = self.score("val", self._rows_during()) if several and rows != self._rows_during() else score
             train_loss = self.score("train", e.train_rows).loss if e.train_rows else None
-            seconds = self.clock.now() - began  # without tasks and sample; a stop request during these discards the score
+            seconds = self.clock.now() - began  # tasks and sample excluded; a stop request during these discards the score
             tasks = {}
             if self.tasks is not None:
                 waiting = partial(self.reporter.waiting, "scoring tasks")
@@ -119,7 +120,7 @@ class RunEvaluation:
         return report.best
 
     def bounded_rows(self, limit: int | None) -> int | None:
-        """Return `limit`, or fewer validation rows if there is not enough time for these. Must be called on every rank."""
+        """Return `limit`, or fewer validation rows if scoring that many takes too long. Must be called on every rank."""
         evaluator, ranks = self.evaluator("val"), self.backend.ranks.world_size
         wanted = evaluator.count(limit)
         batch_rows = evaluator.micro_batch * ranks
@@ -139,28 +140,25 @@ class RunEvaluation:
         if wanted * self._row_seconds <= self._bound * ranks:
             return limit
         rows = max(batch_rows, int(self._bound / self._row_seconds) * ranks)
-        if rows >= wanted:
-            return limit
         self._report_once(
             "rows",
             f"scoring {wanted:,} rows would take about {wanted * self._row_seconds / ranks:.0f} s and budget.seconds is "
             f"{self._budget_seconds:g}: {rows:,} of {evaluator.count(None):,} rows, spread evenly, are scored instead, also for "
-            "the artifact; set evaluation.final_rows=null to score all",
+            "the artifact; set evaluation.final_rows=null to score all rows",
         )
         return rows
 
-    def _limits(self, limit: int | None) -> tuple[int | None, int | None]:
-        """Return the number of rows for evaluations during training (fixed once set) and for an evaluation of `limit` rows."""
+    def _rows_at_end(self) -> int | None:
+        """Return the number of rows that the final evaluation scores."""
         wanted = self.settings.rows
-        allowed = self.bounded_rows(limit) if limit != wanted else None
-        if self._limit_during is None:
-            self._limit_during = (self.bounded_rows(wanted),)
-        [during] = self._limit_during
+        if self.final_limit == wanted:
+            return self._rows_during()
+        rows = self.bounded_rows(self.final_limit)
         # If both numbers are reduced, use the same rows for both, so that one pass is enough.
-        return during, during if limit == wanted or (allowed != limit and during != wanted) else allowed
+        return self._rows_during() if rows != self.final_limit and self._rows_during() != wanted else rows
 
     def has_time(self, training_seconds: float) -> bool:
-        """Return True if one more evaluation keeps total evaluation time below training time plus one evaluation's limit."""
+        """Return True if one more evaluation keeps total evaluation time below training time plus the limit of one evaluation."""
         evaluation_seconds = self.progress.evaluation_seconds
         if self._bound is None or evaluation_seconds + self._last_seconds <= training_seconds + self._bound:
             return True

@@ -1,8 +1,8 @@
 """Quantise weights to a target file size: search the quantisation step sizes of matrices and embedding tables.
 
-Doubling a step size saves one bit per weight. For each of several step sizes for the tables, a few size estimates are therefore
-enough to find the smallest step size for the matrices that meets the limit. The pair with the lowest loss on training text is
-selected; selecting on validation text would overfit to the text that is later scored.
+Doubling a step size saves one bit per weight. For each of several step sizes for the embedding tables, a few size estimates are
+therefore enough to find the smallest step size for the matrices that meets the limit. The pair with the lowest loss on training
+text is selected; selecting on validation text would overfit to the text that is later scored.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -31,8 +30,8 @@ class RankBatch:
     places: Places = field(default_factory=dict)  # rows read from each bucket by the end of the step
 
 
-# A prefetched batch (or an exception such as DataExhausted), its plan, the number of plan changes before it, and its buffer.
-Ahead = tuple[RankBatch | DataExhausted, StepPlan, int, Batch]
+# A plan, its batch (or the exception that there are not enough rows for it), and the buffer of the batch.
+Ahead = tuple[StepPlan, RankBatch | DataExhausted, Batch]
 
 
 class RowReader:
@@ -57,69 +56,44 @@ class RowReader:
         host_buffer: Callable[[tuple[int, int, int]], Batch],
     ):
         self._source, self._ranks, self._following = source, ranks, following
-        self._plan, self._turn, self._changing = first, 0, threading.Lock()
         most = max(len(ranks.share(shape.samples)) for shape in shapes)
-        self._free: queue.Queue[Batch] = queue.Queue()
-        for _ in range(self.ahead + 2):
-            self._free.put(host_buffer((most, source.planes, source.seq_len)))
-        self._ready: queue.Queue[Ahead | Exception] = queue.Queue(maxsize=self.ahead)
-        self._in_use: list[Batch] = []
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
-        self._thread.start()
+        self._free = deque(host_buffer((most, source.planes, source.seq_len)) for _ in range(self.ahead + 2))
+        self._in_use: deque[Batch] = deque()
+        self._thread = ThreadPoolExecutor(1, "read-ahead")
+        self._restart(first)
+
+    def _restart(self, plan: StepPlan) -> None:
+        self._plan = plan  # of the next batch to read; only the thread changes it while it has work
+        self._ready = deque(self._thread.submit(self._read) for _ in range(self.ahead))
 
     def next(self, plan: StepPlan) -> RankBatch:
         """Return the batch of the next step, whose plan is `plan`."""
-        result, predicted, turn, buffer = self._take()
+        predicted, result, buffer = self._ready[0].result()
         if rows_of(predicted) != rows_of(plan):
-            with self._changing:
-                self._plan, self._turn = plan, self._turn + 1
-            while turn != self._turn:
-                self._free.put(buffer)
-                result, _, turn, buffer = self._take()
+            self._free += [future.result()[2] for future in self._ready if not future.cancel()]
+            self._restart(plan)
+            _, result, buffer = self._ready[0].result()
         if isinstance(result, DataExhausted):
-            self._free.put(buffer)
             raise result
+        self._ready.popleft()
         self._in_use.append(buffer)
         if len(self._in_use) > 2:
-            self._free.put(self._in_use.pop(0))
+            self._free.append(self._in_use.popleft())
+        self._ready.append(self._thread.submit(self._read))
         return result
-
-    def _take(self) -> Ahead:
-        ahead = self._ready.get()
-        if isinstance(ahead, Exception):
-            self._ready.put(ahead)  # keep the error for later calls: the thread has ended and produces nothing more
-            raise ahead
-        return ahead
 
     def close(self) -> None:
         """Stop the thread and drop the prefetched batches."""
-        self._closing.set()
-        while self._thread.is_alive():
-            with suppress(queue.Empty):
-                self._ready.get_nowait()
-            self._free.put(np.empty((0, 0, 0), np.int32))
-            self._thread.join(timeout=0.05)
+        self._thread.shutdown(cancel_futures=True)
 
-    def _read(self) -> None:
+    def _read(self) -> Ahead:
+        plan, buffer = self._plan, self._free.popleft()
         try:
-            while not self._closing.is_set():
-                buffer = self._free.get()
-                if self._closing.is_set():
-                    return
-                with self._changing:
-                    plan, turn = self._plan, self._turn
-                result: RankBatch | DataExhausted
-                try:
-                    result = read_rank_batch(self._source, plan, self._ranks, buffer)
-                except DataExhausted as end:
-                    result = end
-                self._ready.put((result, plan, turn, buffer))
-                with self._changing:
-                    if turn == self._turn and isinstance(result, RankBatch):
-                        self._plan = self._following(plan, result)
-        except Exception as error:  # passed to the training loop, which raises it at its next step
-            self._ready.put(error)
+            result = read_rank_batch(self._source, plan, self._ranks, buffer)
+        except DataExhausted as end:
+            return plan, end, buffer
+        self._plan = self._following(plan, result)
+        return plan, result, buffer
 
 
 def read_rank_batch(source: Rows, plan: StepPlan, ranks: Ranks, buffer: Batch) -> RankBatch:

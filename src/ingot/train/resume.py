@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -35,7 +34,7 @@ from ingot.runs.checkpoints import (
 from ingot.runs.folder import RunFolder, named_path, saved_steps
 from ingot.runs.state import TrainingResult, read_state, read_training_result
 from ingot.runs.view import Run
-from ingot.runtime.files import user_path, writing
+from ingot.runtime.files import file_sha256, user_path, writing
 from ingot.train.step_plan import Position
 
 # Settings that must not change between the sessions of a run, because the saved state would no longer be valid.
@@ -91,7 +90,7 @@ class Progress:
         """Store this step's score if it is the best so far, and return True in that case. NaN is worse than any number."""
         bpb = score.bits_per_byte
         by: list[int | str | None] = [score.rows, score.stride, score.rule]
-        # Scores over different rows, for example of an earlier session, are not comparable: the first over new rows is the best.
+        # Scores over other rows, such as an earlier session's, are not comparable: the first score over new rows is the best.
         best = math.isfinite(bpb) and (self.best_bpb is None or self.best_by not in ([], by) or not self.best_bpb <= bpb)
         if best:
             self.best_step, self.best_bpb, self.best_by = self.step, bpb, by
@@ -169,7 +168,7 @@ def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
 
 def _sha256(name: str | None) -> str | None:
     path = user_path(name) if name is not None else None
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else None
+    return file_sha256(path) if path is not None and path.is_file() else None
 
 
 def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
@@ -227,7 +226,7 @@ def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer)
 
 
 def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
-    """Raise an error if the training.weights file is missing, damaged, or has a different number of parameters."""
+    """Raise an error if the file of training.weights is missing or damaged, or if its parameter count is not the model's."""
     path = locate_weights(user_path(str(config.training.weights)))
     if is_checkpoint(path) or tokenizer is None:  # reading gpt-simple's weights would require importing torch
         return
@@ -251,7 +250,7 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
     if had is not None and had != has:
         if tokenizer.vocab_size > had or weights.facts.get("tokenizer_fingerprint") not in (None, tokenizer.fingerprint()):
             kind = (weights.facts.get("tokenizer") or {}).get("kind", "another")
-            differs = f"{had:,} ids ({kind}), but the data has one of {tokenizer.vocab_size:,} ({tokenizer.kind})"
+            differs = f"{had:,} ids ({kind}), but the data has a tokenizer of {tokenizer.vocab_size:,} ({tokenizer.kind})"
             advice = "prepare the text with the tokenizer of the weights and set {0} to the result"
             return CheckpointError(
                 f"{weights.path} was trained with a tokenizer of {differs}", Setting("data.path"), advice=advice
@@ -268,7 +267,7 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
 
 
 def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
-    """Check a run with --force: raise an error if it would start from a file in the folder that it deletes, or from a misfit."""
+    """Raise an error if a run with --force would start from a file that it deletes, or from a checkpoint that does not fit."""
     sources = {"training.weights": config.training.weights, "training.resume": config.training.resume}
     for setting, value in sources.items():
         if value in (None, "auto", "never"):

@@ -1,4 +1,4 @@
-"""Train a config: open the data, build the backend, lock the run folder, resume, and run the training loop."""
+"""Train a model as configured: open the data, build the backend, lock the run folder, resume, and run the training loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(
     files: Sequence[str] = (),
     dataset: Dataset | None = None,
 ) -> TrainingResult:
-    """Train a config and return the result.
+    """Train a model as configured and return the result.
 
     A front end may pass a `reporter` with its own output format, an `exporter` that writes its own files, an open dataset, and
     `began`, the Unix time at which the session's wall clock starts. With `force`, an earlier run in the folder is deleted first,
@@ -65,8 +65,8 @@ def run(
         reporter.waiting("building the model")
         starting_up = stack.enter_context(collected_later())
         backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
-        loaded = config.training.weights is not None and (force or starts_fresh(config))
-        if loaded:  # before the folder is created, so that mismatched weights leave no run folder
+        # Before the folder is created, so that mismatched weights leave no run folder.
+        if config.training.weights is not None and (force or starts_fresh(config)):
             load_initial_weights(config, backend, dataset.tokenizer)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
         outputs, checkpoint, tracking = None, None, config.tracking
@@ -88,8 +88,6 @@ def run(
             raise PeerLost(outcome["exit_code"])
         if outcome["checkpoint"] is not None and checkpoint is None:
             checkpoint = load_checkpoint(Path(outcome["checkpoint"]))
-        if checkpoint is None and config.training.weights is not None and not loaded:
-            load_initial_weights(config, backend, dataset.tokenizer)
         progress = Progress()
         if checkpoint is not None:
             progress = read_progress(checkpoint)

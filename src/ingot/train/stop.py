@@ -75,7 +75,10 @@ def fits(elapsed: float, step_seconds: float, budget: float | None, overshoot: b
 SETTING = "training.max_runtime_seconds"
 JOB_END = "SLURM_JOB_END_TIME"
 VARIABLES = {JOB_END: "unix seconds", "INGOT_MAX_RUNTIME": "seconds above 0", "GPT_SIMPLE_MAX_RUNTIME": "seconds above 0"}
-RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # minimum reserve for the last save: this many seconds or this share, if less
+RESERVE_SECONDS, RESERVE_SHARE = (
+    30.0,
+    0.1,
+)  # minimum reserve for the last save: these seconds or this share of the session, if less
 SAVES = 2  # saves that may have to finish before the end: the one being written, and the last
 
 
@@ -135,7 +138,7 @@ STOP_FILE_INTERVAL = 0.5  # seconds between checks for the stop file: network fi
 
 
 class Shutdown:
-    """A context in which signals set `reason` instead of ending the program; the first rank also checks time and stop file."""
+    """A context in which signals set `reason` instead of ending the program; the first rank also checks time and a stop file."""
 
     def __init__(self, announce: bool = True):
         self.reason = 0  # 0: no stop was requested
@@ -210,7 +213,7 @@ class Shutdown:
         if self._announce:  # write to the file descriptor, because the signal may have interrupted a print
             with suppress(OSError):  # stderr may be a closed pipe
                 here = "\r\x1b[K" if os.isatty(2) else ""  # overwrites the ^C and the progress line
-                end = "once more" if reason == signal.SIGINT else "SIGINT"
+                end = "send SIGINT again" if reason == signal.SIGINT else "send SIGINT"
                 name = reason_name(reason).removeprefix("signal:")
                 os.write(2, f"{here}{name}: saving and stopping; {end} to end at once\n".encode())
 

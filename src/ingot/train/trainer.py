@@ -127,7 +127,7 @@ class Trainer:
         durations = deque([p.step_seconds] if p.step_seconds else [], maxlen=STEP_TIME_WINDOW)
         try:
             if self._evaluation_is_due() and p.val_step != p.step:  # due at the start, or skipped by an earlier stop
-                self.evaluation.evaluate(c.evaluation.rows)
+                self.evaluation.evaluate()
                 if p.step:
                     self.update_checkpoint()
             self.reporter.waiting("training")
@@ -160,7 +160,7 @@ class Trainer:
                 due = self._evaluation_is_due() or (self._points > points and not self._at_end())
                 if due and self.evaluation.has_time(elapsed):
                     self._finish_pending_step()
-                    if self.evaluation.evaluate(c.evaluation.rows):
+                    if self.evaluation.evaluate():
                         self.save()
                 save_by_step = c.training.save_every and p.step % c.training.save_every == 0
                 save_by_clock = c.training.save_seconds and elapsed - self._saved_at >= c.training.save_seconds

@@ -330,7 +330,7 @@ def reader_of():
 def reading():
     """The threads that read ahead and were started in this test."""
     before = set(threading.enumerate())
-    return lambda: [thread for thread in threading.enumerate() if thread.name == "read-ahead" and thread not in before]
+    return lambda: [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead") and thread not in before]
 
 
 def expected_rows(order, step, rows=5, sample=0, share=None):

@@ -50,7 +50,7 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import Dataset
 from ingot.data.tokenizers import GPT2Tokenizer, Tokenizer, from_spec, open_tokenizer
 from ingot.errors import CannotContinue, CheckpointError, ConfigError, DataError
-from ingot.eval.evaluator import Evaluator
+from ingot.eval.evaluator import evaluator_of
 from ingot.inference.model import LoadedModel, foreign_weights, open_model, scoring_of
 from ingot.model.gpt2 import GPT2
 from ingot.model.settings import GPT2Settings
@@ -436,7 +436,7 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
     elif start.missing:
         p = replace(p, best_step=at)  # marked as the best: it is kept and written as ckpt.pt for the next resume
     if start.best_val_loss is not None and at:
-        evaluator = Evaluator.of(config, dataset.split("val"), dataset.tokenizer)
+        evaluator = evaluator_of(config, dataset, "val")
         evaluated = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
         best = start.best_val_loss / math.log(2) * evaluated.tokens / evaluated.bytes
         p = replace(p, best_bpb=best, val_loss=start.best_val_loss, val_bpb=best)

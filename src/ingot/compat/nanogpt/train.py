@@ -108,7 +108,7 @@ def evaluate(values: dict[str, Any]) -> None:
     """Print the losses of the model that init_from selects; write nothing."""
     from ingot.backends.open import open_backend, open_inference
     from ingot.compat.nanogpt.checkpoint import find_start, open_fitting
-    from ingot.eval.evaluator import Evaluator
+    from ingot.eval.evaluator import evaluator_of
 
     start = find_start(values, lambda line: None, warn)
     config = translate(values, start.settings).config
@@ -122,7 +122,7 @@ def evaluate(values: dict[str, Any]) -> None:
         model.load_weights(start.weights, "the checkpoint")
     losses = []
     for split in ("train", "val"):
-        evaluator = Evaluator.of(config, dataset.split(split), dataset.tokenizer)
+        evaluator = evaluator_of(config, dataset, split)
         losses.append(evaluator.score(evaluator.rows(config.evaluation.rows), model.score).loss)
     say(evaluation_line(start.iter_num, *losses))
 
