@@ -125,7 +125,7 @@ def head_loss(
 
 
 def total(values: mx.array) -> mx.array:
-    """Sum all values in small groups, because the rounding of one long sum would depend on how the values were split."""
+    """Sum all values in small groups, because the rounding error of one long sum would depend on how the values are split."""
     sums = values.reshape(-1)
     while len(sums) > 1:
         sums = mx.pad(sums, (0, -len(sums) % SUM_WIDTH)).reshape(-1, SUM_WIDTH).sum(axis=-1)
