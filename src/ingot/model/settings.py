@@ -273,12 +273,12 @@ class FrontierSettings(RotarySettings):
 
     @property
     def rotated(self) -> int:
-        """The number of rotated dimensions per head, which is even."""
+        """Return the number of rotated dimensions per head, which is even."""
         return round(self.width // self.heads * self.rope_part / 2) * 2
 
     @property
     def inner_width(self) -> int:
-        """The MLP hidden width."""
+        """Return the MLP hidden width."""
         return max(1, round(self.mlp_multiple * self.width))
 
     def has_values(self, layer: int) -> bool:

@@ -49,7 +49,7 @@ def linear(done: float, length: float) -> float:
 
 
 def muon_momentum(config: Config, step: int, final: float | None = None) -> float:
-    """Return Muon's momentum: linear from muon_momentum_start to `final` (default: muon_momentum), then constant."""
+    """Return Muon's momentum, which changes linearly from muon_momentum_start to `final` (default: muon_momentum), then stays."""
     o = config.optimizer
     end = o.muon_momentum if final is None else final
     if o.muon_momentum_start is None or step >= o.muon_momentum_warmup_steps:
@@ -58,7 +58,7 @@ def muon_momentum(config: Config, step: int, final: float | None = None) -> floa
 
 
 def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor on Muon's weight decay: constant, linear to zero, or down to a quarter and up again."""
+    """Return the factor on Muon's weight decay: 1, falling linearly to 0, or falling to 0.25 and then rising to 1.25."""
     match config.optimizer.muon_weight_decay_schedule:
         case "falling":
             return 1.0 - fraction_spent(config, step, seconds)
