@@ -45,7 +45,7 @@ def test_weights_that_do_not_fit_are_refused_before_memory_is_taken():
     backend = open_inference(config(), 40)
     found = records(open_backend(config(), 41, Ranks()))
     with pytest.raises(
-        CheckpointError, match=r"here: transformer\.wte\.weight has shape \[41, 32\], but in the model \[40, 32\]"
+        CheckpointError, match=r"here: transformer\.wte\.weight has shape \[41, 32\], but \[40, 32\] in the model"
     ):
         backend.load_weights(found, "here")
     assert all(p.is_meta for p in backend.model.parameters())

@@ -37,7 +37,7 @@ class LayerCache:
         self.values = torch.zeros_like(self.keys)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append (B, H, T, D) keys and values and return all that are cached so far."""
+        """Append (B, H, T, D) keys and values, and return all keys and values cached so far."""
         if self.position is not None:
             for kept, new in ((self.keys, k), (self.values, v)):
                 if len(self.position) == 1:
@@ -271,7 +271,7 @@ def causal_attention(
     form: Form = "repeated",
     window: int | None = None,
 ) -> Tensor:
-    """Causal attention of (B, H, T, D) queries over (B, K, S, D) keys and values; the queries are the last T of S positions.
+    """Compute causal attention of (B, H, T, D) queries, at the last T of S positions, over (B, K, S, D) keys and values.
 
     If k and v have fewer heads than q, each of their heads serves a group of adjacent query heads. `mask` replaces the causal
     mask. Only the forms `flash4` and `cudnn-flash4` support a `window` without a mask, and Boundaries as a mask.

@@ -145,7 +145,7 @@ class LlamaSettings(DropoutSettings, RotarySettings):
         json_schema_extra=portable("silu", "gelu", "relu", gguf=("silu",)),
     )
     inner_width: Annotated[Size | None, PORTABLE] = Field(
-        None, description="MLP hidden width. null: 8/3 of the width, rounded up to a multiple of 256, if gated; else 4 times."
+        None, description="MLP hidden width. null: 8/3 of width, rounded up to a multiple of 256, if gated; else 4 * width."
     )
     norm: Literal["rmsnorm", "layernorm"] = Field(
         "rmsnorm", description="Normalisation before attention and MLP, and at the end.", json_schema_extra=portable("rmsnorm")
@@ -155,7 +155,7 @@ class LlamaSettings(DropoutSettings, RotarySettings):
     )
     tied: Annotated[bool, PORTABLE] = Field(True, description="Tie the output head to the embedding. false: a separate matrix.")
     rope_scaling: Annotated[Literal["linear", "ntk"] | None, PORTABLE] = Field(
-        None, description="Stretch rotary positions by rope_factor: linear divides the angles, ntk multiplies the base by it."
+        None, description="Stretch rotary positions by rope_factor: linear divides angles by it, ntk multiplies the base by it."
     )
     rope_factor: Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False), PORTABLE] = Field(
         1.0, description="Factor used by rope_scaling."
@@ -244,7 +244,7 @@ class FrontierSettings(RotarySettings):
         "one layer can look up what followed an earlier occurrence of a token. Needs rope_part below 1.",
     )
     pattern: Annotated[str, Field(pattern="^[SL]+$", max_length=1000)] = Field(
-        "SSSSL", description="S: the layer sees the last `window` tokens, L: the whole row. Repeated; the last layer is always L."
+        "SSSSL", description="S layers see the last `window` tokens, L layers the whole row. Repeats; the last layer is an L."
     )
     window: Size = Field(256, description="Tokens that an S layer sees, including the current one; training.stages can set it.")
     values: Literal["none", "projections", "tables"] = Field(
@@ -273,12 +273,12 @@ class FrontierSettings(RotarySettings):
 
     @property
     def rotated(self) -> int:
-        """The number of rotated dimensions per head, which is even."""
+        """Return the number of rotated dimensions per head, which is even."""
         return round(self.width // self.heads * self.rope_part / 2) * 2
 
     @property
     def inner_width(self) -> int:
-        """The MLP hidden width."""
+        """Return the MLP hidden width."""
         return max(1, round(self.mlp_multiple * self.width))
 
     def has_values(self, layer: int) -> bool:

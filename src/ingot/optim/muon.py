@@ -22,7 +22,7 @@ from ingot.config.schema import OptimizerSection
 Polynomial = tuple[float, float, float]  # a, b, c of ax + bx³ + cx⁵
 
 LOWEST = 1e-3  # smallest singular value that Polar Express maps near one
-# Rounding may push a value above the computed interval, where a polynomial diverges, so all but the last are stretched by this.
+# Rounding may push a value above the computed interval, where polynomials diverge; all but the last are stretched by this factor.
 SAFETY = 1.01
 # The best polynomial for a very wide interval comes close to zero inside it, where rounding errors dominate. Polynomials are
 # therefore fitted only above this fraction of the upper bound; smaller values just grow by the slope at zero.

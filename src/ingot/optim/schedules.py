@@ -33,8 +33,8 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
         case "budget":
             decay = linear(fraction_spent(config, step, seconds) - (1 - o.decay_fraction), o.decay_fraction)
         case "warmdown":
-            # One, then linear to zero over the last decay_steps. With a budget in seconds: over the time that these steps take,
-            # estimated from the average step so far. If this exceeds the whole budget, the decay starts at once, below one.
+            # One, then linear to zero over the last decay_steps steps. With a budget in seconds, over the time these steps take,
+            # estimated from the average step so far. If that exceeds the whole budget, the decay starts at once, from below one.
             steps = o.decay_steps or 1
             left, needed = float((config.training.max_steps or 0) - step), float(steps)
             if config.budget.seconds is not None:
@@ -44,12 +44,12 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
 
 
 def linear(done: float, length: float) -> float:
-    """Return a factor that decays linearly from one to zero over `length`; one before, zero after."""
+    """Return a factor that decays linearly from one to zero over `length`; it is one before and zero after that."""
     return 1.0 - _clamp(done / length) if length > 0 else 1.0
 
 
 def muon_momentum(config: Config, step: int, final: float | None = None) -> float:
-    """Return Muon's momentum: linear from muon_momentum_start to `final` (default: muon_momentum), then constant."""
+    """Return Muon's momentum, which changes linearly from muon_momentum_start to `final` (default: muon_momentum), then stays."""
     o = config.optimizer
     end = o.muon_momentum if final is None else final
     if o.muon_momentum_start is None or step >= o.muon_momentum_warmup_steps:
@@ -58,7 +58,7 @@ def muon_momentum(config: Config, step: int, final: float | None = None) -> floa
 
 
 def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor on Muon's weight decay: constant, linear to zero, or down to a quarter and up again."""
+    """Return the factor on Muon's weight decay: 1, falling linearly to 0, or falling to 0.25 and then rising to 1.25."""
     match config.optimizer.muon_weight_decay_schedule:
         case "falling":
             return 1.0 - fraction_spent(config, step, seconds)

@@ -105,7 +105,7 @@ def test_what_is_opened_to_be_judged_scores_like_what_was_trained():
     assert judged.score(pupil.rows(1)) == pupil.backend.score(pupil.rows(1))
     assert judged.parameters == pupil.backend.parameters
     other = {record.name: record for record in open_backend(pupil.config, 41, Ranks()).weights()}
-    with pytest.raises(CheckpointError, match=r"here: tok_emb\.weight has shape \[41, 32\], but in the model \[40, 32\]"):
+    with pytest.raises(CheckpointError, match=r"here: tok_emb\.weight has shape \[41, 32\], but \[40, 32\] in the model"):
         judged.load_weights(other, "here")
 
 

@@ -74,7 +74,7 @@ def test_a_cache_changes_no_draw(model, length):
 
 def test_a_cached_step_computes_one_token(model):
     lengths = []
-    hook = model.transformer.register_forward_pre_hook(lambda module, given: lengths.append(given[0].size(1)))
+    hook = model.transformer.wte.register_forward_pre_hook(lambda module, given: lengths.append(given[0].size(1)))
     continuation(model, prompts_of(5), tokens=14)
     hook.remove()
     assert lengths == [5, *[1] * 11, 16, 16]  # after the context every step computes the last 16 tokens

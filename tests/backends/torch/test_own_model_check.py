@@ -153,7 +153,7 @@ BAD = {
     ManyLosses: r"forward\(tokens, targets\) returns a tensor of shape \(24,\); it must return the mean loss, a scalar",
     Pair: r"forward\(tokens\) returns a tuple; it must return logits of shape \(1, 24, 17 or more\)",
     LastOnly: r"forward\(tokens\) returns shape \(1, 1, 17\); it must return logits of shape \(1, 24, 17 or more\)",
-    Idle: r"the loss gives spare\.weight and 1 more no gradient; use it in forward or freeze it with requires_grad_\(False\)",
+    Idle: r"the loss does not depend on spare\.weight and 1 more; use it in forward or freeze it with requires_grad_\(False\)",
     Ends: r"forward\(tokens\) fails: SystemExit: 0",
     Broken: r"forward\(tokens\) fails: RuntimeError: no such thing",
 }

@@ -137,7 +137,7 @@ def test_loading_checks_every_tensor():
         (lambda model: model.update(more=record("more", torch.zeros(1))), r"has a tensor more that the model does not"),
         (
             lambda model: model.update({"transformer.ln_f.weight": record("", torch.zeros(3))}),
-            r"transformer\.ln_f\.weight has shape \[3\], but in the model \[32\]",
+            r"transformer\.ln_f\.weight has shape \[3\], but \[32\] in the model",
         ),
     ):
         model = dict(state["model"])

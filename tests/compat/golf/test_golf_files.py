@@ -276,7 +276,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(golf: Golf, finishe
     [
         ({"NUM_LAYERS": "3"}, r"has no tensor blocks\.2\."),
         ({"NUM_LAYERS": "1"}, "has shape|that the model does not"),
-        ({"MODEL_DIM": "32"}, r"has shape \[\S+, \S+\], but in the model"),
+        ({"MODEL_DIM": "32"}, r"has shape \[\S+, \S+\], but \[\S+, \S+\] in the model"),
         ({"TIE_EMBEDDINGS": "0"}, r"has no tensor lm_head\.weight"),
         ({"EVAL_ONLY_PATH": "nothing.ptz"}, r"nothing\.ptz cannot be read: No such file or directory"),
         ({"EVAL_ONLY_PATH": "logs"}, "logs cannot be read: Is a directory"),

@@ -36,7 +36,7 @@ class Pass:
 
     @property
     def start(self) -> int:
-        """The position of the first token."""
+        """Return the position of the first token."""
         return int(self.cache[0][0].shape[2]) if self.cache else 0
 
     def keys_of(self, layer: int) -> list[mx.array | None]:
@@ -79,7 +79,7 @@ def dropped(x: mx.array, p: float, key: mx.array | None) -> mx.array:
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key: mx.array | None = None) -> mx.array:
-    """Causal attention of (B, H, T, D) queries at the last T positions over (B, K, S, D) keys and values -> (B, T, H * D)."""
+    """Return causal attention (B, T, H * D) of (B, H, T, D) queries, the last T of S, over (B, K, S, D) keys and values."""
     if run.cache is not None:
         if run.cache:
             k, v = (mx.concatenate([held, new], axis=2) for held, new in zip(run.cache[layer], (k, v), strict=True))
@@ -125,7 +125,7 @@ def head_loss(
 
 
 def total(values: mx.array) -> mx.array:
-    """Sum all values in small groups, because the rounding of one long sum would depend on how the values were split."""
+    """Sum all values in small groups, because the rounding error of one long sum would depend on how the values are split."""
     sums = values.reshape(-1)
     while len(sums) > 1:
         sums = mx.pad(sums, (0, -len(sums) % SUM_WIDTH)).reshape(-1, SUM_WIDTH).sum(axis=-1)

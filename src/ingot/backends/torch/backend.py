@@ -185,7 +185,7 @@ class TorchBackend(TorchInference):
         rows, _, seq_len = batch.shape
         on_cuda, auto = self.device.kind == "cuda", self._config.training.micro_batch == "auto"
         if not (noted or self._runs(batch[:1], str(kept.get("attention", "default")))):
-            kept = {}  # its package is missing or the dtype has changed: measure again
+            kept = {}  # the kernel's package is missing or the dtype has changed, so measure again
         most = rows if on_cuda else max(1, tune.HOST_MICRO_BATCH_TOKENS // seq_len)
         wanted = kept.get("micro_batch", most) if auto else self._config.training.micro_batch
         micro_batch = int(self.maximum([min(int(wanted), rows)])[0])  # the same on all ranks; stored with the run
@@ -230,7 +230,7 @@ class TorchBackend(TorchInference):
         return size
 
     def _fastest_attention(self, batch: Batch, names: Sequence[str] = ()) -> str:
-        """Return the fastest attention kernel; built-in models without windows, documents or dropout time attention alone."""
+        """Return the fastest attention kernel; without windows, document masking and dropout, attention is timed alone."""
         rows, planes, seq_len = batch.shape  # the cost of attention depends on document lengths
         dropout = getattr(self._config.model, "dropout", 0.0)
         alone = isinstance(self.model, OURS) and planes == 2 and not (names or dropout)
@@ -339,8 +339,6 @@ class TorchBackend(TorchInference):
                 sync = self._module.no_sync()
             with peers_present(), self._computing(tuned.attention), sync:
                 loss = self._module(*self._upload(part))
-                if not isinstance(loss, Tensor) or loss.dim():
-                    raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a scalar tensor")
                 weighted: Any = loss.float() * weight
                 # DDP averages over ranks, so each rank's part is multiplied by world_size.
                 with compiled_backward(self._python_reducer):

@@ -46,7 +46,7 @@ class CompiledBlocks(nn.Module):
             self.on = False
 
 
-GRAPHS_PER_STAGE = 8  # torch's default recompile limit for a function
+GRAPHS_PER_STAGE = 8  # recompile limit of a function for each stage; torch's default for the whole run
 
 
 def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
@@ -100,7 +100,7 @@ def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
     return compiled_autograd._enable(torch.compile)  # type: ignore[no-untyped-call]
 
 
-MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` skips larger models: launches do not limit them, and they need the memory
+MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` skips larger models: launches do not limit their speed, and they need the memory
 
 
 def uses_cuda_graphs(config: Config, vocab_size: int, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -55,7 +54,7 @@ def check(
     if untrained := [name for name, p in model.named_parameters() if p.requires_grad and name not in reached]:
         more = f" and {len(untrained) - 1:,} more" if len(untrained) > 1 else ""
         raise checker.refused(
-            f"the loss gives {untrained[0]}{more} no gradient; use it in forward or freeze it with requires_grad_(False)"
+            f"the loss does not depend on {untrained[0]}{more}; use it in forward or freeze it with requires_grad_(False)"
         )
     with torch.no_grad():
         for p in (p for p in model.parameters() if p.is_floating_point() or p.is_complex()):  # frozen parameters may be integers
@@ -93,10 +92,8 @@ def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config
 def _group_entries(optimizer: torch.optim.Optimizer) -> dict[tuple[int, Any], Any]:
     """Return the entries of an optimizer's groups that the run does not set, by group number and key."""
 
-    def comparable(value: Any) -> Any:  # copies tensors and arrays, which may change in place
-        if isinstance(value, Tensor):
-            return value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return value.tobytes() if isinstance(value, np.ndarray) else value
+    def comparable(value: Any) -> Any:  # copies tensors, which may change in place
+        return value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if isinstance(value, Tensor) else value
 
     groups = enumerate(optimizer.param_groups)
     entries = {(number, key): entry for number, group in groups for key, entry in group.items() if key not in SET_BY_RUN}

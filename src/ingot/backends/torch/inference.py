@@ -28,7 +28,7 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
-STARTS_MULTIPLE = 32  # document starts are padded to a multiple of this: each length needs another CUDA graph
+STARTS_MULTIPLE = 32  # the list of document starts is padded to a multiple of this, because each length needs its own graph
 
 
 def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -119,7 +119,7 @@ class TorchInference:
                 with self._computing():
                     tokens, _, *documents = self._upload(batch)
                     if isinstance(self.model, OURS):
-                        moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # the head is not a module
+                        moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # the head is a tensor
                     else:
                         self.model(tokens, None, *documents)
         return TorchRounder(self.model, moments.found)

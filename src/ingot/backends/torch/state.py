@@ -1,4 +1,4 @@
-"""Tensors as records of raw bytes: snapshots of a run's state, the moving average of weights, and torch.save files."""
+"""Conversion of tensors to records of raw bytes, snapshots of a run's state, the averaged weights, and torch.save files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements and checks before a run: micro-batch size, kernels, attention, threads, memory, the fp8 head.
+"""Measurements and checks before a run: micro-batch size, kernels, attention, threads, memory and the fp8 head.
 
 Every choice is the same on all ranks: a trial fails if it fails on any rank, and its time is that of the slowest rank.
 The choices for a configuration are cached on the machine (`Choices`), because measuring them takes seconds.
@@ -197,7 +197,7 @@ class Choices:
 KERNELS: tuple[str, ...] = get_args(Kernel)  # docs/experiments.md lists the speedup of each
 PER_LAYER = ("rotary", "qkv", "mlp", "gate")  # custom operations in every layer: each launch takes the host 0.1 to 0.2 ms
 WITH_FLASH4 = ("qkv",)  # used only with FlashAttention 4
-SHORT_STEP_TOKENS = 32768  # up to this size, launches limit a rank's step: 12 x 1,024 took 27.5 ms with `mlp`, 24.3 without
+SHORT_STEP_TOKENS = 32768  # up to this size, launches limit a rank's step: 12 x 1,024 took 27.5 ms with `mlp`, 24.3 ms without
 
 Requested = Literal["auto", "off"] | Sequence[str]
 
@@ -229,7 +229,7 @@ def settle_kernels(
     attempt: Callable[[str | None], None] | None,
     maximum: MaxOverRanks,
 ) -> list[str]:
-    """Enable the requested kernels with which a pass succeeds, or an earlier session's (`previous`); return their names.
+    """Enable the requested kernels with which a pass succeeds, or those of an earlier session (`previous`); return their names.
 
     `attempt(attention)` runs a pass with that attention kernel, or with torch's choice if None; without `attempt`, the previous
     kernels are enabled without a trial. `supported`: the kernels support the device and dtype. Raise ConfigError if a kernel
@@ -437,5 +437,5 @@ def use_fp8_head(
         if size % FP8_ALIGNMENT:
             above = FP8_ALIGNMENT * math.ceil(size / FP8_ALIGNMENT)
             setting = Setting(name, size)
-            raise ConfigError(f"{{0}} needs multiples of {FP8_ALIGNMENT} and {{1}}; the next is {above}", FP8_HEAD, setting)
+            raise ConfigError(f"{{0}} needs multiples of {FP8_ALIGNMENT}; raise {{1}} to {above}", FP8_HEAD, setting)
     model.fp8_head = True  # type: ignore[assignment]
