@@ -101,14 +101,11 @@ def is_normalised(spec: Mapping[str, Any]) -> bool:
 FILE, MODELFILE = "model.gguf", "Modelfile"
 DTYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 GROUP = 32  # number of adjacent weights in a row that share a scale in q8_0
-# Parts of our tensor names and their counterparts in GGUF.
-GPT2 = {
-    "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "ln_1": "attn_norm",
-    "ln_2": "ffn_norm",
-}  # fmt: skip
-LLAMA = {
-    "attn.q_proj": "attn_q", "attn.k_proj": "attn_k", "attn.v_proj": "attn_v", "attn.c_proj": "attn_output", "mlp.c_up": "ffn_up",
-    "mlp.c_gate": "ffn_gate", "mlp.c_down": "ffn_down", "ln_1": "attn_norm", "ln_2": "ffn_norm",
+# Parts of our tensor names, of both families, and their counterparts in GGUF.
+BLOCK = {
+    "attn.c_attn": "attn_qkv", "attn.q_proj": "attn_q", "attn.k_proj": "attn_k", "attn.v_proj": "attn_v",
+    "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "mlp.c_up": "ffn_up", "mlp.c_gate": "ffn_gate",
+    "mlp.c_down": "ffn_down", "ln_1": "attn_norm", "ln_2": "ffn_norm",
 }  # fmt: skip
 ENDS = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"}
 
@@ -158,7 +155,6 @@ def write_gguf(
 def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """Return the tensors with GGUF's names and row order; biases that GGUF's GPT-2 requires and ours lacks are zeros."""
     stored, _ = quantise(records, "none", "fp32")  # raises if a value is not finite
-    names = GPT2 if settings["family"] == "gpt2" else LLAMA
     found: dict[str, NDArray[Any]] = {}
     for record in stored:
         part, _, kind = record.name.removeprefix("transformer.").rpartition(".")
@@ -171,7 +167,7 @@ def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> di
             heads = settings["heads"] if inner == "attn.q_proj" else settings["kv_heads"] or settings["heads"]
             halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
             array = halves.swapaxes(1, 2).reshape(array.shape)  # the pair (i, i + D / 2) of each head becomes (2i, 2i + 1)
-        found[f"blk.{layer}.{names[inner]}.{kind}"] = array
+        found[f"blk.{layer}.{BLOCK[inner]}.{kind}"] = array
     if settings["family"] == "gpt2":
         for name, array in list(found.items()):
             if name.endswith(".weight") and not name.startswith(("token_embd", "position_embd")):
@@ -184,12 +180,11 @@ def _model_keys(
 ) -> dict[str, Any]:
     """Return the keys from which llama.cpp builds the model, named after the `add_*` methods of GGUFWriter."""
     llama = settings["family"] == "llama"
-    kinds = {"fp32": "ALL_F32", "fp16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
     keys = {
         "type": "model",
         "name": name,
         "quantization_version": gguf.GGML_QUANT_VERSION,
-        "file_type": gguf.LlamaFileType[kinds[dtype]],
+        "file_type": gguf.LlamaFileType[f"{'ALL' if dtype == 'fp32' else 'MOSTLY'}_{DTYPES[dtype]}"],
         "context_length": settings["context"] if llama else tensors["position_embd.weight"].shape[0],
         "embedding_length": settings["width"],
         "block_count": settings["layers"],

@@ -22,7 +22,7 @@ from ingot.data.tokenizers.plain import CharTokenizer
 from ingot.data.tokenizers.sentencepiece import BPE, BYTE, CONTROL, UNKNOWN, USER_DEFINED, SentencePieceTokenizer, message_fields
 from ingot.data.tokenizers.tokenizer_base import SPACE, byte_alphabet
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import read_json
+from ingot.runtime.files import read_json, read_object
 
 # Convert byte, character and SentencePiece tokenizers to a tokenizer.json that transformers reads.
 
@@ -155,8 +155,7 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
         marks = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
         config = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": context, "add_prefix_space": False, **marks}
         vocabulary, merges = gpt2_files(tokenizer)
-        files = {VOCABULARY: vocabulary, MERGES: merges, SETTINGS: json.dumps(config, indent=2).encode()}
-        return files, tokenizer
+        return {VOCABULARY: vocabulary, MERGES: merges, SETTINGS: json.dumps(config, indent=2).encode()}, tokenizer
     if isinstance(tokenizer, HFTokenizer) and not _lacks_start(tokenizer):
         return {THEIRS: tokenizer.contents, SETTINGS: _settings(tokenizer, tokenizer.contents, context)}, tokenizer
     files = {OURS: json.dumps(dict(spec)).encode()}
@@ -186,10 +185,7 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
     if name is not None:
         tokenizer = open_tokenizer(name)
     elif (folder / OURS).is_file():
-        try:
-            tokenizer = from_spec(read_json(folder / OURS))
-        except (ValueError, AttributeError, OSError):
-            raise DataError(f"{folder / OURS} is damaged: it is not a tokenizer") from None
+        tokenizer = from_spec(read_object(folder / OURS))
     elif (folder / THEIRS).is_file() or (folder / VOCABULARY).is_file():
         tokenizer = _gpt2_in(folder) or open_tokenizer(str(folder))
     else:

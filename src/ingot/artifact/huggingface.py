@@ -225,9 +225,8 @@ SHOWN = {"huggingface": "Hugging Face's layout", "gguf": "GGUF"}
 
 def portable_values(model: type[ModelSettings], name: str, target: str) -> list[Any] | None:
     """Return the values of a setting that a file format supports; None means all of them."""
-    extra = model.model_fields[name].json_schema_extra
-    told = extra.get("portable") if isinstance(extra, dict) else None
-    values: Any = told.get(target, []) if isinstance(told, dict) else []
+    extra: Any = model.model_fields[name].json_schema_extra or {}
+    values = extra.get("portable", {}).get(target, [])
     return None if values == ANY else list(values)
 
 
@@ -238,10 +237,8 @@ def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
         values = portable_values(model, name, target)
         if values is not None and settings[name] not in values:
             others = f"only {' and '.join(map(str, values))}; " if values else ""
-            advice = f"{others}--format ingot supports any model"
-            raise ConfigError(
-                f"{{0}} is not supported by {SHOWN[target]}", Setting(f"model.{name}", settings[name]), advice=advice
-            )
+            what, setting = f"{{0}} is not supported by {SHOWN[target]}", Setting(f"model.{name}", settings[name])
+            raise ConfigError(what, setting, advice=f"{others}--format ingot supports any model")
 
 
 SCORING = "ingot_scoring"  # our key in their config.json; transformers keeps the key but does not use it
@@ -293,8 +290,7 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     if settings.get("tied", True) and HEAD in found and embedding is not None:  # some files store the tied head too
         head = found.pop(HEAD)
         if (head.dtype, head.data) != (embedding.dtype, embedding.data):
-            whose = f"that of the {kind} family is its embedding" if kind == "gpt2" else f"{CONFIG} says it is tied"
-            raise CheckpointError(f"{folder} has a separate output head, but {whose}; it cannot be read")
+            raise CheckpointError(f"{folder} has a separate output head, although {CONFIG} ties the head to the embedding")
     if settings["layers"] > len(found):
         raise CheckpointError(f"{path} says {settings['layers']:,} layers, but the files contain fewer tensors than that")
     tensors = layout.tensors(settings)
@@ -302,8 +298,6 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     for name, (ours, shape) in tensors.items():
         if (record := found.get(name)) is None:
             raise CheckpointError(f"{folder} has no tensor {name}; it is not a {layout.shown}, or it is incomplete")
-        if record.dtype not in FLOATS:
-            raise CheckpointError(f"{folder}: {name} holds {record.dtype}; only floating-point weights can be read")
         if record.shape != shape:
             raise CheckpointError(f"{folder}: {name} has shape {list(record.shape)}, but {CONFIG} implies {list(shape)}")
         records.append(_turned(record, ours, name.endswith(layout.transposed)))

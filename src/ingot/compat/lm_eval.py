@@ -30,7 +30,7 @@ MOST_NEW = 256  # tokens generated if the task sets no limit
 
 @register_model("ingot")
 class IngotLM(TemplateLM):
-    """lm-eval model for a run folder, checkpoint or artifact."""
+    """The model of a run folder, checkpoint or artifact, as lm-eval's model class."""
 
     def __init__(
         self, path: str, which: str = "latest", device: str | None = "auto", tokenizer: str | None = None, **ignored: Any
@@ -91,11 +91,10 @@ class IngotLM(TemplateLM):
     def _write(self, context: str, asked: dict[str, Any]) -> str:
         stops = asked.get("until") or []
         stops = [stops] if isinstance(stops, str) else stops
-        temperature = float(asked.get("temperature") or 0.0) if asked.get("do_sample") else 0.0
         text = ""
         options = GenerationOptions(
             max_new_tokens=int(asked.get("max_gen_toks", asked.get("max_tokens", MOST_NEW))),
-            temperature=temperature,
+            temperature=float(asked.get("temperature") or 0.0) if asked.get("do_sample") else 0.0,
             seed=Sampling.seed,
             start_mark=marks_texts(self.model.tokenizer),  # prepend the start token exactly as in scoring
         )

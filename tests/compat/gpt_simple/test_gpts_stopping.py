@@ -70,7 +70,6 @@ def test_sigterm_saves_a_shutdown_checkpoint_and_the_run_goes_on_as_its_last_lin
 def test_the_flag_file_of_gpt_simple_stops_a_run_and_is_removed_by_it(
     cli: Cli, gpts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(stopping, "STOP_FILE_INTERVAL", 0.0)
     flag = gpts / "out/.shutdown_requested"
     with stopped_after_a_save(gpts, flag.touch):

@@ -357,17 +357,10 @@ def read_tree(path: str | Path) -> dict[str, Any]:
 
 
 def is_gpt_simple(path: str | Path) -> bool:
-    """Return True if a file has gpt-simple's keys and not Ingot's; raise ConfigError if it has both.
-
-    Both programs have sections model, data, optimizer and training, so the decision uses keys that only one of them has.
-    """
+    """Return True if a file has keys that gpt-simple has and Ingot does not; the two programs have some keys in common."""
     tree = read_tree(path)
     names = [f"{section}.{name}" for section, keys in tree.items() if isinstance(keys, Mapping) for name in keys]
-    theirs = [name for name in names if name in all_keys() and name not in known()]
-    ours = [name for name in names if name in known() and name not in all_keys()]
-    if theirs and ours:
-        raise ConfigError(f"{path} mixes keys of both programs: {theirs[0]} is gpt-simple's and {ours[0]} is Ingot's")
-    return bool(theirs)
+    return any(name in all_keys() and name not in known() for name in names)
 
 
 # Error messages in gpt-simple's terms

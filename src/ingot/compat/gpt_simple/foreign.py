@@ -124,14 +124,10 @@ def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str
     path = saved.path / MODEL / WEIGHTS
     weights = state_records(load_saved(path), path)
     settings = read_model(saved.path)
-    try:
-        optimizer = load_saved(saved.path / OPTIMIZER)
-    except CheckpointError as error:
-        if (saved.path / OPTIMIZER).exists():
-            raise
-        return weights, {}, settings, str(error)
+    if not (saved.path / OPTIMIZER).exists():
+        return weights, {}, settings, f"there is no {OPTIMIZER}"
     orders = [optimizer_groups(weights, order) for order in (list(weights), in_their_order(weights))]
-    memory, problem = adamw_memory(optimizer, orders, weights)
+    memory, problem = adamw_memory(load_saved(saved.path / OPTIMIZER), orders, weights)
     return weights, memory, settings, problem
 
 

@@ -53,7 +53,6 @@ THEIR_FILES = (
 RULE = "=" * 60
 MAX_EXPONENT = 20.0  # perplexity is computed as exp(min(loss, 20))
 FRESH_SECONDS = 300.0  # an older state file is stale: the original writes it every logging_steps, and host clocks differ
-POLL_SECONDS = 0.5  # interval between checks for the flag file, which may be slow on a network disk
 
 
 @dataclass
@@ -215,7 +214,6 @@ class GptSimpleReporter(Reporter):
         self._seconds = 0.0
         self._state: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._polled_at = -POLL_SECONDS
         self._resumed_from: str | None = None
 
     def begin(self, report: BeginReport) -> None:
@@ -383,11 +381,9 @@ class GptSimpleReporter(Reporter):
 
     def _pass_on_flag(self) -> None:
         """Convert gpt-simple's flag file to Ingot's stop request; the flag file is removed when the run ends."""
-        if time.monotonic() - self._polled_at >= POLL_SECONDS:
-            self._polled_at = time.monotonic()
-            if (self._folder / STOP_FLAG).is_file():
-                with suppress(CheckpointError):  # write failed: retried at the next check
-                    RunFolder(self._folder).ask_to_stop()
+        if (self._folder / STOP_FLAG).is_file():
+            with suppress(CheckpointError):  # the write failed; the next step tries again
+                RunFolder(self._folder).ask_to_stop()
 
     def _update(self, **values: Any) -> None:
         """Update .run_state.json; training continues if it cannot be written."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,11 +29,6 @@ FIXED = {
     "gradient_accumulation_steps": 1, "learning_rate": 1e-4, "weight_decay": 1e-2, "grad_clip": 0.0, "decay_lr": False,
     "max_iters": 1,
 }  # fmt: skip
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run bench.py; return the exit code."""
-    return enter("bench.py", bench, words)
 
 
 def bench(arguments: Arguments) -> None:
@@ -93,6 +89,9 @@ def bench(arguments: Arguments) -> None:
     flops = backend.flops_per_token(config.data.seq_len) * tokens
     mfu = flops / seconds / peak_flops(values["mfu_peak"], backend.device)
     say(f"time per iteration: {seconds * 1000:.4f}ms, MFU: {mfu * 100:.2f}%, {tokens / seconds:,.0f} tokens/s")
+
+
+main = partial(enter, "bench.py", bench)
 
 
 def _steps(backend: Backend, batches: Iterator[Batch], plan: StepPlan, steps: int) -> float:

@@ -5,7 +5,7 @@ Each prompt is printed with its completion, followed by a line of dashes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from ingot.data.tokenizers import Tokenizer
 
 FILE = "FILE:"
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run sample.py; return the exit code."""
-    return enter("sample.py", sample, words)
 
 
 def sample(arguments: Arguments) -> None:
@@ -69,6 +64,9 @@ def sample(arguments: Arguments) -> None:
     for ids in completions:
         print(for_reader(prompt + decode_ids(tokenizer, ids, at_start=not prompt)))
         say("-" * 15)
+
+
+main = partial(enter, "sample.py", sample)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
 
 MFU_WARMUP_ITERATIONS = 5  # the first iterations are slow; nanoGPT leaves them out of the MFU
 MFU_DECAY = 0.9  # EMA decay of the MFU per logged iteration
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run train.py; return the exit code."""
-    return enter("train.py", train, words)
 
 
 def train(arguments: Arguments) -> None:
@@ -94,9 +90,12 @@ def train(arguments: Arguments) -> None:
     path = Path(values["out_dir"]) / CKPT
     if not path.exists() and (newest := reporter.unwritten_checkpoint()) is not None:
         warn(
-            f"there is no {path}: always_save_checkpoint=False, and no evaluation was the best so far; the weights are in "
-            f"{newest}; write a ckpt.pt of them with: ingot export {newest} --format nanogpt --output {path}"
+            f"no evaluation was the best so far, so with always_save_checkpoint=False there is no {path}; to write the newest "
+            f"weights to it, run: ingot export {newest} --format nanogpt --output {path}"
         )
+
+
+main = partial(enter, "train.py", train)
 
 
 def is_edited(model_file: Path) -> bool:
