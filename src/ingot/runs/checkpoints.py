@@ -1,6 +1,6 @@
 """Checkpoints: folders that are written atomically.
 
-`checkpoints/step-00000040/` holds safetensors files and checkpoint.json, which lists every tensor with its shape and offset, the
+`checkpoints/step-00000040/` holds safetensors files and checkpoint.json, which lists every tensor with its dtype and shape, the
 checksum of every file and of itself, and everything the loop needs to resume. A checkpoint is written under another name, synced
 and renamed, so a kill at any moment leaves the earlier checkpoints untouched.
 """
@@ -37,7 +37,7 @@ class Checkpoint:
 
     @property
     def weights(self) -> dict[str, TensorRecord]:
-        """The weights to evaluate: the EMA if there is one, else the raw weights."""
+        """Return the weights to evaluate: their moving average (EMA) if there is one, else the raw weights."""
         return {**self.tensors["model"], **self.tensors.get("ema", {})}
 
 
@@ -54,11 +54,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
             file = f"{name}.safetensors"
             size, sha256 = write_tensors(partial / file, records)
             record["files"][file] = {"bytes": size, "sha256": sha256}
-            # Tensors are not sharded: one process holds each of them whole, so each has a single part at offset zero.
-            record["tensors"][name] = {
-                r.name: {"dtype": r.dtype, "shape": list(r.shape), "parts": [{"file": file, "offset": [0] * len(r.shape)}]}
-                for r in records
-            }
+            record["tensors"][name] = {r.name: {"dtype": r.dtype, "shape": list(r.shape)} for r in records}
         record["sha256"] = _checksum(record)
         write_atomically(partial / INDEX, json.dumps(record))
         partial.rename(final)
@@ -149,7 +145,7 @@ def _first_valid(folder: Path, read: Callable[[Path], Checkpoint], on_skipped: O
 
 
 def read_kind(path: Path) -> Kind:
-    """Return the kind of a checkpoint; regular if it cannot be read or was written by a version without kinds."""
+    """Return the kind of a checkpoint; `regular` if its index cannot be read or comes from a version without kinds."""
     kind: Any = (read_dict(path / INDEX) or {}).get("kind")
     return kind if kind in get_args(Kind) else "regular"
 
@@ -174,8 +170,7 @@ def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | Non
     for path in [path for (step, kind), path in saved.items() if (step, kind) not in kept and step != best]:
         doomed = path.with_name(path.name + PARTIAL)  # rename first, so that a kill does not leave half a checkpoint
         try:
-            if doomed.exists():
-                shutil.rmtree(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
             shutil.rmtree(path.rename(doomed))
         except OSError as error:
             failure = error
