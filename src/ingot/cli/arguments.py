@@ -97,7 +97,7 @@ class SettingsCommand(TyperCommand):
 
 
 def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
-    """Parse the settings in a command's extra arguments after the first `skip`; option names of other programs are errors."""
+    """Parse a command's extra arguments, without the first `skip`, as settings; refuse option names of other programs."""
     from ingot.config.fields import known
 
     args = ctx.args[skip:]
@@ -116,7 +116,7 @@ def given_settings(ctx: typer.Context, skip: int = 0) -> dict[str, str | bool]:
 
 
 class TwoSides(TyperCommand):
-    """A command with two groups of arguments separated by `--`; options may come before the first or after the last."""
+    """A command with two groups of arguments separated by `--`; options may come before the first group or after the second."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first, rest = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
@@ -132,7 +132,7 @@ def resolve_config(
     world_size: int = 1,
     warn: Callable[[str], None] | None = None,
 ) -> ResolvedConfig:
-    """Build the config from a recipe, a YAML file and overrides; a gpt-simple config is translated and reported."""
+    """Build the config from a recipe, a YAML file and overrides; a config of gpt-simple is translated, and `warn` is called."""
     from ingot.compat.gpt_simple.config import is_gpt_simple, read_config
     from ingot.config.loading import load_config
 

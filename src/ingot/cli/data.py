@@ -154,8 +154,8 @@ def verify_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
     against: Annotated[Path | None, Option(metavar="TRAIN", help="Also search this folder for validation documents.")] = None,
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer, if the shards name none.")] = None,
-    ngram_words: Annotated[int, Option(metavar="N", help="Length of the word n-grams searched in train.")] = 13,
-    overlap_share: Annotated[float, Option(metavar="PART", help="Report a document if more of its n-grams are in train.")] = 0.5,
+    ngram_words: Annotated[int, Option(metavar="N", help="Length in words of the n-grams to look for in train.")] = 13,
+    overlap_share: Annotated[float, Option(metavar="PART", help="Report documents with more than PART copied n-grams.")] = 0.5,
     byte_gap: Annotated[
         float | None,
         Option(
@@ -205,7 +205,7 @@ def verify_command(
 
 
 def print_splits(splits: Mapping[str, Any]) -> bool:
-    """Print each split's counts; return True if the column of piece bytes was printed, because they differ from text bytes."""
+    """Print the counts of each split; return True if they include piece bytes, which are shown if they differ from text bytes."""
     with_pieces = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
     titles = {"documents": "documents", "tokens": "tokens", "bytes": "bytes", "bytes_per_token": "bytes/token"}
     titles |= {"piece_bytes": "piece bytes"} if with_pieces else {}

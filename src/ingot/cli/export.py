@@ -248,12 +248,12 @@ def _report(record: dict[str, Any], as_json: bool) -> None:
         rows.append(("before", f"{record['checkpoint_val_bpb']:.4f} ({round(change, 4) + 0.0:+.4f})"))
     print_json({**record, "fits": within}) if as_json else print_columns(rows)
     if not within:
-        advice = "--format ingot is smaller"
+        advice = "--format ingot writes a smaller file"
         if fits := record.get("would_fit"):
             advice = f"{fits['options']} fits with {fits['bytes']:,} bytes"
         elif smallest := record.get("smallest"):
             tried = f"the smallest tried is {smallest['options']} with {smallest['bytes']:,} bytes"
-            advice = f"{tried}; --quantiser std and gptq are smaller, or train a smaller model"
+            advice = f"{tried}; --quantiser std and gptq make smaller files, or train a smaller model"
         raise RunError(f"{record['artifact']} has {size:,} bytes, {size - limit:,} more than the limit of {limit:,}; {advice}")
 
 

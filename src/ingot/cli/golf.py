@@ -36,7 +36,7 @@ def golf_pack(
     github_id: Annotated[str, Option(metavar="NAME", help="GitHub account that submits it.")] = "",
     blurb: Annotated[str, Option(metavar="TEXT", help="One or two sentences on what is new.")] = "",
     reference: Annotated[float, Option(metavar="BPB", help="Score to beat; the p-value is computed against it.", min=0)] = 1.2244,
-    force: Annotated[bool, Option("--force", help="Replace files of an existing submission; others stay.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace files of an existing submission; other files stay.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a records folder (README.md, submission.json, logs, code, artifacts) from finished runs with several seeds."""

@@ -1,7 +1,7 @@
 """The `ingot` command: its table of commands, and its exit codes.
 
-A command's module is imported only when the command is used, and none has heavy top-level imports, so that `ingot --help` answers
-in a fraction of a second without loading torch.
+A command's module is imported only when the command is used, and no module has heavy top-level imports, so that `ingot --help`
+answers in a fraction of a second without loading torch.
 """
 
 from __future__ import annotations

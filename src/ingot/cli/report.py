@@ -42,7 +42,7 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write an HTML page about runs. It has settings that differ, curves, step times, samples, artifacts and seed statistics."""
+    """Write an HTML page about runs: settings that differ, curves, step times, samples, artifacts and statistics over seeds."""
     from ingot.runtime.files import check_picture, write_atomically, writing_output
 
     if output.suffix.lower() not in (".html", ".htm"):

@@ -249,7 +249,7 @@ def plot(
 def compare(
     ctx: typer.Context,
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of one group, two dashes, those of another.")
+        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of one group, two dashes, runs of the other.")
     ],
     score: ScoreOption = "val_bpb",
     as_json: AsJson = False,

@@ -160,7 +160,8 @@ def sweep(
     config: ConfigFile = None,
     recipe: RecipeName = None,
     vary: Annotated[
-        list[str] | None, Option(metavar="SETTING=VALUE,VALUE", help="A setting and its values; repeat it for all combinations.")
+        list[str] | None,
+        Option(metavar="SETTING=VALUE,VALUE", help="A setting and its values; repeat --vary to combine more."),
     ] = None,
     arms: Annotated[Path | None, Option("--arms", metavar="FILE", help="YAML file with the settings of each arm.")] = None,
     seeds: Annotated[str, Option("--seeds", metavar="N,N", help="Train every arm with each of these seeds.")] = "1,2,3",
@@ -242,7 +243,7 @@ def validate(
     probe: Annotated[bool, Option("--probe", help="Also take one training step on this machine and discard it.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Check the settings, data, plan and folder of a run. Exit code 0: nothing or notes, 2: warnings, 1: the run cannot start."""
+    """Check the settings, data, plan and folder of a run. Exit code 0: no warnings, 2: warnings, 1: the run cannot start."""
     from ingot.preflight.data_checks import BLOCKED
     from ingot.preflight.validate import add_probe, report_lines, report_record
     from ingot.preflight.validate import validate as validate_config

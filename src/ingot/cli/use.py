@@ -169,8 +169,8 @@ def generate(
     samples: Annotated[int, Option(metavar="N", help="Number of completions; each uses the next seed.", min=1, max=10**6)] = 1,
     seed: Annotated[int, Option(metavar="N", help="Random seed; the same seed gives the same text.", min=0, max=2**62)] = 1337,
     stop_at_end: Annotated[bool | None, Option(help="Stop at the document's end. Default: only with --input.")] = None,
-    return_full_text: Annotated[bool, Option("--return-full-text", help="JSON lines: begin with the prompt.")] = False,
-    stream: Annotated[bool, Option("--stream", help="Print text as it is generated; JSON lines: a line per chunk.")] = False,
+    return_full_text: Annotated[bool, Option("--return-full-text", help="JSON lines: begin each text with the prompt.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Print text as it is generated; in JSON lines, a line per chunk.")] = False,
     which: Which = "latest",
     dtype: Dtype = None,
     tokenizer: TokenizerName = None,
@@ -257,7 +257,7 @@ def serve(
 
 
 def _served_name(path: Path, name: str | None) -> str:
-    """Return the model's public name: as given, its run folder, or its file name without suffix; always valid UTF-8."""
+    """Return the model's public name: the given one, or that of its run folder or file without suffix; always valid UTF-8."""
     resolved = path.resolve()
     folder = resolved.parent.parent if resolved.parent.name == "checkpoints" else resolved
     return shown(name or (resolved.stem if resolved.is_file() else folder.name), kept="")

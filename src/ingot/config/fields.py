@@ -137,7 +137,7 @@ def suggest(path: str) -> list[str]:
 
 
 def leaf_values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every value of a config with its path, in the order of `settings`; free-form mappings entry by entry."""
+    """Yield every value of a config with its path, in the order of `settings`; a free-form mapping yields its entries."""
 
     def walk(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
         if isinstance(value, dict) and value:

@@ -23,7 +23,7 @@ from ingot.config.text import NULLS, Plain, format_value, parse_yaml, plain_data
 from ingot.errors import ConfigError, Setting
 
 SettingPath = tuple[str, ...]
-Problem = str | ConfigError  # a message that contains dotted paths, or an error with settings as fields
+Problem = str | ConfigError  # a message that contains the paths of settings, or an error that has the settings as fields
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
         problems.append(_mistake(setting, value, origin, details=mistakes))
     if not problems:  # report checks across settings only if each single value is valid
         problems = [str(detail["ctx"]["error"]) for detail in across]
-    # One error for all problems: setting paths in the validators' messages become fields.
+    # Raise one error for all problems, in which the setting paths of the validators' messages become fields.
     named: list[Setting] = []
 
     def number(setting: Setting) -> str:
@@ -238,12 +238,10 @@ def load_config(
     recipe: str | None = None,
     file: Path | str | None = None,
     overrides: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] | None = None,
-    sweep: Mapping[str, Any] | None = None,
-    python: Mapping[str, Any] | None = None,
+    **others: Any,
 ) -> ResolvedConfig:
-    """Merge all sources and validate the result; one ConfigError reports all mistakes."""
-    return Sources(recipe, file, overrides, environment, sweep, python).load()
+    """Merge the given `Sources` and validate the result; one ConfigError reports all mistakes."""
+    return Sources(recipe, file, overrides, **others).load()
 
 
 @dataclass(frozen=True)
@@ -258,7 +256,7 @@ class Sources:
     python: Mapping[str, Any] | None = None
 
     def load(self, measured: Mapping[str, Any] | None = None) -> ResolvedConfig:
-        """Merge all sources and validate the result. `measured` takes precedence over the recipe, the file over `measured`."""
+        """Merge all sources and validate the result. `measured` overrides the recipe, and the file overrides `measured`."""
         documents, name = _documents(self.recipe, self.file, measured or {})
         problems: list[Problem] = []
         family, given = settle_family(self._given(documents, problems), problems)
@@ -328,9 +326,7 @@ def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Sourc
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; give a YAML file") from None
-    tree = parse_yaml(text, str(path))
-    if tree is None:
-        tree = {}
+    tree = parse_yaml(text, str(path)) or {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is not a config: it needs sections such as `training:` with settings below them")
     base = tree.pop("base", None)

@@ -14,14 +14,10 @@ HELD_STEPS = 4  # steps whose rows are in memory at once: two prefetched, one be
 
 @dataclass(frozen=True)
 class Size:
-    """The number of parameters of a model, in the embedding and elsewhere."""
+    """The number of parameters of a model, and how many of them are in the token embedding."""
 
+    total: int
     embedding: int
-    rest: int
-
-    @property
-    def total(self) -> int:
-        return self.embedding + self.rest
 
 
 def model_size(config: Config, vocab_size: int) -> Size | None:
@@ -29,7 +25,8 @@ def model_size(config: Config, vocab_size: int) -> Size | None:
     model, rows = config.model, config.model.vocab_size or vocab_size
     context = model.context or config.data.seq_len
     rest = model.weights_besides_embedding(rows, context)
-    return None if rest is None else Size(rows * model.width, rest)
+    embedding = rows * model.width
+    return None if rest is None else Size(embedding + rest, embedding)
 
 
 def state_bytes(config: Config, size: Size) -> int:

@@ -48,7 +48,7 @@ class DataSection(Section):
     trust_tokens: bool = Field(
         False,
         description="Accept the tokens in other programs' files without checking them. false: refuse the files if the tokenizer "
-        "encodes the decoded tokens differently. Set it for random tokens and for lossy tokenizers.",
+        "encodes the decoded tokens differently. Use true for random tokens and for lossy tokenizers.",
     )
     seq_len: Size = Field(256, description="Tokens per training row.")
     sampling: Literal["shuffle", "redraw", "random", "stream", "pack", "document"] = Field(
@@ -104,7 +104,7 @@ class EvaluationSection(Section):
     every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
     points: Count = Field(
         0,
-        description="Evaluations, spread evenly over budget.seconds and including the final one. 0: only those set by `every`.",
+        description="Number of evaluations, spread evenly over budget.seconds, the final one included. 0: only those of `every`.",
     )
     at_start: bool = Field(False, description="Also evaluate before the first step.")
     at_end: bool = Field(True, description="Evaluate when the run is complete.")
@@ -136,7 +136,7 @@ class EvaluationSection(Section):
     bytes: Literal["text", "pieces"] = Field(
         "text",
         description="How val_bpb counts bytes. text: UTF-8 bytes of the original text, counted during preparation. pieces: bytes "
-        "of the tokenizer's pieces, as the golf challenge counts. If the two counts differ, the run reports both scores.",
+        "of the tokenizer's pieces, as the golf challenge counts them. If the two counts differ, the run reports both scores.",
     )
     sample_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0, description="Number of tokens to generate at each evaluation and write to samples/. 0: no samples."
@@ -227,8 +227,8 @@ class OptimizerSection(Section):
     muon_iterations: Annotated[int, Field(ge=1, le=100)] = Field(5, description="Muon: iterations of the orthogonalisation.")
     muon_coefficients: Literal["newton-schulz", "polar-express"] = Field(
         "newton-schulz",
-        description="Muon: polynomials of the orthogonalisation. newton-schulz: the same one in each iteration. polar-express: "
-        "an optimal one for each iteration.",
+        description="Muon: polynomials of the orthogonalisation. newton-schulz: the same polynomial in each iteration. "
+        "polar-express: an optimal polynomial for each iteration.",
     )
     muon_normalise_rows: bool = Field(False, description="Muon: scale all rows of an update to the same norm.")
     muon_precision: Literal["auto", "bf16", "fp32"] = Field(
@@ -250,7 +250,7 @@ class OptimizerSection(Section):
     decay_steps: Positive | None = Field(
         None,
         description="cosine: step at which the floor is reached (null: max_steps). wsd: length of the final decay (null: a fifth "
-        "of max_steps).",
+        "of max_steps). warmdown: length of the final decay.",
     )
     decay_fraction: Fraction = Field(0.5, description="budget: fraction of the budget over which the learning rate decays.")
     floor: Fraction = Field(0.1, description="Final learning rate as a fraction of its peak.")
@@ -288,7 +288,7 @@ class StageSection(Section):
     model: dict[str, int | float] = Field(
         {},
         description="Keyword arguments for the model's method `set`: {window: 128}. Evaluation, samples and the exported model "
-        "use those of the last stage.",
+        "use the arguments of the last stage.",
     )
 
 
@@ -333,9 +333,9 @@ class TrainingSection(Section):
     )
     cuda_graphs: bool | Literal["auto"] = Field(
         "auto",
-        description="Record the forward and backward pass of a compiled model as CUDA graphs, on one CUDA device: short steps do "
-        "not wait for kernel launches then. Uses more memory. auto: for steps of at most 32,768 tokens and built-in models of up "
-        "to 200 million parameters, without stages, document_mask and deterministic.",
+        description="Record the forward and backward pass of a compiled model as CUDA graphs, on one CUDA device: short steps "
+        "then do not wait for kernel launches, but take more memory. auto: for steps of at most 32,768 tokens and built-in "
+        "models of up to 200 million parameters, without stages, document_mask and deterministic.",
     )
     deterministic: bool = Field(
         False,
@@ -360,7 +360,7 @@ class TrainingSection(Section):
     fp8_head: bool = Field(
         False,
         description="Compute the output head's matmul and its gradients in fp8 with fixed scales, on NVIDIA GPUs of compute "
-        "capability 8.9 or higher: faster with a large vocabulary, but less precise. Stored weights and evaluation stay as is.",
+        "capability 8.9 or higher: faster for large vocabularies, but less precise. Stored weights and evaluation do not change.",
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
@@ -478,7 +478,7 @@ class TrackingSection(Section):
     wandb_project: str | None = Field(
         None,
         description="Weights & Biases project to log to. All sessions of a run log to one W&B run. Needs the extra `wandb`. "
-        "null: none.",
+        "null: no W&B run.",
     )
     wandb_run_name: str | None = Field(None, description="Name of the W&B run. null: the name of the run folder.")
     wandb_mode: Literal["online", "offline"] | None = Field(
@@ -488,7 +488,7 @@ class TrackingSection(Section):
     trackio_project: str | None = Field(
         None,
         description="trackio project to log to, in its local database. The run is named after its folder, plus a random suffix. "
-        "Needs the extra `trackio`. null: none.",
+        "Needs the extra `trackio`. null: no trackio run.",
     )
     tensorboard: bool = Field(
         False,

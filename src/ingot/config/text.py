@@ -29,7 +29,7 @@ class Plain(str):
 
 
 def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
-    """Parse a YAML document into mappings, lists and strings; errors call it `name`, and `aliases` allows YAML aliases (*x)."""
+    """Parse a YAML document into mappings, lists and strings; errors mention `name`, and `aliases` allows YAML aliases (*x)."""
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -1,7 +1,7 @@
 """Start one process per rank on this machine, forward signals to all ranks, and end all of them if one fails.
 
-Every rank runs in its own session, so Ctrl-C reaches only this launcher, which sends each rank exactly one signal: the first
-means save and stop, a second SIGINT means exit at once, and a rank must not receive one key press twice.
+Every rank runs in its own session, so Ctrl-C reaches only this launcher, which forwards it to each rank exactly once: a rank
+saves and stops at the first SIGINT and exits at once at the second, so it must not receive one key press twice.
 On several machines torchrun starts the ranks: it waits for the other machines and ends all ranks when one fails.
 """
 

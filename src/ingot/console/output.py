@@ -61,13 +61,13 @@ def check_target(target: Path, folder: bool, force: bool) -> None:
 
 
 def visible(text: str) -> str:
-    """Escape control characters, such as \\x1b, so that a text cannot control the terminal."""
+    """Escape control characters, such as \\x1b, so that `text` cannot control the terminal."""
     controls = {c for c in set(text) - set("\n\t") if unicodedata.category(c) == "Cc" or c in TEXT_DIRECTION}
     return "".join(f"\\x{ord(character):02x}" if character in controls else character for character in text)
 
 
 def for_reader(text: str) -> str:
-    """Return a text for stdout: with escaped control characters on a terminal, unchanged elsewhere."""
+    """Return `text` as it should be written to stdout: control characters are escaped on a terminal and unchanged elsewhere."""
     return visible(text) if sys.stdout.isatty() else text
 
 

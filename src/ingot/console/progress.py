@@ -258,7 +258,7 @@ def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[
 
 @contextmanager
 def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Callable[..., None] | None]]:
-    """Yield a function that prints lines, and one that shows progress (None without a terminal), for successive tasks.
+    """Yield a function that prints lines, and a function that shows the progress of successive tasks (None without a terminal).
 
     The second function takes the task, the amount done, the total and optionally another name to show.
     """

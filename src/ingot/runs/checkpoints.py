@@ -37,7 +37,7 @@ class Checkpoint:
 
     @property
     def weights(self) -> dict[str, TensorRecord]:
-        """The weights to evaluate: the EMA if there is one, else the raw weights."""
+        """Return the weights to evaluate: their moving average (EMA) if there is one, else the raw weights."""
         return {**self.tensors["model"], **self.tensors.get("ema", {})}
 
 
@@ -71,21 +71,30 @@ def save_checkpoint(folder: Path, step: int, tensors: Tensors, progress: Mapping
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and verify every byte; raise CheckpointError if it is damaged."""
-    record, tensors, file = read_index(path), dict[str, dict[str, TensorRecord]](), path
+    record, tensors, files = read_index(path), dict[str, dict[str, TensorRecord]](), dict[str, dict[str, TensorRecord]]()
+    reading = path
     try:
+        for file, entry in record["files"].items():
+            reading = path / file
+            files[file], _ = read_tensors(reading, str(entry["sha256"]))
+        reading = path
         for group, listed in record["tensors"].items():
-            file = path / f"{group}.safetensors"
-            tensors[group], _ = read_tensors(file, str(record["files"][file.name]["sha256"]))
-            if tensors[group].keys() != listed.keys():
-                raise ValueError(f"its tensors are not those that {INDEX} lists")
+            tensors[group] = {}
+            for name, entry in listed.items():
+                [part] = entry["parts"]  # no version has written sharded tensors
+                tensor = tensors[group][name] = files[part["file"]].pop(name)
+                if (tensor.dtype, list(tensor.shape)) != (entry["dtype"], entry["shape"]):
+                    raise ValueError(f"the dtype or shape of {name!r:.100} in {part['file']} differs from {INDEX}")
+        if any(files.values()):
+            raise ValueError(f"its files hold tensors that {INDEX} does not list")
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing") from None
     except (ValueError, IsADirectoryError) as error:
-        raise CheckpointError(f"{file} is damaged: {error}") from None
+        raise CheckpointError(f"{reading} is damaged: {error}") from None
     except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path / INDEX} is damaged: fields are missing or wrong") from None
+        raise CheckpointError(f"{path} is damaged: the tensors in its files differ from those in {INDEX}") from None
     except OSError as error:
-        raise Unreadable(file, error.strerror) from None
+        raise Unreadable(reading, error.strerror) from None
     return Checkpoint(path, record["step"], record["progress"], tensors, record.get("kind", "regular"))
 
 
@@ -108,7 +117,7 @@ def read_index(path: Path) -> dict[str, Any]:
     step, progress, files, tensors = (record.get(name) for name in ("step", "progress", "files", "tensors"))
     whole = type(step) is int and step >= 0 and all(isinstance(value, dict) for value in (progress, files, tensors))
     # A valid checksum does not make the index trustworthy, so file names must not point outside the folder.
-    if not whole or "model" not in tensors or any(Path(name).name != name for name in (*files, *tensors)):
+    if not whole or "model" not in tensors or any(Path(name).name != name for name in files):
         raise CheckpointError(f"{file} is damaged: fields are missing or wrong")
     return record
 
@@ -149,7 +158,7 @@ def _first_valid(folder: Path, read: Callable[[Path], Checkpoint], on_skipped: O
 
 
 def read_kind(path: Path) -> Kind:
-    """Return the kind of a checkpoint; regular if it cannot be read or was written by a version without kinds."""
+    """Return the kind of a checkpoint; `regular` if its index cannot be read or comes from a version without kinds."""
     kind: Any = (read_dict(path / INDEX) or {}).get("kind")
     return kind if kind in get_args(Kind) else "regular"
 
@@ -174,8 +183,7 @@ def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | Non
     for path in [path for (step, kind), path in saved.items() if (step, kind) not in kept and step != best]:
         doomed = path.with_name(path.name + PARTIAL)  # rename first, so that a kill does not leave half a checkpoint
         try:
-            if doomed.exists():
-                shutil.rmtree(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
             shutil.rmtree(path.rename(doomed))
         except OSError as error:
             failure = error

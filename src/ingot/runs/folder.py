@@ -84,7 +84,7 @@ def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | N
 
 
 class RunFolder:
-    """The files of one run, with a method to write each."""
+    """The files of one run, with methods that write them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -96,7 +96,7 @@ class RunFolder:
         self.session = 1  # number of this session, counted in environment.json
 
     def check_ownership(self, also: Sequence[str] = (), to_delete: Sequence[str] = ()) -> None:
-        """Raise an error if a run would overwrite files that no run wrote; `also` lists file names besides those of every run."""
+        """Raise an error if a run would overwrite files that no run wrote; `also` lists more file names to check."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
@@ -125,24 +125,16 @@ class RunFolder:
         self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = (), to_delete: Sequence[str] = ()
     ) -> RunLock:
         """Create the folder if necessary, check its ownership, lock it and remove temporary files of a killed process."""
-        messages: list[str] = []
-
-        def report(line: str) -> None:
-            messages.append(line)
-            notify(line)
-
         self.check_ownership(also, to_delete)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        lock = RunLock(self.path, report).acquire()
+        lock = RunLock(self.path, notify).acquire()
         try:
             with writing(self.path):
                 for folder in self._folders:
                     folder.mkdir(exist_ok=True)
                 for folder in (self.path, *self._folders):
                     sweep_temporaries(folder)
-            for message in messages:  # only now: before the lock is held, log.txt may belong to another process
-                self.log(message)
         except BaseException:
             lock.release()
             raise
@@ -166,7 +158,7 @@ class RunFolder:
     ) -> None:
         """Write environment.json: command, versions, machine and time, but no user name; earlier sessions move to `earlier`.
 
-        `config`: the content of config.yaml if this session writes it; otherwise `besides` are the settings missing from it.
+        `config` is the content of config.yaml if this session writes it; otherwise `besides` are the settings that it lacks.
         """
         last = self.environment()
         before = last.pop("earlier", [])

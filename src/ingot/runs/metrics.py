@@ -67,7 +67,7 @@ class Metrics(LineFile):
         self.append(to_json(dict(record)))
 
     def truncate_after(self, step: int, evaluated: bool = True) -> int:
-        """Drop damaged lines, records of later steps and, unless `evaluated`, evaluations at this step; return how many."""
+        """Drop damaged lines, records of later steps and, unless `evaluated`, evaluations at this step; return their number."""
 
         def is_kept(line: bytes) -> bool:
             try:

@@ -46,7 +46,7 @@ class Bins:
 
     @property
     def stride(self) -> int:
-        """Lines per bin, a power of two."""
+        """Return the number of lines per bin, a power of two."""
         return 1 << max(0, -(-self.lines // MAX_BINS) - 1).bit_length()
 
     def column(self, name: str) -> Columns:
@@ -116,7 +116,7 @@ class Series:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The last evaluation that was the best so far."""
+        """Return the best evaluation; None if there is none."""
         return next((one for one in reversed(self.evaluations) if one.get("best") and is_number(one.get("val_bpb"))), None)
 
     def timing(self) -> Timing:

@@ -6,7 +6,8 @@ thread never stop the run: a full disk or a missing folder is reported once and 
 Only one process may own a run folder at a time; on a single host the folder's lock enforces this. On a shared disk other hosts
 may not see the lock, and a lock file can be deleted, so after acquiring the lock a process checks whether another still writes
 state.json. It watches the file for changes, because the clocks of two hosts differ and a recent timestamp proves nothing. If two
-processes start at the same time without a shared lock, both acquire the folder; Heartbeat.check then detects the conflict.
+processes start at the same time without a shared lock, both acquire the folder. The one that finds its state.json overwritten by
+the other stops, in Heartbeat.check.
 """
 
 from __future__ import annotations
@@ -65,15 +66,14 @@ class State:
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the last heartbeat by this host's clock; the writing host's clock may differ."""
+        """Return the seconds since the last heartbeat by this host's clock; the clock of the run's host may differ."""
         return time.time() - datetime.fromisoformat(self.updated_at).timestamp()
 
 
 class Heartbeat:
     """Writes state.json at the start, every few seconds, and when the status changes; a context manager around training.
 
-    Any thread may call `update`, which waits for the disk only if it changes the status. If locks do not reach other hosts, two
-    processes that start at the same time both acquire the folder. The one that finds its state overwritten by the other stops.
+    Any thread may call `update`, which waits for the disk only if it changes the status.
     """
 
     def __init__(

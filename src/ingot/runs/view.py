@@ -60,7 +60,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """All settings of the run."""
+        """Return all settings of the run."""
         from ingot.config.loading import load_config  # slow to import, and `ingot status` does not need it
 
         return load_config(file=self.config_path, environment={}).config
@@ -114,7 +114,7 @@ class Run:
 
     @cached_property
     def series(self) -> Series:
-        """The numbers of metrics.jsonl; `series.read()` reads new lines."""
+        """Return the numbers of metrics.jsonl; `series.read()` reads its new lines."""
         from ingot.runs.series import Series
 
         return Series(self._folder.metrics.path)
@@ -141,7 +141,7 @@ class Run:
         return saved_steps(self._folder.checkpoints)
 
     def result(self) -> dict[str, Any] | None:
-        """Return result.json of the last session; None if it has not ended or the file is damaged."""
+        """Return result.json of the last session; None if that session has not ended or the file is damaged."""
         return read_dict(self.path / RESULT)
 
 

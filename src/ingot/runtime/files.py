@@ -182,7 +182,7 @@ def sweep_temporaries(folder: Path) -> None:
 
 
 def to_json(record: object, indent: int | None = None, escape: bool = True) -> str:
-    """Format a record as standard JSON; nan and infinities become null, paths strings. `escape`: ASCII output only."""
+    """Format a record as standard JSON: nan and infinities become null, paths become strings. `escape`: write only ASCII."""
     standard = json.loads(json.dumps(record, default=_plain), parse_constant=lambda name: None)
     return json.dumps(standard, indent=indent, ensure_ascii=escape)
 

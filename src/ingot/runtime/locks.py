@@ -1,7 +1,7 @@
 """Exclusive folder locks with flock, which the kernel releases when the process ends for any reason.
 
 The folder itself is locked, so that deleting a lock file does not release the lock. A file in the folder can be locked too, since
-some network file systems lock only files open for writing; it also records the holder. Callers handle a lock that is held.
+some network file systems lock only files open for writing; it also records the holder.
 """
 
 from __future__ import annotations
@@ -121,11 +121,10 @@ def _try_flock(descriptor: int) -> bool | None:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in _NO_FLOCK and not stat.S_ISDIR(
-            os.fstat(descriptor).st_mode
-        ):  # file systems without folder locks raise various errors
-            raise
-        return None
+        # File systems without folder locks raise various errors.
+        if error.errno in _NO_FLOCK or stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            return None
+        raise
     return True
 
 

@@ -61,9 +61,9 @@ def cpu_count() -> int:
 
 
 def import_path() -> list[str]:
-    """Return sys.path for child processes: this one's without the current folder and the script's folder."""
+    """Return sys.path for child processes: that of this process without the current folder and the script's folder."""
     kept, package = _without_users_folders(), Path(__file__).resolve().parents[2]
-    # Ingot may be imported from such a folder. It goes last, so that no file next to it shadows a standard module.
+    # If Ingot was imported from one of these two folders, the folder goes last, so that its files shadow no standard module.
     return kept if any(Path(entry).resolve() == package for entry in kept) else [*kept, str(package)]
 
 

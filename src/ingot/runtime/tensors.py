@@ -73,7 +73,7 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
 
 
 def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
-    """Return the tensors and metadata of a safetensors file; raise ValueError for a damaged or malicious one."""
+    """Return the tensors and metadata of a safetensors file; raise ValueError if the file is damaged or malicious."""
     with open_to_read(path) as file:
         # A numpy buffer: frameworks share only writable memory, unlike bytes, and a bytearray would be zero-initialised first.
         data, done = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data, 0
