@@ -94,7 +94,7 @@ def test_a_file_without_arms_is_refused(tmp_path, text, said):
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         make_arms([], tmp_path / "none.yaml")
     (tmp_path / "arms.yaml").write_bytes(b"\xc1\xff")
-    with pytest.raises(ConfigError, match="cannot be read: it is not UTF-8"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         make_arms([], tmp_path / "arms.yaml")
 
 

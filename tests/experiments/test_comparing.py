@@ -76,7 +76,7 @@ def test_arms_within_their_noise_need_more_seeds(tmp_path, capsys):
     assert found.test.p > 0.01 and found.more is not None
     assert found.more[0] + 3 == found.more[1] + 2 > 3  # sides of three and of two seeds
     out = said(capsys, "compare", *a, "--", *b)[1]
-    assert f"{found.more[0]} more seeds of A and {found.more[1]} of B needed for p < 0.01" in out
+    assert f"{found.more[0]} more seeds of A and {found.more[1]} of B are needed for p < 0.01" in out
 
 
 def test_equal_means_are_said_to_need_no_more_seeds(tmp_path, capsys):
@@ -92,7 +92,7 @@ def test_another_score_is_compared_where_it_is_asked_for(tmp_path):
 
 
 def test_one_seed_on_a_side_is_refused(sides, capsys):
-    with pytest.raises(ConfigError, match=r"seed-1 alone.*at least two seeds on each side"):
+    with pytest.raises(ConfigError, match=r"has only .*seed-1: .*at least two seeds on each side"):
         compare(sides[0], sides[1][:1])
     assert said(capsys, "compare", sides[0][0], "--", sides[1][0])[0] == 2
 

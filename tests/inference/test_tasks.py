@@ -103,7 +103,6 @@ def test_the_marks_of_wikihow_are_taken_out(folder):
     [first, *_] = read_task("hellaswag", folder)["hellaswag_val"]
     assert [continuation for _, continuation in first.pairs] == [" flies. away.", " adds water.", " sleeps."]
     assert first.pairs[0][0] == "Baking: A man takes flour. He"
-    assert first.lengths == (12, 11, 7)
 
 
 def test_labels_may_lie_beside_the_items_as_piqa_has_them(tmp_path):
@@ -127,7 +126,7 @@ def test_scores_are_those_of_each_pair_alone(model, folder):
                 alone = model.backend.model(torch.tensor([row[:-1]]))[0].log_softmax(-1)
             logs.append(sum(float(alone[place - 1, row[place]]) for place in range(first, len(row))))
         right.append(float(np.argmax(logs) == item.gold))
-        right_norm.append(float(np.argmax(np.array(logs) / np.array(item.lengths)) == item.gold))
+        right_norm.append(float(np.argmax(np.array(logs) / np.array([len(rest) - 1 for _, rest in item.pairs])) == item.gold))
     assert scores["arc_easy"].metrics["acc"][0] == np.mean(right)
     assert scores["arc_easy"].metrics["acc_norm"][0] == np.mean(right_norm)
     assert (scores["blimp"].items, sorted(scores["blimp"].parts)) == (2, ["one", "two"])
@@ -135,7 +134,7 @@ def test_scores_are_those_of_each_pair_alone(model, folder):
 
 
 def test_means_and_their_standard_errors():
-    items = [Item((("", "a"), ("", "bb")), gold, (1, 2)) for gold in (0, 0, 1)]
+    items = [Item((("", " a"), ("", " bb")), gold) for gold in (0, 0, 1)]
     found = score_items(TASKS["piqa"], items, [[(-1.0, True), (-1.5, False)]] * 3)
     assert found.metrics["acc"] == (pytest.approx(2 / 3), pytest.approx(math.sqrt(1 / 3) / math.sqrt(3)))
     assert found.metrics["acc_norm"][0] == pytest.approx(1 / 3)  # -1 of one letter is worse than -1.5 of two
@@ -199,7 +198,7 @@ def test_a_line_that_is_not_an_item_is_told_with_its_number(folder, line):
     ("name", "line", "reason"),
     [
         ("piqa", {"goal": "a", "sol1": "a", "sol2": "b"}, "it has no 'label'"),
-        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": "2"}, "its answer is index 2 of 2 choices"),
+        ("hellaswag", {"ctx": "a", "endings": ["b", "c"], "label": "2"}, "its answer has index 2, but there are 2 choices"),
         ("hellaswag", {"ctx": "a", "endings": ["b", ""], "label": "1"}, "a continuation is empty"),
         ("lambada", {"context": "", "continuation": ""}, "a continuation is empty"),
         ("lambada", {"text": "word"}, "the text has only one word"),

@@ -170,7 +170,7 @@ class Evaluator:
 
         `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times, as often as by other ranks.
         """
-        sums: dict[str, list[float]] = {name: [0.0, 0, 0, 0] for name in self.parts}
+        sums = {name: np.zeros(4) for name in self.parts}
         done = 0
         progress(0, len(rows))
         empty = np.zeros((1, 3 if self.document_mask else 2, self.seq_len), np.int32)
@@ -183,11 +183,10 @@ class Evaluator:
             if not counted.any():
                 continue
             size = int(self.tokenizer.target_bytes(batch[:, 0][counted], batch[:, 1][counted]).sum())
-            scored = (nats, int(np.count_nonzero(counted)), size, len(batch))
-            sums[name] = [a + b for a, b in zip(sums[name], scored, strict=True)]
+            sums[name] += np.array([nats, np.count_nonzero(counted), size, len(batch)])
             done += len(batch)
             progress(done, len(rows))
-        return self.total([number for bucket_sums in sums.values() for number in bucket_sums])
+        return self.total(np.concatenate([*sums.values()]).tolist())
 
     def total(self, sums: Sequence[float]) -> Score:
         """Build a score from `Score.sums`, possibly summed over all ranks."""

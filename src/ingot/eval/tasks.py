@@ -20,16 +20,15 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import ConfigError, DataError
-from ingot.runtime.files import open_to_read, reading
+from ingot.runtime.files import open_to_read, readable, reading
 
 
 @dataclass(frozen=True)
 class Item:
-    """An item: contexts with continuations. The likeliest one is the answer; a single one must be the greedy continuation."""
+    """An item: the answer is the likeliest of its pairs; the continuation of a single pair must be the greedy one."""
 
-    pairs: tuple[tuple[str, str], ...]  # contexts and continuations
+    pairs: tuple[tuple[str, str], ...]  # contexts and continuations, each continuation with a leading space
     gold: int = 0
-    lengths: tuple[int, ...] = ()  # length of each choice in characters, by which acc_norm divides
 
 
 @dataclass(frozen=True)
@@ -59,16 +58,16 @@ class TaskScore:
 
 
 def _choices(context: str, choices: Sequence[str], gold: int) -> Item:
-    return _item([(context, choice) for choice in choices], gold, tuple(map(len, choices)))
+    return _item([(context, choice) for choice in choices], gold)
 
 
-def _item(pairs: Sequence[tuple[str, str]], gold: int = 0, lengths: tuple[int, ...] = ()) -> Item:
+def _item(pairs: Sequence[tuple[str, str]], gold: int = 0) -> Item:
     """Build an item from contexts and continuations, joined by a space."""
     if not 0 <= gold < len(pairs):
-        raise ValueError(f"its answer is index {gold} of {len(pairs)} choices")
+        raise ValueError(f"its answer has index {gold}, but there are {len(pairs)} choices")
     if not all(rest.strip() for _, rest in pairs):
         raise ValueError("a continuation is empty")
-    return Item(tuple((context, f" {rest}") for context, rest in pairs), gold, lengths)
+    return Item(tuple((context, f" {rest}") for context, rest in pairs), gold)
 
 
 def _hellaswag(line: Mapping[str, Any]) -> Item:
@@ -210,10 +209,8 @@ def _read_items(
 
 
 def _lines(path: Path, text: bytes) -> Iterator[str]:
-    try:
-        yield from (line for line in text.decode().split("\n") if line.strip())
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8 text") from None
+    with readable(path, DataError):
+        return (line for line in text.decode().split("\n") if line.strip())
 
 
 def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tuple[float, bool]]]) -> TaskScore:
@@ -227,7 +224,8 @@ def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tu
             continue
         values["acc"].append(float(np.argmax(lls) == item.gold))
         if "acc_norm" in values:
-            values["acc_norm"].append(float(np.argmax(lls / np.array(item.lengths, float)) == item.gold))
+            lengths = [len(rest.removeprefix(" ")) for _, rest in item.pairs]  # of the choices in characters
+            values["acc_norm"].append(float(np.argmax(lls / np.array(lengths, float)) == item.gold))
     score, count = TaskScore(len(items), {}), len(items)
     for name, numbers in values.items():
         mean = sum(numbers) / count

@@ -143,12 +143,12 @@ def verdict(comparison: Comparison) -> str:
     if more is None:
         return f"{p}: no practical number of seeds would separate A and B"
     seeds = f"{more[0]} more seeds of each" if more[0] == more[1] else f"{more[0]} more seeds of A and {more[1]} of B"
-    return f"{p}: not settled, {seeds} needed for p < {LEVEL:g}"
+    return f"{p}: not settled, {seeds} are needed for p < {LEVEL:g}"
 
 
 def _side(paths: Sequence[Path], score: ScoreName, read: Reader) -> Side:
     if len(paths) < 2:
-        only = f"{paths[0]} alone" if paths else "no run"
+        only = f"only {paths[0]}" if paths else "no run"
         raise ConfigError(f"one side of the comparison has {only}: give runs of at least two seeds on each side")
     runs = [read(path, score) for path in paths]
     for run, other in combinations(runs, 2):

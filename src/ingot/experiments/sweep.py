@@ -31,7 +31,7 @@ from ingot.errors import ConfigError, IngotError
 from ingot.experiments.compare import BYTES, SEEDS, ScoreName
 from ingot.experiments.statistics import welch
 from ingot.runs.view import Run
-from ingot.runtime.files import writing_output
+from ingot.runtime.files import readable, writing_output
 from ingot.train.resume import completed_result, decisive_settings
 
 NOT_SET = {
@@ -68,14 +68,13 @@ def make_arms(vary: Sequence[str], file: Path | None = None) -> Arms:
         raise ConfigError("there is nothing to sweep: give --vary SETTING=VALUE,VALUE or --arms FILE")
     varied: dict[str, list[Any]] = {}
     for word in vary:
-        name, equals, text = word.partition("=")
+        name, _, text = word.partition("=")
         if name in varied:
             raise ConfigError(f"--vary {name} is given twice; give all its values at once")
         refuse_fixed([name], f"--vary {name}")
-        varied[name] = [Plain(value.strip()) for value in text.split(",")] if text.strip() else []
-        if text.strip().startswith("["):
-            varied[name] = parse_yaml(text, f"--vary {name}")
-        if not equals or not varied[name]:
+        is_list = text.strip().startswith("[")
+        varied[name] = parse_yaml(text, f"--vary {name}") if is_list else [Plain(value.strip()) for value in text.split(",")]
+        if not text.strip() or not varied[name]:
             raise ConfigError(f"--vary {word} has no values; write it as --vary optimizer.learning_rate=0.01,0.02")
     short = Counter(name.rpartition(".")[2] for name in varied)
     named = _read_arms(file) if file is not None else {"": {}}
@@ -165,10 +164,8 @@ def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
 
 
 def _read_arms(file: Path) -> Arms:
-    try:
+    with readable(file, ConfigError):
         tree = parse_yaml(file.read_text(encoding="utf-8-sig"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--arms {file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
     if not isinstance(tree, dict) or not tree:
         raise ConfigError(f"--arms {file} holds no arms; write each as a name with its settings below it, such as `plain: {{}}`")
     for name, settings in tree.items():
@@ -199,7 +196,7 @@ def _shown(value: Any) -> str:
 
 TICK_SECONDS = 1.0  # interval between calls of `tick`
 PRELOADED = ("ingot.experiments.sweep", "ingot.preflight.validate", "ingot.train.start")
-OUTPUT = "output-{}.txt"  # output file of a run's process; it is not named seed-*, because that means a run
+OUTPUT = "output-{}.txt"  # output file of a run's process; not seed-*, which is the name of a run's folder
 
 EndTrial = Callable[[Trial, str | None], None]  # called with a finished trial and its error
 
@@ -256,10 +253,9 @@ def _processes(device: str) -> Any:
 
 def _train(resolved: ResolvedConfig, output: Path) -> None:
     """Train a trial in its own process; output of the process and its children is written to a file."""
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)
+    with output.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

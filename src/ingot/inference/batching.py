@@ -43,9 +43,9 @@ class Chunk:
     error: IngotError | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Completion:
-    """A requested completion. `put` is called with each chunk, from the engine's thread; the last has a `finish`."""
+    """A requested completion. `put` is called with each chunk, from the engine's thread; the last chunk has a `finish`."""
 
     ids: list[int]
     is_new: bool  # True if the completion starts a document
@@ -108,7 +108,7 @@ class Engine:
             self._batches, self._waiting = [], []
 
     def _gather(self, wait: bool) -> None:
-        """Collect the requests that have arrived; with `wait`, block for the first one and give others time to join it."""
+        """Collect the requests that have arrived; with `wait`, wait for the first request and give others time to join it."""
         with suppress(queue.Empty):
             while True:
                 text = self._arrived.get(block=wait)
@@ -138,29 +138,30 @@ class Engine:
             if part and (len(part) == self._at_once or longest * (len(part) + 1) > BATCH_TOKENS):
                 break
             part.append(text)
-        self._waiting = [text for text in self._waiting if not any(text is member for member in part)]
+        self._waiting = [text for text in self._waiting if text not in part]
         self._batches.append(self._write(part))
 
     def _score(self, texts: list[Completion]) -> Generator[None]:
         """Answer requests for zero new tokens; echoed prompts are scored in batches, one pass per turn."""
-        left = {id(text): text for text in texts}
-        scored = [text for text in texts if text.logprobs is not None and text.echo and len(text.ids) > 1]
-        unscored = left.keys() - {id(text) for text in scored}
+        left, scored = list(texts), [text for text in texts if text.logprobs is not None and text.echo and len(text.ids) > 1]
+
+        def answer(text: Completion, scores: RowScores | None) -> None:
+            left.remove(text)
+            prompt = self.model.tokenizer.decode(text.ids) if text.echo else ""
+            text.put(Chunk(prompt, list(text.ids) if text.echo else [], scores, "length"))
+
         try:
-            for text in unscored:
-                self._put_prompt(left.pop(text), None)
+            for text in texts:
+                if text not in scored:
+                    answer(text, None)
             rows, firsts = [text.ids for text in scored], [1] * len(scored)
             for _, by_row in score_batches(self.model.backend, rows, firsts, _max_logprobs(scored)):
                 for row, scores in by_row.items():
-                    self._put_prompt(left.pop(id(scored[row])), scores)
+                    answer(scored[row], scores)
                 if left:
                     yield
         except (Exception, GeneratorExit) as error:
-            _fail(left.values(), error)
-
-    def _put_prompt(self, text: Completion, scores: RowScores | None) -> None:
-        prompt = self.model.tokenizer.decode(text.ids) if text.echo else ""
-        text.put(Chunk(prompt, list(text.ids) if text.echo else [], scores, "length"))
+            _fail(left, error)
 
     def _write(self, texts: list[Completion]) -> Generator[None]:
         """Generate one token of each completion per turn, until all are done."""
@@ -205,7 +206,6 @@ def _max_logprobs(texts: Iterable[Completion]) -> int:
 
 
 def _fail(texts: Iterable[Completion], error: BaseException) -> None:
-    """End each completion with an error."""
     if isinstance(error, GeneratorExit):  # raised when its batch is closed
         error = Closed()
     if isinstance(error, MemoryError):

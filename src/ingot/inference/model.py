@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from ingot.eval.evaluator import Evaluator, Score, evaluator_of
 from ingot.eval.self_test import Check, self_test
 from ingot.runs.checkpoints import Checkpoint, find_checkpoint, load_checkpoint, locate_checkpoint, read_index
 from ingot.runs.folder import INDEX, MODEL_COPY, saved_steps
+from ingot.runtime.files import file_sha256
 from ingot.runtime.tensors import TensorRecord
 
 # A model before loading: the weights of a run, a checkpoint, an artifact or a foreign file, and the metadata to rebuild it.
@@ -169,7 +169,7 @@ def model_file(weights: Weights) -> Path:
     file = next((file for file in kept if file.is_file()), None)
     if file is None:
         raise CheckpointError(f"{weights.path} contains a custom model; put its Python file next to it as {MODEL_COPY}")
-    if hashlib.sha256(file.read_bytes()).hexdigest() != weights.facts.get("model_file_sha256"):
+    if file_sha256(file) != weights.facts.get("model_file_sha256"):
         raise CheckpointError(f"{file} is not the file that {weights.path} was trained with; replace it with the original")
     return file
 
@@ -410,7 +410,7 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
         except DataError as error:
             raise CheckpointError(f"{path} was exported without its tokenizer, which cannot be found: {error}") from None
     if facts.get("tokenizer_fingerprint") not in (None, chosen_tokenizer.fingerprint()):
-        was = "has its tokenizer" if own is not None else "was exported without its tokenizer"
-        other = name or data or section.tokenizer or section.path
-        raise CheckpointError(f"{path} {was}, but {other} is or has another; give the one it was trained with")
+        was = "contains its tokenizer" if own is not None else "was exported without its tokenizer"
+        other = f"{name or data or section.tokenizer or section.path} is or has another tokenizer"
+        raise CheckpointError(f"{path} {was}, but {other}; give the tokenizer that it was trained with")
     return chosen_tokenizer

@@ -77,7 +77,7 @@ def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | No
         if line_dtype not in DTYPES:
             problems.append(f"model.dtype must be one of {', '.join(DTYPES)}, not {line_dtype!r}")
         if reference is None:
-            problems.append("no model is given; name one in the line, or one for all lines with --checkpoint or --output-dir")
+            problems.append("no model is given; name a model in the line, or for all lines with --checkpoint or --output-dir")
         problems += [f"generation.{problem}" for problem in line_options.problems()]
         if not problems:
             own = chosen.get("tokenizer") or tokenizer

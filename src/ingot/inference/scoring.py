@@ -1,4 +1,4 @@
-"""Score rows of tokens with a model, and benchmark tasks based on them.
+"""Compute the log-probabilities of rows of tokens, and the scores of benchmark tasks from them.
 
 Batches contain rows of similar length, as many as fit in memory. Batches are split among ranks, and every rank calls the model
 equally often, because a sharded model gathers its weights in each call.
@@ -26,13 +26,11 @@ def score_rows(
     rows: Sequence[Sequence[int]],
     firsts: Sequence[int],
     top: int = 1,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[RowScores]:
     """Return log-probabilities of each row's tokens from position `first` (at least 1) on, in row order. Single rank only."""
     by_row: dict[int, RowScores] = {}
-    for done, scores in score_batches(backend, rows, firsts, top):
+    for _, scores in score_batches(backend, rows, firsts, top):
         by_row |= scores
-        progress(done, len(rows))
     return [by_row[i] for i in range(len(rows))]
 
 

@@ -11,14 +11,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -40,21 +40,16 @@ Indexed = tuple[int, Chunk]  # index of the completion, and its chunk
 def make_app(model: LoadedModel, name: str, token: str | None = None) -> FastAPI:
     """Build the server for a model; with a token, only clients that send it are accepted."""
     engine = Engine(model)
-    app = FastAPI(title="ingot serve", docs_url=None, redoc_url=None, openapi_url=None)
+
+    async def check(request: Request) -> None:
+        if token is None:
+            await check_local(request)
+        elif not has_token(request, token):
+            wrong = "the token is missing or wrong; send the header Authorization: Bearer TOKEN"
+            raise Refused(wrong, status=401, code="invalid_api_key")
+
+    app = FastAPI(title="ingot serve", dependencies=[Depends(check)], docs_url=None, redoc_url=None, openapi_url=None)
     app.state.engine, app.state.close = engine, partial(in_thread, engine.close)
-
-    @app.middleware("http")
-    async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        try:
-            if token is None:
-                check_local(request)
-            elif not has_token(request, token):
-                wrong = "the token is missing or wrong; send the header Authorization: Bearer TOKEN"
-                raise Refused(wrong, status=401, code="invalid_api_key")
-            return await call_next(request)
-        except Refused as refused:
-            return refusal(refused)
-
     add_error_handlers(app, "; use /v1/completions or /v1/models")
 
     about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "ingot"}
@@ -157,8 +152,8 @@ def add_error_handlers(app: FastAPI, advice: str = "") -> None:
         return refusal(Refused(reason, status=error.status_code))
 
 
-def check_local(request: Request) -> None:
-    """Reject foreign Host headers (DNS rebinding) and cross-site requests."""
+async def check_local(request: Request) -> None:
+    """Reject requests with a foreign Host header (DNS rebinding) and cross-site requests."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     if not is_own_name(host):
         raise Refused(f"the host {host!r:.100} is not this machine; use http://127.0.0.1", status=421)
@@ -257,7 +252,7 @@ class ClosingServer(uvicorn.Server):
 
 
 def make_server(app: FastAPI) -> ClosingServer:
-    """Build an app's server, which logs only warnings."""
+    """Return a server for an app; the server logs only warnings."""
     return ClosingServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -110,15 +110,12 @@ class Trainer:
         self.evaluation.shutdown = shutdown
         first = plan_step(c, p.position(p.elapsed_seconds))
         reader = RowReader(self.rows, self.backend.ranks, first, partial(following, c), shapes(c), self.backend.host_buffer)
-        try:
+        with closing(reader):
             status = self._loop(reader, shutdown)
             self._finish_pending_step()
             self.backend.wait()
             self.clock.stop()
             p.elapsed_seconds = self.clock.elapsed
-        finally:
-            self.clock.stop()
-            reader.close()
         self.save("final" if status == "completed" else "shutdown", wait=True)
         return status
 

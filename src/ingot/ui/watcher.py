@@ -101,7 +101,7 @@ class WatchedRun:
 
     def look(self) -> bool:
         """Update the facts if a file has changed or the process may have ended; return True if the facts have changed."""
-        config = self.loaded and self._has_changed("config.yaml")  # slow, so not before all its lines have been read
+        config = self.loaded and self._has_changed("config.yaml")  # reading it is slow: read all metrics first
         changed = [name for name in ("state.json", "result.json", "samples") if self._has_changed(name)]
         counts = (self.series.generation, self.series.lines, self.series.damaged, self.loaded)
         if not (config or changed or counts != self._counts or self.is_running):
@@ -150,7 +150,7 @@ class WatchedRun:
             packed = {
                 name if part == "mean" else f"{name}_{part}": _pack(parts[part][bins.names.index(name)])
                 for name, part in columns
-                if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # all three are equal for a single line
+                if bins.stride > 1 or part == "mean" or name == STEP_SECONDS  # a single line's mean, low and high are equal
             }
             messages.append({"type": "bins", "id": self.id, "kind": kind, "from": first, "columns": packed})
         return messages

@@ -83,7 +83,7 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
         watcher.end_pages()  # event streams never end on their own
         await asyncio.to_thread(playground.close)
 
-    app = FastAPI(lifespan=lifespan, dependencies=[Depends(check_client)], docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(lifespan=lifespan, dependencies=[Depends(check_local)], docs_url=None, redoc_url=None, openapi_url=None)
     app.state.watcher, app.state.playground, app.state.close = watcher, playground, close
     add_error_handlers(app)
 
@@ -157,11 +157,6 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
         return await complete(request, engine, watched.name)
 
     return app
-
-
-async def check_client(request: Request) -> None:
-    """Reject clients on other machines, as `ingot serve` does without a token."""
-    check_local(request)
 
 
 def _require_token(request: Request, token: str, action: str) -> None:

@@ -33,11 +33,11 @@ function curvesTab() {
 }
 
 function whyEmpty() {
-  if (!store.runs.size) return "There are no runs in the folders of this page yet. The first shows up by itself: ingot train --recipe demo";
-  if (!store.shown.size) return "No run is chosen; tick one at the side.";
-  if (view.axis === "flops") return "These runs do not say how many FLOPs a token takes; runs of this version do.";
+  if (!store.runs.size) return "There are no runs in these folders yet. A run appears here when it begins; this command starts one: ingot train --recipe demo";
+  if (!store.shown.size) return "No run is selected; tick a run in the list.";
+  if (view.axis === "flops") return "These runs do not record how many FLOPs a token takes; runs of this version do.";
   if (view.axis === "artifact_bytes") return "None of these runs has written an artifact yet.";
-  return "These runs have no step to draw yet.";
+  return "These runs have not logged a step yet.";
 }
 
 function axisChoice() {

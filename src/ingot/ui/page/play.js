@@ -12,11 +12,11 @@ export function playTab() {
     top_p: number("top-p", 1, 0.01, 1, 0.05),
     seed: number("seed", 1, 0, 1e9, 1),
   };
-  const secret = h("input", { type: "password", id: "open-token", placeholder: "as ingot ui printed it", autocomplete: "off" });
+  const secret = h("input", { type: "password", id: "open-token", placeholder: "the token that ingot ui printed", autocomplete: "off" });
   const choice = h("select", { id: "model", "aria-label": "Run that generates" });
   const go = h("button", { type: "button", class: "strong", id: "write" }, "Write");
   const text = h("div", { class: "written", id: "written" });
-  const about = h("div", { class: "about" }, "Point at a token.");
+  const about = h("div", { class: "about" }, "Point at a token to see its probability.");
   const said = h("p", { class: "note", id: "said" });
   const scale = h("p", { class: "scale" }, "bits per token: 0 ", h("i"), ` ${DULL_BITS} and more`);
   const element = h("div", { class: "play" }, h("div", { class: "controls" }, choice, Object.values(inputs).map((one) => one.label), h("label", {}, "token ", secret), go), prompt, said,

@@ -34,7 +34,7 @@ export function drawSide() {
     rows.delete(id);
   }
   const elements = runs.map((run) => rowOf(run));
-  if (!elements.length) elements.push(h("li", { class: "empty" }, store.runs.size ? "No run has these words." : "No runs yet. A run shows up here when it begins."));
+  if (!elements.length) elements.push(h("li", { class: "empty" }, store.runs.size ? "No run matches the filter." : "There are no runs yet. A run appears here when it begins."));
   if (elements.length !== list.children.length || elements.some((element, i) => list.children[i] !== element)) list.replaceChildren(...elements);
 }
 

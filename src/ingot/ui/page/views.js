@@ -44,7 +44,7 @@ async function settingsOf(runs) {
   const asked = runs.slice(0, MOST_COMPARED);
   const told = await ask(`/api/settings?runs=${asked.map((run) => run.id)}`);
   const note = runs.length > asked.length ? ` Only the first ${asked.length} of ${runs.length} runs are compared.` : "";
-  const words = asked.length > 1 ? (told.rows.length ? "Settings that differ." : "The runs do not differ in settings that affect training.") : "Settings that are not the defaults.";
+  const words = asked.length > 1 ? (told.rows.length ? "Settings that differ between the runs." : "The runs do not differ in settings that affect training.") : "Settings that differ from the defaults.";
   const columns = told.runs.map((id) => named(store.runs.get(id)));
   return [h("p", { class: "note" }, words + note), told.rows.length ? table(["setting", ...columns], told.rows) : null].filter(Boolean);
 }
@@ -52,7 +52,7 @@ async function settingsOf(runs) {
 async function seedsOf(runs) {
   const { arms, tests } = await ask(`/api/statistics?runs=${runs.map((run) => run.id)}`);
   if (!arms.length) return [];
-  const found = [h("p", { class: "note" }, "Runs that differ only in their seeds."), table(["runs", "n", "mean bits per byte", "std"], arms.map((arm) => [arm.runs, arm.n, fixed(arm.mean, 5), fixed(arm.std, 5)]))];
+  const found = [h("p", { class: "note" }, "Groups of runs that differ only in their seeds."), table(["runs", "n", "mean bits per byte", "std"], arms.map((arm) => [arm.runs, arm.n, fixed(arm.mean, 5), fixed(arm.std, 5)]))];
   if (tests.length) found.push(table(["A", "B", "B against A"], tests.map((test) => [test.a, test.b, test.said])));
   return found;
 }
@@ -65,7 +65,7 @@ export function samplesTab() {
     draw() {
       const runs = shownRuns().filter((run) => run.samples?.length).slice(0, MOST_SAMPLES);
       if (!runs.length) {
-        element.replaceChildren(h("p", { class: "empty" }, "None of the chosen runs has written a sample; train with --evaluation.sample_tokens 400."));
+        element.replaceChildren(h("p", { class: "empty" }, "None of the selected runs has written a sample; train with --evaluation.sample_tokens 400."));
         return;
       }
       const wanted = runs.map((run) => {
