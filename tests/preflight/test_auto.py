@@ -24,7 +24,7 @@ H200 = Facts("NVIDIA H200", True, 0.33 * 782e12, 300.0, 90_500_000, 8192, True, 
 
 def trained(facts):
     """The tokens that the choice plans with."""
-    s = choose(facts).settings
+    s = choose(facts)[0]
     weights = 12 * s["model.layers"] * s["model.width"] ** 2 + facts.vocab_size * s["model.width"]
     return facts.rate * facts.seconds / (6 * weights), weights
 
@@ -35,45 +35,45 @@ def trained(facts):
 def test_a_budget_is_spent_on_about_five_tokens_for_each_weight(facts):
     tokens, weights = trained(facts)
     assert 1.5 < tokens / weights < 16
-    batch = choose(facts).settings["training.tokens_per_step"]
+    batch = choose(facts)[0]["training.tokens_per_step"]
     assert batch == 262_144 or 1200 < tokens / batch < 5000 or batch == 2048
-    assert choose(facts).settings["training.max_steps"] is None
+    assert choose(facts)[0]["training.max_steps"] is None
 
 
 def test_a_faster_machine_and_a_longer_budget_get_a_larger_model():
-    widths = [choose(replace(LAPTOP, rate=rate)).settings["model.width"] for rate in (1e9, 37e9, 300e9)]
+    widths = [choose(replace(LAPTOP, rate=rate))[0]["model.width"] for rate in (1e9, 37e9, 300e9)]
     assert widths == sorted(widths) and widths[0] < widths[-1]
-    assert choose(replace(LAPTOP, seconds=9000.0)).settings["model.width"] > choose(LAPTOP).settings["model.width"]
+    assert choose(replace(LAPTOP, seconds=9000.0))[0]["model.width"] > choose(LAPTOP)[0]["model.width"]
 
 
 def test_a_gpu_gets_long_rows_and_wide_heads_and_a_cpu_short_rows():
-    gpu, cpu = choose(H200).settings, choose(LAPTOP).settings
+    gpu, cpu = choose(H200)[0], choose(LAPTOP)[0]
     assert (gpu["data.seq_len"], cpu["data.seq_len"]) == (2048, 64)
     assert gpu["model.width"] // gpu["model.heads"] == 128 and cpu["model.width"] // cpu["model.heads"] == 32
 
 
 def test_text_that_is_read_again_is_redrawn_where_documents_are_known():
-    assert choose(H200).settings["data.sampling"] == "redraw"
-    assert choose(replace(H200, has_documents=False)).settings["data.sampling"] == "shuffle"
-    assert choose(replace(H200, tokens=10**11)).settings["data.sampling"] == "shuffle"
+    assert choose(H200)[0]["data.sampling"] == "redraw"
+    assert choose(replace(H200, has_documents=False))[0]["data.sampling"] == "shuffle"
+    assert choose(replace(H200, tokens=10**11))[0]["data.sampling"] == "shuffle"
 
 
 def test_little_text_gets_a_smaller_model_and_an_early_end_and_is_told_so():
     few = choose(replace(LAPTOP, tokens=30_000, bytes=30_000, vocab_size=260, tokenizer="byte"))
-    steps, batch = few.settings["training.max_steps"], few.settings["training.tokens_per_step"]
-    assert steps * batch <= MOST_PASSES * 30_000 and few.settings["model.width"] < choose(LAPTOP).settings["model.width"]
-    assert batch < choose(LAPTOP).settings["training.tokens_per_step"] and few.settings["optimizer.muon_weight_decay"] == 1.0
-    assert "30,000 bytes are 30,000 tokens (bytes, too few for more ids), read 8.0 times" in few.reasons[2]
-    assert "this is little data: 8 passes at most" in few.reasons[2] and "ends before its 90 s" in few.reasons[2]
-    assert "a stronger weight decay" in few.reasons[2]
+    steps, batch = few[0]["training.max_steps"], few[0]["training.tokens_per_step"]
+    assert steps * batch <= MOST_PASSES * 30_000 and few[0]["model.width"] < choose(LAPTOP)[0]["model.width"]
+    assert batch < choose(LAPTOP)[0]["training.tokens_per_step"] and few[0]["optimizer.muon_weight_decay"] == 1.0
+    assert "30,000 bytes are 30,000 tokens (bytes, too few for more ids), read 8.0 times" in few[1][2]
+    assert "this is little data: 8 passes at most" in few[1][2] and "ends before its 90 s" in few[1][2]
+    assert "a stronger weight decay" in few[1][2]
 
 
 def test_three_lines_say_what_was_chosen_and_why():
-    reasons = choose(LAPTOP).reasons
+    reasons = choose(LAPTOP)[1]
     assert [line.partition(":")[0] for line in reasons] == ["model", "batch", "data"]
     assert "37.0 GFLOP/s" in reasons[0] and "in rows of 64" in reasons[1]
     assert "4,782,417 bytes are 1,790,000 tokens (2,048 ids learned from them), read" in reasons[2]
-    assert choose(replace(LAPTOP, tokenizer=None)).reasons[2].startswith("data: 1,790,000 tokens, read")
+    assert choose(replace(LAPTOP, tokenizer=None))[1][2].startswith("data: 1,790,000 tokens, read")
 
 
 def test_the_vocabulary_grows_with_the_budget_and_the_text():
@@ -146,9 +146,9 @@ def test_what_is_chosen_goes_with_what_the_user_sets(load, monkeypatch, own):
 @pytest.mark.parametrize("facts", [LAPTOP, H200])
 def test_every_width_can_be_cut_into_its_heads(facts):
     for rate in range(6, 18):
-        settings = choose(replace(facts, rate=10.0**rate, tokens=10**12)).settings
+        settings = choose(replace(facts, rate=10.0**rate, tokens=10**12))[0]
         for width in (settings["model.width"], 416, 448, 100, 34):
-            heads = choose(facts, {"model.width": width}).settings["model.heads"]
+            heads = choose(facts, {"model.width": width})[0]["model.heads"]
             assert width % (2 * heads) == 0
 
 

@@ -50,14 +50,14 @@ EVERY = "*"  # given as CONFIG, selects the files of all configurations
 
 @dataclass(frozen=True)
 class FileInfo:
-    """The size of a file on the hub, and a hash of its content."""
+    """The size of a file on the hub, and a hash of the file's content."""
 
     size: int | None = None
     sha256: str | None = None
     git_sha1: str | None = None  # small files have a git hash instead
 
     def problem(self, path: Path) -> str | None:
-        """Return a message if a file's size or hash differs from this, else None."""
+        """Return a message if the size or hash of the file at `path` differs from the expected one, else None."""
         with reading(path):
             size = path.stat().st_size
             if self.size is not None and size != self.size:
@@ -189,7 +189,7 @@ class Hub:
         if isinstance(error, errors.EntryNotFoundError) and status is not None:
             return Missing(f"{repository} has no {what}")
         if isinstance(error, errors.RepositoryNotFoundError | errors.GatedRepoError) or status in (401, 403, 404):
-            advice = "check the name, and for a private or gated one log in with `hf auth login` or set HF_TOKEN"
+            advice = "check the name; for a private or gated repository, log in with `hf auth login` or set HF_TOKEN"
             return DataError(f"no access to {repository} (HTTP {status})", advice=advice)
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
             advice = "make room or set HF_HOME to another disk"
@@ -251,7 +251,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
 
 
 def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: str | None, split: str, name: str) -> list[str]:
-    """Return the parquet files of a configuration and a split."""
+    """Return those of `files` that belong to a configuration and a split; raise an error if there are none."""
     if config == EVERY and configs:
         chosen = [file for each in configs for file in select(files, [each], None, split, name)]
     elif configs:
@@ -276,7 +276,7 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
     if not chosen:
         raise DataError(f"{name}: no parquet files for the split {split!r}; name another after a colon; files: {_some(files)}")
     if partial := next((file for file in chosen if "partial-" in file), None):
-        raise DataError(f"{name}: the hub has only part of it as parquet ({partial}); download its original files and give those")
+        raise DataError(f"{name}: the hub has only part of it as parquet ({partial}); download the original files and give them")
     return sorted(chosen)
 
 

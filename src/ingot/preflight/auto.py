@@ -32,15 +32,15 @@ from ingot.train.step_plan import shapes
 
 RECIPE = "auto"
 # In a quarter of 90 s, two cores reached 2.324 bits per byte with 3 tokens per weight, 2.352 with 1 and 2.360 with 11: about 4 is
-# best. The larger model of the recipe frontier, the better one after 300 s on an H200, trains on 6.
+# best. The recipe frontier's larger model, which is better after 300 s on an H200 than the smaller one, trains on 6.
 TOKENS_PER_WEIGHT = 5.0
 OPERATIONS = 6.0  # floating-point operations per token and weight, forward and backward
 STEPS = 2500  # steps to fit in a budget: the demo takes 2,543 in 90 s on two cores, the frontier 2,900 in 300 s on an H200
-SMALLEST = 2048  # minimum tokens per step: 50 s on one core reached 2.499 bits per byte, but 2.540 with half as many
+SMALLEST = 2048  # minimum tokens per step: 50 s on one core reached 2.499 bits per byte, and 2.540 with half as many tokens
 # Maximum epochs over little data: after more, a small model memorises it. 27 KB of English as bytes, width 32: 4 epochs of 2,048
 # tokens a step reached 3.66 bits per byte, 8 reached 3.36 and 16 3.39; 8 epochs of 512 tokens with the decay below reached 3.27.
 MOST_PASSES = 8
-READ_PER_WEIGHT = 20.0  # tokens read per weight with little data, where half the width was better by 0.03 bits per byte
+READ_PER_WEIGHT = 20.0  # tokens read per weight if there is little data; half the width was then better by 0.03 bits per byte
 OF_LITTLE: dict[str, Any] = {"optimizer.muon_weight_decay": 1.0, "optimizer.weight_decay": 0.1}
 SMALLEST_OF_LITTLE = 512  # minimum tokens per step with little data
 GPU_UTILISATION = 0.33  # fraction of the matmul rate that training reaches: 1.5 M tokens/s, 28 M weights, H200 at 782 TFLOP/s
@@ -77,14 +77,6 @@ class Facts:
     tokenizer: str | None = None  # the chosen tokenizer; None if the data already has one
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The chosen settings, and the reasons in three lines."""
-
-    settings: dict[str, Any]
-    reasons: tuple[str, str, str]
-
-
 def _wanted_weights(operations: float) -> float:
     return math.sqrt(operations / (OPERATIONS * TOKENS_PER_WEIGHT))  # the best model size for this budget
 
@@ -96,8 +88,8 @@ def choose_tokenizer(operations: float, text_bytes: int) -> str:
     return "byte" if most < 512 else f"{BPE}{min(_power(ids), most)}"
 
 
-def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
-    """Return settings for a machine, a budget and a text that are compatible with `own`, the user's settings."""
+def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str, Any], tuple[str, str, str]]:
+    """Return settings for a machine, a budget and a text, and the reasons for them; `own`, the user's settings, are kept."""
     own = own or {}
     operations = facts.rate * facts.seconds
     wanted, enough = _wanted_weights(operations), facts.tokens * MOST_PASSES / READ_PER_WEIGHT
@@ -109,7 +101,7 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
     # On a CPU 400 steps of 2,048 bytes reached 2.56 bits per byte in rows of 64, 2.62 in rows of 128 and 2.68 in rows of 256.
     seq_len = own.get("data.seq_len") or min(2048 if facts.on_gpu else 64, _power(facts.tokens / 8))
     batch = min(max(_power(trained / STEPS), SMALLEST_OF_LITTLE if few else SMALLEST), 262_144)
-    batch = own.get("training.tokens_per_step") or _whole_rows(batch, seq_len)
+    batch = own.get("training.tokens_per_step") or math.ceil(batch / seq_len) * seq_len
     passes = trained / facts.tokens
     redrawn = passes > 1 and facts.has_documents
     settings: dict[str, Any] = {
@@ -131,16 +123,13 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> Choice:
     order = "documents are redrawn each pass" if redrawn else "rows are shuffled"
     little = (
         f"; this is little data: {MOST_PASSES} passes at most, because more would memorise it, {weights:,} weights instead of "
-        f"{wanted:,.0f} and a stronger weight decay; the run ends before its {facts.seconds:g} s"
+        f"{wanted:,.0f} and a stronger weight decay; the run ends before its {facts.seconds:g} s are over"
     )
-    return Choice(
-        settings,
-        (
-            f"model: {layers} layers x {width}, {weights:,} weights: {facts.device} trains at {facts.rate / 1e9:,.1f} GFLOP/s, "
-            f"and {facts.seconds:g} s are best spent on about {TOKENS_PER_WEIGHT:g} tokens per weight",
-            f"batch: {batch:,} tokens in rows of {seq_len:,}, so that about {trained / batch:,.0f} steps fit",
-            f"data: {text}, read {passes:.1f} times; {order}" + (little if few else ""),
-        ),
+    return settings, (
+        f"model: {layers} layers x {width}, {weights:,} weights: {facts.device} trains at {facts.rate / 1e9:,.1f} GFLOP/s, "
+        f"and {facts.seconds:g} s are best spent on about {TOKENS_PER_WEIGHT:g} tokens per weight",
+        f"batch: {batch:,} tokens in rows of {seq_len:,}, so that about {trained / batch:,.0f} steps fit",
+        f"data: {text}, read {passes:.1f} times; {order}" + (little if few else ""),
     )
 
 
@@ -156,7 +145,7 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
     elif "model.heads" in own:
         shape["model.width"] = 32 * own["model.heads"]
     if "data.seq_len" in own:
-        shape["training.tokens_per_step"] = _whole_rows(SMALLEST, own["data.seq_len"])
+        shape["training.tokens_per_step"] = math.ceil(SMALLEST / own["data.seq_len"]) * own["data.seq_len"]
     before = sources.load(shape | groups)
     if world_size > 1:
         raise ConfigError("--recipe auto supports a single rank only; train with one rank and pass its config.yaml as --config")
@@ -167,11 +156,11 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
         kept = {".".join(path): value for path, value in leaf_values(Run.open(folder).config)}
         # Keep the choices made when the run began.
         return sources.load({name: kept[name] for name in CHOSEN if name in kept} | groups)
-    choice = choose(_facts(before.config), own)
-    resolved = sources.load(choice.settings | groups)
-    for line in choice.reasons:
+    settings, reasons = choose(_facts(before.config), own)
+    resolved = sources.load(settings | groups)
+    for line in reasons:
         say(line)
-    if changed := [name for name in choice.settings if RECIPE not in resolved.origins.get(name, RECIPE)]:
+    if changed := [name for name in settings if RECIPE not in resolved.origins.get(name, RECIPE)]:
         say(f"overridden by your settings: {', '.join(changed)}")
     return resolved
 
@@ -224,13 +213,8 @@ def _heads(width: int) -> int:
     return min(counts, key=lambda count: abs(count - wanted))
 
 
-def _whole_rows(tokens: int, seq_len: int) -> int:
-    """Round tokens up to whole rows."""
-    return -(-tokens // seq_len) * seq_len
-
-
 def _weights(width: int, vocab_size: int, layers: int | None = None) -> int:
-    """Return the weights used in matmuls: blocks and the head; lookup tables do not count."""
+    """Return the number of weights used in matmuls: those of the blocks and the head, but not of lookup tables."""
     return 12 * (layers or max(2, round(width / 48))) * width * width + vocab_size * width
 
 

@@ -1,7 +1,7 @@
 """Findings of the checks before a run, and the checks of its data: it can be opened, and has the named buckets and enough tokens.
 
 Each finding has a code that never changes its meaning; docs/validate.md explains them. An error or a budget finding keeps a run
-from starting. A folder of buckets is checked file by file, so that everything missing is reported at once. Other data is opened
+from starting. A folder of buckets is checked file by file, so that all missing files are reported at once. Other data is opened
 as in training. JSON lines and .txt files are not tokenized for the check, so their token count stays unknown.
 """
 
@@ -39,7 +39,7 @@ CLEAN, BLOCKED, WARNED = 0, 1, 2  # exit codes of `validate`
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding; its `cause` holds the message, as the error that `train` raises if the finding keeps a run from starting."""
+    """One finding; `cause` holds its message, and is the error that `train` raises if the finding keeps a run from starting."""
 
     code: str
     severity: Severity
@@ -97,7 +97,7 @@ class Findings(list[Finding]):
 
 @dataclass(frozen=True)
 class BucketFacts:
-    """A bucket of a split; a split without buckets has one named "all". Tokens and documents are None where not counted."""
+    """A bucket of a split; a split without buckets has one bucket, "all". Tokens and documents are None if not counted."""
 
     files: int
     tokens: int | None
@@ -115,9 +115,9 @@ class RunData:
     dataset: Dataset | None = None
     has_buckets: bool = False
 
-    def tokens(self, split: str = "train") -> int | None:
-        """Return the number of tokens of a split; None if they are not counted."""
-        counts = [bucket.tokens for bucket in self.splits.get(split, {}).values()]
+    def tokens(self) -> int | None:
+        """Return the number of training tokens; None if the tokens have not been counted."""
+        counts = [bucket.tokens for bucket in self.splits.get("train", {}).values()]
         return None if not counts or None in counts else sum(count or 0 for count in counts)
 
 
@@ -173,7 +173,7 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
 
 
 def _look_at_buckets(folder: Path, facts: RunData, findings: Findings) -> None:
-    """Check a folder with train/ and val/, each with one folder per bucket."""
+    """Check a folder that contains train/ and val/, each of which contains one folder per bucket."""
     facts.has_buckets = True
     for split in SPLITS:
         if not (folder / split).is_dir():
@@ -207,7 +207,7 @@ def _look_at_buckets(folder: Path, facts: RunData, findings: Findings) -> None:
 
 
 def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
-    """Check that every bucket of a mix exists."""
+    """Check that every bucket named in a mix exists, and note the buckets that no mix reads."""
     setting = PHASES if config.data.phases else Setting("data.mix")
     mixes = [phase.mix for phase in config.data.phases] or [config.data.mix]
     if not any(mixes) or not facts.splits:
@@ -219,7 +219,7 @@ def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
         message = f"{{0}} names buckets that {facts.path} does not have: {', '.join(unknown)}; it has "
         findings.add("curriculum.unknown_buckets", "error", message + (", ".join(sorted(present)) or "no buckets"), setting)
     elif unused := sorted(present - {name for mix in mixes for name, weight in mix.items() if weight}):
-        message = f"{', '.join(unused)}: not read, because {{0}} gives them no weight"
+        message = f"these buckets are not read, because {{0}} gives them no weight: {', '.join(unused)}"
         findings.add("curriculum.unused_buckets", "info", message, setting)
 
 
@@ -252,7 +252,7 @@ def total_tokens(config: Config) -> int | None:
 
 
 def phases_of(config: Config) -> list[dict[str, Any]]:
-    """Return each phase's tokens, its mix normalised to a sum of 1, and the tokens read of each bucket by its end."""
+    """Return the tokens of each phase, its mix normalised to a sum of 1, and the tokens read from each bucket by its end."""
     phases, taken = [], dict[str, float]()
     for phase in config.data.phases:
         mix = shares(phase.mix)

@@ -89,7 +89,7 @@ def validate(
 
     `began`: Unix time at which the session started. `workers`: loader processes requested in gpt-simple. `allow_mismatch`: the
     phases may have more or fewer tokens than the steps read. Without `thorough`, checks that training repeats anyway are skipped.
-    `fresh`: an earlier run in the folder will be deleted, so it is not checked.
+    `fresh`: an earlier run in the output folder will be deleted, so that run is not checked.
     """
     findings, ranks, total = Findings(), max(1, world_size), total_tokens(config)
     if world_size < 1:
@@ -164,7 +164,7 @@ def check_before_training(
 
 
 def _check_device_and_model(config: Config, world_size: int, findings: Findings) -> None:
-    """Check the settings that the device supports, and that a custom model's file is valid Python, without loading either."""
+    """Check that the device supports the settings and that a custom model's file is valid Python, without importing either."""
     if not DEVICES.fullmatch(config.training.device):
         setting = Setting("training.device", config.training.device)
         findings.add("training.device_unknown", "error", "{0} is not a device; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
@@ -183,7 +183,7 @@ def _check_device_and_model(config: Config, world_size: int, findings: Findings)
 
 
 def _check_memory(config: Config, size: Size, vocab_size: int, world_size: int, findings: Findings) -> int:
-    """Estimate the memory a rank needs at least, and check that a machine without a GPU has it. No framework is imported."""
+    """Estimate the least memory that a rank needs, and check that a machine without a GPU has that much memory."""
     state = state_bytes(config, size) + step_bytes(config, world_size)
     rows = 1 if config.training.micro_batch == "auto" else config.training.micro_batch
     rows = min(rows, max(1, config.rows_per_step // world_size))
@@ -418,7 +418,7 @@ def add_probe(report: Report) -> None:
 
 
 def alone(config: Config, world_size: int) -> Config:
-    """Return the config for a single rank with its share of a step; cuda_graphs stays off if the full run would not use them."""
+    """Return a config with which one rank trains on its share of a step; CUDA graphs are off if the full run uses none."""
     rows, t = -(-config.rows_per_step // world_size), config.training
     changes: dict[str, Any] = {"tokens_per_step": rows * config.data.seq_len, "stages": []}
     if t.cuda_graphs == "auto" and (world_size > 1 or t.stages):
@@ -427,7 +427,7 @@ def alone(config: Config, world_size: int) -> Config:
 
 
 def _take_step(report: Report, ranks: Ranks) -> None:
-    """Run steps; report the time of one after compilation, the loss of the first, and the peak memory."""
+    """Run a few steps; report the time of a step after compilation, the loss of the first step, and the peak memory."""
     config, rank = alone(report.config, max(ranks.world_size, report.world_size)), Ranks(local_rank=ranks.local_rank)
     dataset, rows = open_data(config, 1, report.data.dataset)
     with closing(open_backend(config, dataset.tokenizer.vocab_size, rank)) as backend:

@@ -163,7 +163,7 @@ def test_without_tokenizer_or_mark_a_stream_stays_as_it_is_and_says_so(tmp_path,
     summary = convert(open_tokens(tmp_path / "a.bin"), tmp_path / "out", "nanogpt")
     assert list(np.fromfile(tmp_path / "out/train.bin", "<u2")) == [0, 1, 2, 3, 4]
     assert summary.splits["train"].bytes is None
-    assert "document boundaries are unknown, so each split is one document" in caplog.text
+    assert "document boundaries are unknown, so each split becomes one document" in caplog.text
     assert "has no validation data, which nanogpt needs" in caplog.text
 
 

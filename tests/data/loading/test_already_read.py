@@ -71,7 +71,7 @@ def test_a_list_of_other_data_or_a_damaged_one_is_refused_by_its_name(data: Path
         read_already_read(str(path), dataset)
     for text in ("{", "[]", json.dumps({"format": "other", "version": 1, "buckets": {}})):
         path.write_text(text)
-        with pytest.raises(DataError, match=r"read\.json is not a list of documents"):
+        with pytest.raises(DataError, match=r"read\.json is not a record of the documents already read"):
             read_already_read(str(path), dataset)
     with pytest.raises(DataError, match="cannot be read"):
         read_already_read(str(tmp_path / "none.json"), dataset)

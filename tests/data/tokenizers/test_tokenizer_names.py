@@ -211,7 +211,7 @@ def test_what_the_hub_cannot_give_is_one_line_that_says_what_to_do(ask, hub):
     assert "cannot fetch the tokenizer hf:not a name" in said[3]
     hub.gated, hub.token = True, "secret"
     (said,) = ask("org/both")
-    assert "org/both at" in said and "(HTTP 403); check the name, and for a private or gated one log in" in said
+    assert "org/both at" in said and "(HTTP 403); check the name; for a private or gated repository, log in" in said
 
 
 def test_a_hub_that_does_not_answer_is_one_line_that_says_what_to_do(ask, hub):

@@ -218,8 +218,8 @@ def test_an_id_outside_the_vocabulary_is_found_where_it_stands(folder):
     ("change", "said"),
     [
         (lambda starts: starts[:-1], "bytes instead of"),
-        (lambda starts: [1, *starts[1:]], "goes from 1 to"),
-        (lambda starts: [*starts[:-1], starts[-1] + 1], "goes from 0 to"),
+        (lambda starts: [1, *starts[1:]], "goes from token 1 to"),
+        (lambda starts: [*starts[:-1], starts[-1] + 1], "goes from token 0 to"),
         (lambda starts: [0, 0, *starts[2:]], "does not increase: document 0 begins at 0 and the next at 0"),
     ],
 )

@@ -1,8 +1,8 @@
 """Convert token data from one format into another, document by document.
 
-Formats differ in their document separators: a BOS token before each document (ours, shards), an EOS token after it (nanoGPT,
-gpt-simple), or none (characters). The code calls these tokens marks. They are removed on reading and added on writing, so a
-document keeps its tokens and nothing is re-tokenized.
+Formats differ in their document separators: a BOS token before each document (prepared folders, shards), an EOS token after each
+document (nanoGPT, gpt-simple), or no separator (characters). The code calls separators marks. They are removed on reading and
+added on writing, so a document keeps its tokens and nothing is re-tokenized.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from ingot.data.store.documents import Document, Marks, marks_of
 from ingot.data.store.shards import CHUNK_TOKENS, MAX_TOKENS, TOKEN_BYTES, TokenWriter
 from ingot.data.store.staging import check_output, staged
 from ingot.data.store.writer import SavedSplit, SplitWriter, write_manifest
-from ingot.data.text.text_files import adding_up
-from ingot.data.tokenizers import MAX_VOCABULARY, Tokenizer, open_tokenizer
-from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE, id_type
+from ingot.data.text.text_files import Progress, adding_up
+from ingot.data.tokenizers import Tokenizer, open_tokenizer
+from ingot.data.tokenizers.tokenizer_base import MAX_VOCABULARY, NARROW, OUTSIDE, id_type
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import write_atomically
 
 log = logging.getLogger(__name__)
 
 NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # the file name that golf's scripts expect, and the default bucket
-Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The layout of the output files."""
+    """The names and sizes of the output files, and the windows of gpt-simple's files."""
 
     name: str | None = None
     shard_tokens: int = SHARD_TOKENS
@@ -80,7 +79,7 @@ def convert(
     marks = marks_of(opened) if opened else Marks(mark, mark)
     read_marks = marks if mark is None else Marks(mark, mark)
     if read_marks == Marks() and source.format in ("nanogpt", "shards") and opened is None:
-        log.warning("document boundaries are unknown, so each split is one document; give --tokenizer, or --mark ID")
+        log.warning("document boundaries are unknown, so each split becomes one document; give --tokenizer or --mark ID")
     written_marks = {"ingot": Marks(bos=opened.bos if opened else None), "shards": Marks(bos=marks.bos)}.get(
         to, Marks(eos=marks.eos)
     )
@@ -113,7 +112,7 @@ def convert(
             origin = {"converted_from": source.format, "input": str(source.folder), "bytes": "size of the decoded tokens"}
             write_manifest(stage.folder, opened, records, origin)
     if to in ("nanogpt", "shards") and len(buckets) > 1:
-        log.warning("%s has no buckets, so %s are merged", to, ", ".join(buckets))
+        log.warning("the format %s has no buckets, so the buckets %s are merged", to, ", ".join(buckets))
     if to in ("nanogpt", "gpt-simple") and "val" not in counts:
         log.warning("%s has no validation data, which %s needs", source.folder, to)
     kind = opened.kind if opened else None
@@ -136,7 +135,7 @@ def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: Fil
 
 
 def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:
-    """Return the tokenizer of the source, or the named one after checking that it produced the tokens."""
+    """Return the source's tokenizer, or the tokenizer called `name` after checking that it produced the source's tokens."""
     if (own := source.known_tokenizer) is not None:
         if name not in (None, own.kind):
             raise ConfigError(f"{source.folder} names its own tokenizer, {own.kind}; leave --tokenizer {name} out")
@@ -149,7 +148,7 @@ def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:
     if source.format == "nanogpt":
         check_meta_size(source.folder if source.folder.is_dir() else source.folder.parent, opened)
     if problem := tokenizer_mismatch(source, opened):
-        raise DataError(f"{problem}; give the tokenizer that made them")
+        raise DataError(f"{problem}; give the tokenizer that made the tokens")
     return opened
 
 
@@ -167,7 +166,7 @@ def _text_bytes(document: Document, tokenizer: Tokenizer, name: Path) -> int:
 
 
 def with_marks(document: Document, marks: Marks) -> Document:
-    """Add the separators to a document; small parts are concatenated, which is faster than writing them one by one."""
+    """Add separators to a document; the parts of a short document are joined, which is faster than writing them one by one."""
     before, after = ([] if mark is None else [np.array([mark], id_type(mark + 1))] for mark in (marks.bos, marks.eos))
     parts = [*before, *document, *after]
     return [np.concatenate(parts)] if len(parts) > 1 and sum(map(len, parts)) <= CHUNK_TOKENS else parts
@@ -190,7 +189,7 @@ def _writer(
 class StreamWriter:
     """Writes a stream into files of at most `limit` tokens; a document may continue in the next file.
 
-    All writers count documents and tokens, including separators and repeated tokens.
+    As in all writers, `state` counts documents and tokens, including separators and repeated tokens.
     """
 
     def __init__(self, limit: int, open_file: Callable[[int], TokenWriter]) -> None:

@@ -70,7 +70,7 @@ def find_pairs(path: Path) -> dict[str, list[Path]]:
 
 
 def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
-    """Return the bytes per token, the window offsets (plus the end of the last), and each window's overlap in tokens."""
+    """Return the bytes per token, the offsets of the windows and the end of the last, and each window's overlap in tokens."""
     with reading(path):
         contents = path.read_bytes()
     if (size := len(contents)) < HEADER.size:
@@ -174,7 +174,7 @@ def check_windows(max_length: int, overlap: int) -> None:
 
 
 def cut_windows(length: int, max_length: int, overlap: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, overlap in tokens) for each window of a document, including its EOS token.
+    """Yield (start, end, overlap in tokens) for each window of a document; `length` includes the EOS token.
 
     The last window ends with the document, so no window consists of repeated tokens only.
     """
@@ -197,7 +197,7 @@ def token_width(vocab_size: int) -> int:
 
 
 def _repeated(window: IdArray, last: IdArray | None, recorded: int, ended: bool) -> int | None:
-    """Return how many repeated tokens of a window to drop (all, if its document has ended); None if nothing is repeated."""
+    """Return how many repeated tokens of a window to drop (all, if its document has ended); None if no tokens are repeated."""
     if last is None:
         return None
 

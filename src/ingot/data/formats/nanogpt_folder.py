@@ -63,7 +63,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def char_tokenizer(path: Path) -> CharTokenizer | None:
-    """Return the tokenizer of a meta.pkl that lists single characters in nanoGPT's order; None if it does not."""
+    """Return the tokenizer of a meta.pkl that lists single characters in nanoGPT's order; None for any other meta.pkl."""
     meta = read_meta(path)
     stoi, itos = meta.get("stoi"), meta.get("itos")
     if not isinstance(stoi, dict) or not isinstance(itos, dict):
@@ -104,7 +104,7 @@ def check_meta_size(folder: Path, tokenizer: Tokenizer) -> None:
     path = folder / META
     if path.is_file() and (size := read_meta(path)["vocab_size"]) != tokenizer.vocab_size:
         problem = f"{path} has vocab_size {size:,} but the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids"
-        raise DataError(f"{problem}; name the one that made the tokens, or remove {META} if it is wrong")
+        raise DataError(f"{problem}; name the tokenizer that made the tokens, or remove {META} if it is wrong")
 
 
 def meta_bytes(tokenizer: Tokenizer) -> bytes:

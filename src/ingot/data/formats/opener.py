@@ -31,7 +31,7 @@ OPENERS: dict[str, Callable[[Path, bool], Dataset]] = {
 }
 LOOKED_FOR = f"{MANIFEST}, train.bin, .bin with .idx, or shards with a header"
 TOKENIZER = Setting("data.tokenizer")
-SAMPLES, SAMPLE_TOKENS = 32, 4096  # number of samples over all files (at least 2 per file), tokens per sample
+SAMPLES, SAMPLE_TOKENS = 32, 4096  # number of samples from all files (at least 2 from each), and tokens in a sample
 
 
 def open_tokens(path: Path, format: str | None = None, strict: bool = True) -> Dataset:
@@ -73,7 +73,7 @@ def detect(path: Path) -> str | None:
 
 
 def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False) -> Dataset | None:
-    """Open a nanoGPT, gpt-simple or shard folder for training; None if it is none of them.
+    """Open a nanoGPT, gpt-simple or shard folder for training; return None if the folder is in none of these formats.
 
     `trust_tokens` skips the check that the tokenizer produced the tokens.
     """

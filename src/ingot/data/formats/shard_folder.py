@@ -66,7 +66,7 @@ def parse_manifest(content: bytes, where: str) -> Record:
 
 
 class ManifestEntry(NamedTuple):
-    """The entry of a folder of shards in a manifest.json, with the kind and the file of its tokenizer ("" if it has none)."""
+    """The entry of a folder of shards in a manifest.json, and the kind and file of its tokenizer ("" if there is no file)."""
 
     where: Path
     stats: Record
@@ -89,7 +89,7 @@ def read_listing(dataset: Path) -> ManifestEntry | None:
 
 
 def paired_tokenizer(dataset: Path) -> str | None:
-    """Return the tokenizer that the manifest records for a shard folder: byte, or the path of an existing file; else None."""
+    """Return the tokenizer that the manifest records for a shard folder: byte, or the path of its file; None without either."""
     if (listing := read_listing(dataset)) is None:
         return None
     path = listing.where.parent / listing.file.lstrip("/")  # the manifest is untrusted: paths must stay inside its folder

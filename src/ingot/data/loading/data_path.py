@@ -19,7 +19,8 @@ from ingot.runtime.files import allow_open_files, user_path
 def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = False, fitting: str = "byte") -> Dataset:
     """Open the data at `data.path`, preparing text if necessary; if a tokenizer is given, it must match the dataset's.
 
-    `trust_tokens`: skip the check that it produced another program's tokens. `fitting`: tokenizer to suggest if no data is found.
+    `trust_tokens` skips the check that the tokenizer produced the tokens of another program's data. `fitting` is the tokenizer
+    that the error message suggests if no data is found.
     """
     allow_open_files()
     folder = resolve(path, tokenizer)
@@ -52,7 +53,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
 
 
 def text_bytes(path: str) -> int | None:
-    """Return the approximate text size in bytes at `data.path`; None if it holds tokens or names a tokenizer."""
+    """Return the approximate size in bytes of the text at `data.path`; None if the path holds tokens or names a tokenizer."""
     if path.startswith(PREFIX):
         name, _, own = path.removeprefix(PREFIX).partition("+")
         return None if own else sample_bytes(name)
@@ -66,7 +67,7 @@ def text_bytes(path: str) -> int | None:
 
 
 def resolve(path: str, tokenizer: str | None = None) -> Path:
-    """Return the folder that `path` names; for sample:NAME[+TOKENIZER], TOKENIZER is used if `tokenizer` is None."""
+    """Return the folder that `path` names; for sample:NAME+TOKENIZER, `tokenizer` takes precedence over TOKENIZER."""
     if path.startswith(PREFIX):
         name, _, own = path.removeprefix(PREFIX).partition("+")
         return sample_path(name, tokenizer or own or "byte")

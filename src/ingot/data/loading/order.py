@@ -1,7 +1,7 @@
 """Row order: the start of a row is a pure function of its sample number and does not depend on the world size.
 
-A run reads samples 0, 1, 2, ... Each sample number determines a row. A step takes the next numbers, and every rank computes its
-share of them. A run can therefore change its world size between two steps and still use every row exactly once.
+A run reads samples 0, 1, 2, ... Each sample number determines a row. A step takes the next sample numbers, and every rank
+computes its share of the rows. A run can therefore change its world size between two steps and still use every row exactly once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ingot.runtime.seeds import mix, permuted, scramble
 
-Places = Mapping[str, int]  # bucket name -> number of its rows read so far
+Places = Mapping[str, int]  # bucket name -> number of rows read from the bucket so far
 
 
 # compat/ replaces this advice with the option of the emulated program.
@@ -56,7 +56,7 @@ class ByNumber:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Non-overlapping windows that tile the stream, each read once per epoch and reshuffled every epoch."""
+    """Non-overlapping windows that tile the stream; each epoch reads every window once, in a new random order."""
 
     tokens: int
     seq_len: int
@@ -106,9 +106,9 @@ class Random:
 
 @dataclass(frozen=True)
 class Sequential:
-    """Tokens in stream order, as golf reads them: a step consists of spans, each one token longer than its inputs.
+    """Tokens in stream order, as golf reads them: a step consists of spans, and a span has one token more than it has inputs.
 
-    The extra token is the last target of its span and never an input. The stream wraps around at its end.
+    The extra token is the last target of the span and is never an input. After the end of the stream, reading starts again.
     """
 
     tokens: int

@@ -23,7 +23,7 @@ from ingot.errors import DataError
 from ingot.runtime.seeds import mix, permuted
 from ingot.runtime.tensors import IGNORED, Batch
 
-BLOCK = 1024  # documents packed at a time: enough to fill 98 to 99% of the positions
+BLOCK = 1024  # documents packed at a time, enough to fill 98 to 99% of the positions in the rows
 DRAWN = 64  # blocks whose documents are drawn in one call: faster than one call per block
 
 
@@ -33,14 +33,14 @@ class DocumentPart(NamedTuple):
     start: int
     length: int
     ends: bool  # True for the last part of a document
-    predicted: int = 0  # leading inputs whose targets are already predicted in another part
+    predicted: int = 0  # number of leading inputs whose targets are already predicted in another part
 
 
 class PackedRows(ByNumber):
     """Documents packed into rows of `seq_len` tokens, or one document per row with `alone`.
 
     `bos` is the id that begins every document. It is the target of a document's last token, so the model learns to predict the
-    end of a document. Without a BOS id the last token has no target. If the split has an EOS id, that token itself is a target
+    end of a document. Without a BOS id the last token has no target. If the split has an EOS id, the EOS token itself is a target
     and everything after it belongs to another document. `overlap` is the number of tokens shared by consecutive parts of a long
     document. `already_read` is a mask of the documents that the first epoch skips.
     """
@@ -186,7 +186,7 @@ def rows_filled(lengths: NDArray[np.int64], capacity: int) -> int:
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Assign lengths to rows by best fit: the longest first, each to the fullest row with room. Return the indices per row."""
+    """Assign lengths to rows by best fit: the longest first, each to the fullest row with room; return each row's indices."""
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (free positions, row) for each row that is not full, sorted
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -214,7 +214,7 @@ PART = 1 << 20  # documents drawn at a time
 class RedrawnRows(ByNumber):
     """Rows of `seq_len` tokens from documents that are reshuffled each epoch; every token is an input once per epoch.
 
-    The documents form a ring: a row may begin inside a document that another row ends with, and the target of the last token is
+    The documents form a ring: a row may begin inside a document with which another row ends, and the target of the last token is
     the first token. The last row of an epoch is padded with positions without targets. Tokens that a document repeats from the
     previous one are skipped.
     """

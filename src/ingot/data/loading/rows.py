@@ -27,7 +27,7 @@ DRAWS = 2  # mixed into the seed so that bucket draws are independent of the ord
 
 
 class LimitedRows(ByNumber):
-    """The rows of `epochs` epochs; the last step is padded with empty rows, so that no row is lost."""
+    """The rows of `epochs` epochs; empty rows pad the last step, so that it can read the last rows of the data."""
 
     def __init__(self, source: FiniteRows, epochs: int) -> None:
         self.source, self.epochs, self.planes, self.seq_len = source, epochs, source.planes, source.seq_len
@@ -141,7 +141,7 @@ Mask = NDArray[np.bool_]  # one entry per document of a bucket: True if already 
 
 
 def write_already_read(path: Path, masks: Mapping[str, Mask]) -> None:
-    """Write the already read documents of each bucket as JSON."""
+    """Write to a JSON file which documents of each bucket have already been read."""
     buckets = {}
     for name, mask in masks.items():
         read = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2).tolist()
@@ -150,7 +150,7 @@ def write_already_read(path: Path, masks: Mapping[str, Mask]) -> None:
 
 
 def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
-    """Return a mask of already read documents for each bucket, from a file written by `write_already_read`."""
+    """Return a mask of the documents already read from each bucket, from a file written by `write_already_read`."""
     setting, masks = Setting("data.already_read", path), {}
     try:
         record = read_json(user_path(path))
@@ -170,7 +170,7 @@ def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
     except OSError as error:
         raise DataError(f"{{0}} cannot be read: {error.strerror}", setting) from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError("{0} is not a list of documents, or it is damaged", setting) from None
+        raise DataError("{0} is not a record of the documents already read, or it is damaged", setting) from None
     return masks
 
 
@@ -187,13 +187,13 @@ class Rows(Protocol):
         """Return a copy for a run that is in this phase and has read `places[name]` rows of each bucket."""
 
     def after(self, samples: range) -> tuple[int, Places]:
-        """Return the sample after these, and the number of rows read from each bucket before it ({} without a mix).
+        """Return the number of the sample after `samples`, and how many rows of each bucket are read by then ({} without a mix).
 
         At the end of the data fewer samples than requested may be available.
         """
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
-        """Write the samples whose indices are in `share` to the batch, and return the number of targets in all samples.
+        """Write those samples to the batch whose indices are in `share`, and return the number of targets in all samples.
 
         Raises DataExhausted if no rows are left.
         """

@@ -1,6 +1,7 @@
 """Blocks of text, the unit of work for encoding.
 
-Text is split into blocks by size alone, so the result does not depend on the number of workers. Workers parse JSON lines.
+Text is split into blocks by size alone, so the result does not depend on the number of workers. JSON lines are parsed by the
+workers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Lines(NamedTuple):
 
 
 class EveryText(list[str]):
-    """A list of texts in which empty texts count as documents, with only a BOS token."""
+    """A list of texts in which an empty text counts as a document that consists only of a BOS token."""
 
 
 Block = Lines | list[str]
@@ -83,7 +84,7 @@ def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
 
 
 def texts_of(block: Block) -> tuple[list[bytes], int]:
-    """Return the documents of a block in UTF-8, and the number of empty texts skipped."""
+    """Return the documents of a block in UTF-8, and the number of empty texts that were skipped."""
     texts: Iterable[str] = block if isinstance(block, list) else ()
     if isinstance(block, Lines):
         lines = io.BytesIO(block.data)

@@ -18,8 +18,8 @@ from pathlib import Path
 from ingot.data.prepare.pipeline import prepare, write_dataset
 from ingot.data.store.dataset import VERSION, Dataset, prepare_command
 from ingot.data.text.text_files import TEXT_FIELD, Buckets, file_bytes, file_identity
-from ingot.data.tokenizers import digest, open_unless_learned
-from ingot.data.tokenizers.by_name import learn_from
+from ingot.data.tokenizers.by_name import learn_from, open_unless_learned
+from ingot.data.tokenizers.tokenizer_base import digest
 from ingot.errors import DataError, Setting
 from ingot.runtime.locks import FolderLock
 from ingot.runtime.machine import cache_root
@@ -50,7 +50,7 @@ def sample_path(name: str, tokenizer: str) -> Path:
 
 
 def sample_bytes(name: str) -> int:
-    """Return the size of a bundled sample in bytes, including held-out text."""
+    """Return the size of a bundled sample in bytes, including the text that is held out for validation."""
     return len(lzma.decompress(_packed(name)))
 
 

@@ -32,6 +32,7 @@ from ingot.data.text.text_files import (
     WHAT,
     Buckets,
     NotUtf8,
+    Progress,
     adding_up,
     commits,
     count_documents,
@@ -41,8 +42,8 @@ from ingot.data.text.text_files import (
     is_readable,
     read_documents,
 )
-from ingot.data.tokenizers import Tokenizer, open_unless_learned
-from ingot.data.tokenizers.by_name import CHAR, learn_from
+from ingot.data.tokenizers import Tokenizer
+from ingot.data.tokenizers.by_name import CHAR, learn_from, open_unless_learned
 from ingot.errors import ConfigError, DataError
 from ingot.runtime.machine import made_by
 
@@ -51,7 +52,6 @@ log = logging.getLogger(__name__)
 SMALL_TEXT_BYTES, LARGER_TEXT = 1 << 19, "bpe:2048"  # default tokenizer: bytes for text up to this size, bpe:2048 for larger text
 FEW_DOCUMENTS = 20  # up to this many documents, the end of each is held out; with more, whole documents are held out
 VAL_FRACTION = 0.1
-Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 Piece = tuple[str, str]  # (split, text)
 Rule = Callable[[int], str]  # maps the index of a document to its split: the same for any number of workers and after a resume
 RuledBlocks = Iterator[tuple[Rule, Block]]
@@ -59,7 +59,7 @@ RuledBlocks = Iterator[tuple[Rule, Block]]
 
 @dataclass(frozen=True)
 class Into:
-    """A rule that assigns all documents to one split and, optionally, to one of its buckets."""
+    """A rule that assigns every document to the same split and, optionally, to one of the split's buckets."""
 
     split: str
     bucket: str | None = None
@@ -75,7 +75,7 @@ def first_documents(count: int) -> Rule:
 
 def spread_documents(fraction: float) -> Rule:
     """Return a rule that holds out document i where ceil(i * fraction) increases: evenly spaced, starting with the first."""
-    part = Fraction(str(fraction))  # exact: 0.1 is every tenth document, however many there are
+    part = Fraction(str(fraction))  # exact, so that 0.1 means every tenth document, however many documents there are
     above, below = part.numerator, part.denominator
     return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
 
@@ -127,8 +127,8 @@ def prepare(
 
     `tokenizer` is char, bpe:N or a name for `open_tokenizer`, which also receives `bos`; None chooses by the size of the text.
     `encoding` applies to all files; with `skip_unreadable` files that cannot be decoded are skipped. `workers` is the number of
-    encoding processes, by default one per CPU; the result does not depend on it.
-    `buckets` are the files of each bucket in both splits; `inputs` then only records where they came from.
+    encoding processes, by default one per CPU; the result does not depend on this number.
+    `buckets` are the files of each bucket in both splits; `inputs` then only records where these files came from.
     """
     started = time.monotonic()
     held_out_by = {
@@ -215,7 +215,7 @@ def prepare(
                 shard_tokens=shard_tokens,
             )
             if not manifest.splits["train"].documents:
-                raise DataError("no text is left to train on: all of it is held out; hold out less or give more text")
+                raise DataError("no text is left to train on, because all of it is held out; hold out less text or give more")
     return Prepared(
         folder=output,
         tokenizer=built.kind,
@@ -240,7 +240,7 @@ def _training_texts(blocks: RuledBlocks) -> Iterator[bytes]:
 
 @contextmanager
 def _naming_all_unreadable(files: Sequence[Path], encoding: str) -> Iterator[None]:
-    """If a file cannot be decoded, raise an error that counts all such files, and log their names."""
+    """If a file cannot be decoded, log the name of every such file and raise an error that says how many there are."""
     try:
         yield
     except NotUtf8:
@@ -276,9 +276,10 @@ def write_dataset(
     shard_tokens: int = SHARD_TOKENS,
 ) -> Manifest:
     """Write the folder `output` from (split, text) pairs, atomically."""
-    blocks = _piece_blocks(pieces)
     with staged(output, False) as stage:
-        manifest, _, _ = fill_folder(stage, lambda _: blocks, tokenizer, 1, source=source, shard_tokens=shard_tokens)
+        manifest, _, _ = fill_folder(
+            stage, lambda _: _piece_blocks(pieces), tokenizer, 1, source=source, shard_tokens=shard_tokens
+        )
     return manifest
 
 
@@ -293,15 +294,15 @@ def fill_folder(
     prefix: str = "",
     tell: Callable[[range], None] = lambda documents: None,
 ) -> tuple[Manifest, Point, int]:
-    """Write the files of a prepared folder, or the remaining ones after an interruption; file names begin with `prefix`.
+    """Write the files of a prepared folder, or finish them after an interruption; file names begin with `prefix`.
 
-    `tell` is called after each block with the range of its documents. Return the manifest, the end point, and the number of
-    documents kept from an interrupted run.
+    `tell` is called after each block with the numbers of the block's documents. Return the manifest, the final state of the work,
+    and the number of documents kept from an interrupted run.
     """
     begin = Point.model_validate(stage.saved or {})
     for path in stage.folder.iterdir():
         if path.name not in {JOURNAL, *begin.files()}:
-            path.unlink()  # written after the point from which the work resumes
+            path.unlink()  # the file was written after the point from which the work resumes
     rules: deque[Rule] = deque()
 
     def noted() -> Iterator[Block]:

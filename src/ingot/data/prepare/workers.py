@@ -23,7 +23,7 @@ from ingot.errors import IngotError, RunError
 from ingot.runtime.processes import cpu_count, python_command
 
 SMALL_BYTES = 1 << 23  # inputs up to this size are encoded faster than worker processes start
-BLOCKS_AHEAD = 8  # blocks in flight per worker: read but not yet written
+BLOCKS_AHEAD = 8  # number of blocks per worker that have been read but not yet written
 BOOT = "from ingot.data.prepare.workers import run_worker; run_worker()"
 
 Engine = Callable[[Iterable[Block]], Iterator[Encoded]]
@@ -38,7 +38,7 @@ def in_order(blocks: Iterable[Block], submit: Callable[[Block], Future[Encoded]]
     while True:
         try:
             block = next(source, None)
-        except IngotError as error:  # raised only after the earlier blocks, which may have errors too
+        except IngotError as error:  # raised after the results of the earlier blocks, which may be errors too
             block, problem = None, error
         if block is not None:
             weight = sum(map(len, block)) if isinstance(block, list) else len(block.data)  # bytes or characters

@@ -1,9 +1,9 @@
 """Datasets: opened token data of any format, and Ingot's own format, the prepared folder.
 
-A prepared folder contains shards, a document index per split, and dataset.json, which describes them. Opening it runs only cheap
-checks (names, headers, sizes, counts); an index is checked on first use, and verify/ reads every byte. The fingerprint covers the
-tokenizer and the splits but not their source: the same text prepared on another machine is the same data. formats/ opens the
-token files of other programs.
+A prepared folder contains shards, a document index per split, and dataset.json, which describes them. Opening the folder
+runs only cheap checks (names, headers, sizes, counts); an index is checked on first use, and verify/ reads every byte. The
+fingerprint covers the tokenizer and the splits but not where the text came from: the same text prepared on another machine has
+the same fingerprint. formats/ opens the token files of other programs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ingot.data import SPLITS
 from ingot.data.store.documents import Document, Marks, check_index_size, cut, open_index, starts_at_marks
 from ingot.data.store.shards import AGAIN, DataProblem, OpenTokens, TokenStream, open_shard, read_header
 from ingot.data.text.text_files import kind_of
-from ingot.data.tokenizers import Tokenizer, digest, from_spec
-from ingot.data.tokenizers.tokenizer_base import PACKED, IdType, NoSpacePiece
+from ingot.data.tokenizers import Tokenizer, from_spec
+from ingot.data.tokenizers.tokenizer_base import PACKED, IdType, NoSpacePiece, digest
 from ingot.errors import DataError, Setting
 from ingot.runtime.files import open_to_read, read_json
 
@@ -66,7 +66,8 @@ class BucketRecord(_Record):
 class SplitRecord(_Record):
     """One split: its shards and its buckets, if it has any, in the order of the token stream.
 
-    `bytes` is the UTF-8 size of the original text, `piece_bytes` that of the decoded tokens; equal for a lossless tokenizer.
+    `bytes` is the UTF-8 size of the original text and `piece_bytes` that of the decoded tokens; a lossless tokenizer makes them
+    equal.
     """
 
     documents: Count
@@ -275,8 +276,8 @@ class Dataset:
     def open(cls, path: Path | str, fitting: str = "byte", *, strict: bool = True) -> Dataset:
         """Open a prepared folder and check the headers, sizes and counts of its files.
 
-        With `strict` the first problem raises; otherwise all are collected. `fitting` is the tokenizer to suggest if the path is
-        not a prepared folder.
+        With `strict` the first problem raises an error; otherwise all problems are collected. `fitting` is the tokenizer that the
+        error message suggests if the path is not a prepared folder.
         """
         folder, problems, splits = Path(path), list[DataProblem](), dict[str, Split]()
         if strict and not (folder / MANIFEST).is_file():
@@ -396,7 +397,7 @@ def prepare_command(source: Path | str, output: Path | str, tokenizer: str = "by
 
 @dataclass
 class SplitCounts:
-    """Counts of a split; None means unknown. `bytes` is the size of the original text, `piece_bytes` of the decoded tokens."""
+    """Counts of a split, None if unknown. `bytes` is the size of the original text, `piece_bytes` that of the decoded tokens."""
 
     documents: int | None
     tokens: int

@@ -24,14 +24,14 @@ INDEX_PART = 1 << 20  # index entries checked at a time
 
 @dataclass(frozen=True)
 class Marks:
-    """The id before each document (BOS) and the id after it (EOS); a format uses one of them."""
+    """The id before each document (BOS) and the id after each document (EOS); a format uses only one of the two."""
 
     bos: int | None = None
     eos: int | None = None
 
 
 def marks_of(tokenizer: Tokenizer) -> Marks:
-    """Return the ids before and after documents; a vocabulary with only one of them uses it for both."""
+    """Return the ids before and after documents; if the vocabulary has only one of the two ids, it is used for both."""
     bos, eos = tokenizer.bos, tokenizer.eos
     return Marks(eos if bos is None else bos, bos if eos is None else eos)
 
@@ -44,8 +44,8 @@ def ends_of(tokenizer: Tokenizer) -> list[int]:
 def cut(stream: TokenStream, marks: Marks, ends_first: bool) -> Iterator[Document]:
     """Yield the documents of a stream without an index, in which a separator precedes or follows each document.
 
-    Separators follow documents if the last token is one and the first is not; if both are, `ends_first` decides. Without any
-    separator the stream is one document. Tokens before the first BOS id are a document too.
+    Separators follow documents if the last token of the stream is a separator and the first token is not; if both are separators,
+    `ends_first` decides. A stream without separators is one document. Tokens before the first BOS id are a document too.
     """
     if not stream.tokens:
         return
@@ -72,7 +72,7 @@ def check_index_size(path: Path, documents: int) -> None:
 
 
 def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> NDArray[np.uint64]:
-    """Memory-map a document index (each start, then the end of the last); raise ValueError if it is damaged."""
+    """Memory-map a document index (all starts, then the end of the last document); raise ValueError if it is damaged."""
     check_index_size(path, documents)
     starts = map_tokens(path, "<u8", 0, documents + 1)
     for first in range(0, documents, INDEX_PART):
@@ -81,16 +81,16 @@ def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> N
             begin, after = part[falls[0]], part[falls[0] + 1]
             raise ValueError(f"does not increase: document {first + falls[0]:,} begins at {begin:,} and the next at {after:,}")
     if starts[0] != 0 or starts[-1] != tokens:
-        raise ValueError(f"goes from {starts[0]:,} to {starts[-1]:,} instead of from 0 to {tokens:,}")
+        raise ValueError(f"goes from token {starts[0]:,} to {starts[-1]:,} instead of from 0 to {tokens:,}")
     if sha256 is not None and file_sha256(path) != sha256:
         raise ValueError("has changed since it was written: its checksum differs")
     return starts
 
 
 def starts_at_marks(tokens: int, marks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return document starts, then the end of the last: a document begins at each separator and at the first token.
+    """Return the starts of documents, then the end of the last: a document begins at each separator and at the first token.
 
-    In formats with EOS ids, each document therefore begins with the EOS id of the previous one.
+    In formats with EOS ids, each document therefore begins with the EOS id of the previous document.
     """
     first = [0] if tokens and (not len(marks) or marks[0]) else []
     return np.concatenate([np.array(first, np.int64), marks, np.array([tokens], np.int64)])

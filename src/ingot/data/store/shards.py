@@ -61,7 +61,7 @@ BUFFER_BYTES = 1 << 20
 class TokenWriter:
     """Writes tokens to a file; with `header`, to a shard whose header is written last, so that no unfinished file looks complete.
 
-    `written` is the number of tokens that an interrupted process saved in this file; anything after them is truncated.
+    `written` is the number of tokens that an interrupted process saved in this file; everything after these tokens is cut off.
     """
 
     def __init__(self, path: Path, files: ExitStack, dtype: str = "<u2", written: int = 0, header: bool = False) -> None:
@@ -181,7 +181,7 @@ class TokenStream:
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Copy tokens start..stop, into `out` (of any integer dtype) if it is given."""
         if not 0 <= start <= stop <= self.tokens:
-            raise IndexError(f"tokens {start} to {stop} of a stream of {self.tokens}")
+            raise IndexError(f"tokens {start} to {stop} are out of range for a stream of {self.tokens} tokens")
         out, filled = np.empty(stop - start, self.dtype) if out is None else out[: stop - start], 0
         for part in self._parts(start, stop):
             out[filled : filled + len(part)] = part
@@ -199,7 +199,7 @@ class TokenStream:
             part = self.shard(number)[begin : begin + min(stop - start, CHUNK_TOKENS)]
             if part.dtype.itemsize > self.dtype.itemsize and (largest := int(part.max(initial=0))) > np.iinfo(self.dtype).max:
                 limit = f"ids above {np.iinfo(self.dtype).max:,} do not fit the tokenizer's {8 * self.dtype.itemsize}-bit ids"
-                raise DataError(f"{self.paths[number]} holds token {largest:,}: {limit}; give the tokenizer that made them")
+                raise DataError(f"{self.paths[number]} holds token {largest:,}: {limit}; give the tokenizer that made the tokens")
             yield part
             start += len(part)
             number += start == self._ends[number]

@@ -2,7 +2,7 @@
 
 The writing process locks the folder. A folder left by a killed process is resumed by the next one if its journal records the same
 work, and removed otherwise. The journal is JSON lines: a description of the work, then the points from which it can resume. An
-existing output is overwritten only if it contains nothing but token data of any format: it may be the only copy of a text.
+existing output is overwritten only if it contains nothing but token data: any other file may be the only copy of a text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EVIDENCE = re.compile(r"dataset\.json|train\.bin|.*\.idx")  # files that identif
 
 
 class StagedFolder:
-    """A staging folder and its journal; `saved` is the journal's last resume point, None for new work."""
+    """A staging folder and its journal; `saved` is the last resume point in the journal, or None for new work."""
 
     def __init__(self, folder: Path, work: Any, saved: Any = None) -> None:
         self.folder, self.work, self.saved = folder, work, saved
@@ -132,7 +132,7 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 
 def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) -> Any:
-    """Return the last resume point of a killed process that did the same work. Without one, empty the folder and return None."""
+    """Return the last resume point of a killed process that did the same work; if there is none, empty the folder."""
     why = "this command cannot resume from them"
     try:
         links = any(path.is_symlink() for path in folder.rglob("*"))  # never write through symlinks

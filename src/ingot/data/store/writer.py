@@ -31,7 +31,7 @@ SAVE_TOKENS = 1 << 25  # tokens written between two points from which interrupte
 
 
 class SavedSplit(BaseModel):
-    """The state of a split that is being written: totals, finished shards and the contents of the unfinished one."""
+    """The state of a split that is being written: totals, finished shards, and the counts of the unfinished shard."""
 
     model_config = ConfigDict(strict=True)
 
@@ -59,7 +59,7 @@ class SavedSplit(BaseModel):
 
 
 class Point(BaseModel):
-    """Progress of the work: blocks and documents done, empty texts, and the saved state of each split by file name."""
+    """The progress of the work: numbers of blocks, documents and empty texts so far, and the saved states of the splits."""
 
     blocks: Count = 0
     documents: Count = 0
@@ -132,7 +132,7 @@ class SplitWriter:
             number, begin = whole, int(ends[whole - 1])
 
     def add_document(self, parts: Iterable[IdArray]) -> None:
-        """Add one document of which only the tokens are known, given in parts because it may be larger than memory."""
+        """Add one document without its text; its tokens are given in parts, because they may be larger than memory."""
         start, state = self.state.tokens, self.state
         tokens, size = self._write_document(parts)
         if tokens:
@@ -210,7 +210,7 @@ class SplitWriter:
 
 
 class Encoded(NamedTuple):
-    """Encoded documents: concatenated ids and, per document, its token count, text bytes and decoded bytes."""
+    """Encoded documents: their concatenated ids, and the token count, text bytes and decoded bytes of each document."""
 
     ids: IdArray
     tokens: NDArray[np.int64]

@@ -30,6 +30,7 @@ from ingot.runtime.files import open_to_read, reading
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 UTF8 = "utf-8"
 CODECS = (".gz", ".xz", ".zst")
 CHUNK_BYTES = 1 << 18  # bytes read from the disk at once
@@ -154,7 +155,7 @@ def parquet_rows(
 
 
 def field_text(record: Any, name: str) -> str:
-    """Return the text of a record, or raise an error that says what is wrong with it."""
+    """Return the text of a record, or raise an error that says what is wrong with the record."""
     if not isinstance(record, dict):
         raise DataError(f"expected a JSON object with a field {name!r}, found {type(record).__name__}")
     if name not in record:
@@ -316,7 +317,7 @@ def folder_of(path: Path) -> str:
 
 
 def commits(files: Iterable[Path]) -> dict[str, str]:
-    """Return the commit of each dataset, read from the paths of its files in the hub's cache."""
+    """Return the commit of each dataset from the hub; the paths of the files in the hub's cache contain it."""
     matches = (CACHED.search(str(path)) for path in files)
     return {match["repository"].replace("--", "/"): match["commit"] for match in matches if match}
 
@@ -334,7 +335,7 @@ def file_bytes(path: Path) -> int:
         return path.stat().st_size
 
 
-def adding_up(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+def adding_up(progress: Progress | None, total: int) -> Callable[[int], None]:
     """Return an `advance` callback that accumulates byte counts and reports (done, total) to `progress`."""
     done = 0
 
@@ -374,7 +375,7 @@ def count_documents(files: Iterable[Path], text_field: str, limit: int, encoding
 
 
 def kind_of(path: Path) -> str:
-    """Return the suffix that determines how to read a file, without the compression suffix; "" if it is unsupported."""
+    """Return the suffix that says how to read a file, without a compression suffix; "" if the file's type is not supported."""
     suffix = path.suffix.lower()
     if suffix in CODECS:
         inner = path.with_suffix("").suffix.lower()
@@ -402,7 +403,7 @@ Buckets = dict[str, dict[str, list[Path]]]  # split -> bucket -> files
 
 
 def find_buckets(folder: Path, wanted: Callable[[Path], object]) -> Buckets:
-    """Return the files of each bucket in train/BUCKET/ and val/BUCKET/ for which `wanted` is True, sorted; {} if there are none.
+    """Return those files in train/BUCKET/ and val/BUCKET/ for which `wanted` is true, by split and bucket; {} if there are none.
 
     A bucket with files in only one split is an error.
     """

@@ -5,15 +5,14 @@ Each kind has its own file. Tokenizer libraries are imported on first use, so th
 
 from __future__ import annotations
 
-from ingot.data.tokenizers.by_name import from_spec, open_tokenizer, open_unless_learned
+from ingot.data.tokenizers.by_name import from_spec, open_tokenizer
 from ingot.data.tokenizers.gpt2_bpe import GPT2Tokenizer
 from ingot.data.tokenizers.hf_json import HFTokenizer
 from ingot.data.tokenizers.plain import ByteTokenizer, CharTokenizer, NumberTokenizer
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from ingot.data.tokenizers.tokenizer_base import MAX_VOCABULARY, Tokenizer, digest
+from ingot.data.tokenizers.tokenizer_base import Tokenizer
 
 __all__ = [
-    "MAX_VOCABULARY",
     "ByteTokenizer",
     "CharTokenizer",
     "GPT2Tokenizer",
@@ -21,8 +20,6 @@ __all__ = [
     "NumberTokenizer",
     "SentencePieceTokenizer",
     "Tokenizer",
-    "digest",
     "from_spec",
     "open_tokenizer",
-    "open_unless_learned",
 ]

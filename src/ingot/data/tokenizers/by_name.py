@@ -56,7 +56,7 @@ def from_spec(spec: Mapping[str, Any]) -> Tokenizer:
 
 
 def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
-    """Open a tokenizer. `bos` is the BOS token's name, if a tokenizer.json does not specify one; "" means none."""
+    """Open a tokenizer. `bos` names the BOS token if a tokenizer.json does not define a BOS token; "" means no BOS token."""
     if name in ("byte", "gpt2") or is_learned(name):
         _refuse_bos(bos, name)
     if name in ("byte", "gpt2"):
@@ -83,7 +83,7 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
 
 
 def open_unless_learned(name: str, bos: str | None = None) -> Tokenizer | None:
-    """Open a tokenizer; return None for a valid name of one that is learned from text, which does not accept `bos`."""
+    """Open a tokenizer; return None if it has to be learned from text, after checking that its name is valid without `bos`."""
     if not is_learned(name) or bos is not None:
         return open_tokenizer(name, bos)
     if name != CHAR:
@@ -97,7 +97,7 @@ def is_learned(name: str) -> bool:
 
 
 def is_learned_as(name: str, tokenizer: Tokenizer, recorded_name: str | None) -> bool:
-    """Return True if this tokenizer was learned as `name`; `recorded_name` is the name it was learned under, if known.
+    """Return True if a tokenizer was learned as `name`; `recorded_name` is the name it was learned under, if known.
 
     A text may yield fewer than N tokens, so the vocabulary size is compared only if no name was recorded.
     """
@@ -108,7 +108,7 @@ def is_learned_as(name: str, tokenizer: Tokenizer, recorded_name: str | None) ->
 
 
 def bpe_size(name: str) -> int:
-    """Return the N of `bpe:N`."""
+    """Return the vocabulary size N of a tokenizer's name `bpe:N`."""
     size = name.removeprefix(BPE)
     if not (size.isascii() and size.isdigit() and 257 <= int(size) <= NARROW):
         raise ConfigError(f"{name} does not say how many ids to learn; give {BPE}N, with N from 257 to {NARROW:,}")

@@ -98,7 +98,7 @@ class HFTokenizer(FileTokenizer):
 
 
 def from_json(contents: bytes, bos: str | None = None) -> HFTokenizer:
-    """Build a tokenizer from a tokenizer.json. `bos` is the BOS token's name; "": no BOS; None: taken from the file."""
+    """Build a tokenizer from a tokenizer.json. `bos` names the BOS token; "" means no BOS token, None the one in the file."""
     tokenizer = _build(contents)
     specials = _specials(tokenizer)
     if bos is None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import io
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice, product
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Literal
 
-from ingot.data.text.text_files import WHAT, adding_up, file_bytes, find_files, read_documents
+from ingot.data.text.text_files import WHAT, Progress, adding_up, file_bytes, find_files, read_documents
 from ingot.data.tokenizers.gpt2_bpe import END_OF_TEXT
 from ingot.data.tokenizers.hf_json import from_json
 from ingot.data.tokenizers.sentencepiece import SentencePieceTokenizer, folded, message_parts
@@ -98,7 +98,7 @@ def train_tokenizer(
     documents: int | None = None,
     text_field: str = "text",
     mark_capitals: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Tokenizer:
     """Learn a vocabulary from text files, or from their first `documents` documents, and write it to one file.
 

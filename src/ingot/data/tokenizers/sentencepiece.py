@@ -36,7 +36,7 @@ NORMALISERS, JOINED = (b"nfkc", b"nmt_nfkc", b"nfkc_cf", b"nmt_nfkc_cf"), set("<
 
 
 def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
-    """Return the spaces that begin words and the punctuation that begins words after a letter or digit; None if unprovable."""
+    """Return the spaces that begin words, and the punctuation that begins words after a letter or digit; None without a proof."""
     fields = list(message_fields(contents))
     trainer, normaliser = (dict(message_fields(b"".join(value for key, value in fields if key == part))) for part in (2, 3))
     folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # folds: runs of spaces collapse to one space
@@ -95,7 +95,7 @@ UNFINISHED = re.compile(rb"\xee\x80(?:\x80 ?|\x81 ?[a-z]?)\Z")
 
 
 def folded(text: str) -> str:
-    """Collapse white space, which SentencePiece itself does everywhere except before a mark."""
+    """Collapse runs of white space; SentencePiece itself does so everywhere except before a capital mark."""
     return SPACES.sub(" ", DROPPED.sub("", text)).strip(" ")
 
 

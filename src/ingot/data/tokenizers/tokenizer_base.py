@@ -74,7 +74,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
-        """Decode `ids` to UTF-8 bytes; special ids have none. `at_start`: no text precedes them."""
+        """Decode `ids` to UTF-8 bytes; special ids have no bytes. `at_start`: no text precedes the ids."""
 
     @abstractmethod
     def token_bytes(self) -> NDArray[np.int32]:
@@ -109,7 +109,7 @@ class Tokenizer(ABC):
         return bool(self._sizes[self._rows([token])][0] == 0)
 
     def at_start_after(self, ids: Ids, at_start: bool) -> bool:
-        """Return True if a new text starts after these ids; `at_start`: True if one starts before them."""
+        """Return True if a new text starts after these ids; `at_start`: True if a text starts with the first of these ids."""
         return self.is_special(int(ids[-1]))
 
     def unfinished(self, ids: Ids) -> int:
@@ -142,7 +142,7 @@ class Tokenizer(ABC):
 
 
 def utf8(text: str) -> bytes:
-    """Encode a text as UTF-8; raise an error that names the character if that is not possible."""
+    """Encode `text` as UTF-8; if it contains half a surrogate pair, raise an error that gives the position."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

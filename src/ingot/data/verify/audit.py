@@ -1,8 +1,8 @@
 """Examine a folder of tokens: `inspect` summarises its splits, and `audit` reads every byte and lists all defects.
 
 Tokens are counted in chunks of mapped shards, so memory grows only with the number of documents (8 bytes each). A check is
-skipped if something it depends on is already known to be broken, so that one defect is not reported ten times. Scripts rely on
-the codes, so they never change; a new kind of problem gets a new code.
+skipped if the data that it depends on is already known to be broken, so that one defect is not reported ten times. Scripts rely
+on the codes, so they never change; a new kind of problem gets a new code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ingot.data.formats.shard_folder import paired_tokenizer
 from ingot.data.store.dataset import MANIFEST, Dataset, Documents, Split, SplitCounts, tokenizer_problem
 from ingot.data.store.documents import starts_at_marks
 from ingot.data.store.shards import TOKEN_BYTES, DataProblem
-from ingot.data.text.text_files import adding_up
+from ingot.data.text.text_files import Progress, adding_up
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.by_name import HEAD, round_trips
 from ingot.data.tokenizers.tokenizer_base import NARROW, OUTSIDE
@@ -40,9 +40,9 @@ OnTokens = Callable[[int], None]  # called with the number of tokens just read
 
 
 def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
-    """Open a folder and collect its problems; the tokenizer is None only if it cannot be read.
+    """Open a folder and collect its problems; the dataset has no tokenizer only if the tokenizer cannot be read.
 
-    `tokenizer` is the one that produced other programs' tokens; for a prepared folder it must match the recorded one.
+    `tokenizer` produced the tokens of another program's data; for a prepared folder it must match the recorded tokenizer.
     """
     with reading(path):
         if not path.is_dir():
@@ -81,8 +81,9 @@ def _try_tokenizer(dataset: Dataset, name: str | None) -> Tokenizer | None:
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Counts from one pass; `ids` counts each id of the vocabulary and some above it; its last entry counts all larger ids.
+    """Counts from one pass over a split.
 
+    `ids` counts how often each id of the vocabulary, and some ids above it, occur; the last entry counts all larger ids.
     `outside` is the position of the first token outside the vocabulary.
     """
 
@@ -221,13 +222,12 @@ FOLDS = (
     "the tokens are right, but the tokenizer normalises this text; bits per byte of the original text stay right: for those of "
     "the decoded tokens use a lossless tokenizer (--kind bpe), or raise --byte-gap"
 )
-Progress = Callable[[int, int], None]  # called with (bytes done, total bytes)
 OTHER = "give the tokenizer that made the tokens, or prepare the text again"
 
 
 @dataclass(frozen=True)
 class TrainComparison:
-    """The comparison of the validation split with the train split of a folder; `runs` counts the word n-grams of validation."""
+    """A comparison of the validation split with a train split; `runs` is the number of word n-grams in the validation split."""
 
     against: str
     documents: int
@@ -334,7 +334,7 @@ class ComparedSplit:
 def _audit_split(
     dataset: Dataset, split: Split, byte_gap: float | None, advance: OnTokens
 ) -> tuple[ComparedSplit | None, SplitCounts]:
-    """Check a split and return it for comparison (None if its tokens do not match the tokenizer), with its counts.
+    """Check a split; return it for comparison (None if its tokens do not match the tokenizer), and the split's counts.
 
     Decoding with the wrong tokenizer gives meaningless text, so such a split is neither counted nor compared.
     """
@@ -382,7 +382,7 @@ def _audit_split(
 
 
 def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] | None, problems: list[DataProblem]) -> bool:
-    """Check that every document starts with the BOS id, and that it occurs nowhere else."""
+    """Check that every document starts with the BOS id, and that this id occurs nowhere else."""
     split, bos, marks = side.split, side.tokenizer.bos, counts.marks
     is_windows = index is not None and not split.is_prepared  # gpt-simple's windows end with EOS instead
     if bos is None or not split.tokens or is_windows:
@@ -398,7 +398,7 @@ def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] |
 
 
 def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, problems: list[DataProblem]) -> None:
-    """Check that the decoded size matches the recorded one, and the original text's size up to the allowed gap."""
+    """Check that the decoded size equals the recorded size, and is within the allowed gap of the original text's size."""
     split, record, counted, lossless = side.split, side.split.record, counts.piece_bytes, side.tokenizer.lossless
     file, place = str(split.folder / MANIFEST), f"splits.{split.name}"
     if record.piece_bytes is not None and counted != record.piece_bytes:
@@ -425,7 +425,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True)
 class Match:
-    """A validation document that occurs in train, and the train document that equals it or has most n-grams in common with it.
+    """A validation document that occurs in train, and the train document that equals it or shares the most n-grams with it.
 
     `kind`: equal tokens; equal words (ignoring case, white space and punctuation); or a `share` of the n-grams in common.
     """
@@ -478,9 +478,9 @@ def find_overlap(
 
 
 def _hashed_documents(side: ComparedSplit, run_words: int, on_tokens: OnTokens) -> Iterator[tuple[bytes, Hashes]]:
-    """Yield a key for each document, equal for copies, and the hashes of its word n-grams.
+    """Yield the key of each document, which is the same for copies, and the hashes of the document's word n-grams.
 
-    The key is a hash of the words or, in a document without words, of the text; b"" if it has no text.
+    The key is a hash of the words or, in a document without words, of the text; a document without text has the key b"".
     """
     for start, stop in pairwise(map(int, side.starts)):
         parts, texts = [], []
@@ -508,7 +508,7 @@ def _word_borders() -> dict[int, str]:
 
 
 def run_hashes(words: Hashes, count: int) -> Hashes:
-    """Return a polynomial hash of each n-gram of `count` words, composed from n-grams half as long."""
+    """Return a polynomial hash of each n-gram of `count` words, computed from the hashes of n-grams half as long."""
     if count == 1 or len(words) < count:
         return words[: max(0, len(words) - count + 1)]
     half = count // 2
