@@ -50,12 +50,9 @@ class Saved:
     state: dict[str, Any]
 
     @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
     def kind(self) -> Literal["regular", "shutdown", "final"]:
-        return "final" if self.name == FINAL else "shutdown" if self.name.endswith(SHUTDOWN) else "regular"
+        name = self.path.name
+        return "final" if name == FINAL else "shutdown" if name.endswith(SHUTDOWN) else "regular"
 
     @property
     def run(self) -> Path | None:

@@ -41,7 +41,6 @@ LLAMA_SIZES = {
 class Layout:
     """Hugging Face's layout of one model family. Tensor names exclude `prefix`, which only some files have."""
 
-    shown: str
     prefix: str
     written_prefix: str  # prefix in files that we write: none for GPT-2, as on the hub, or MLX could not read them
     embedding: str
@@ -186,7 +185,6 @@ def _llama_tensors(settings: Mapping[str, Any]) -> Tensors:
 
 LAYOUTS = {
     "gpt2": Layout(
-        "GPT-2",
         "transformer.",
         "",
         "wte.weight",
@@ -203,7 +201,6 @@ LAYOUTS = {
         _gpt2_tensors,
     ),
     "llama": Layout(
-        "Llama",
         "model.",
         "model.",
         "embed_tokens.weight",
@@ -297,12 +294,12 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     records = []
     for name, (ours, shape) in tensors.items():
         if (record := found.get(name)) is None:
-            raise CheckpointError(f"{folder} has no tensor {name}; it is not a {layout.shown}, or it is incomplete")
+            raise CheckpointError(f"{folder} has no tensor {name}; it is not a complete {kind} model")
         if record.shape != shape:
             raise CheckpointError(f"{folder}: {name} has shape {list(record.shape)}, but {CONFIG} implies {list(shape)}")
         records.append(_turned(record, ours, name.endswith(layout.transposed)))
     if unknown := sorted(name for name in found.keys() - tensors.keys() if not layout.buffers.fullmatch(name)):
-        raise CheckpointError(f"{folder} has a tensor {unknown[0]!r:.100} that {layout.shown} does not have; it is another model")
+        raise CheckpointError(f"{folder} has a tensor {unknown[0]!r:.100} that {kind} models do not have")
     return records, settings
 
 
@@ -330,13 +327,13 @@ def write_model(
     whole = {**settings, "vocab_size": embedding.shape[0], "context": places.shape[0] if places else settings["context"]}
     tensors = layout.tensors(whole)
     if unknown := sorted(found.keys() - {ours for ours, _ in tensors.values()}):
-        raise CheckpointError(f"{layout.shown}'s layout has no tensor {unknown[0]}")
+        raise CheckpointError(f"a {settings['family']} model has no tensor {unknown[0]}")
     stored = []
     for name, (ours, shape) in tensors.items():
         record = found.get(ours)
         if record is None:
             if not name.endswith("bias"):
-                raise CheckpointError(f"the model has no tensor {ours}; it is not a complete {layout.shown}")
+                raise CheckpointError(f"the model has no tensor {ours}; it is not a complete {settings['family']} model")
             zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))  # their model has biases that ours may lack
             record = TensorRecord(name, embedding.dtype, shape, zeros)
         written = name if name == HEAD else layout.written_prefix + name

@@ -142,7 +142,7 @@ def test_the_newest_step_is_the_newest_whatever_is_called_final(tmp_path: Path) 
     fake(tmp_path, "checkpoint-20.partial", 20)
     fake(tmp_path, "checkpoint-24", 24)
     (tmp_path / "checkpoints/checkpoint-24/trainer_state.json").write_text("{")
-    names = [saved.name for saved in saved_checkpoints(tmp_path)]
+    names = [saved.path.name for saved in saved_checkpoints(tmp_path)]
     assert names == ["checkpoint-8", "final", "checkpoint-16-shutdown", "checkpoint-16"]
 
 

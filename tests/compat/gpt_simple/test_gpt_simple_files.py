@@ -36,7 +36,7 @@ def strict(path: Path) -> dict[str, Any]:
 
 def test_its_files_lie_beside_ours_and_say_what_it_would_say(our_run: Path) -> None:
     out = our_run / "out"
-    names = {saved.name: saved.step for saved in saved_checkpoints(out)}
+    names = {saved.path.name: saved.step for saved in saved_checkpoints(out)}
     assert names == {"checkpoint-4": 4, "checkpoint-8": 8, "checkpoint-12": 12, "final": 12}
     state = strict(out / ".run_state.json")
     assert tuple(sorted(state)) == RUN_STATE
@@ -77,7 +77,7 @@ def test_the_original_generates_from_shows_and_trains_on_in_our_folder(our_copy:
     assert open_weights(Path("out")).path.name == "final"  # the original's is the newer one now
     # and back again
     assert main(["-q", "train", "--config", "config.yaml", "--training.max_steps", "18"]) == 0
-    assert {saved.name: saved.step for saved in saved_checkpoints(our_copy / "out")}["final"] == 18
+    assert {saved.path.name: saved.step for saved in saved_checkpoints(our_copy / "out")}["final"] == 18
     assert open_weights(Path("out")).path.name == "step-00000018"
 
 
@@ -89,7 +89,7 @@ def greedy(tokens: int) -> Any:
 
 def test_a_finished_run_that_goes_on_is_newest_at_its_newest_step(our_copy: Path) -> None:
     assert main(["-q", "train", "--config", "config.yaml", "--training.max_steps", "14"]) == 0
-    found = {saved.name: saved.step for saved in saved_checkpoints(our_copy / "out")}
+    found = {saved.path.name: saved.step for saved in saved_checkpoints(our_copy / "out")}
     assert found == {"checkpoint-4": 4, "checkpoint-8": 8, "checkpoint-12": 12, "final": 14}
     assert strict(Path("out/checkpoints/final/trainer_state.json"))["lineage"]["resumed_from"] == "out/checkpoints/final"
 
@@ -104,14 +104,14 @@ def test_final_of_a_run_that_went_on_is_not_taken_for_the_newest_for_ever(our_co
     if not regular:
         shutil.rmtree(our_copy / "out/checkpoints/checkpoint-8")
     files.saved(Path("out/checkpoints/step-00000012"), "shutdown")
-    found = {saved.name: saved.step for saved in saved_checkpoints(Path("out"))}
+    found = {saved.path.name: saved.step for saved in saved_checkpoints(Path("out"))}
     assert found == {"checkpoint-4": 4, "checkpoint-8": 8, "checkpoint-12-shutdown": 12}
 
 
 def kept_of(names: list[str], keep_last: int | None, keep_every: int) -> list[str]:
     saved = [Saved(Path("checkpoints") / name, int(name.split("-")[1]) if "-" in name else 1000, {}) for name in names]
     kept = to_keep([(one.step, one.kind) for one in saved], keep_last, keep_every)
-    return [one.name for one in saved if (one.step, one.kind) in kept]
+    return [one.path.name for one in saved if (one.step, one.kind) in kept]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_stop_has_a_name_of_its_own_and_the_newest_is_kept(our_copy: Path) -> 
     assert strict(Path("out/checkpoints/checkpoint-8-shutdown/trainer_state.json"))["lineage"]["is_shutdown_checkpoint"] is True
     assert strict(Path("out/.run_state.json"))["latest_checkpoint"] == "out/checkpoints/checkpoint-8-shutdown"
     files.saved(Path("out/checkpoints/step-00000012"), "shutdown")
-    assert [s.name for s in saved_checkpoints(Path("out")) if "shutdown" in s.name] == ["checkpoint-12-shutdown"]
+    assert [s.path.name for s in saved_checkpoints(Path("out")) if s.kind == "shutdown"] == ["checkpoint-12-shutdown"]
 
 
 def test_what_a_kill_kept_from_being_written_is_written_by_the_next_session(our_copy: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_a_kill_kept_from_being_written_is_written_by_the_next_session(our_
     left = our_copy / "out/checkpoints/.final.0a1b2c3d.tmp"
     left.mkdir()
     reporter_of(our_copy).begin(begin(12))
-    found = {saved.name: saved.step for saved in saved_checkpoints(Path("out"))}
+    found = {saved.path.name: saved.step for saved in saved_checkpoints(Path("out"))}
     assert found == {"checkpoint-4": 4, "checkpoint-8": 8, "checkpoint-12": 12, "final": 12} and not left.exists()
 
 

@@ -290,14 +290,14 @@ def test_force_begins_anew_and_leaves_what_it_did_not_write(cli: Cli, gpts: Path
     assert "Resuming" not in said.err and "--force deletes in out" in said.err
     assert (gpts / "out/notes.txt").read_text() == "mine"
     saved = saved_checkpoints(gpts / "out")
-    assert {one.name: one.step for one in saved} == {"checkpoint-4": 4, "final": 4}
+    assert {one.path.name: one.step for one in saved} == {"checkpoint-4": 4, "final": 4}
     assert all(read_model(one.path)["layers"] == 1 for one in saved)
 
 
 def test_force_over_a_finished_run_of_the_original_begins_anew(cli: Cli, their_copy: Path) -> None:
     said = cli(*TRAIN, "--training.max_steps", 4, "--force")
     assert "Resuming" not in said.err and "--force deletes in out: .run_state.json, tokenizer, checkpoints/ (4)" in said.err
-    assert {one.name: one.step for one in saved_checkpoints(their_copy / "out")} == {"checkpoint-4": 4, "final": 4}
+    assert {one.path.name: one.step for one in saved_checkpoints(their_copy / "out")} == {"checkpoint-4": 4, "final": 4}
 
 
 def test_a_run_that_was_killed_by_stop_is_stopped_in_its_run_state(cli: Cli, our_copy: Path) -> None:

@@ -88,7 +88,6 @@ def tokenize(
 
 
 def _tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, rule: WindowRule, encode: Engine) -> FileCounts:
-    """Tokenize a file of JSON lines to STEM.bin and STEM.idx."""
     counts, width = FileCounts(path.name), token_width(tokenizer.vocab_size)
     offsets, repeats, lines = [0], [], deque[int]()
     end_mark, skip = np.array([marks_of(tokenizer).eos], DTYPES[width]), int(tokenizer.bos is not None)  # no start tokens here

@@ -328,7 +328,7 @@ class GptSimpleReporter(Reporter):
                 for target in new:
                     write_checkpoint(target, checkpoint, self._keys, facts)
             for earlier in saved_checkpoints(self._folder):
-                if earlier.name == FINAL and earlier.step < step:  # the original would always take it for the newest checkpoint
+                if earlier.kind == "final" and earlier.step < step:  # the original would always take it for the newest checkpoint
                     shutil.rmtree(regular := earlier.path.with_name(f"checkpoint-{earlier.step}"), ignore_errors=True)
                     earlier.path.rename(regular)
             saved = {(one.step, one.kind): one.path for one in saved_checkpoints(self._folder)}
