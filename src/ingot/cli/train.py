@@ -128,7 +128,6 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
 
 
 def _print_result(result: TrainingResult, limit: int | None) -> None:
-    """Print a summary: folder, scores, throughput and a sample."""
     status = f"{result.status} ({result.stop_reason})" if result.stop_reason else result.status
     rows = [("run folder", str(result.run_dir)), ("status", status), ("steps", f"{result.total_steps:,}")]
     rows.append(("tokens", f"{result.total_tokens:,} in {result.training_seconds:.1f} s of training"))

@@ -275,7 +275,6 @@ class Sources:
         return {f"{path[0]}.{path[1]}": tree[path[0]][path[1]] for path in origins if len(path) == 2}
 
     def _given(self, documents: list[_Source], problems: list[Problem]) -> list[Given]:
-        """Return the values of all sources, each with its origin and level."""
         variables = os.environ if self.environment is None else self.environment
         words = {path: Plain(value) if isinstance(value, str) else value for path, value in (self.overrides or {}).items()}
         levels: list[list[_Source]] = [

@@ -52,8 +52,6 @@ def _settings_of(section: str, family: str) -> list[SettingSpec]:
 
 
 def _entry(config: Config, setting: SettingSpec, origins: Mapping[str, str]) -> list[str]:
-    """Return the YAML lines of one setting."""
-
     def lines(path: tuple[str, ...], value: Any) -> list[str]:
         start = "  " * (len(path) - 1) + format_value(path[-1]) + ":"
         if isinstance(value, dict) and value:
