@@ -110,16 +110,19 @@ class Evaluator:
 
     def count(self, limit: int | None) -> int:
         """Return the number of rows to score: `limit`, but at most all rows of the split."""
+        return self._all if limit is None else min(limit, self._all)
+
+    @cached_property
+    def _all(self) -> int:
         if self.buckets:
-            rows = sum(bucket.count(None) for bucket in self.buckets.values())
-            return rows if limit is None else min(limit, rows)
+            return sum(bucket.count(None) for bucket in self.buckets.values())
         targets = self.split.tokens - 1
         rows = targets // self.stride if self.whole_rows else -(-targets // self.stride)
         if rows <= 0:
             empty = "is empty; prepare the data with a larger --val-fraction or a --val-input"
             short = f"of {targets + 1:,} tokens does not fill a row of {self.seq_len:,}"
             raise DataError(f"the validation split {short if targets > 0 else empty}")
-        return rows if limit is None else min(limit, rows)
+        return rows
 
     def batches(self, rows: NDArray[np.int64]) -> Iterator[Batch]:
         """Yield the rows in micro-batches; targets scored by another row or past the end are -1."""
@@ -238,9 +241,6 @@ class PackedEvaluator(Evaluator):
     @cached_property
     def _all(self) -> int:
         return self.packed.available(range(ALL_ROWS), 1)
-
-    def count(self, limit: int | None) -> int:
-        return self._all if limit is None else min(limit, self._all)
 
     def _fill(self, line: Batch, row: int) -> None:
         self.packed.read(range(row, row + 1), range(1), line[None])

@@ -133,23 +133,18 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     return await asyncio.wrap_future(future)
 
 
-def refusal(refused: Refused) -> Response:
-    """Return the error response for a rejected request."""
-    return JSONResponse(refused.record(), refused.status)
-
-
 def add_error_handlers(app: FastAPI, advice: str = "") -> None:
     """Make the app return errors in OpenAI's format, for rejected requests and unknown routes."""
 
     @app.exception_handler(Refused)
     async def on_refused(request: Request, refused: Refused) -> Response:
-        return refusal(refused)
+        return JSONResponse(refused.record(), refused.status)
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         wrong = f"{request.method} {request.url.path:.100}"
         reason = f"{wrong} is not allowed" if error.status_code == 405 else f"there is no {wrong}{advice}"
-        return refusal(Refused(reason, status=error.status_code))
+        return await on_refused(request, Refused(reason, status=error.status_code))
 
 
 async def check_local(request: Request) -> None:

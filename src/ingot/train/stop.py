@@ -104,14 +104,13 @@ class Walltime:
 def find_walltime(
     training: TrainingSection,
     began: float,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = os.environ,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Walltime | None:
     """Return the wall-clock limit of a session that began at Unix time `began`, from the setting or else the environment."""
-    variables = os.environ if environment is None else environment
     source, number = SETTING, training.max_runtime_seconds
     for name, unit in VARIABLES.items() if number is None else ():
-        if value := variables.get(name):
+        if value := environment.get(name):
             with suppress(ValueError):
                 if 0 < float(value) < math.inf:
                     source, number = name, float(value)
@@ -123,7 +122,7 @@ def find_walltime(
     ends_at = number if source == JOB_END else began + number
     if source == JOB_END and ends_at <= time.time():
         advice = f"correct or unset {JOB_END}, or set {{0}}, which takes precedence"
-        past = f"{JOB_END}={variables[JOB_END]} in the environment is {time.time() - ends_at:,.0f} s in the past"
+        past = f"{JOB_END}={environment[JOB_END]} in the environment is {time.time() - ends_at:,.0f} s in the past"
         raise ConfigError(past, Setting(SETTING), advice=advice)
     walltime = Walltime(ends_at, ends_at - began, source, training.walltime_reserve_seconds)
     if walltime.reserve is not None and walltime.reserve >= walltime.seconds:

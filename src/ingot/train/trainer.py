@@ -262,8 +262,7 @@ class Trainer:
         share = {1: 0.5, 2: 0.1}.get(self._steps, math.inf)
         if budget.seconds is None or budget.overshoot or seconds <= share * budget.seconds:
             return
-        smaller = f", use a byte or small tokenizer instead of one of {vocab_size:,} ids"
-        vocabulary = smaller if vocab_size >= LARGE_VOCABULARY else ""
+        vocabulary = f", use a tokenizer with fewer than {vocab_size:,} ids" if vocab_size >= LARGE_VOCABULARY else ""
         self.reporter.message(
             f"a step takes {seconds:.1f} s, more than a tenth of budget.seconds={budget.seconds:g}: only about "
             f"{max(1, int(budget.seconds / seconds))} fit; lower training.tokens_per_step={tokens:,}{vocabulary}, train a "

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from ingot.errors import CheckpointError, IngotError
 from ingot.runs.view import Run
-from ingot.serve.app import add_error_handlers, check_local, complete, has_token, refusal
+from ingot.serve.app import add_error_handlers, check_local, complete, has_token
 from ingot.serve.protocol import Refused
 from ingot.ui.watcher import WatchedRun, Watcher
 
@@ -89,7 +89,7 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
 
     @app.exception_handler(IngotError)
     async def on_ingot_error(request: Request, error: IngotError) -> Response:
-        return refusal(Refused(str(error), status=409))
+        return JSONResponse(Refused(str(error)).record(), 409)
 
     files = {path.name: path for path in PAGE.iterdir() if path.suffix in MEDIA_TYPES}
 
