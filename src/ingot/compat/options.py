@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from textwrap import shorten, wrap
+from textwrap import wrap
 from typing import Any, Literal
 
 from ingot.config.fields import either
@@ -72,7 +72,8 @@ class Option:
             finite = math.isfinite(checked) or checked == self.high
             valid = finite and all(bound is None or compare(checked, bound) for compare, bound in bounds)
         if not valid:
-            text = shorten(str(value), LONGEST_VALUE, placeholder="...")
+            text = " ".join(str(value).split())
+            text = text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
             raise ConfigError(f"{self.name}={text} must be {self.allowed}{f' ({where})' if where else ''}")
         return checked
 

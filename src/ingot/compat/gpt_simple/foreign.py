@@ -24,9 +24,10 @@ from ingot.backends.torch.state import adamw_memory, load_saved, state_records
 from ingot.compat.gpt_simple.config import GptSimpleConfig
 from ingot.compat.gpt_simple.files import OPTIMIZER, in_their_order, optimizer_groups
 from ingot.compat.gpt_simple.translate import ALREADY_READ, DATA_SEED, resume_setting, tokens_per_step, translate
+from ingot.config.schema import Config
 from ingot.data.formats.gpt_simple_folder import read_index
 from ingot.data.loading.data_path import open_dataset
-from ingot.data.loading.rows import Mask, write_already_read
+from ingot.data.loading.rows import Mask, read_already_read, write_already_read
 from ingot.errors import CheckpointError
 from ingot.preflight.validate import foreign_checkpoint
 from ingot.runs.checkpoints import save_checkpoint
@@ -65,7 +66,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with RunLock(out), writing(out):
-        if (problem := _list_documents(config, saved)) is not None:
+        if (problem := _list_documents(config, resolved, saved)) is not None:
             missing.append(f"its position in the data ({problem})")
         resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # again, with the list of documents
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
@@ -84,7 +85,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     return path
 
 
-def _list_documents(config: GptSimpleConfig, saved: Saved) -> str | None:
+def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> str | None:
     """List the documents already read, from all checkpoints of the run; if the list is incomplete, return the reason.
 
     The newest checkpoint is not enough: in a new phase the original restarts its files and forgets what it has read.
@@ -100,7 +101,12 @@ def _list_documents(config: GptSimpleConfig, saved: Saved) -> str | None:
     if not cursors:
         return "it was stopped before its first batch"
     masks = documents_read(user_path(config.data.path), cursors, config.data.max_length, config.data.packing)
-    write_already_read(Path(config.training.output_dir) / ALREADY_READ, masks)
+    path = Path(config.training.output_dir) / ALREADY_READ
+    if path.exists():  # this run was in Ingot before: keep what it had read by then
+        dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
+        for name, mask in read_already_read(str(path), dataset).items():
+            masks[name] = mask | masks.get(name, mask)
+    write_already_read(path, masks)
     return None if newest == saved.step else f"it is known up to step {newest}"
 
 
