@@ -177,13 +177,20 @@ def test_files_beside_those_of_a_run_are_no_reason_to_refuse(tmp_path: Path) -> 
     assert (tmp_path / "notes.txt").read_text() == "beside"
 
 
-def test_a_run_without_a_lock_is_known_by_its_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mark", ["state.json", "environment.json", "checkpoints"])
+def test_a_run_is_known_by_any_of_the_files_that_only_a_run_writes(tmp_path: Path, mark: str) -> None:
     run = RunFolder(tmp_path)
     run.claim().release()
     run.write_config("")
     run.log("a line")
-    with Heartbeat(tmp_path, 1000) as heartbeat:
-        heartbeat.update(status="stopped")
+    if mark == "state.json":
+        with Heartbeat(tmp_path, 1000) as heartbeat:
+            heartbeat.update(status="stopped")
+    elif mark == "environment.json":
+        run.write_environment({}, ["ingot"])
+    else:
+        (run.checkpoints / "step-00000004").mkdir()
+        (run.checkpoints / "step-00000004" / "checkpoint.json").write_text("{}")
     (tmp_path / ".lock").unlink()
     run.claim().release()
 

@@ -359,7 +359,9 @@ def test_a_folder_of_checkpoints_that_may_not_be_listed_is_not_an_empty_one(open
 WRONG = (None, "x", -1, [], {}, [[]], 0.5, 10**30, [{}], {"a": 1})
 PLACES = [
     (), ("step",), ("progress",), ("files",), ("files", "model.safetensors"), ("files", "model.safetensors", "sha256"),
-    ("tensors",), ("tensors", "model"),
+    ("tensors",), ("tensors", "model"), ("tensors", "model", "w"),
+    *(("tensors", "model", "w", key) for key in ("dtype", "shape", "parts")), ("tensors", "model", "w", "parts", 0),
+    ("tensors", "model", "w", "parts", 0, "file"),
 ]  # fmt: skip
 
 

@@ -238,10 +238,12 @@ def load_config(
     recipe: str | None = None,
     file: Path | str | None = None,
     overrides: Mapping[str, Any] | None = None,
-    **others: Any,
+    environment: Mapping[str, str] | None = None,
+    sweep: Mapping[str, Any] | None = None,
+    python: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
-    """Merge the given `Sources` and validate the result; one ConfigError reports all mistakes."""
-    return Sources(recipe, file, overrides, **others).load()
+    """Merge all sources and validate the result; one ConfigError reports all mistakes."""
+    return Sources(recipe, file, overrides, environment, sweep, python).load()
 
 
 @dataclass(frozen=True)

@@ -100,9 +100,11 @@ class RunFolder:
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
-            # A run owns this folder if it has a run's state.json, or the lock and folders of a run that has not written it yet.
+            # A run of any version owns this folder if it has a file that only runs write, or traces of a lock.
             claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
-            if claimed or read_state(self.path) is not None:
+            marked = {"started_at", "packages", "argv"} <= self.environment().keys()
+            saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
+            if claimed or marked or saved or read_state(self.path) is not None:
                 return
             foreign = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
             # A first save that was killed leaves only a partial checkpoint; `to_delete` are patterns of other known leftovers.
