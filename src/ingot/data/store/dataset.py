@@ -158,13 +158,9 @@ class Split(TokenStream):
         super().__init__(list(sizes), list(sizes.values()), open_tokens, dtype=dtype)
         self.name, self.folder, self.record, self._marks_after = name, folder, record, marks_after
         self.documents, self.bytes, self.piece_bytes = record.documents, record.bytes, record.piece_bytes
+        self.is_prepared = bool(record.document_index)  # True if dataset.json describes the split
         self._mark: int | None = None
         self._starts: NDArray[np.uint64] | None = None
-
-    @property
-    def is_prepared(self) -> bool:
-        """True if dataset.json describes the split."""
-        return bool(self.record.document_index)
 
     def use_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Use this tokenizer's dtype for the ids, and its BOS id as the start of documents."""

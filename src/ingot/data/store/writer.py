@@ -222,5 +222,4 @@ class Encoded(NamedTuple):
         """Return the documents selected by a mask."""
         if which.all():
             return self
-        ids = self.ids[np.repeat(which, self.tokens)] if which.any() else self.ids[:0]
-        return Encoded(ids, self.tokens[which], self.bytes[which], self.piece_bytes[which], 0)
+        return Encoded(self.ids[np.repeat(which, self.tokens)], self.tokens[which], self.bytes[which], self.piece_bytes[which], 0)

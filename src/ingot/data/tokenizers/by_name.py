@@ -57,11 +57,11 @@ def from_spec(spec: Mapping[str, Any]) -> Tokenizer:
 
 def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
     """Open a tokenizer. `bos` names the BOS token if a tokenizer.json does not define a BOS token; "" means no BOS token."""
-    if name in ("byte", "gpt2") or is_learned(name):
-        _refuse_bos(bos, name)
     if name in ("byte", "gpt2"):
+        _refuse_bos(bos, name)
         return ByteTokenizer() if name == "byte" else GPT2Tokenizer()
     if is_learned(name):
+        _refuse_bos(bos, name)
         raise ConfigError(f"a {name} tokenizer has to be learned from text first; prepare the text with --tokenizer {name}")
     if name == "number":
         raise ConfigError("number is for nanoGPT folders whose ids do not represent text; their meta.pkl has the vocabulary size")
@@ -150,7 +150,7 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
             names = ", ".join(each.name for each in paths)
             raise DataError(f"{where} holds several tokenizers: {names}; name one of the files")
     is_json = path.suffix == ".json" and path.name not in MERGES
-    if bos is not None and not is_json:
+    if not is_json:
         _refuse_bos(bos, str(path))
     try:
         if is_json:

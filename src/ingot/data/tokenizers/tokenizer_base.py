@@ -208,7 +208,6 @@ class PieceTokenizer(Tokenizer):
     def _use(self, pieces: Sequence[bytes | None], spaced: Sequence[bool], *, adds_space: bool, counts_first_space: bool) -> None:
         """Set the piece table. `spaced`: the piece begins with a word's leading space. `adds_space`: a space is prepended to
         texts before encoding. `counts_first_space`: the space of a document's first piece counts as text."""
-        check_size(len(pieces))
         self.vocab_size = len(pieces)
         self._pieces, self._adds_space, self._counts_first_space = pieces, adds_space, counts_first_space
         self._special = np.array([*(piece is None for piece in pieces), True])
