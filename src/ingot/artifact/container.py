@@ -138,7 +138,6 @@ def _header(codec: str, size: int, data: bytes | memoryview) -> bytes:
 
 
 def _unwrapped(file: memoryview) -> memoryview:
-    """Decompress and return the payload of a compressed file."""
     begin = len(MAGIC) + 4
     end = begin + int.from_bytes(file[len(MAGIC) : begin], "little")
     if end > min(len(file), MAX_HEADER):
@@ -156,7 +155,6 @@ def _unwrapped(file: memoryview) -> memoryview:
 
 
 def _opened(payload: memoryview) -> Artifact:
-    """Check a payload and return the artifact in it."""
     try:
         stored, metadata = unpack_tensors(payload)
     except ValueError as error:

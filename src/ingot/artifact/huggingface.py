@@ -157,7 +157,6 @@ def _llama_config(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _biases(settings: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return whether attention has any bias, and whether the MLP has any."""
     names = ("qkv_bias", "attention_out_bias", "mlp_bias")
     qkv, out, mlp = (settings["bias"] if settings[name] is None else settings[name] for name in names)
     return qkv or out, mlp
@@ -361,7 +360,6 @@ def write_model(
 
 
 def _weights(folder: Path) -> dict[str, TensorRecord]:
-    """Read all tensors of a folder, from one file or from the shards in its index."""
     files = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
         told = read_object(folder / INDEX).get("weight_map")
@@ -379,7 +377,6 @@ def _weights(folder: Path) -> dict[str, TensorRecord]:
 
 
 def _turned(record: TensorRecord, name: str, transposed: bool) -> TensorRecord:
-    """Return a tensor under another name, transposed if `transposed`."""
     if not transposed:
         return TensorRecord(name, record.dtype, record.shape, record.data)
     raw = np.frombuffer(record.data, f"u{ITEM_BYTES[record.dtype]}").reshape(record.shape)

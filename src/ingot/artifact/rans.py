@@ -89,8 +89,6 @@ def decode(data: memoryview, size: int) -> bytes:
 
 
 def _places(array: Bytes) -> int:
-    """Return the item size in bytes that makes the part smallest."""
-
     def cost(places: int) -> float:
         counts = [np.bincount(array[place::places], minlength=256) for place in range(places)]
         return sum(entropy_bytes(count) + len(_packed(_frequencies(count))) for count in counts)

@@ -174,7 +174,6 @@ def _alternatives(source: Weights, facts: Mapping[str, Any], limit: int) -> dict
 def _export_layout(
     source: Weights, facts: Mapping[str, Any], layout: str, dtype: str, output: Path | None, force: bool
 ) -> tuple[Path, int]:
-    """Write a model in another program's format; return its path and its size in bytes."""
     gguf_file = output if layout == "gguf" and output is not None and output.suffix == ".gguf" else None
     if gguf_file is not None:  # export to a temporary folder (it also gets a Modelfile), then move only the .gguf file
         check_target(gguf_file, False, force)
@@ -234,7 +233,6 @@ def _target(source: Weights, output: Path | None, name: str, force: bool) -> Pat
 
 
 def _report(record: dict[str, Any], as_json: bool) -> None:
-    """Print the result, then raise an error if the file exceeds the size limit."""
     limit, size = record["limit"], record["bytes"]
     within = limit is None or size <= limit
     rows = [("artifact", record["artifact"]), ("made from", record["checkpoint"])]

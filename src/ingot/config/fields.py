@@ -93,7 +93,6 @@ def settings(family: str = DEFAULT_FAMILY) -> dict[str, SettingSpec]:
 
 
 def _described(prefix: str, model: type[BaseModel]) -> dict[str, SettingSpec]:
-    """Return the fields of a pydantic model by dotted path."""
     specs: dict[str, SettingSpec] = {}
     schemas = model.model_json_schema()["properties"]
     for name in sorted(model.model_fields, key="family".__ne__):  # family first: the rest of the section depends on it

@@ -62,7 +62,6 @@ def _choices(context: str, choices: Sequence[str], gold: int) -> Item:
 
 
 def _item(pairs: Sequence[tuple[str, str]], gold: int = 0) -> Item:
-    """Build an item from contexts and continuations, joined by a space."""
     if not 0 <= gold < len(pairs):
         raise ValueError(f"its answer has index {gold}, but there are {len(pairs)} choices")
     if not all(rest.strip() for _, rest in pairs):
@@ -79,7 +78,6 @@ def _hellaswag(line: Mapping[str, Any]) -> Item:
 
 
 def _cleaned(text: str) -> str:
-    """Remove the bracketed markup of WikiHow texts."""
     return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 

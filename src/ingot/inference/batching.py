@@ -201,7 +201,6 @@ class Engine:
 
 
 def _max_logprobs(texts: Iterable[Completion]) -> int:
-    """Return the largest number of top log-probabilities requested by any of the completions."""
     return max((max(1, text.logprobs or 0) for text in texts), default=1)
 
 

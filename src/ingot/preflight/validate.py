@@ -199,7 +199,6 @@ def _check_memory(config: Config, size: Size, vocab_size: int, world_size: int, 
 
 
 def _byte_count(number: int) -> str:
-    """Format a number of bytes."""
     return f"{number / (1 << 30):.1f} GiB" if number >= 1 << 30 else f"{number / (1 << 20):.1f} MiB"
 
 

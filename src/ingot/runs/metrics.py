@@ -46,7 +46,6 @@ class LineFile:
                 self._write()
 
     def _write(self) -> None:
-        """Write all pending lines or none."""
         lines = b"".join(self._pending)
         with open_to_append(self.path) as file:
             end = file.tell()

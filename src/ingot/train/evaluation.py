@@ -149,7 +149,6 @@ class RunEvaluation:
         return rows
 
     def _rows_at_end(self) -> int | None:
-        """Return the number of rows that the final evaluation scores."""
         wanted = self.settings.rows
         if self.final_limit == wanted:
             return self._rows_during()

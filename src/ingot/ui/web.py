@@ -172,7 +172,6 @@ def _run(watcher: Watcher, run_id: str) -> WatchedRun:
 
 
 def _readable(watcher: Watcher, ids: str) -> list[tuple[WatchedRun, dict[str, Any]]]:
-    """Return the runs whose settings could be read, with those settings."""
     runs = [_run(watcher, run) for run in ids.split(",")]
     return [(run, run.settings) for run in runs if run.settings is not None]
 

@@ -177,7 +177,6 @@ class MLXBackend(MLXInference):
         return total, sums
 
     def _update(self, grads: Weights, plan: StepPlan) -> None:
-        """Update every parameter with its group's optimizer, then the moving average of the weights."""
         weights, memory = dict(self._weights), dict(self._memory)
         for group, names in self._groups:
             rates = plan.groups[group.name]

@@ -234,7 +234,6 @@ class MLXInference:
         return {name: average[name].astype(w.dtype) if name in average else w for name, w in self._weights.items()}
 
     def _upload(self, batch: Batch) -> list[mx.array]:
-        """Return tokens, targets and, if the batch has them, document numbers as arrays."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
             raise DataError(f"the data holds token {largest}, outside the vocabulary; inspect it with: ingot data verify")
         return [mx.array(np.ascontiguousarray(batch[:, plane])) for plane in range(batch.shape[1])]

@@ -181,7 +181,6 @@ class TorchBackend(TorchInference):
             self._choices.keep(self.tuned())
 
     def _tune(self, batch: Batch, kept: Mapping[str, Any], noted: bool) -> Tuned:
-        """Choose the micro-batch size and attention kernel of a stage."""
         rows, _, seq_len = batch.shape
         on_cuda, auto = self.device.kind == "cuda", self._config.training.micro_batch == "auto"
         if not (noted or self._runs(batch[:1], str(kept.get("attention", "default")))):
@@ -265,7 +264,6 @@ class TorchBackend(TorchInference):
         }
 
     def _set(self, numbers: Mapping[str, float]) -> None:
-        """Pass a stage's values to the model's `set`."""
         if numbers != self._numbers:
             set_numbers(self.model, numbers, "training.stages")
             self._numbers = numbers

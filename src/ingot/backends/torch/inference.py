@@ -154,7 +154,6 @@ class TorchInference:
             self.model.train(training)
 
     def _show(self, average: bool) -> None:
-        """Switch the model to the averaged weights, or back to the training weights."""
         if self._average is not None:
             self._average.swap_in() if average else self._average.swap_out()
 

@@ -56,7 +56,6 @@ def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
 
 
 def _start(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
-    """Start a thread that is joined before the program exits."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     thread.start()
     atexit.register(thread.join, EXIT_PATIENCE_SECONDS)

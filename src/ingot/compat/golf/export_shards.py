@@ -400,7 +400,6 @@ class Export:
 
 
 def _entries(spec: Spec, tokenizer: Tokenizer, manifest: prepared.Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the manifest's entries for a tokenizer and its dataset."""
     facts = {
         "vocab_size": tokenizer.vocab_size,
         "bos_id": tokenizer.bos,

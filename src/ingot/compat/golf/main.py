@@ -347,7 +347,6 @@ def _train(script: Script, resolved: ResolvedConfig) -> int:
 
 
 def _score(script: Script, resolved: ResolvedConfig) -> int:
-    """Load a file of an earlier run and score it as at the end of a run."""
     from ingot.compat.golf.files import ZIP, read_file, read_weights
     from ingot.train.resume import Progress
     from ingot.train.start import open_data

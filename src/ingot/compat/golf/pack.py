@@ -117,7 +117,6 @@ def pack(
 
 
 def _differences(a: FinishedRun, b: FinishedRun) -> list[str]:
-    """Return the differences between two runs, other than the seed."""
     if a.program != b.program:
         return [f"they are runs of {a.program} and {b.program}"]
     facts = [
@@ -260,7 +259,6 @@ def _read(path: Path) -> bytes:
 
 
 def _script_facts(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts about a run of train_gpt.py."""
     values, baseline = read_variables(facts["variables"]), read_variables({})
     shards, scored = f"{facts['train_shards']} training shards", f"{facts['scored_tokens']} tokens scored"
     return {

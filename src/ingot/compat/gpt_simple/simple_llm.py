@@ -198,7 +198,6 @@ class SimpleLLMTokenizer:
         return ids
 
     def _names(self) -> dict[str, int]:
-        """Return the ids of special tokens by name."""
         named = {PAD: self.pad_token_id}
         if self.eos_token_id is not None:
             name = "<|endoftext|>" if self.tokenizer.kind == "gpt2" else "</s>"

@@ -81,7 +81,6 @@ def _run(parser: Parser, words: Sequence[str], write: Callable[[Namespace], None
 
 
 def _write_text(options: Namespace) -> None:
-    """Write the train and validation splits of a text and, for characters, meta.pkl."""
     from ingot.data.formats.nanogpt_folder import META, meta_bytes
     from ingot.data.store.staging import writing
     from ingot.data.tokenizers import CharTokenizer, open_tokenizer

@@ -246,7 +246,6 @@ class _ChunkStream(io.RawIOBase):
 
 
 def _chunks(path: Path, advance: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield the bytes of a file, decompressed according to its suffix."""
     codec = path.suffix.lower()
     make: Callable[[], Any] | None = None
     codec_error: type[Exception] = zlib.error

@@ -154,12 +154,10 @@ def _specials(tokenizer: Any) -> dict[int, str]:
 
 
 def _named(specials: dict[int, str], names: Sequence[str]) -> int | None:
-    """Return the id of the first of these names that is a special token; None if none is."""
     return next((i for name in names for i, content in specials.items() if content == name), None)
 
 
 def _components(component: Any) -> Iterator[dict[str, Any]]:
-    """Yield a component and, recursively, the components of a sequence."""
     if isinstance(component, dict):
         yield component
         for key in ("decoders", "pretokenizers", "normalizers"):

@@ -121,7 +121,6 @@ class Tokenizer(ABC):
         return digest(self.spec())
 
     def _encode_all(self, texts: Sequence[bytes]) -> Iterable[IdArray]:
-        """Yield the ids of each text, given in UTF-8."""
         return (self.encode(text.decode()) for text in texts)
 
     @cached_property

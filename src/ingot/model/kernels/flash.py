@@ -79,7 +79,6 @@ def _probabilities(q: Tensor, k: Tensor, window: int | None, starts: Tensor | No
 
 
 def _repeat_heads(x: Tensor, q: Tensor) -> Tensor:
-    """Repeat keys or values (B, T, K, D) for each query head in their group."""
     return x.repeat_interleave(q.size(2) // x.size(2), dim=2)
 
 

@@ -97,7 +97,6 @@ def inverse(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the activation of x and its derivative."""
     if ACTIVATION == "relu2":
         x = tl.maximum(x, 0.0)
         return x * x, 2.0 * x
@@ -117,7 +116,6 @@ def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _halves(tile):  # type: ignore[no-untyped-def]
-    """Return the left and right half of a tile's columns."""
     return tl.split(tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1)))
 
 
