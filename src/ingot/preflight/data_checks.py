@@ -294,7 +294,8 @@ def check_supply(config: Config, facts: RunData, total: int | None, allow_mismat
     for name, demand in phases_of(config)[-1]["taken"].items():
         tokens = buckets[name].tokens if name in buckets else None
         if epochs is not None and tokens is not None and demand > epochs * tokens:
-            message = f"the phases of {{0}} read {count(demand)} tokens of bucket {name}, which has {count(epochs * tokens)}"
+            supply = epochs * tokens
+            message = f"the phases of {{0}} read {count(demand)} tokens of bucket {name}: {count(demand - supply)} short"
             then = "the run would halt at that point" if halts else "the other buckets then share its weight"
             findings.add(f"curriculum.shortfall.{name}", "budget" if halts else "warning", f"{message}: {then}", PHASES)
     demand = sum(phase.tokens for phase in config.data.phases)

@@ -232,8 +232,10 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
         if resume == "never" and output is not None:
             refuse_occupied(output)
         if (theirs := foreign_checkpoint(resume, output)) is not None:
-            with findings.noting("resume.arch_drift", CheckpointError):
-                refuse_other_shapes(theirs.path, read_model(theirs.path), config.model.model_dump(mode="json"))
+            with findings.noting(UNREADABLE, CheckpointError):
+                shapes = read_model(theirs.path)
+                with findings.noting("resume.arch_drift", CheckpointError):
+                    refuse_other_shapes(theirs.path, shapes, config.model.model_dump(mode="json"))
             tokens = theirs.state.get("tokens_trained")
             return {"path": str(theirs.path), "step": theirs.step, "tokens": tokens if isinstance(tokens, int) else None}
         checkpoint = resume_point(resume, output, on_skipped)

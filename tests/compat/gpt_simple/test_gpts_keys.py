@@ -119,12 +119,10 @@ def test_json_is_read_by_its_suffix_and_a_saved_config_is_the_same_again(tmp_pat
         ("model: {n_embd: 100}", "model.n_head=12 does not divide model.n_embd=100; the nearest is 10"),
         (f"model: {{n_embd: {10**30}}}", f"model.n_head=12 does not divide model.n_embd={10**30}; the nearest is 10"),
         ("optimizer: {warmup_steps: 1000}", "optimizer.warmup_steps=1000 must be less than training.max_steps=1000"),
-        ("data: {curriculum: [{mix: {a: 1}}]}", "data.curriculum.0.duration_tokens: Field required"),
+        ("data: {curriculum: [{mix: {a: 1}}]}", "data.curriculum.0: a key is missing or unknown"),
         ("data: {curriculum: [{duration_tokens: 5, mix: {a: 0}}]}", "a bucket with a weight above 0"),
-        (
-            "data: {curriculum: [{duration_tokens: -5, mix: {a: 1}}]}",
-            "Input should be greater than 0",
-        ),
+        ("data: {curriculum: [{duration_tokens: -5, mix: {a: 1}}]}", "duration_tokens=-5 must be a whole number >= 1"),
+        ("data: {curriculum: [{duration_tokens: 5, mix: {}}]}", "at least one bucket"),
         ("data: {format: jsonl, curriculum: [{duration_tokens: 5, mix: {a: 1}}]}", "needs data.format=pretokenized"),
         ("- 3", "is not a config: it needs sections"),
         ("model: [", "is not valid YAML"),
@@ -182,10 +180,10 @@ def test_a_file_is_known_by_the_keys_that_only_one_of_the_two_has(text: str, the
     assert is_gpt_simple(written(tmp_path, text)) is theirs
 
 
-@pytest.mark.parametrize("ours", ["data: {seq_len: 32}", "training: {device: cpu}"])
-def test_a_file_with_keys_of_both_kinds_is_refused(ours: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"keys of both programs: model.n_embd is gpt-simple's and .* is Ingot's"):
-        is_gpt_simple(written(tmp_path, f"model: {{n_embd: 64}}\n{ours}"))
+@pytest.mark.parametrize("mistake", [(-5, {"a": 1}), (0, {"a": 1}), (5, {}), (5, {"a": 0}), (5, {"a": -1, "b": 2})])
+def test_a_phase_made_in_python_is_checked_too(mistake: tuple[int, dict[str, float]]) -> None:
+    with pytest.raises(ConfigError, match=r"duration_tokens=|mix"):
+        CurriculumPhase(*mistake)
 
 
 @pytest.mark.parametrize(("preset", "shape"), [(None, (768, 12, 12)), ("medium", (1024, 24, 16)), ("large", (2048, 24, 32))])

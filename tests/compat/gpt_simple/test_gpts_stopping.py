@@ -194,14 +194,6 @@ def test_a_run_of_the_original_whose_process_is_gone_has_crashed_and_its_error_a
     assert f"CRASHED (PID {dead_pid})" in shown and "boom" in shown and "final@12" in shown
 
 
-def test_stop_of_a_run_that_only_the_original_trains_says_so(cli: Cli, gpts: Path) -> None:
-    (gpts / "theirs").mkdir()
-    (gpts / "theirs/.run_state.json").write_text(json.dumps({"status": "running", "pid": 1}))
-    said = cli("stop", "--output_dir", "theirs", code=1).line
-    assert "theirs is trained by the original gpt-simple; stop it by creating theirs/.shutdown_requested" in said
-    assert not (gpts / "theirs/stop").exists()
-
-
 def their_state(folder: Path, pid: int, age_seconds: float = 0.0) -> None:
     """Write what the original, or our own run of its keys, last said of itself that many seconds ago."""
     heard = (datetime.now(UTC) - timedelta(seconds=age_seconds)).isoformat(timespec="seconds")
@@ -215,6 +207,19 @@ def dead_pid() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
+
+
+def test_a_run_that_only_the_original_trains_is_asked_to_stop_by_its_flag_file_and_never_killed(cli: Cli, gpts: Path) -> None:
+    their_state(gpts / "theirs", os.getpid())
+    assert "kill its process" in cli("stop", "--output_dir", "theirs", "--force", code=1).line
+    cli("stop", "--output_dir", "theirs")
+    assert (gpts / "theirs/.shutdown_requested").is_file() and not (gpts / "theirs/stop").exists()
+
+
+def test_stopping_a_run_of_the_original_that_is_gone_only_warns(cli: Cli, gpts: Path, dead_pid: int) -> None:
+    their_state(gpts / "theirs", dead_pid, 1000)
+    assert "is not running: its status is crashed" in cli("stop", "--output_dir", "theirs").err
+    assert not (gpts / "theirs/.shutdown_requested").exists()
 
 
 @pytest.mark.parametrize("more", [(), ("--force",), ("--nproc_per_node", 2)], ids=["train", "force", "ranks"])

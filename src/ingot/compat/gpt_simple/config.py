@@ -16,10 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator, Field, PositiveInt, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass as pydantic_dataclass
+from typing import Any
 
 from ingot.artifact.gpt_simple import ACTIVATIONS, MLPS, MODEL_KEYS
 from ingot.compat.options import Option, closest, names_of_settings
@@ -112,25 +109,24 @@ def _number(value: Any) -> Any:
     return value if number is None else number
 
 
-Tokens = Annotated[PositiveInt, BeforeValidator(_number)]
-Weight = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
+TOKENS, WEIGHT = Option("duration_tokens", "int", None, "", low=1), Option("mix", "float", None, "", low=0)
 
 
-@pydantic_dataclass(config={"extra": "forbid"})
+@dataclass
 class CurriculumPhase:
     """A phase of the training run with its own bucket weights, which are normalised to sum to 1."""
 
-    duration_tokens: Tokens
-    mix: dict[str, Weight]
+    duration_tokens: int
+    mix: dict[str, float]
 
     def __post_init__(self) -> None:
-        total = sum(self.mix.values())
-        if not total:
-            raise ValueError("a phase needs a bucket with a weight above 0 in its mix")
-        self.mix = {name: weight / total for name, weight in self.mix.items()}
-
-
-PHASES = TypeAdapter(Annotated[list[CurriculumPhase], Field(min_length=1)])
+        self.duration_tokens = TOKENS.check(_number(self.duration_tokens))
+        if not isinstance(self.mix, dict) or not self.mix:
+            raise ConfigError(f"mix={self.mix!r} must be a mapping with at least one bucket and its weight")
+        weights = {name: WEIGHT.check(_number(weight)) for name, weight in self.mix.items()}
+        if not (total := sum(weights.values())):
+            raise ConfigError("mix needs a bucket with a weight above 0")
+        self.mix = {name: weight / total for name, weight in weights.items()}
 
 
 @dataclass
@@ -152,12 +148,14 @@ class DataConfig(KeySection):
 
     def check_together(self) -> None:
         if self.curriculum is not None:
-            try:
-                self.curriculum = PHASES.validate_python(self.curriculum)
-            except ValidationError as error:
-                wrong = error.errors()[0]
-                place = ".".join(["data.curriculum", *map(str, wrong["loc"])])
-                raise ConfigError(f"{place}: {wrong['msg']}; give phases with duration_tokens and mix, or null") from None
+            if not isinstance(self.curriculum, list) or not self.curriculum:
+                raise ConfigError("data.curriculum must be a list of phases with duration_tokens and mix, or null")
+            for number, phase in enumerate(self.curriculum):
+                try:
+                    self.curriculum[number] = phase if isinstance(phase, CurriculumPhase) else CurriculumPhase(**phase)
+                except (TypeError, ConfigError) as error:
+                    why = "a key is missing or unknown" if isinstance(error, TypeError) else error
+                    raise ConfigError(f"data.curriculum.{number}: {why}; give duration_tokens and mix for each phase") from None
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
         overlap, length = self.overlap_size, self.max_length

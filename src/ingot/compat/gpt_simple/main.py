@@ -167,8 +167,7 @@ def status(options: Namespace, say: Say) -> None:
         steps = dict(sorted((ours | steps).items(), key=lambda item: item[1]))
     elif state:
         record = dict(state)
-        if state.get("status") == "running" and not is_alive(int(state.get("pid") or 0), _age(state.get("updated_at"))):
-            state["status"] = "crashed"
+        state["status"] = _original_status(state)
     elif saved:
         metrics = saved[-1].state.get("metrics")
         loss = metrics.get("loss") if isinstance(metrics, dict) else None
@@ -188,7 +187,7 @@ def status(options: Namespace, say: Say) -> None:
         "Status": shown,
         "Started": f"{state['started_at']} ({duration(_age(state['started_at']))} ago)" if state.get("started_at") else "",
         "Shutdown": "requested" if asked else "",
-        "Progress": f"{step} / {most} steps ({100 * step / most:.1f}%)" if step is not None and most else f"{step} steps",
+        "Progress": "" if step is None else f"{step} / {most} steps ({100 * step / most:.1f}%)" if most else f"{step} steps",
         "Loss": _number("{:.4f}", state.get("loss")),
         "LR": _number("{:.2e}", state.get("learning_rate")),
         "Throughput": _number("{:,.0f} tok/s", state.get("tokens_per_sec")),
@@ -200,6 +199,11 @@ def status(options: Namespace, say: Say) -> None:
     for name, value in rows.items():
         if value:
             print(f"{name + ':':<12}{value}")
+
+
+def _original_status(state: dict[str, Any]) -> Any:
+    alive = state.get("status") != "running" or is_alive(int(state.get("pid") or 0), _age(state.get("updated_at")))
+    return state.get("status") if alive else "crashed"
 
 
 def _age(when: Any) -> float:
@@ -217,13 +221,18 @@ def _number(form: str, value: Any) -> str:
 def stop(options: Namespace, say: Say) -> None:
     """Ask the run in a folder to save and stop, and wait until it has; with --force, kill it."""
     folder = Path(options.output_dir)
-    if read_state(folder) is None:
-        if (folder / RUN_STATE).exists():
-            raise RunError(f"{folder} is trained by the original gpt-simple; stop it by creating {folder / STOP_FLAG}")
+    ours, original = read_state(folder), read_dict(folder / RUN_STATE)
+    if ours is None and original is None:
         raise RunError(f"there is no run in {folder}; name its folder with --output_dir")
     run = Run(folder)
-    if (now := run.status().status) != "running":
+    if (now := run.status().status if ours is not None else _original_status(original or {})) != "running":
         warn(f"{folder} is not running: its status is {now}")
+        return
+    if ours is None:
+        if options.force:
+            raise RunError(f"{folder} is trained by the original gpt-simple; kill its process, which {folder / RUN_STATE} names")
+        (folder / STOP_FLAG).touch()
+        say(f"the original gpt-simple, which trains in {folder}, was asked to save and stop")
         return
     if options.force:
         warn("Sending SIGKILL: progress since the newest checkpoint is lost")

@@ -180,7 +180,7 @@ def refuse_live_original(folder: Path) -> None:
         return
     age, path = time.time() - updated.timestamp(), folder / RUN_STATE
     if age < FRESH_SECONDS or (pid > 0 and pid != os.getpid() and is_alive(pid, age)):
-        what = f"the original gpt-simple, process {pid}, trains in {folder}, perhaps on another host"
+        what = f"Another training job, the original gpt-simple with process {pid}, uses {folder}, perhaps on another host"
         how = f"stop it first, or choose another {{0}}; if it is dead, delete {path}"
         raise RunError(f"{what}: {path} is {max(0.0, age):.0f} s old", Setting("training.output_dir"), advice=how)
 

@@ -33,7 +33,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
     published = re.fullmatch(r"fineweb10B_(\w+)", folder.name)  # golf's data, unless its tokenizer file exists locally
     if published and folder.parent.name == "datasets" and not folder.exists() and not user_path(fitting).exists():
         command = f"ingot data download --variant {published[1]} --output {shlex.quote(str(folder.parent.parent))}"
-        raise DataError(f"no data at {folder}: there is no such folder; download it and its tokenizer with: {command}")
+        raise DataError(f"no data at {folder}: the folder does not exist; download it and its tokenizer with: {command}")
     dataset = Dataset.open(folder, fitting)
     if tokenizer is None or path.startswith(PREFIX):
         return dataset
