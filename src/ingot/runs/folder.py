@@ -116,7 +116,7 @@ class RunFolder:
             ]
         if foreign:
             raise CheckpointError(
-                f"{self.path} holds {' and '.join(foreign)}, which no run of Ingot wrote",
+                f"{self.path} already contains {' and '.join(foreign)}, which no run of Ingot wrote",
                 Setting("training.output_dir"),
                 advice="choose another {0}",
             )

@@ -120,7 +120,7 @@ def test_json_is_read_by_its_suffix_and_a_saved_config_is_the_same_again(tmp_pat
         (f"model: {{n_embd: {10**30}}}", f"model.n_head=12 does not divide model.n_embd={10**30}; the nearest is 10"),
         ("optimizer: {warmup_steps: 1000}", "optimizer.warmup_steps=1000 must be less than training.max_steps=1000"),
         ("data: {curriculum: [{mix: {a: 1}}]}", "data.curriculum.0: a key is missing or unknown"),
-        ("data: {curriculum: [{duration_tokens: 5, mix: {a: 0}}]}", "a bucket with a weight above 0"),
+        ("data: {curriculum: [{duration_tokens: 5, mix: {a: 0}}]}", "at least one bucket with a positive weight"),
         ("data: {curriculum: [{duration_tokens: -5, mix: {a: 1}}]}", "duration_tokens=-5 must be a whole number >= 1"),
         ("data: {curriculum: [{duration_tokens: 5, mix: {}}]}", "at least one bucket"),
         ("data: {format: jsonl, curriculum: [{duration_tokens: 5, mix: {a: 1}}]}", "needs data.format=pretokenized"),

@@ -210,7 +210,7 @@ def test_files_of_ones_own_in_out_dir_are_refused_by_name_and_stay(train, name):
     (Path("out") / name).write_text("mine")
     (Path("out") / "model.py").write_text("a copy of the model beside the run is nobody's business")
     refused = train(words(), code=4)
-    assert f"out holds {name}, which no run of Ingot wrote; choose another out_dir" in refused.err
+    assert f"out already contains {name}, which no run of Ingot wrote; choose another out_dir" in refused.err
     assert {path.name: path.is_file() for path in Path("out").iterdir()} == {name: True, "model.py": True}
     assert (Path("out") / name).read_text() == "mine"
 

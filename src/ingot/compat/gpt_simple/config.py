@@ -125,7 +125,7 @@ class CurriculumPhase:
             raise ConfigError(f"mix={self.mix!r} must be a mapping with at least one bucket and its weight")
         weights = {name: WEIGHT.check(_number(weight)) for name, weight in self.mix.items()}
         if not (total := sum(weights.values())):
-            raise ConfigError("mix needs a bucket with a weight above 0")
+            raise ConfigError("mix needs at least one bucket with a positive weight")
         self.mix = {name: weight / total for name, weight in weights.items()}
 
 
