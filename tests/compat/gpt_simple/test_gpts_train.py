@@ -191,7 +191,7 @@ def test_ingot_train_knows_such_a_file_and_says_so(gpts: Path, cli: Cli, capfd: 
     with pytest.raises(SystemExit) as end:
         run_ingot(["train", "--config", "both.yaml"])
     assert end.value.code == 2
-    assert "keys of both programs" in capfd.readouterr().err
+    assert "unknown key data.seq_len" in capfd.readouterr().err
 
 
 def test_log_lines_have_the_form_of_the_originals(original: Original, cli: Cli, gpts: Path) -> None:

@@ -89,8 +89,8 @@ def test_with_always_save_checkpoint_off_ckpt_pt_stays_the_best(train):
 def test_a_run_that_ends_without_a_ckpt_pt_says_how_to_make_one(train):
     ran = train(words(max_iters=2, always_save_checkpoint=False))
     assert not Path("out/ckpt.pt").exists()
-    assert "there is no out/ckpt.pt: always_save_checkpoint=False" in ran.err
-    command = ran.err.splitlines()[-1].partition("write a ckpt.pt of them with: ingot ")[2]
+    assert "with always_save_checkpoint=False there is no out/ckpt.pt" in ran.err
+    command = ran.err.splitlines()[-1].partition("weights to it, run: ingot ")[2]
     assert CliRunner().invoke(app, command.split()).exit_code == 0
     assert torch.load("out/ckpt.pt", weights_only=True)["iter_num"] == 3
     resumed = train(words(max_iters=4, always_save_checkpoint=False, init_from="resume"))

@@ -48,7 +48,7 @@ def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
         with suppress(Exception):
             import_module("triton")  # takes 0.1 s and is needed by both threads
             if compiling:
-                threading.Thread(target=hash_triton, name="triton", daemon=True).start()
+                threading.Thread(target=hash_triton, args=(), name="triton", daemon=True).start()
     if on_cuda:
         _start("device", _wake_device, name if ":" in name else f"cuda:{ranks.local_rank}")
     flash4 = on_cuda and config.training.precision != "fp32"

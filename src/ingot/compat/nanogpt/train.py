@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +94,9 @@ def train(arguments: Arguments) -> None:
         )
 
 
-main = partial(enter, "train.py", train)
+def main(words: Sequence[str] | None = None) -> int:
+    """Run train.py; return the exit code."""
+    return enter("train.py", train, words)  # a function, because torchrun's launcher takes no partial
 
 
 def is_edited(model_file: Path) -> bool:

@@ -17,7 +17,7 @@ from ingot.data.formats.nanogpt_folder import FILES, META, nanogpt_tokenizer, op
 from ingot.data.formats.shard_folder import open_shards, paired_tokenizer, shard_files
 from ingot.data.store.dataset import MANIFEST, Dataset, NoTokenizer, prepare_command
 from ingot.data.store.shards import has_header
-from ingot.data.text.text_files import check_both_splits, kind_of
+from ingot.data.text.text_files import kind_of
 from ingot.data.tokenizers import Tokenizer, open_tokenizer
 from ingot.data.tokenizers.by_name import round_trips
 from ingot.errors import ConfigError, DataError, Setting
@@ -89,7 +89,10 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
         tokenizer = tokenizer or (paired_tokenizer(folder) if format == "shards" else None)
         if tokenizer is None:
             raise NoTokenizer(folder)
-        check_both_splits(folder, dataset.buckets("train"), dataset.buckets("val"))  # training reads and evaluates every bucket
+        train, val = dataset.buckets("train"), dataset.buckets("val")
+        for name in sorted(train.keys() ^ val.keys()):  # training reads and evaluates every bucket
+            has, lacks = ("train", "val") if name in train else ("val", "train")
+            raise DataError(f"{folder / has / name} has files and {folder / lacks / name} has none; add some to it")
         opened = open_tokenizer(tokenizer)
     if problem := tokenizer_mismatch(dataset, opened, trust_tokens):
         advice = f"{advice}; if the tokens differ on purpose, set {{1}}"

@@ -411,12 +411,8 @@ def find_buckets(folder: Path, wanted: Callable[[Path], object]) -> Buckets:
         for bucket in sorted(path for path in folder.glob(f"{split}/*") if path.is_dir()):
             if files := sorted(file for file in bucket.iterdir() if wanted(file) and file.is_file()):
                 buckets[split][bucket.name] = files
-    check_both_splits(folder, buckets["train"], buckets["val"])
-    return buckets if buckets["train"] else {}
-
-
-def check_both_splits(folder: Path, train: Iterable[str], val: Iterable[str]) -> None:
-    """Raise an error if a bucket exists in only one of the two splits."""
-    for name in sorted({*train} ^ {*val}):
+    train, val = buckets["train"], buckets["val"]
+    for name in sorted(train.keys() ^ val.keys()):
         has, lacks = SPLITS if name in train else reversed(SPLITS)
         raise DataError(f"{folder / has / name} has files and {folder / lacks / name} has none; add some to it")
+    return buckets if buckets["train"] else {}
