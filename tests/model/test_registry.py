@@ -110,7 +110,7 @@ def test_a_file_without_a_class_model_is_refused(make, source):
 
 
 def test_a_parameter_nobody_gives_is_named(make):
-    with pytest.raises(ValueError, match=r"Model needs 'depth'; .*--model\.settings\.depth"):
+    with pytest.raises(ValueError, match=r"Model\(\) needs 'depth'; .*--model\.settings\.depth"):
         make("from torch import nn\nclass Model(nn.Module):\n    def __init__(self, width, depth): super().__init__()\n")
 
 

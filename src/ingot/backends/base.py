@@ -12,7 +12,7 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import Batch, TensorRecord
 
-State = dict[str, list[TensorRecord]]  # maps a file name to its tensors: model, optimizer and, with averaged weights, ema
+State = dict[str, list[TensorRecord]]  # tensors by file name: "model", "optimizer" and, if weights are averaged, "ema"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class GroupRates:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The data and learning rates of one step, identical on every rank."""
+    """Which data one step reads, and the hyperparameters it uses; identical on every rank."""
 
     step: int  # number of steps completed before this one
     stage: int
@@ -52,7 +52,7 @@ class StepResult:
     ended: float | None = field(default=None, compare=False)  # time.perf_counter() at the end of the step; None: unknown
 
     def result(self) -> StepResult:
-        """Return this result: a backend that waits for each step returns it as a finished Pending."""
+        """Return self, so that a backend that waits for the end of each step can return a StepResult as a Pending."""
         return self
 
 
@@ -63,15 +63,15 @@ class Pending(Protocol):
 
 
 class Group(Protocol):
-    """The ranks of a run and their communication."""
+    """The ranks (processes) of a run, and communication between them."""
 
     ranks: Ranks
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Return each value's maximum over the ranks."""
+        """Return the maximum of each value over all ranks."""
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Return each value's sum over the ranks."""
+        """Return the sum of each value over all ranks."""
 
     def broadcast(self, text: str) -> str:
         """Return the first rank's text on every rank."""
@@ -81,32 +81,32 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class Rounding:
-    """Precision of rounded weights: `bits`-bit codes, of which the largest represents k times the row's standard deviation."""
+    """Precision of quantised weights: codes have `bits` bits, and the largest code stands for k standard deviations of a row."""
 
     bits: int
     k: float
 
     @property
     def most(self) -> int:
-        """Return the largest code."""
+        """Return the largest integer code."""
         return 2 ** (self.bits - 1) - 1
 
 
 class Rounder(Protocol):
-    """Quantises the large weights of a model; every call of `estimate` and `round` starts from the original weights."""
+    """Quantises the large weights of a model; each call of `estimate` or `round` starts from the original weights."""
 
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Estimate the entropy-coded bytes of all embedding tables (`embedding`) or of all matrices; the model is unchanged."""
+        """Estimate the entropy-coded bytes of all embedding tables (if `embedding`) or all matrices; do not change the model."""
 
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
         """Quantise the model's weights in place; return their entropy-coded size in bytes."""
 
     def codes(self) -> dict[str, list[TensorRecord]]:
-        """Return the stored form of each rounded weight: int8 codes and, under its name plus ::scale, the scale of each row."""
+        """Return two records per quantised weight: its int8 codes, and its row scales under the weight's name plus `::scale`."""
 
 
 class Inference(Group, Protocol):
-    """A model on a device, for generation and scoring; one per rank.
+    """A model on a device, for generation and scoring; each rank has its own.
 
     All ranks must call the same methods in the same order, because a sharded model runs collectives inside them.
     """
@@ -119,32 +119,32 @@ class Inference(Group, Protocol):
         """Return the summed loss, in nats, of the batch's targets that are not -1."""
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
-        """Yield the next token of every prompt, forever, without changing the training state.
+        """Yield the next token of every prompt, over and over, without changing the training state.
 
         Raises MemoryError if the device cannot hold this many completions at once.
         """
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
-        """Return the log-probabilities of row i's tokens from position firsts[i] on, and those of the `top` likeliest tokens.
+        """Score the tokens of row i from position firsts[i] on; also return the `top` likeliest tokens at each position.
 
         Raises MemoryError if the device cannot hold this many rows at once.
         """
 
     def cast(self, precision: str) -> bool:
-        """Cast the weights to fp32, bf16 or fp16 for generation; return False if this model does not allow it."""
+        """Cast the weights to fp32, bf16 or fp16 for generation; return False if this model cannot be cast."""
 
     def weights(self) -> list[TensorRecord]:
-        """Return the weights used for scoring and export (their moving average, if kept); on ranks after the first, []."""
+        """On the first rank, return the weights for scoring and export: their moving average, if any. Other ranks return []."""
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
-        """Return a rounder for this model's weights, calibrated on `batches`; without any, it rounds to the nearest code."""
+        """Return a Rounder for this model, calibrated on `batches`; if there are none, it rounds weights to the nearest code."""
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Replace the weights before training or scoring; error messages say `where` the new weights come from."""
+        """Replace the weights before training or scoring; `where` names their source in error messages."""
 
 
 class Backend(Inference, Protocol):
-    """A model with its optimizer on a device; one per rank."""
+    """A model and its optimizer on a device; each rank has its own."""
 
     uses_loss_scaling: bool  # True if a step may be skipped to adjust the loss scale
 
@@ -152,28 +152,28 @@ class Backend(Inference, Protocol):
         """Return a host buffer that can be copied to the device quickly, such as pinned memory."""
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose machine-dependent options (micro-batch size, attention kernel), reusing an earlier session's choices (`kept`).
+        """Choose machine-dependent options (micro-batch size, attention kernel), or reuse `kept`, an earlier session's choices.
 
-        `stages` holds one plan per stage, each with this rank's batch.
+        `stages` holds, for each stage of the run, the plan of a step and this rank's part of its batch.
         """
 
     def tuned(self) -> dict[str, Any]:
-        """Return the choices of `tune` as JSON, to be stored with the run."""
+        """Return the options that `tune` chose, as JSON values to be stored with the run."""
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> Pending:
-        """Compute gradients for this rank's rows, reduce them over the ranks and update; `targets` counts those of all ranks."""
+        """Compute this rank's gradients, reduce them over the ranks, update the weights; `targets` is the total of all ranks."""
 
     def snapshot(self) -> Callable[[], State]:
         """Capture the training state, except the data position, on the first rank; other ranks capture nothing.
 
-        Every rank must call it. The returned function copies the state to the host; any thread may call it during training.
+        Every rank must call this. The returned function copies the state to the host; any thread may call it during training.
         """
 
     def without_trace(self) -> AbstractContextManager[None]:
-        """Undo all steps taken in the block when it exits, even if it raises."""
+        """Return a context manager that undoes all steps taken inside it, even if the block raises an exception."""
 
     def load(self, state: Mapping[str, Mapping[str, TensorRecord]]) -> None:
-        """Restore a saved state."""
+        """Restore a training state that `snapshot` captured."""
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return training FLOPs per token for rows of `seq_len` tokens."""
@@ -185,4 +185,4 @@ class Backend(Inference, Protocol):
         """Block until the device has finished all queued work."""
 
     def release(self) -> None:
-        """Return cached memory to the device."""
+        """Release device memory that the framework has cached but does not use."""

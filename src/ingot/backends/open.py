@@ -22,10 +22,10 @@ from ingot.runtime.machine import OF_KERNELS
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import TensorRecord
 
-MLX = "mlx"  # the only training.device that does not use torch
+MLX = "mlx"  # the only value of training.device that does not use torch
 ON_MLX = Setting("training.device", MLX)
 MLX_FAMILIES = ("golf", "gpt2", "llama")
-TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings unsupported on mlx, with the values that mlx accepts
+TORCH_ONLY: dict[str, tuple[Any, ...]] = {  # settings that only torch supports, with the values that are accepted on mlx
     "optimizer.muon_cautious": (False,),
     "optimizer.muon_beta2": (None,),
     "optimizer.muon_precision": ("auto", "fp32"),
@@ -48,7 +48,7 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
         return MLXBackend(config, vocab_size, ranks)
     from ingot.backends.torch.startup import Builders
 
-    builders = Builders(config, vocab_size, ranks)  # started first, to run in parallel with the import of torch
+    builders = Builders(config, vocab_size, ranks)  # started first, so that kernels compile while torch is being imported
     try:
         from ingot.backends.torch.backend import TorchBackend
 
@@ -59,7 +59,7 @@ def open_backend(config: Config, vocab_size: int, ranks: Ranks) -> Backend:
 
 
 def open_inference(config: Config, vocab_size: int) -> Inference:
-    """Build a config's model on its device for generation and scoring; call `load_weights` before using it."""
+    """Build a config's model on its device for generation and scoring; call `load_weights` before using the model."""
     if config.training.device == MLX:
         with _mlx_installed():
             from ingot.backends.mlx.inference import MLXInference
@@ -80,7 +80,7 @@ def open_group(device: Device, ranks: Ranks) -> Group:
 
 
 def on_first_rank(device: Device, ranks: Ranks, decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Call `decide` on the first rank and return its result (JSON values) on every rank; if it fails, every rank fails."""
+    """Call `decide` on the first rank and return its result (JSON values) on every rank; if `decide` fails, all ranks fail."""
     group = open_group(device, ranks)
     if ranks.first:
         try:
@@ -108,7 +108,7 @@ def find_device(name: str, local_rank: int = 0) -> Device:
 
 
 def measure_flops(device: Device) -> float:
-    """Measure the FLOPS of a large matmul (best of several runs), for devices without published peak FLOPS."""
+    """Return the floating-point operations per second of a large matmul, for devices whose peak is not published."""
     if device.kind == MLX:
         from ingot.backends.mlx.inference import make_matmul as make_mlx_matmul
 
@@ -126,8 +126,8 @@ def measure_flops(device: Device) -> float:
 
 
 def preloadable(device: str) -> tuple[str, ...]:
-    """Return modules that a forkserver can import once for many runs; importing them does not initialise the device."""
-    return () if device == MLX else ("ingot.backends.torch.backend",)  # Metal cannot be used after a fork
+    """Return modules that a forkserver may import once for many runs: importing these does not initialise the device."""
+    return () if device == MLX else ("ingot.backends.torch.backend",)  # a forked process cannot use Metal
 
 
 def packages(device: str) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ def packages(device: str) -> tuple[str, ...]:
 
 @contextmanager
 def _mlx_installed() -> Iterator[None]:
-    """Turn a failed import of mlx into an error with the command that installs it."""
+    """Turn a failed import of mlx into an error that gives the command to install mlx."""
     try:
         yield
     except ImportError as error:
@@ -155,7 +155,7 @@ def read_torch_weights(path: Path) -> dict[str, TensorRecord]:
 
 
 def framework_version(device: str = "auto") -> str:
-    """Return the version of the framework used for a device."""
+    """Return the version of the framework (torch or mlx) that is used for a device."""
     return metadata.version("mlx" if device == MLX else "torch")
 
 
@@ -171,7 +171,7 @@ def refuse_precision(config: Config) -> None:
 def refuse_ranks_on_mlx(world_size: int) -> None:
     """Raise ConfigError for more than one rank: MLX trains in a single process."""
     if world_size > 1:
-        raise ConfigError(f"{{0}} runs in one process and this run has {world_size} ranks; start it without torchrun", ON_MLX)
+        raise ConfigError(f"{{0}} trains in one process, but this run has {world_size} ranks; start it without torchrun", ON_MLX)
 
 
 def refuse_torch_only(config: Config) -> None:
@@ -181,4 +181,4 @@ def refuse_torch_only(config: Config) -> None:
     for path, accepted in TORCH_ONLY.items():
         if (value := attrgetter(path)(config)) not in accepted:
             shown = str(value).lower() if isinstance(value, bool) else value
-            raise ConfigError("{0} needs torch; leave it out with {1}", Setting(path, shown), ON_MLX)
+            raise ConfigError("{0} needs torch; leave it or {1} out", Setting(path, shown), ON_MLX)

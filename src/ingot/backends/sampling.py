@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import ConfigError, DataError
 
-COLDEST = 1e-30  # lower temperatures are treated as 0: dividing float32 logits by them could overflow
+COLDEST = 1e-30  # lower temperatures are treated as 0: dividing float32 logits by such a value could overflow
 MOST_TOKENS = 10**8  # maximum length of a completion, which takes a day at 1,000 tokens per second
 DTYPES = {  # accepted dtype names
     **dict.fromkeys(("fp32", "float32", "f32"), "fp32"),
@@ -23,15 +23,15 @@ DTYPES = {  # accepted dtype names
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings. temperature 0 is greedy; top_k 0 and top_p 1 keep all tokens."""
+    """Settings for sampling. With temperature 0 sampling is greedy; top_k = 0 and top_p = 1 keep all tokens."""
 
     temperature: float = 0.8
     top_k: int = 0
     top_p: float = 1.0
-    seed: int = 1337  # row i is sampled with seed + i
-    use_cache: bool = True  # keep keys and values instead of recomputing them
+    seed: int = 1337  # row i is sampled with seed + i, unless `seeds` is given
+    use_cache: bool = True  # cache the keys and values of earlier tokens instead of recomputing them
     repetition_penalty: float = 1.0  # above 1: already generated tokens become less likely
-    seeds: tuple[int, ...] = ()  # the seed of each row, instead of seed + i
+    seeds: tuple[int, ...] = ()  # one seed per row; (): row i uses seed + i
 
     @property
     def greedy(self) -> bool:
@@ -45,14 +45,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options of a completion. Of several completions, number i uses seed + i and equals a single completion with that seed."""
+    """Options of a completion. If several are requested, number i (from 0) is the same as a single one with seed + i."""
 
     max_new_tokens: int = 100
     temperature: float = 0.8  # 0 means greedy
     top_k: int | None = None  # None or 0: no limit
     top_p: float | None = None  # None: no limit
     greedy: bool = False  # always choose the likeliest token, ignoring temperature, top_k and top_p
-    repetition_penalty: float = 1.0  # applies to tokens that were generated, not to those of the prompt
+    repetition_penalty: float = 1.0  # applies to generated tokens only, not to those of the prompt
     seed: int | None = None  # None: a random seed for each call
     stop_at_end: bool = True  # stop when the model generates an end-of-document token
     return_full_text: bool = False  # include the prompt
@@ -90,11 +90,11 @@ class GenerationOptions:
         )
 
     def alone(self, number: int) -> GenerationOptions:
-        """Return the options that reproduce completion number `number` of several as a single completion."""
+        """Return options with which a single completion equals completion `number` (from 0) of several."""
         return self if self.seed is None else replace(self, seed=self.seed + number)
 
     def record(self) -> dict[str, Any]:
-        """Return the sampling options as recorded in an output line, under gpt-simple's field names."""
+        """Return the sampling options under gpt-simple's field names, as they are written to each line of output."""
         drawn = not self.greedy and self.temperature >= COLDEST
         return {
             "max_new_tokens": self.max_new_tokens,
@@ -108,11 +108,11 @@ class GenerationOptions:
 
 
 def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
-    """Return the ids that a completion continues: start-of-document token and prompt or, if both are empty, a newline or id 0."""
+    """Return the ids that generation starts from: start-of-document token and prompt; if that gives none, a newline or id 0."""
     ids = [int(i) for i in (tokenizer.encode_document(text) if start_mark else tokenizer.encode(text))]
     if ids:
         return ids
-    if not start_mark:  # an empty prompt starts a new document
+    if not start_mark:  # generation needs a token to start from, so an empty prompt gets the start-of-document token
         return prompt_ids(tokenizer, text)
     try:
         return [int(i) for i in tokenizer.encode("\n")] or [0]
@@ -131,16 +131,16 @@ def _number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class RowScores:
-    """Log-probabilities (in nats) of a row's tokens from position `first` on, each conditioned on all preceding tokens."""
+    """Log-probabilities, in nats, of a row's tokens from position `first` on, each given all preceding tokens of the row."""
 
     first: int
-    chosen: NDArray[np.float32]  # (N)
+    chosen: NDArray[np.float32]  # (N), log-probabilities of the row's own tokens
     top_ids: NDArray[np.int64]  # (N, K), ids of the K likeliest tokens at each position, the likeliest first
     top: NDArray[np.float32]  # (N, K), log-probabilities of these tokens
 
     @property
     def total(self) -> float:
-        """Return the summed log-probability of all scored tokens."""
+        """Return the sum of the log-probabilities of the row's scored tokens."""
         return float(self.chosen.astype(np.float64).sum())
 
     def is_greedy(self, tokens: Any) -> bool:

@@ -1,1 +1,1 @@
-"""Models: tokens in, logits out. Nothing in this package depends on precision, compilation or ranks."""
+"""Models: tokens in, logits out. A model does not know about the precision, compilation and ranks of a run."""

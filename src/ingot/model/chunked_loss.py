@@ -1,6 +1,6 @@
 """The loss and its gradients, computed in chunks, so that the logits of the whole batch are never in memory at once.
 
-A separate module, imported on first use, because `torch.compiler.disable` imports torch's compiler, which takes seconds.
+This module is imported only when it is needed, because `torch.compiler.disable` imports torch's compiler, which takes seconds.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ingot.model.cross_entropy import IGNORED, head_logits, loss_and_grad, summe
 from ingot.model.kernels.matmul import matmul_dtype
 
 
-# Not traced into a compiled model: all unrolled chunks would be live at once, and torch 2.11 computes wrong gradients for them.
+# Excluded from the graph of a compiled model, which would keep all chunks in memory and, in torch 2.11, give wrong gradients.
 @torch.compiler.disable
 def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk: int, compiled: bool) -> Tensor:
-    """Return the summed loss of (N) targets given (N, C) hidden states; `compiled`: also compile the computation of a chunk."""
+    """Return the summed loss of (N) targets given (N, C) hidden states; `compiled`: compile the loss of a chunk."""
     if not torch.is_grad_enabled():
         parts = zip(hidden.split(chunk), targets.split(chunk), strict=True)  # type: ignore[no-untyped-call]
         return torch.stack([summed_loss(head_logits(h, weight, softcap), y) for h, y in parts]).sum()
@@ -28,7 +28,7 @@ def chunked_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The summed loss. The forward pass also computes the gradients and saves them, unscaled, for the backward pass."""
+    """The summed loss. The forward pass also computes the gradients and saves them; the backward pass only scales them."""
 
     @staticmethod
     def forward(
@@ -48,7 +48,7 @@ class _ChunkedLoss(torch.autograd.Function):
             d_x.copy_((grad @ w).masked_fill_(ignored, 0.0))
             if grad.dtype == torch.float32:
                 d_weight.addmm_(grad.T, h)
-            else:  # float32 output on GPUs, so that sums over a chunk's tokens neither overflow nor are rounded twice
+            else:  # float32 on GPUs, so that sums over tokens neither overflow nor are rounded twice
                 d_weight += torch.mm(grad.T, h, out_dtype=torch.float32) if grad.is_cuda else grad.T @ h
         ctx.save_for_backward(d_hidden, d_weight)
         ctx.dtypes = hidden.dtype, weight.dtype

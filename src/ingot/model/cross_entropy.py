@@ -10,7 +10,7 @@ IGNORED = -1  # a target with this value is not predicted and contributes neithe
 
 
 def head_logits(hidden: Tensor, weight: Tensor, softcap: float | None = None) -> Tensor:
-    """Return the logits (..., V) of hidden states (..., C), smoothly limited to plus or minus `softcap` if it is given."""
+    """Return the logits (..., V) of hidden states (..., C), smoothly limited to the range from -softcap to softcap if given."""
     logits = F.linear(hidden, weight.to(hidden.dtype))
     return logits if softcap is None else softcap * torch.tanh(logits.float() / softcap)
 
@@ -21,13 +21,13 @@ def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def loss_and_grad(h: Tensor, w: Tensor, y: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of (n) targets and its gradient for h @ w.T (n, V), arbitrary in rows of ignored targets."""
+    """Return the summed loss of (n) targets and its gradient for h @ w.T (n, V); rows of ignored targets have no meaning."""
     logits = head_logits(h, w, softcap).float()
     log_p = logits.log_softmax(-1)
     index = y.clamp(min=0)[:, None]
     hit = log_p.gather(1, index)  # (n, 1)
     loss = -hit.masked_fill((y == IGNORED)[:, None], 0.0).sum()
-    # The gradient is p, and p - 1 at the target. expm1 subtracts before rounding, which would lose the difference near p = 1.
+    # The gradient is p, minus 1 at the target. expm1(log p) is p - 1 without the rounding of p, which loses accuracy near p = 1.
     grad, grad_hit = log_p.exp_(), hit.expm1()
     if softcap is not None:
         slope = 1 - (logits / softcap).square()

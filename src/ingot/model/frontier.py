@@ -1,11 +1,11 @@
-"""The frontier family: the fewest bits per byte within a few minutes on one GPU. docs/frontier.md lists the gain of each part.
+"""The frontier family: the fewest bits per byte within a few minutes on one GPU. docs/frontier.md lists what each part gains.
 
-It differs from the golf family in three ways. First, most layers attend to a sliding window only, which is cheaper and loses
-nothing as long as a few layers attend to the whole row. Second, every second layer adds a projection of the embedding to its
-attention values, or a separate embedding table if artifact bytes do not matter. Third, only half of a head's dimensions are
+It differs from the golf family in three ways. First, most layers only attend to a sliding window, which is cheaper and loses
+nothing as long as a few layers attend to the whole row. Second, every second layer adds to its attention values a projection of
+the embedding, or a separate embedding if the size of the artifact does not matter. Third, only half of a head's dimensions are
 rotated; in layers that attend to the whole row, keys take the other half from the previous token, so that one layer can continue
-a sequence it has seen before. The last matrix of each branch starts at zero and gates start at one, so a new model predicts from
-the embedding alone. Weights are stored in float32 and used in the dtype of the residual stream.
+a sequence that occurred before. The last matrix of each branch starts at zero and gates start at one, so a new model predicts
+from the embedding alone. Weights are stored in float32 and used in the dtype of the residual stream.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from ingot.model.layers import (
 from ingot.model.settings import FRONTIER_CONTROL as CONTROL
 from ingot.model.settings import GATE_CHANNELS, VALUE_GATE_CHANNELS, FrontierSettings
 
-EPSILON = 1e-6  # added to the mean square in norms
-UNIFORM = 0.68  # initial weights are uniform within this times sqrt(3 / width); a factor of 1 costs 0.0006 bits per byte
+EPSILON = 1e-6  # added to the mean square when a vector is normalised
+UNIFORM = 0.68  # initial weights: uniform, at most UNIFORM * sqrt(3 / width); with UNIFORM = 1, bits per byte are 0.0006 higher
 
 
 def norm(x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def visibility(window: int, documents: Tensor | None = None) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
-    """Return the mask function of a window: a query sees the last `window` keys of its document, including its own key."""
+    """Return the mask function of a sliding window: a token sees the last `window` tokens of its document, including itself."""
 
     def visible(b: Any, h: Any, query: Tensor, key: Tensor) -> Tensor:
         seen = (query >= key) & (query - key < window)
@@ -61,7 +61,7 @@ def visibility(window: int, documents: Tensor | None = None) -> Callable[[Any, A
 
 
 def row_blocks(length: int, window: int, device: torch.device) -> BlockMask:
-    """Return the FlexAttention mask of a sliding window for rows of this length."""
+    """Return the FlexAttention mask of a sliding window for rows of `length` tokens."""
     return create_block_mask(visibility(window), None, None, length, length, device=device)
 
 
@@ -69,18 +69,18 @@ cached_row_blocks = functools.lru_cache(maxsize=16)(row_blocks)
 
 
 class Positions(NamedTuple):
-    """Positional state shared by all blocks: rotary tables, masks and document boundaries."""
+    """What depends on positions and is the same for all blocks: rotary tables, masks and document boundaries."""
 
     rows: int
     rotary: RotaryTables  # (T, 1, R / 2), or (B, T, 1, R / 2) if positions differ between rows
     full_mask: Mask | None  # used by layers that attend to the whole row
     window_mask: Mask | None  # used by layers with a sliding window
     window: int | None  # window size, for attention kernels that take it as a number instead of a mask
-    starts: Tensor | None  # (B, T, 1, 1): True where a document begins; may be False at a row's first token
+    starts: Tensor | None  # (B, T, 1, 1): True where a document begins; may be False for the first token of a row
 
 
 class Gate(nn.Module):
-    """A factor between 0 and 2 per head and token, computed from a few channels of the layer's input; initially 1."""
+    """Computes a factor between 0 and 2 per head and token from a few channels of the layer's input; initially, it is 1."""
 
     def __init__(self, width: int, channels: int, heads: int):
         super().__init__()
@@ -93,7 +93,7 @@ class Gate(nn.Module):
 
 class FrontierAttention(nn.Module):
     form: Form = "repeated"
-    fused_rotary = False  # compute norm and rotation in one fused kernel
+    fused_rotary = False  # compute normalisation and rotation in one kernel
 
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
         super().__init__()
@@ -111,7 +111,7 @@ class FrontierAttention(nn.Module):
         self.value_projection = CastedLinear(s.width, inside) if s.has_values(layer) and s.values == "projections" else None
 
     def project(self, x: Tensor, x0: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return queries (N, H, D), keys and values (N, K, D) of tokens (N), and the gates (N, H, 1) of the head outputs."""
+        """Return queries (N, H, D), keys and values (N, K, D) of N tokens, and the gates (N, H, 1) of the heads' outputs."""
         q, k, v = (layer(x).view(len(x), -1, self.head_size) for layer in (self.q, self.k, self.v))
         if self.value_gate is not None:
             table, projection = self.value_table, self.value_projection
@@ -122,7 +122,7 @@ class FrontierAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         """Return the output (N, H, D) of each head."""
         q, k, v = (y.view(at.rows, -1, *y.shape[1:]) for y in (q, k, v))  # (B, T, H, D), 2 x (B, T, K, D)
-        # Heads stay contiguous per token until attention, so that its output has the layout of the next matmul.
+        # Keep the heads of a token together until attention, so that the output of attention has the layout of the next matmul.
         if self.fused_rotary and cache is None:
             cos, sin = at.rotary
             q, k = (fused_rotation(y, (cos[:, 0], sin[:, 0]), epsilon=EPSILON).transpose(1, 2) for y in (q, k))
@@ -139,7 +139,7 @@ class FrontierAttention(nn.Module):
 
     def _offset(self, k: Tensor, starts: Tensor | None) -> Tensor:
         """Replace the unrotated dimensions of keys (B, S, K, D) by those of the previous token of the document, if any."""
-        # Applied to keys from the cache, which stores them without the offset: the previous token is then always available.
+        # The cache stores keys without this offset, so that the previous token's key is always available here.
         still = k[..., self.rotated :]
         before = torch.cat([still[:, :1], still[:, :-1]], dim=1)
         if starts is not None:
@@ -148,7 +148,7 @@ class FrontierAttention(nn.Module):
 
 
 class FrontierMLP(nn.Module):
-    fused_mlp = False  # fuse the activation into the surrounding matmuls
+    fused_mlp = False  # fuse the activation into the matmuls before and after it
 
     def __init__(self, width: int, inner: int):
         super().__init__()
@@ -162,9 +162,9 @@ class FrontierMLP(nn.Module):
 
 
 class FrontierBlock(nn.Module):
-    """A block over a flat list (N) of tokens. Only attention sees rows, so the rest is not recompiled for each row length."""
+    """A block over N tokens without rows. Only attention depends on rows, so the rest is not recompiled for each row length."""
 
-    compiled_parts = ("enter", "attend", "leave")  # methods to compile separately when blocks are compiled
+    compiled_parts = ("enter", "attend", "leave")  # if only blocks are compiled, each of these methods is compiled on its own
 
     def __init__(self, s: FrontierSettings, vocab_size: int, layer: int):
         super().__init__()
@@ -174,8 +174,8 @@ class FrontierBlock(nn.Module):
         self.mix_x0 = nn.Parameter(torch.full((), 0.05))
 
     def enter(self, x: Tensor, x0: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the residual stream mixed with the embedding, and the inputs of attention."""
-        x = self.mix_x * x + self.mix_x0 * x0  # zero-dimensional parameters do not change the dtype of the stream
+        """Mix the embedding into the residual stream; return the stream and the inputs of attention."""
+        x = self.mix_x * x + self.mix_x0 * x0  # zero-dimensional factors keep the dtype of the stream
         return x, *self.attn.project(norm(x), x0, tokens)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
@@ -217,24 +217,24 @@ class Frontier(LanguageModel):
             for name, parameter in self.blocks.named_parameters():
                 if name.endswith((".o.weight", ".down.weight")):  # the last matrix of each branch
                     parameter.zero_()
-                elif not any(part in name for part in CONTROL):  # gates and mixes stay as they are
+                elif not any(part in name for part in CONTROL):  # gates and mixes keep their initial values
                     parameter.uniform_(-bound, bound)
 
     def set(self, window: int) -> None:
-        """Set the values that a training stage may change."""
+        """Set the only value that a training stage may change, the window."""
         if window < 1 or window != int(window):
             raise ValueError(f"window={window} must be a whole number of tokens, at least 1")
         self.window, self.ready_mask = int(window), None
 
     def make_ready(self, tokens: Tensor) -> None:
-        """Build the mask for a compiled pass over rows of this length; in the graph this would take as long as several layers."""
+        """Build the mask of a compiled pass before it starts: in its graph that would take as long as several layers."""
         T, device = tokens.size(1), tokens.device
         if self.windowed and self.window < T and not self.counts_windows and flex_supported(device, self.head_size, 0.0):
             self.ready_mask = cached_row_blocks(T, self.window, device)
 
     @property
     def counts_windows(self) -> bool:
-        """Return True if attention takes the window as a number and needs no mask."""
+        """Return True if the attention kernel takes the window as a number, so that no mask is needed."""
         return self.blocks[0].attn.form.endswith("flash4")  # type: ignore[operator,union-attr]
 
     @property
@@ -247,7 +247,7 @@ class Frontier(LanguageModel):
         weight, kind = self.embedding.weight, self.embedding.weight.device.type
         autocast = kind != "meta" and torch.is_autocast_enabled(kind)
         x0 = norm(self.embedding(flat).to(torch.get_autocast_dtype(kind) if autocast else weight.dtype))  # (N, C)
-        x = x0.view_as(x0)  # a separate tensor: a block that gets the same tensor twice would be compiled again
+        x = x0.view_as(x0)  # a new tensor, because a block whose two inputs are the same tensor would be compiled again
         for i, block in enumerate(self.blocks):
             x = block(x, x0, flat, at, cache[i] if cache else None)
         return norm(x).view(*tokens.shape, -1)
@@ -290,12 +290,12 @@ class Frontier(LanguageModel):
         return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        x = self.hidden(tokens, documents=documents)  # flat tokens for the loss: one graph for all row lengths
+        x = self.hidden(tokens, documents=documents)  # the loss gets tokens without rows: one graph for all row lengths
         return self.logits(x) if targets is None else self.head_loss(x.flatten(0, 1), targets.flatten())
 
     def flops(self, seq_len: int) -> float:
-        """Return training FLOPs per token: 6 per weight used in a matmul, and 12 per layer, channel and visible token."""
+        """Return training FLOPs per token: 6 per weight of a matmul, and 12 per layer, channel and token that attention sees."""
         embeddings = [m.weight.numel() for m in self.modules() if isinstance(m, nn.Embedding)]
-        lookups = sum(embeddings) - (embeddings[0] if self.lm_head is None else 0)  # weights that are not in a matmul
+        lookups = sum(embeddings) - (embeddings[0] if self.lm_head is None else 0)  # weights that no matmul uses
         seen = sum(seq_len if block.attn.long else min(seq_len, self.window) for block in self.blocks)
         return 6.0 * (sum(p.numel() for p in self.parameters()) - lookups) + 12.0 * self.embedding.embedding_dim * seen

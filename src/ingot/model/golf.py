@@ -1,9 +1,9 @@
-"""The golf family: the baseline of the parameter golf challenge, small models that train fast with Muon.
+"""The golf family: the baseline of the parameter golf challenge, a small model that trains fast with Muon.
 
-It differs from GPT-2 as follows: every block first mixes the embedding back in, skip connections lead from the first half of
-the blocks to the second, queries and keys are normalised, and the last matrix of every branch starts at zero, so that a new model
-predicts from the embedding alone. Parameter names are those of the challenge's files. Control parameters (scales, gains, mixes:
-`control`) stay float32, and Muon does not treat them as matrices even if they have two dimensions.
+It differs from GPT-2 as follows: every block first mixes the embedding into its input, skip connections lead from the first half
+of the blocks to the second, queries and keys are normalised, and the last matrix of every branch starts at zero, so that a new
+model predicts from the embedding alone. Parameters have the same names as in the challenge's files. Control parameters (scales,
+gains and mixes, named in `control`) stay float32, and Muon does not treat them as matrices even if they have two dimensions.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def norm(x: Tensor) -> Tensor:
 
 
 class GolfAttention(nn.Module):
-    fused_qkv = False  # compute queries, keys and values as one matmul, for FlashAttention 4
+    fused_qkv = False  # compute queries, keys and values in one matmul; needs FlashAttention 4
     form: Form = "repeated"
-    fused_rotary = False  # compute norm, rotation and gain in one fused kernel
+    fused_rotary = False  # compute normalisation, rotation and gain in one kernel
 
     def __init__(self, s: GolfSettings):
         super().__init__()
@@ -63,8 +63,8 @@ class GolfAttention(nn.Module):
         if self.fused_qkv and torch.is_grad_enabled() and uses_flash(self.form, mask) and cache is None:
             y = projected_attention(x, layers, self.head_size, rotary, document_starts(mask), self.q_gain)
             return self.proj(y.flatten(2), scale)
-        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D) and two of (B, T, K, D)
-        v = v.transpose(1, 2)  # (B, K, T, D); below, k has this shape too, and q is (B, H, T, D)
+        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D) and 2 x (B, T, K, D)
+        v = v.transpose(1, 2)  # (B, K, T, D); in the next lines q and k are transposed, too
         if self.fused_rotary and cache is None:
             q, k = fused_rotation(q, rotary, self.q_gain), fused_rotation(k, rotary)
         else:
@@ -77,7 +77,7 @@ class GolfAttention(nn.Module):
 
 
 class GolfMLP(nn.Module):
-    fused_mlp = False  # fuse the activation into the surrounding matmuls
+    fused_mlp = False  # fuse the activation into the matmuls before and after it
 
     def __init__(self, width: int, multiple: int):
         super().__init__()
@@ -91,7 +91,7 @@ class GolfMLP(nn.Module):
 
 
 class GolfBlock(nn.Module):
-    fused_scales = False  # fold each branch's scale into its last weight matrix instead of scaling the branch output
+    fused_scales = False  # multiply the last matrix of a branch by the branch's scale, instead of its output
 
     def __init__(self, s: GolfSettings):
         super().__init__()
@@ -108,7 +108,7 @@ class GolfBlock(nn.Module):
         mix = self.resid_mix.to(x.dtype)
         x = mix[0] * x + mix[1] * x0
         if self.fused_scales and torch.is_grad_enabled():
-            # Avoids storing the branch outputs, and a separate pass that scales their gradients.
+            # The outputs of the branches need not be stored then, and no separate pass has to scale their gradients.
             x = x + self.attn(norm(x), rotary, mask, cache, self.attn_scale)
             return x + self.mlp(norm(x), self.mlp_scale)
         x = x + self.attn_scale.to(x.dtype) * self.attn(norm(x), rotary, mask, cache)
@@ -130,18 +130,18 @@ class Golf(LanguageModel):
         self.skips = s.layers // 2
         self.tok_emb = nn.Embedding(vocab_size, s.width)
         self.blocks = nn.ModuleList(GolfBlock(s) for _ in range(s.layers))
-        # A model of one layer has no skips.
+        # A model with one layer has no skip connections, so these weights would never get a gradient.
         self.skip_weights = nn.Parameter(torch.ones(self.skips, s.width), requires_grad=self.skips > 0)
         self.lm_head = None if s.tied else CastedLinear(s.width, vocab_size)
         self.rotation = Rotation(context, self.head_size, s.rope_base)
-        with torch.no_grad():  # torch's default, except zeros for the last matrix of each branch and an untied head
+        with torch.no_grad():  # torch's default initialisation, but zeros for an untied head and the last matrix of each branch
             for name, parameter in self.named_parameters():
                 if name.endswith("proj.weight") or name == "lm_head.weight":
                     parameter.zero_()
             if self.lm_head is None:
                 self.tok_emb.weight.normal_(std=s.embedding_std)
         if s.embedding_dtype == "bf16":
-            self.tok_emb.to(torch.bfloat16)  # cast after initialisation, so that both dtypes start from the same random values
+            self.tok_emb.to(torch.bfloat16)  # after initialisation: both dtypes start from the same random values
 
     @property
     def embedding_weight(self) -> Tensor:
@@ -149,7 +149,7 @@ class Golf(LanguageModel):
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
         cos, sin = self.rotation(positions(tokens, cache, self.context))
-        backwards = cos, -sin  # the challenge's model rotates in this direction
+        backwards = cos, -sin  # the challenge's model rotates in the opposite direction to other families
         mask = attention_mask(documents, cache, self.head_size)
         x = x0 = norm(self.tok_emb(tokens))  # (B, T, C)
         outputs: list[Tensor] = []

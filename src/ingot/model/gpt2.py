@@ -1,6 +1,6 @@
-"""The gpt2 family: GPT-2 as nanoGPT trains it. Learned positions, pre-norm blocks, an output head tied to the embedding.
+"""The gpt2 family: GPT-2 as nanoGPT trains it, with learned positions, pre-norm blocks and a head tied to the embedding.
 
-Parameter names are those of OpenAI's and nanoGPT's checkpoints (`transformer.h.0.attn.c_attn.weight`), so that these files can
+Parameters have the same names as in checkpoints of OpenAI and nanoGPT (`transformer.h.0.attn.c_attn.weight`), so that these can
 be read without a translation table. Weights have the layout of torch.nn.Linear.
 """
 
@@ -56,7 +56,7 @@ class GPT2Attention(nn.Module):
 
 
 class GPT2MLP(nn.Module):
-    fused_mlp = False  # fuse the activation into the surrounding matmuls
+    fused_mlp = False  # fuse the activation into the matmuls before and after it
 
     def __init__(self, width: int, bias: bool, dropout: float, gelu: Literal["tanh", "erf"]):
         super().__init__()
@@ -90,10 +90,10 @@ class GPT2Block(nn.Module):
 
 @torch.no_grad()
 def initialise(model: nn.Module, layers: int) -> None:
-    """Initialise the parameters like GPT-2; gains keep their value of one."""
+    """Initialise the parameters as in GPT-2; the gains of the norms remain one."""
     for name, parameter in model.named_parameters():
         if name.endswith(("c_proj.weight", "c_down.weight")):
-            # Two branches per layer add to the residual stream; this keeps its variance independent of depth.
+            # Each layer adds two branches to the residual stream; this factor makes the stream's variance independent of depth.
             parameter.normal_(std=0.02 / math.sqrt(2 * layers))
         elif parameter.dim() >= 2:
             parameter.normal_(std=0.02)
@@ -104,7 +104,7 @@ def initialise(model: nn.Module, layers: int) -> None:
 class GPT2(LanguageModel):
     """GPT-2 as nanoGPT trains it."""
 
-    fused_stream = False  # keep the residual stream in the matmul dtype during training
+    fused_stream = False  # during training, store the residual stream in the dtype of matmuls
 
     Settings = GPT2Settings
 
@@ -121,7 +121,7 @@ class GPT2(LanguageModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The transformer blocks, which a backend may checkpoint, compile or shard one by one."""
+        """The transformer blocks; a backend may checkpoint, compile or shard each of them."""
         return self.transformer.h
 
     @property

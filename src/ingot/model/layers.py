@@ -1,7 +1,7 @@
 """Parts that several model families share: the base class, attention and its masks, rotary positions, the key-value cache.
 
-Everything that depends on positions in the row (rotary tables, document masks) is computed once per forward pass and passed to
-every block. The models register no buffers, so there is nothing to move, save or rebuild with them.
+Everything that depends on positions in a row (rotary tables, document masks) is computed once per forward pass and passed to
+every block. The models have no buffers, so only parameters have to be moved to a device, saved and loaded.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ingot.model.loss import head_loss
 
 
 class LayerCache:
-    """The key-value cache of one attention layer: two buffers that are filled from the left and doubled when they are full.
+    """The key-value cache of one attention layer: two buffers that are filled from the left and double in size when full.
 
-    If `position` is set, to a tensor (1) or (B) on the device, `extend` writes one token there and returns the whole buffers.
-    Such a step is independent of the host, so it can be recorded and replayed. `attention_mask` then masks the unfilled part.
+    If `position` is set, a tensor (1) or (B) on the device, `extend` writes one token at this position and returns the whole
+    buffers, whose unfilled part `attention_mask` masks. Such a step does not need the host, so a CUDA graph can record it.
     """
 
     position: Tensor | None = None
 
     def __init__(self, batch: int, heads: int, capacity: int, head_size: int, device: torch.device, dtype: torch.dtype):
         self.capacity, self.length = capacity, 0
-        # Zeros, not empty: masked values are multiplied by 0, and 0 times a nan in uninitialised memory is nan.
+        # Zeros instead of uninitialised memory, which may contain NaN: masked values are multiplied by 0, and 0 times NaN is NaN.
         self.keys = torch.zeros(batch, heads, min(capacity, 128), head_size, device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
 
@@ -53,7 +53,7 @@ class LayerCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def reserve(self, length: int) -> None:
-        """Grow the buffers to at least `length` tokens."""
+        """Enlarge the buffers, if necessary, to hold at least `length` tokens."""
         if length > self.keys.size(2):
             more = min(max(length, 2 * self.keys.size(2)), self.capacity) - self.keys.size(2)
             self.keys, self.values = (F.pad(kept, (0, 0, 0, more)) for kept in (self.keys, self.values))
@@ -68,10 +68,10 @@ class LanguageModel(nn.Module):
     context: int
     head_size: int
     kv_heads: int
-    lm_head: nn.Linear | None  # None: the head is tied to the token embedding
+    lm_head: nn.Linear | None  # None: the output head is tied to the token embedding
     softcap: float | None = None
-    loss_chunk: int | None = None  # tokens whose logits are in memory at once; None: all
-    fused_loss = False  # compute softcap and loss in a fused kernel
+    loss_chunk: int | None = None  # number of tokens whose logits are in memory at the same time; None: all
+    fused_loss = False  # compute softcap and loss in one kernel
     fp8_head = False  # compute the head's matmuls in fp8 during training
 
     @property
@@ -85,7 +85,7 @@ class LanguageModel(nn.Module):
         return self.embedding_weight if self.lm_head is None else self.lm_head.weight
 
     def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None, documents: Tensor | None = None) -> Tensor:
-        """Return the final hidden states (B, T, C) of tokens that follow those in `cache`, attending within their document."""
+        """Return the final hidden states (B, T, C) of tokens, which follow those in `cache` and only see their own document."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -109,20 +109,20 @@ class LanguageModel(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's LayerNorm with the constructor arguments of nanoGPT's."""
+    """torch's LayerNorm, but constructed with the same arguments as nanoGPT's LayerNorm."""
 
     def __init__(self, ndim: int, bias: bool):
         super().__init__(ndim, bias=bias)
 
 
 class CastedLinear(nn.Linear):
-    """A linear layer without a bias, with weights stored in float32 and cast to the dtype of the input."""
+    """A linear layer without bias, whose weights are stored in float32 and cast to the dtype of the input when used."""
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__(in_features, out_features, bias=False)
 
     def scaled(self, scale: Tensor | None) -> Tensor:
-        """Return the weights; if `scale` is given, each row is multiplied by its entry."""
+        """Return the weights; if `scale` is given, row i is multiplied by scale[i]."""
         return self.weight if scale is None else scale[:, None] * self.weight
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -137,22 +137,22 @@ RotaryTables = tuple[Tensor, Tensor]  # cosines and sines, (T, D / 2), or (B, 1,
 def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> Tensor:
     """Return the positions (T) of `tokens`, which follow those in `cache`; raise ValueError if they exceed the context.
 
-    If the cache has its positions on the device, return these: (1, 1), or (B, 1) for rows of different lengths.
+    If the cache has a `position` on the device, return that: (1, 1), or (B, 1) for rows of different lengths.
     """
     if cache and cache[0].position is not None:
         return cache[0].position[:, None]
     start = cache[0].length if cache else 0
     end = start + tokens.size(1)
     if end > context:
-        raise ValueError(f"{end} tokens do not fit into a context of {context}")
+        raise ValueError(f"{end} tokens do not fit into a context of {context} tokens")
     return torch.arange(start, end, device=tokens.device)
 
 
 class Rotation(nn.Module):
-    """Cosine and sine tables for each position and pair of head dimensions, in float32, because bf16 rounds 257 to 256.
+    """Tables of cosines and sines for each position and pair of head dimensions, in float32: bf16 rounds position 257 to 256.
 
-    They are precomputed because a compiled model would recompute the cosines for every query and key. They depend only on the
-    settings, so they are neither parameters nor buffers, and are recomputed whenever the model moves to another device.
+    The tables are precomputed, because a compiled model would recompute the cosines for every query and key. They depend only on
+    the settings, so they are neither parameters nor buffers, but are recomputed whenever the model moves to a device.
     """
 
     def __init__(self, context: int, head_size: int, base: float, stretch: float = 1.0):
@@ -161,7 +161,7 @@ class Rotation(nn.Module):
         self._fill(torch.get_default_device())
 
     def resized(self, context: int) -> Rotation:
-        """Return a copy with tables for another context length."""
+        """Return a copy with tables for `context` positions."""
         with self._cos.device:
             return Rotation(context, *self._settings[1:])
 
@@ -176,13 +176,13 @@ class Rotation(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
     def forward(self, positions: Tensor) -> RotaryTables:
-        index = positions if positions.dim() == 1 else positions[:, None]  # add an axis for the heads
+        index = positions if positions.dim() == 1 else positions[:, None]  # adds an axis for the heads
         return self._cos[index], self._sin[index]  # (T, D / 2) each, or (B, 1, T, D / 2)
 
 
 @contextmanager
 def extended_context(model: Any, tokens: int) -> Iterator[None]:
-    """Let a model with rotary positions accept rows of `tokens` tokens within the block, even if they exceed its context."""
+    """Inside the block, let a model with rotary positions accept rows of `tokens` tokens, even if its context is shorter."""
     rotation = getattr(model, "rotation", None)
     if not isinstance(rotation, Rotation) or tokens <= model.context:
         yield
@@ -206,28 +206,28 @@ def rotate(x: Tensor, rotary: RotaryTables) -> Tensor:
 
 # Attention and its masks.
 
-FLEX_HEAD_SIZE = 16  # smallest head size that FlexAttention supports
+FLEX_HEAD_SIZE = 16  # FlexAttention supports no smaller head size
 
 
 class Boundaries(NamedTuple):
-    """Document boundaries for FlashAttention 4, which needs no mask over pairs of tokens."""
+    """Document boundaries for FlashAttention 4, which takes these instead of a mask over pairs of tokens."""
 
-    starts: Tensor  # (N), as described in kernels/flash.py
+    starts: Tensor  # (N), offsets of documents; kernels/flash.py describes them
 
 
 Mask = Tensor | BlockMask | Boundaries
-# Implementations of attention: torch's kernel with repeated or with grouped key and value heads, FlashAttention 4, and
-# FlashAttention 4 with cuDNN's forward pass where possible.
+# Implementations of attention: torch's, with key and value heads repeated for each query head or grouped; FlashAttention 4; and
+# FlashAttention 4 with cuDNN's forward pass where that is possible.
 Form = Literal["repeated", "grouped", "flash4", "cudnn-flash4"]
 
 
 def attention_mask(
     documents: Tensor | None, cache: list[LayerCache] | None, head_size: int = FLEX_HEAD_SIZE, dropout: float = 0.0
 ) -> Mask | None:
-    """Return the attention mask for documents or for the filled part of a cache; None if attention is simply causal.
+    """Return the attention mask for documents or for the filled part of a cache; None if attention is causal without a mask.
 
-    `documents` is the document number (B, T) of each token. The mask is a BlockMask if FlexAttention supports the head size and
-    dropout, else a boolean tensor of all pairs. One-dimensional `documents` are document starts, for the form `flash4`.
+    `documents` holds each token's document number (B, T). The mask is a BlockMask if FlexAttention supports the device, head size
+    and dropout, else a boolean tensor over pairs of tokens. One-dimensional `documents` are offsets, for the form `flash4`.
     """
     if cache and cache[0].position is not None:
         size = cache[0].keys.size(2)
@@ -253,12 +253,12 @@ def flex_supported(device: torch.device, head_size: int, dropout: float) -> bool
 
 
 def uses_flash(form: Form, mask: Mask | None, dropout: float = 0.0) -> bool:
-    """Return True if FlashAttention 4 is used for this form, mask and dropout."""
+    """Return True if attention of this form, mask and dropout uses FlashAttention 4."""
     return form.endswith("flash4") and (mask is None or isinstance(mask, Boundaries)) and not dropout
 
 
 def document_starts(mask: Mask | None) -> Tensor | None:
-    """Return the document starts if the mask is Boundaries, else None."""
+    """Return the offsets of the documents if the mask is a Boundaries, else None."""
     return mask.starts if isinstance(mask, Boundaries) else None
 
 
@@ -273,8 +273,8 @@ def causal_attention(
 ) -> Tensor:
     """Compute causal attention of (B, H, T, D) queries, at the last T of S positions, over (B, K, S, D) keys and values.
 
-    If k and v have fewer heads than q, each of their heads serves a group of adjacent query heads. `mask` replaces the causal
-    mask. Only the forms `flash4` and `cudnn-flash4` support a `window` without a mask, and Boundaries as a mask.
+    If k and v have fewer heads than q, each key/value head serves a group of adjacent query heads. `mask` replaces the causal
+    mask. Only the forms `flash4` and `cudnn-flash4` accept a `window` (other forms need it in the mask) or Boundaries as a mask.
     """
     T, S = q.size(-2), k.size(-2)
     if uses_flash(form, mask, dropout) and T == S:
@@ -296,12 +296,12 @@ def causal_attention(
 
 
 def repeat_kv(x: Tensor, heads: int) -> Tensor:
-    """Repeat (B, K, S, D) keys or values for each query head in their group."""
+    """Repeat each head of (B, K, S, D) keys or values for all query heads that it serves: (B, heads, S, D)."""
     return x if x.size(1) == heads else x[:, :, None].expand(-1, -1, heads // x.size(1), -1, -1).flatten(1, 2)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function unless already tracing a compiled model: eager FlexAttention would materialise all scores."""
+    """Compile a function, unless it is being traced into a compiled model: eager FlexAttention would store all scores."""
     return function if torch.compiler.is_compiling() else _compiled(function)
 
 

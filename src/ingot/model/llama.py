@@ -1,8 +1,8 @@
 """The llama family: the architecture of most open models, as gpt-simple trains it.
 
-Rotary positions, RMSNorm, a gated MLP, and optionally fewer key/value heads than query heads; settings replace the norm, the MLP
-or its activation by older variants. Parameter names are gpt-simple's (`h.0.attn.q_proj.weight`), so that its checkpoints can be
-read without a translation table.
+It has rotary positions, RMSNorm, a gated MLP and, optionally, fewer key/value heads than query heads; settings replace the norm,
+the MLP or its activation by older variants. Parameters have the same names as in gpt-simple (`h.0.attn.q_proj.weight`), so that
+gpt-simple's checkpoints can be read without a translation table.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def norm_of(s: LlamaSettings) -> nn.Module:
 
 
 class LlamaAttention(nn.Module):
-    fused_qkv = False  # compute queries, keys and values as one matmul, for FlashAttention 4
+    fused_qkv = False  # compute queries, keys and values in one matmul; needs FlashAttention 4
     form: Form = "repeated"
-    fused_rotary = False  # rotate in a fused kernel
+    fused_rotary = False  # rotate queries and keys in a fused kernel
 
     def __init__(self, s: LlamaSettings):
         super().__init__()
@@ -71,8 +71,8 @@ class LlamaAttention(nn.Module):
         if self.fused_qkv and torch.is_grad_enabled() and uses_flash(self.form, mask, dropout) and cache is None:
             y = projected_attention(x, layers, self.head_size, rotary, document_starts(mask), epsilon=None)
             return self.c_proj(y.flatten(2))
-        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D) and two of (B, T, K, D)
-        v = v.transpose(1, 2)  # (B, K, T, D); below, k has this shape too, and q is (B, H, T, D)
+        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D) and 2 x (B, T, K, D)
+        v = v.transpose(1, 2)  # (B, K, T, D); in the next lines q and k are transposed, too
         if self.fused_rotary and cache is None:
             q, k = (fused_rotation(y, rotary, epsilon=None) for y in (q, k))
         else:
@@ -93,7 +93,7 @@ class GatedMLP(nn.Module):
         self.c_down = nn.Linear(inner, s.width, bias=bias)
         self.activation, self.dropout = ACTIVATIONS[s.activation], s.dropout
         if s.activation == "silu" and not bias:
-            self.fused_gate = False  # fuse the gate into the surrounding matmuls
+            self.fused_gate = False  # fuse the gating into the matmuls before and after it
 
     def forward(self, x: Tensor) -> Tensor:
         if getattr(self, "fused_gate", False) and torch.is_grad_enabled():
@@ -131,7 +131,7 @@ class LlamaBlock(nn.Module):
 class Llama(LanguageModel):
     """The Llama architecture as gpt-simple trains it."""
 
-    fused_stream = False  # keep the residual stream in the matmul dtype during training
+    fused_stream = False  # during training, store the residual stream in the dtype of matmuls
 
     Settings = LlamaSettings
 
@@ -150,7 +150,7 @@ class Llama(LanguageModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The transformer blocks, which a backend may checkpoint, compile or shard one by one."""
+        """The transformer blocks; a backend may checkpoint, compile or shard each of them."""
         return self.h
 
     @property

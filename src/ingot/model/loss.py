@@ -2,11 +2,11 @@
 
 | name    | used for                          | saves                                                               |
 |---------|-----------------------------------|---------------------------------------------------------------------|
-| plain   | everything else                   | nothing: torch's cross-entropy                                      |
-| host    | eager float32 training on a CPU   | memory traffic: gradients while the logits are in the core's cache  |
-| chunked | `training.loss_chunk`             | memory: logits of a few tokens exist at a time (chunked_loss.py)    |
+| plain   | all other cases                   | nothing: torch's cross-entropy                                      |
+| host    | eager float32 training on a CPU   | memory traffic: gradients use logits that are still in the cache    |
+| chunked | `training.loss_chunk`             | memory: only logits of a few tokens are stored (chunked_loss.py)    |
 | fused   | the kernel `loss` on a GPU        | time: one Triton kernel instead of several (kernels/fused_loss.py)  |
-| fp8     | `training.fp8_head` while training| time: the head's matmuls in 8 bits (kernels/fused_loss.py)          |
+| fp8     | training with `training.fp8_head` | time: the head's matmuls are in 8 bits (kernels/fused_loss.py)      |
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.autograd.function import once_differentiable
 from ingot.model.cross_entropy import IGNORED, head_logits, summed_loss
 from ingot.model.kernels.fused_loss import fp8_loss, fused_loss
 
-HOST_LOGITS = 2**19  # logits per chunk on a CPU: 2 MiB, about the cache of a core
-HOST_TOKENS = 512  # minimum tokens per chunk on a CPU; smaller chunks would read the weights too often
+HOST_LOGITS = 2**19  # logits per chunk on a CPU: 2 MiB in float32, about the size of a core's cache
+HOST_TOKENS = 512  # minimum number of tokens per chunk on a CPU; with fewer, the weights would be read too often
 
 
 def head_loss(
@@ -36,7 +36,7 @@ def head_loss(
 ) -> Tensor:
     """Return the mean loss of (..., T) targets given hidden states (..., T, C) and the head (V, C); 0 if all are ignored.
 
-    `chunk`: tokens whose logits are in memory at once. `fused` and `fp8` are fast on GPUs only; `fp8` needs gradients enabled.
+    `chunk`: number of tokens whose logits are in memory at once. `fused` and `fp8` are fast only on GPUs; `fp8` needs gradients.
     """
     hidden, targets = hidden.flatten(0, -2), targets.flatten()
     if fp8 and torch.is_grad_enabled():
@@ -55,9 +55,9 @@ def head_loss(
 
 
 def host_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor | None:
-    """Return the summed loss of (N) targets; it and its gradients are computed together, in chunks of tokens.
+    """Return the summed loss of (N) targets; the loss and its gradients are computed together, in chunks of tokens.
 
-    Returns None except for an eager model that needs gradients of float32 tensors on a CPU.
+    Supports only eager models that need gradients of float32 tensors on a CPU; otherwise returns None.
     """
     if torch.compiler.is_compiling() or hidden.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return None
@@ -78,7 +78,7 @@ class _HostLoss(torch.autograd.Function):
         for h, y, d in zip(hidden.chunk(parts), targets.chunk(parts), d_hidden.chunk(parts), strict=True):
             logits, ignored, index = head_logits(h, weight, softcap), y == IGNORED, y.clamp(min=0)[:, None]
             grad = logits.softmax(-1)
-            # Computed from the largest logit, because its probability never underflows to 0.
+            # Compute log(sum(exp(logits))) from the largest logit, because its probability never underflows to 0.
             log_total = logits.amax(-1, keepdim=True) - grad.amax(-1, keepdim=True).log()
             losses.append((log_total - logits.gather(1, index)).masked_fill_(ignored[:, None], 0.0).sum())
             grad.scatter_(1, index, grad.gather(1, index) - 1.0)

@@ -1,11 +1,11 @@
 """Build a model from the name of a family or from a Python file (a custom model).
 
 A model is any `nn.Module` whose `forward(tokens)` returns logits (B, T, V) and whose `forward(tokens, targets)` returns the
-mean loss over the targets that are not -1. The following attributes are optional: `blocks` (for Muon and gradient
-checkpointing), `control` (name parts of parameters that Muon does not treat as matrices), `context`, `loss_chunk`, a third
-argument `documents` of forward (for document masking), `set` (called with the numbers of a stage), `windowed` (True if attention
-uses a mask), `make_ready` (called with the tokens before a compiled pass, to compute what should not be part of its graph), and
-`new_cache` with `hidden` and `logits` (for cached generation).
+mean loss over the targets that are not -1. A third argument `documents` of forward (for document masking) is optional, and so are
+these attributes: `blocks` (for Muon and gradient checkpointing), `control` (parts of the names of parameters that Muon does not
+treat as matrices), `context`, `loss_chunk`, `set` (called with the values that a stage sets), `windowed` (True if attention
+uses a mask), `make_ready` (called with the tokens before a compiled pass, to compute what should not be part of its
+graph), and `new_cache` with `hidden` and `logits` (for cached generation).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OURS: tuple[Any, ...] = tuple(FAMILIES.values())
 
 
 def build(settings: Mapping[str, Any]) -> nn.Module:
-    """Build a model from the `model` section. For a custom model that fails, ValueError names the problem, file and line."""
+    """Build a model from the `model` section. If a custom model fails, raise a ValueError with the problem, file and line."""
     if settings["family"] != "file":
         return FAMILIES[settings["family"]](**{name: value for name, value in settings.items() if name != "family"})
     standard = {name: value for name, value in settings.items() if name not in ("family", "file", "settings")}
@@ -46,16 +46,16 @@ def build(settings: Mapping[str, Any]) -> nn.Module:
         names, takes_all = names | set(family.Settings.model_fields), False  # a subclass of a family accepts its settings
     if unknown := [name for name in extra if name not in names and not takes_all]:
         raise ValueError(
-            f"model.file={file}: Model has no parameter {unknown[0]!r}; its parameters are {', '.join(sorted(names))}"
+            f"model.file={file}: Model() takes no argument {unknown[0]!r}; its arguments are {', '.join(sorted(names))}"
         )
-    # Pass the standard settings that are parameters of the constructor, and all of `model.settings`.
+    # Pass those standard settings that the constructor has as parameters, and everything in `model.settings`.
     arguments = {name: value for name, value in standard.items() if takes_all or name in names} | dict(extra)
     required = [p.name for p in parameters if p.default is p.empty and p.name in names]
     if missing := [name for name in required if name not in arguments]:
-        raise ValueError(f"model.file={file}: Model needs {missing[0]!r}; set it with --model.settings.{missing[0]} VALUE")
+        raise ValueError(f"model.file={file}: Model() needs {missing[0]!r}; set it with --model.settings.{missing[0]} VALUE")
     try:
         model = model_class(**arguments)
-    except (Exception, SystemExit) as error:  # a file that calls exit() has failed, whatever the exit code
+    except (Exception, SystemExit) as error:  # a file that calls exit() has failed, even with exit code 0
         raise ValueError(
             f"model.file={error_location(file, error)}: Model cannot be built: {type(error).__name__}: {error}"
         ) from error
@@ -73,8 +73,8 @@ def load_class(file: str) -> Callable[..., nn.Module]:
     if spec is None or spec.loader is None:
         raise ValueError(f"model.file={file} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses resolve their annotations through sys.modules
-    dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # create no __pycache__ next to a user's file
+    sys.modules[spec.name] = module  # dataclasses look up their module in sys.modules
+    dont_write, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # do not create __pycache__ next to a user's file
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -89,7 +89,7 @@ def load_class(file: str) -> Callable[..., nn.Module]:
 
 
 def error_location(file: str, error: BaseException) -> str:
-    """Return the file name, with the line number if the error was raised in that file."""
+    """Return the file's name, followed by the line number if the error was raised in this file."""
     path = str(Path(file).absolute())
     frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)

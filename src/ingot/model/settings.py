@@ -1,4 +1,4 @@
-"""The settings of every model family and their defaults, without torch. The config imports no other module of ingot.model."""
+"""The settings of all model families and their defaults, without torch: ingot.config imports only this module of ingot.model."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FAMILY = "Model family: gpt2, llama, golf, frontier, or file for a custom model."
 KV_HEADS = "Number of key/value heads; each serves heads / kv_heads query heads. null: the same as heads."
-ROPE_BASE = "Base of the rotary embedding: the slowest pair makes one turn in about 2 pi times this many tokens."
-# Schema metadata for settings whose every value other file formats support; otherwise `portable` lists the supported values.
+ROPE_BASE = "Base of the rotary embedding: the slowest-rotating dimensions take about 2 pi * rope_base tokens for a full turn."
+# Schema metadata of a setting all of whose values can be exported; for other settings, `portable` lists the values that can.
 PORTABLE = Field(json_schema_extra={"portable": {"huggingface": "any", "gguf": "any"}})
-MOST = 2**53  # largest integer setting: JSON readers lose precision beyond it
+MOST = 2**53  # largest value of an integer setting, because JSON readers round larger integers
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
-Size = Annotated[int, Field(ge=1, lt=2**31)]  # one dimension of a tensor
+Size = Annotated[int, Field(ge=1, lt=2**31)]  # size of a tensor's dimension
 Depth = Annotated[int, Field(ge=1, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # bounded so that squares and their sums fit in float32
+Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # at most 1e30, so that float32 can represent it
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Softcap = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 RotaryBase = Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)]
 
 
 def portable(*values: object, gguf: tuple[object, ...] | None = None) -> dict[str, Any]:
-    """Return schema metadata with the values that Hugging Face folders support; `gguf`: those of GGUF files, if they differ."""
+    """Return schema metadata: `values` can be exported to Hugging Face folders and, unless `gguf` is given, to GGUF files."""
     return {"portable": {"huggingface": list(values), "gguf": list(values if gguf is None else gguf)}}
 
 
@@ -33,13 +33,13 @@ PORTABLE_FAMILIES = portable("gpt2", "llama")
 
 
 def nearest_divisor(width: int, heads: int) -> int:
-    """Return the divisor of `width` nearest to `heads`; for very large widths only some divisors are tried."""
+    """Return the divisor of `width` that is nearest to `heads`; if `width` is very large, only some divisors are tried."""
     low = [h for h in range(1, min(math.isqrt(width), 1 << 16) + 1) if width % h == 0]
     return min([*low, *(width // h for h in low)], key=lambda h: abs(h - heads))
 
 
 class Section(BaseModel):
-    """A section of settings; unknown names are errors, numbers may be given as strings (YAML reads `3e-4` as a string)."""
+    """A section of settings. Unknown names are errors; a number may be given as a string, because YAML reads `3e-4` as one."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, frozen=True, protected_namespaces=())
 
@@ -54,7 +54,7 @@ class ModelSettings(Section):
         None, description="Maximum sequence length of the model, in tokens. null: data.seq_len."
     )
     vocab_size: Annotated[Size | None, PORTABLE] = Field(
-        None, description="Rows of the embedding; at least the tokenizer's vocabulary size. null: exactly that size."
+        None, description="Number of rows of the embedding, at least the tokenizer's vocabulary size. null: the vocabulary size."
     )
 
     @model_validator(mode="after")
@@ -67,7 +67,7 @@ class ModelSettings(Section):
         return self
 
     def weights_besides_embedding(self, rows: int, context: int) -> int | None:
-        """Return the number of parameters outside the token embedding of `rows` rows; None if unknown."""
+        """Return the number of parameters besides the token embedding, which has `rows` rows; None if it is unknown."""
         return None
 
 
@@ -96,11 +96,11 @@ class RotarySettings(ModelSettings):
 
 
 class FileSettings(DropoutSettings):
-    """A custom model: a Python file with `class Model(torch.nn.Module)`, see docs/your-own-model.md."""
+    """A custom model: a Python file with a `class Model(torch.nn.Module)`. See docs/your-own-model.md."""
 
     family: Literal["file"] = Field("file", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     file: str = Field(
-        description="Python file with a class Model; its constructor is called with those settings that it has as parameters."
+        description="Python file with a class Model; the constructor gets those `model` settings that it takes as arguments."
     )
     settings: dict[str, Any] = Field({}, description="Additional keyword arguments for the constructor of Model.")
 
@@ -109,10 +109,10 @@ class GPT2Settings(DropoutSettings):
     """GPT-2 as nanoGPT trains it: learned positions, pre-LayerNorm, an output head tied to the embedding."""
 
     family: Literal["gpt2"] = Field("gpt2", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
-    bias: Annotated[bool, PORTABLE] = Field(True, description="Biases in the linear layers and LayerNorms.")
+    bias: Annotated[bool, PORTABLE] = Field(True, description="Add biases to the linear layers and LayerNorms.")
     gelu: Literal["tanh", "erf"] = Field(
         "tanh",
-        description="GELU variant: tanh (approximate) as in OpenAI's GPT-2, erf (exact) as in nanoGPT.",
+        description="Variant of GELU: tanh (an approximation) as in OpenAI's GPT-2, or erf (exact) as in nanoGPT.",
         json_schema_extra=portable("tanh", "erf", gguf=("tanh",)),
     )
 
@@ -127,43 +127,43 @@ class LlamaSettings(DropoutSettings, RotarySettings):
 
     family: Literal["llama"] = Field("llama", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     bias: Annotated[bool, PORTABLE] = Field(
-        False, description="Biases in the linear layers, unless one of the next three settings overrides it."
+        False, description="Add biases to the linear layers, unless qkv_bias, attention_out_bias or mlp_bias says otherwise."
     )
     qkv_bias: Annotated[bool | None, PORTABLE] = Field(
-        None, description="Biases in the query, key and value projections. null: same as bias."
+        None, description="Add biases to the query, key and value projections. null: the value of bias."
     )
     attention_out_bias: Annotated[bool | None, PORTABLE] = Field(
-        None, description="Bias in the attention output projection. null: same as bias."
+        None, description="Add a bias to the output projection of attention. null: the value of bias."
     )
-    mlp_bias: Annotated[bool | None, PORTABLE] = Field(None, description="Biases in the MLP. null: same as bias.")
+    mlp_bias: Annotated[bool | None, PORTABLE] = Field(None, description="Add biases to the MLP. null: the value of bias.")
     mlp: Literal["gated", "plain"] = Field(
-        "gated", description="gated: down(up(x) * act(gate(x))). plain: down(act(up(x))).", json_schema_extra=portable("gated")
+        "gated", description="MLP: down(up(x) * act(gate(x))), or plain down(act(up(x))).", json_schema_extra=portable("gated")
     )
     activation: Literal["silu", "gelu", "relu"] = Field(
         "silu",
-        description="Activation of the MLP; gelu is the tanh approximation.",
+        description="Activation function of the MLP; gelu is its tanh approximation.",
         json_schema_extra=portable("silu", "gelu", "relu", gguf=("silu",)),
     )
     inner_width: Annotated[Size | None, PORTABLE] = Field(
-        None, description="MLP hidden width. null: 8/3 of width, rounded up to a multiple of 256, if gated; else 4 * width."
+        None, description="Hidden width of the MLP. null: 4 * width or, if gated, 8/3 * width rounded up to a multiple of 256."
     )
     norm: Literal["rmsnorm", "layernorm"] = Field(
-        "rmsnorm", description="Normalisation before attention and MLP, and at the end.", json_schema_extra=portable("rmsnorm")
+        "rmsnorm", description="Norm before attention and MLP and after the last block.", json_schema_extra=portable("rmsnorm")
     )
     norm_epsilon: Annotated[float, Field(gt=0, lt=1), PORTABLE] = Field(
-        1e-5, description="Epsilon of the norms, added to the variance."
+        1e-5, description="Epsilon that the norms add to the variance or mean square."
     )
     tied: Annotated[bool, PORTABLE] = Field(True, description="Tie the output head to the embedding. false: a separate matrix.")
     rope_scaling: Annotated[Literal["linear", "ntk"] | None, PORTABLE] = Field(
-        None, description="Stretch rotary positions by rope_factor: linear divides angles by it, ntk multiplies the base by it."
+        None, description="Stretch rotary positions: linear divides angles by rope_factor, ntk multiplies rope_base by it."
     )
     rope_factor: Annotated[float, Field(ge=1, le=1e30, allow_inf_nan=False), PORTABLE] = Field(
-        1.0, description="Factor used by rope_scaling."
+        1.0, description="Factor by which rope_scaling divides angles (linear) or multiplies rope_base (ntk)."
     )
 
     @property
     def biases(self) -> list[bool]:
-        """Return three booleans: biases in the query, key and value projections, in the attention output, and in the MLP."""
+        """Return whether there are biases in the query, key and value projections, in the attention output, and in the MLP."""
         return [self.bias if given is None else given for given in (self.qkv_bias, self.attention_out_bias, self.mlp_bias)]
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
@@ -177,36 +177,36 @@ class LlamaSettings(DropoutSettings, RotarySettings):
 
 
 def mlp_width(width: int, inner_width: int | None, gated: bool = True) -> int:
-    """Return the MLP hidden width: the given one, or the default."""
+    """Return the hidden width of the MLP: `inner_width`, or the default if it is None."""
     return inner_width or (math.ceil(8 * width // 3 / 256) * 256 if gated else 4 * width)
 
 
-# Name parts that mark control parameters (scales, gains, mixes), which Muon does not treat as matrices.
+# Parameters whose names contain one of these are control parameters (scales, gains, mixes): Muon does not treat them as matrices.
 CONTROL = (
     "attn_scale", "attn_scales", "mlp_scale", "mlp_scales", "resid_mix", "resid_mixes", "q_gain", "skip_weight", "skip_weights",
 )  # fmt: skip
 
 
 class GolfSettings(RotarySettings):
-    """The golf baseline: skips from the first to the second half, the embedding mixed into every block, squared ReLU."""
+    """The golf baseline: skip connections between the two halves, the embedding mixed into every block, squared ReLU."""
 
     family: Literal["golf"] = Field("golf", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     layers: Depth = Field(9, description="Number of transformer blocks; skip connections lead from the first half to the second.")
     heads: Size = Field(8, description="Number of attention heads; must divide the width.")
     width: Size = Field(512, description="Model width: the size of the residual stream.")
     kv_heads: Size | None = Field(4, description=KV_HEADS)
-    mlp_multiple: Depth = Field(2, description="MLP hidden width, as a multiple of the model width.")
+    mlp_multiple: Depth = Field(2, description="Hidden width of the MLP, as a multiple of the model width.")
     tied: bool = Field(True, description="Tie the output head to the embedding. false: a separate matrix, initially zero.")
-    softcap: Softcap = Field(30.0, description="Soft limit on the size of logits: softcap * tanh(logits / softcap).")
-    qk_gain: Rate = Field(1.5, description="Initial gain of each head's queries, applied after normalisation.")
-    embedding_std: Rate = Field(0.005, description="Standard deviation of the initial embedding if tied.")
+    softcap: Softcap = Field(30.0, description="Soft limit on the magnitude of logits: softcap * tanh(logits / softcap).")
+    qk_gain: Rate = Field(1.5, description="Initial gain of each head's queries, which multiplies them after normalisation.")
+    embedding_std: Rate = Field(0.005, description="Standard deviation of the initial embedding if `tied` is true.")
     embedding_dtype: Literal["fp32", "bf16"] = Field(
-        "fp32", description="dtype of the residual stream, in which the embedding is also stored and updated."
+        "fp32", description="dtype of the residual stream and of the embedding, which is stored and updated in this dtype."
     )
     control: str = Field(
         ",".join(CONTROL),
-        description="Comma-separated name parts that mark control parameters (scales, gains, mixes). Muon does not treat them "
-        "as matrices.",
+        description="Comma-separated texts. Parameters whose names contain one of them are control parameters (scales, gains, "
+        "mixes), which Muon does not treat as matrices.",
     )
 
     def weights_besides_embedding(self, rows: int, context: int) -> int:
@@ -215,12 +215,12 @@ class GolfSettings(RotarySettings):
         return self.layers * block + self.layers // 2 * width + (0 if self.tied else rows * width)
 
 
-FRONTIER_CONTROL = ("_gate", "mix_x")  # name parts that mark control parameters
-GATE_CHANNELS, VALUE_GATE_CHANNELS = 12, 32  # input channels that head gates and value gates use
+FRONTIER_CONTROL = ("_gate", "mix_x")  # parameters whose names contain one of these are control parameters
+GATE_CHANNELS, VALUE_GATE_CHANNELS = 12, 32  # number of input channels from which a head gate or value gate is computed
 
 
 class FrontierSettings(RotarySettings):
-    """The best model for a few minutes: sliding windows, value embeddings, partial rotary, gates. Defaults fit 16 MB."""
+    """The best model for a few minutes of training: sliding windows, value embeddings, partial rotary positions, gates."""
 
     family: Literal["frontier"] = Field("frontier", description=FAMILY, json_schema_extra=PORTABLE_FAMILIES)
     layers: Depth = Field(10, description="Number of transformer blocks.")
@@ -228,15 +228,15 @@ class FrontierSettings(RotarySettings):
     width: Size = Field(512, description="Model width: the size of the residual stream.")
     kv_heads: Size | None = Field(2, description=KV_HEADS)
     mlp_multiple: Annotated[float, Field(gt=0, le=1000)] = Field(
-        3.0, description="MLP hidden width, as a multiple of the model width."
+        3.0, description="Hidden width of the MLP, as a multiple of the model width."
     )
     tied: bool = Field(True, description="Tie the output head to the embedding. false: a separate matrix.")
     softcap: Softcap | None = Field(
-        15.0, description="Soft limit on the size of logits: softcap * tanh(logits / softcap). null: none."
+        15.0, description="Soft limit on the magnitude of logits: softcap * tanh(logits / softcap). null: no limit."
     )
     rope_base: RotaryBase = Field(200000.0, description=ROPE_BASE)
     rope_part: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.5, description="Fraction of each head's dimensions that are rotated; the others carry no position."
+        0.5, description="Fraction of each head's dimensions that are rotated; the other dimensions do not encode positions."
     )
     key_offset: bool = Field(
         True,
@@ -244,18 +244,18 @@ class FrontierSettings(RotarySettings):
         "one layer can look up what followed an earlier occurrence of a token. Needs rope_part below 1.",
     )
     pattern: Annotated[str, Field(pattern="^[SL]+$", max_length=1000)] = Field(
-        "SSSSL", description="S layers see the last `window` tokens, L layers the whole row. Repeats; the last layer is an L."
+        "SSSSL", description="Letter per layer, repeated: S sees the last `window` tokens, L the whole row. The last layer is L."
     )
-    window: Size = Field(256, description="Tokens that an S layer sees, including the current one; training.stages can set it.")
+    window: Size = Field(256, description="Tokens that S layers of pattern see, including the current one. Stages can change it.")
     values: Literal["none", "projections", "tables"] = Field(
         "projections",
-        description="Added to the attention values of some layers (value_layers) through a gate per head. projections: a "
-        "projection of the embedding. tables: a separate embedding table (vocabulary x width weights, no FLOPs).",
+        description="What a gate per head adds to the attention values of the layers in value_layers. projections: a projection "
+        "of the embedding. tables: a separate embedding per layer, which has many weights but needs no FLOPs.",
     )
     value_layers: list[Count] | None = Field(
-        None, description="Layers that `values` applies to, counted from 0. null: the last layer and every second one before it."
+        None, description="Layers to which `values` applies, counted from 0. null: the last layer and every second one before."
     )
-    head_gate: bool = Field(True, description="Multiply each head's output by a gate computed from the layer's input.")
+    head_gate: bool = Field(True, description="Multiply the output of each head by a gate computed from the layer's input.")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> FrontierSettings:
@@ -273,16 +273,16 @@ class FrontierSettings(RotarySettings):
 
     @property
     def rotated(self) -> int:
-        """Return the number of rotated dimensions per head, which is even."""
+        """Return the number of dimensions of a head that are rotated, an even number."""
         return round(self.width // self.heads * self.rope_part / 2) * 2
 
     @property
     def inner_width(self) -> int:
-        """Return the MLP hidden width."""
+        """Return the hidden width of the MLP."""
         return max(1, round(self.mlp_multiple * self.width))
 
     def has_values(self, layer: int) -> bool:
-        """Return True if `values` applies to this layer."""
+        """Return True if layer number `layer` adds something to its attention values."""
         named = (self.layers - 1 - layer) % 2 == 0 if self.value_layers is None else layer in self.value_layers
         return self.values != "none" and named
 

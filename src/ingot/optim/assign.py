@@ -1,7 +1,7 @@
-"""Assignment of parameters to groups, each with an optimizer and peak learning rate; independent of the framework.
+"""Assignment of parameters to groups, each with an optimizer and peak learning rate; used by both torch and MLX.
 
 Parameters whose names match an entry of `optimizer.groups` belong to that group. All others are grouped by kind, which groups.py
-determines. With Muon there is also a group `rest`: parameters with two or more dimensions that are not matrices of a block.
+determines. With Muon, the group `rest` has parameters of kind `matrix` outside the blocks or with three or more dimensions.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class ParameterGroup:
     optimizer: Literal["adamw", "muon"]
     learning_rate: float
     weight_decay: float
-    momentum: float | None = None  # Muon only: momentum after the warm-up
-    betas: tuple[float, float] = (0.0, 0.0)  # AdamW only, like epsilon
+    momentum: float | None = None  # only for Muon: momentum after the momentum warm-up
+    betas: tuple[float, float] = (0.0, 0.0)  # only for AdamW, like epsilon
     epsilon: float = 0.0
 
 
 def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
-    """Return all groups of a run: those of `optimizer.groups`, then one per kind, including kinds that the model lacks."""
+    """Return the groups of `optimizer.groups`, then one per kind of parameter, even if the model has none of that kind."""
     rates = {"embedding": o.embedding_learning_rate, "head": o.head_learning_rate, "scalar": o.scalar_learning_rate}
     by_kind = [
         GroupSection(
@@ -44,7 +44,7 @@ def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
         for kind in o.kinds
     ]
     resolved = []
-    for group in (*o.groups, *by_kind):  # where a group has null, the general setting applies
+    for group in (*o.groups, *by_kind):  # null in a group: the setting of `optimizer` applies
         muon = group.optimizer == "muon"
         rate, decay = group.learning_rate, group.weight_decay
         if rate is None:
@@ -62,7 +62,7 @@ def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
 
 
 def assign(o: OptimizerSection, kinds: Mapping[str, Kind], block_matrices: Collection[str]) -> dict[str, str]:
-    """Return the group name of each parameter; `block_matrices` are the parameters that Muon optimizes by default."""
+    """Return the name of each parameter's group; `block_matrices` are the parameters that Muon updates by default."""
 
     def group(name: str, kind: Kind) -> str:
         for own in o.groups:

@@ -1,15 +1,15 @@
-"""Build the optimizers of a torch model, and determine the kind of each parameter.
+"""Build the optimizers of a torch model and determine the kind of each parameter.
 
 Parameters that match no entry of `optimizer.groups` are grouped by kind (assign.py). The kind depends on the module that owns the
-parameter, so a custom model needs no registration:
+parameter, so a custom model does not have to declare the kinds:
 
 - embedding: the weight of an nn.Embedding (tokens or positions), including a head tied to it;
 - head: the weight of an nn.Linear outside `blocks` whose out_features equals the vocabulary size (rows of the first embedding);
-- scalar: parameters with fewer than two dimensions, and those whose name contains an entry of `model.control`: mixes and gains
-  that are not treated as matrices even if they have two dimensions;
-- matrix: all others. If Muon is used, it optimizes the two-dimensional ones inside the blocks (`block_matrices`).
+- scalar: a parameter with fewer than two dimensions, or whose name contains an entry of the model's attribute `control` (mixes
+  and gains, which are not treated as matrices even if they have two dimensions);
+- matrix: any other parameter. Muon, if used, updates the two-dimensional ones inside the blocks (`block_matrices`).
 
-By default, weight decay applies to all kinds except scalars.
+By default, weight decay applies to all kinds except `scalar`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ingot.optim.muon import Muon
 def make_optimizers(
     model: nn.Module, settings: OptimizerSection, device: torch.device, compiled: bool = False
 ) -> list[torch.optim.Optimizer]:
-    """Build the optimizers of a model; every trainable parameter is in exactly one group, named as in assign.py.
+    """Build the optimizers of a model; every trainable parameter is in exactly one of the groups that assign.py defines.
 
-    A custom model may build its own: its method `make_optimizers(groups)` gets the groups with their peak learning rates.
+    A custom model may build its optimizers itself: its method `make_optimizers(groups)` gets the groups with peak learning rates.
     """
     groups: list[dict[str, Any]] = []
     for group, parameters in members(model, settings):
@@ -42,7 +42,7 @@ def make_optimizers(
         made = model.make_optimizers(groups)  # type: ignore[operator]
         optimizers: list[torch.optim.Optimizer] = list(made) if isinstance(made, list | tuple) else [made]
         if not optimizers or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
-            raise ConfigError("make_optimizers(groups) must return a torch.optim.Optimizer or a list of them")
+            raise ConfigError("make_optimizers(groups) must return a torch.optim.Optimizer or a list of these")
         given = sorted((group["name"], id(p)) for group in groups for p in group["params"])
         param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if given != sorted((str(group.get("name")), id(p)) for group in param_groups for p in group["params"]):
@@ -60,7 +60,7 @@ def make_optimizers(
 
 
 def members(model: nn.Module, settings: OptimizerSection) -> list[tuple[ParameterGroup, dict[str, nn.Parameter]]]:
-    """Return every non-empty group with its parameters by name."""
+    """Return each non-empty group with its parameters, by name."""
     parameters = dict(trainable(model))
     group_of = assign(settings, kinds(model), {name for name, _ in block_matrices(model)})
     groups = []
@@ -77,7 +77,7 @@ def members(model: nn.Module, settings: OptimizerSection) -> list[tuple[Paramete
 
 
 def has_custom_optimizers(model: nn.Module) -> bool:
-    """Return True if the model builds its own optimizers."""
+    """Return True if the model has a method that builds its optimizers."""
     return callable(getattr(model, "make_optimizers", None))
 
 
@@ -99,7 +99,7 @@ def kinds(model: nn.Module) -> dict[str, Kind]:
 
 
 def block_matrices(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the matrices inside the blocks; in a model without `blocks`, those of all linear layers except the head."""
+    """Return the matrices inside the blocks; in a model without `blocks`, the weights of all linear layers except the head."""
     blocks = getattr(model, "blocks", None)
     if isinstance(blocks, nn.Module):
         inside = {id(p) for p in blocks.parameters()}
@@ -110,7 +110,7 @@ def block_matrices(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def untied_heads(model: nn.Module) -> list[nn.Linear]:
-    """Return the linear layers outside the blocks with one output per vocabulary entry; inside, equal widths are coincidence."""
+    """Return the linear layers outside the blocks that have one output per vocabulary entry; inside, that is coincidence."""
     # The first embedding is the token embedding; a position embedding may have more rows.
     vocabulary = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
     blocks = getattr(model, "blocks", None)
@@ -120,5 +120,5 @@ def untied_heads(model: nn.Module) -> list[nn.Linear]:
 
 
 def trainable(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
-    """Yield the names and trainable parameters; a tied parameter appears once."""
+    """Yield each trainable parameter with its name; a tied parameter appears only once."""
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)

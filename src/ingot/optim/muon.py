@@ -1,7 +1,7 @@
-"""Muon: SGD with momentum, whose updates are replaced by the nearest semi-orthogonal matrices.
+"""Muon: SGD with momentum, in which each update is replaced by the nearest semi-orthogonal matrix.
 
 The matmuls that orthogonalise one small matrix are too small to fill a device, so matrices of the same shape are stacked and
-processed together, with the same result. Their state stays stacked between steps: each parameter's state is a view of the stack.
+processed together, with the same result. The state stays stacked between steps: each parameter's state is a view of the stack.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from torch import Tensor
 
 from ingot.config.schema import OptimizerSection
 
-Polynomial = tuple[float, float, float]  # a, b, c of ax + bx³ + cx⁵
+Polynomial = tuple[float, float, float]  # the coefficients a, b, c of ax + bx³ + cx⁵
 
-LOWEST = 1e-3  # smallest singular value that Polar Express maps near one
-# Rounding may push a value above the computed interval, where polynomials diverge; all but the last are stretched by this factor.
+LOWEST = 1e-3  # smallest singular value that five iterations of Polar Express map near one
+# Rounding may push a value above the interval, where polynomials diverge, so all but the last are stretched by this factor.
 SAFETY = 1.01
-# The best polynomial for a very wide interval comes close to zero inside it, where rounding errors dominate. Polynomials are
-# therefore fitted only above this fraction of the upper bound; smaller values just grow by the slope at zero.
+# The best polynomial for a very wide interval comes close to zero inside the interval, where rounding errors dominate. So
+# polynomials are fitted only above this fraction of the upper bound; they multiply smaller values by their slope at zero.
 CUSHION = 0.024
 
 
 @lru_cache
 def polar_express(iterations: int) -> tuple[Polynomial, ...]:
-    """Return one polynomial per iteration, each closest to one on the range of the previous ones (Amsel et al., 2025).
+    """Return a polynomial per iteration: the closest to 1 on the range of the previous polynomial (Amsel et al., 2025).
 
-    Five iterations map 0.001 .. 1 to 0.87 .. 1.13. Each iteration multiplies small values by about four, so with fewer than five
-    the lower bound is four times higher per missing iteration; the result is then 0.85 .. 1.15. Dropping the last of the five
-    polynomials instead would give 0.43 .. 1.57.
+    Five iterations map 0.001 .. 1 to 0.87 .. 1.13. Each iteration multiplies small values by about four, so for each iteration
+    fewer than five the lower bound of 0.001 is raised fourfold; four iterations then map to 0.85 .. 1.15. Dropping the last of
+    five polynomials instead would give 0.43 .. 1.57.
     """
     low, high = LOWEST * 4.0 ** max(0, 5 - iterations), 1.0
     polynomials = []
@@ -49,15 +49,15 @@ def polar_express(iterations: int) -> tuple[Polynomial, ...]:
 
 
 def nearest_to_one(low: float, high: float) -> tuple[Polynomial, float]:
-    """Return the odd quintic with the smallest maximum distance from one on low .. high, and this distance (Remez algorithm)."""
-    if low > 0.99 * high:  # too narrow to solve numerically; the Taylor polynomial is accurate to 1e-6
+    """Return the odd quintic polynomial that is nearest to one on low .. high, and its largest error (Remez algorithm)."""
+    if low > 0.99 * high:  # too narrow for the solver; the Taylor polynomial is accurate to 1e-6
         m = (low + high) / 2
         a, b, c = 1.875 / m, -1.25 / m**3, 0.375 / m**5
         return (a, b, c), max(abs(a * x + b * x**3 + c * x**5 - 1) for x in (low, high))
     inner, outer = (3 * low + high) / 4, (low + 3 * high) / 4
-    for _ in range(20):  # converges quadratically
+    for _ in range(20):  # more than enough: convergence is quadratic
         x = np.array([low, inner, outer, high])
-        # The best polynomial has equal errors of alternating sign at both ends and at its two extrema.
+        # The best polynomial has equal errors of alternating sign at the ends of the interval and at its two extrema inside.
         a, b, c, error = (float(v) for v in np.linalg.solve(np.stack([x, x**3, x**5, [1, -1, 1, -1]], axis=1), np.ones(4)))
         root = math.sqrt(9 * b * b - 20 * a * c)
         inner, outer = math.sqrt((-3 * b - root) / (10 * c)), math.sqrt((-3 * b + root) / (10 * c))
@@ -68,24 +68,24 @@ NEWTON_SCHULZ: Polynomial = (3.4445, -4.7750, 2.0315)  # five iterations map 0.0
 
 
 def polynomials(coefficients: str, iterations: int) -> tuple[Polynomial, ...]:
-    """Return the polynomial of each iteration: newton-schulz repeats one, polar-express depends on the number of iterations."""
+    """Return the polynomial of each iteration; `newton-schulz` repeats one, `polar-express` has a different one for each."""
     return polar_express(iterations) if coefficients == "polar-express" else (NEWTON_SCHULZ,) * iterations
 
 
 def orthogonalise(matrices: Tensor, steps: tuple[Polynomial, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Move the singular values of each matrix in an (N, m, n) stack towards one, computing in `dtype`."""
+    """Move the singular values of each matrix in an (N, m, n) stack towards one; computed in `dtype`."""
     tall = matrices.size(-2) > matrices.size(-1)
     x = (matrices.mT if tall else matrices).to(dtype)  # x @ x.mT is then the smaller of the two Gram matrices
     x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + 1e-7)
-    # Five iterations on m x n cost 10n/m + 5 matmuls of m x m, or 2n/m + 17 if gathered. Gathering takes half the time at n = 4m
-    # and 1.5 times as long at n = m (2 cores of an ARM Neoverse-N1). Not on CUDA: TF32 is too imprecise for it.
+    # Five iterations on m x n take as long as 10n/m + 5 matmuls of m x m; with iterate_gathered, 2n/m + 17. The latter takes half
+    # the time at n = 4m, 1.5 times as long at n = m (2 cores of an ARM Neoverse-N1). On CUDA, TF32 would be too imprecise for it.
     gathers = dtype == torch.float32 and not x.is_cuda and x.size(-1) >= 2 * x.size(-2)
     x = iterate_gathered(x, steps) if gathers else iterate(x, steps)
     return (x.mT if tall else x).to(matrices.dtype)
 
 
 def iterate(x: Tensor, steps: tuple[Polynomial, ...]) -> Tensor:
-    """Apply the polynomials to x one after another."""
+    """Apply the polynomials to the singular values of x (N, m, n), one after another."""
     for a, b, c in steps:
         # bmm instead of `@`, here and below: on a CPU the shape checks of `@` take as long as a matmul of small matrices.
         gram = torch.bmm(x, x.mT)  # (N, m, m)
@@ -94,10 +94,10 @@ def iterate(x: Tensor, steps: tuple[Polynomial, ...]) -> Tensor:
 
 
 def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5) -> Tensor:
-    """Apply the polynomials to the small Gram matrix, and multiply x only once per `at_once` polynomials.
+    """Like `iterate`, but work on the small Gram matrix, and multiply it with x only once per `at_once` polynomials.
 
-    Squares of small singular values have float32's error of 6e-8, which each iteration multiplies by its squared slope: to 1e-2
-    after four iterations, just accurate enough for a fifth. A few iterations later it would exceed one and diverge.
+    In the Gram matrix, squares of small singular values have float32's error of 6e-8. Each iteration multiplies the error by its
+    squared slope: to 1e-2 after four, just accurate enough for a fifth; a few iterations later the result would diverge.
     """
     for start in range(0, len(steps), at_once):
         gram = torch.bmm(x, x.mT)  # (N, m, m)
@@ -115,9 +115,9 @@ def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5)
 
 
 def normalise_neurons(updates: Tensor, squares: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Apply NorMuon: divide each row of (P, m, n) updates by its running root mean square, keeping each matrix's norm.
+    """Apply NorMuon: divide each row of (P, m, n) updates by its running root mean square, without changing the matrix norms.
 
-    In wide matrices, columns are divided instead of rows. `squares` holds the running mean squares, which are returned updated.
+    In wide matrices, columns are divided instead of rows. `squares` holds the running mean squares; the new ones are returned.
     """
     now = updates.square().mean(-1 if updates.size(-2) >= updates.size(-1) else -2, keepdim=True)
     squares = squares.lerp(now, 1 - beta)
@@ -130,10 +130,10 @@ Number = float | Tensor
 
 
 def equal_rows(updates: Tensor) -> Tensor:
-    """Scale all rows of each (m, n) update to the same norm, keeping the norm of the matrix; rows of zeros stay zero.
+    """Scale all rows of each (m, n) update to the same norm without changing the matrix norm; rows of zeros stay zero.
 
-    In a tall matrix, which has more rows than columns, row norms differ after orthogonalisation, so that some neurons
-    learn many times faster than others. In a wide matrix row norms are already nearly equal.
+    After orthogonalisation, the rows of a tall matrix (more rows than columns) have different norms, so that some neurons
+    learn many times faster than others. In a wide matrix the norms of the rows are already nearly equal.
     """
     rows = F.normalize(updates, dim=-1)
     whole = (-2, -1)
@@ -141,7 +141,7 @@ def equal_rows(updates: Tensor) -> Tensor:
 
 
 class Options(NamedTuple):
-    """Options that rarely change between steps; a compiled step has one graph per combination."""
+    """Options of a step that rarely change; a compiled step has one graph per combination of options."""
 
     nesterov: bool
     dtype: torch.dtype  # dtype of the orthogonalisation
@@ -163,7 +163,7 @@ def update_matrices(
     skip: Tensor | None,
     o: Options,
 ) -> Tensor:
-    """Return (P, m, n) matrices after a step; update momentum and mean squares in place. If `skip` is one, change nothing."""
+    """Return P matrices (P, m, n) after a step; update momentum and mean squares in place. If `skip` is one, change nothing."""
     after = momentum_before * momentum + grads
     direction = grads + momentum * after if o.nesterov else after
     update, squares = orthogonalise(direction, o.steps, o.dtype), squares_before
@@ -171,7 +171,7 @@ def update_matrices(
         update = equal_rows(update)
     if o.beta2 is not None and squares_before is not None:
         update, squares = normalise_neurons(update, squares_before, o.beta2)
-    # Rows of a tall orthogonal matrix are shorter; the factor gives them the norm that rows of a square matrix have.
+    # Rows of a tall semi-orthogonal matrix have norms below one (in a square matrix, one); the factor compensates for that.
     update = update * (lr * math.sqrt(max(1.0, params.size(1) / params.size(2))))
     decay = lr * weight_decay
     if skip is not None:
@@ -180,7 +180,7 @@ def update_matrices(
         squares = None if squares is None or squares_before is None else torch.where(stays, squares_before, squares)
         decay = decay * (1.0 - skip)
     if o.decays:
-        # Cautious: decay only weights that the update also moves towards zero.
+        # `cautious` decays only those weights that the update moves towards zero as well.
         params = params * (1.0 - decay * (params * update >= 0) if o.cautious else 1.0 - decay)
     momentum_before.copy_(after)
     if squares_before is not None and squares is not None:
@@ -189,10 +189,10 @@ def update_matrices(
 
 
 class Muon(torch.optim.Optimizer):
-    """The Muon optimizer. Every parameter must have two dimensions; use AdamW for the others.
+    """The Muon optimizer, for two-dimensional parameters; all other parameters must use AdamW.
 
-    `settings` provides the defaults of all groups; group options may change between steps, as `lr` and `momentum` do. `compiled`
-    fuses a step into a few kernels; otherwise it takes dozens, each of which reads and writes all matrices.
+    `settings` provides the defaults of all groups; group options may change between steps, as `lr` and `momentum` do. If
+    `compiled`, a step takes a few fused kernels; otherwise it takes dozens, each of which reads and writes all matrices.
     """
 
     def __init__(self, params: Iterable[Any], settings: OptimizerSection, compiled: bool = False):
@@ -201,16 +201,16 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": settings.muon_learning_rate, **defaults})
         self._compiled = compiled
         self._update_matrices = torch.compile(update_matrices, dynamic=False) if compiled else update_matrices
-        self._stacks: dict[tuple[str, int], tuple[Tensor, list[Tensor]]] = {}  # by state name and id(first parameter)
+        self._stacks: dict[tuple[str, int], tuple[Tensor, list[Tensor]]] = {}  # by name of the state and id(first parameter)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.dim() != 2:
-                    raise ValueError(f"Muon takes matrices; a parameter of shape {tuple(p.shape)} must use AdamW")
+                    raise ValueError(f"Muon only updates matrices; a parameter of shape {tuple(p.shape)} must use AdamW")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        # The backend may set `found_inf`, as for fused AdamW: if it is one, the step changes nothing, without a host sync.
+        # The backend may set `found_inf`, as for fused AdamW; if it is one, the step changes nothing. The host never reads it.
         skip: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
@@ -219,7 +219,7 @@ class Muon(torch.optim.Optimizer):
                     by_shape[p.shape].append(p)
             for params in by_shape.values():
                 rows, columns = params[0].shape
-                # bf16 matmuls are many times faster on GPUs, and the iteration tolerates the rounding; CPUs gain nothing.
+                # bf16 matmuls are many times faster on GPUs but not on CPUs; orthogonalisation tolerates the rounding.
                 half = group["precision"] == "bf16" or (group["precision"] == "auto" and params[0].is_cuda)
                 options = Options(
                     nesterov=group["nesterov"],
@@ -227,7 +227,7 @@ class Muon(torch.optim.Optimizer):
                     steps=polynomials(group["coefficients"], group["iterations"]),
                     normalise_rows=group["normalise_rows"],
                     beta2=group["beta2"],
-                    # always True when compiled, so that a schedule that ends at 0 needs no second graph
+                    # True if compiled, so that a schedule of weight decay that ends at 0 needs no second graph
                     decays=bool(group["weight_decay"]) or self._compiled,
                     cautious=group["cautious"],
                 )
@@ -243,9 +243,9 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_copy_(params, list(new.unbind(0)))
 
     def _state_stack(self, params: list[Tensor], name: str, shape: tuple[int, int]) -> Tensor:
-        """Return the stacked state (P, ...) of some parameters by state name; initially zeros.
+        """Return the state called `name` of `params` as a stack (P, ...), which is initially zero.
 
-        The stack of the previous step is reused unless a state was loaded or different parameters have gradients.
+        The stack of the previous step is reused, unless a state has been loaded since or other parameters had gradients then.
         """
         stack, parts = self._stacks.get((name, id(params[0])), (None, []))
         kept = [self.state[p].get(name) for p in params]

@@ -1,7 +1,7 @@
-"""Learning rates and Muon's momentum: pure functions of a run's progress, so that a resumed run computes the same.
+"""Schedules of learning rates, Muon's momentum and weight decay, and the weight average: pure functions of a run's progress.
 
-A schedule depends only on the number of completed steps and the training time in seconds. Schedules that use `seconds` follow the
-clock; the others are reproducible.
+A schedule depends only on the number of completed steps and the training time in seconds, so a resumed run continues it. If a
+schedule uses `seconds`, its values differ from run to run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from ingot.config.schema import Config
 
 
 def fraction_spent(config: Config, step: int, seconds: float) -> float:
-    """Return the fraction of the budget that is spent, in steps or seconds, whichever is larger."""
+    """Return the fraction of max_steps that is done or of budget.seconds that has passed, whichever is larger."""
     max_steps, budget = config.training.max_steps, config.budget.seconds
     return min(1.0, max(step / max_steps if max_steps else 0.0, seconds / budget if budget else 0.0))
 
 
 def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor on all peak learning rates for the next step, after `step` steps and `seconds` of training."""
+    """Return the factor that multiplies all peak learning rates in the step that follows `step` steps and `seconds`."""
     o = config.optimizer
     warmup = min(1.0, (step + 1) / (o.warmup_steps + 1))
     match o.schedule:
@@ -33,8 +33,8 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
         case "budget":
             decay = linear(fraction_spent(config, step, seconds) - (1 - o.decay_fraction), o.decay_fraction)
         case "warmdown":
-            # One, then linear to zero over the last decay_steps steps. With a budget in seconds, over the time these steps take,
-            # estimated from the average step so far. If that exceeds the whole budget, the decay starts at once, from below one.
+            # One, then linear to zero over the last decay_steps steps. With a budget in seconds, the decay lasts as long as these
+            # steps take at the average speed so far. If that exceeds the budget, the decay starts at once, from below one.
             steps = o.decay_steps or 1
             left, needed = float((config.training.max_steps or 0) - step), float(steps)
             if config.budget.seconds is not None:
@@ -44,12 +44,12 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
 
 
 def linear(done: float, length: float) -> float:
-    """Return a factor that decays linearly from one to zero over `length`; it is one before and zero after that."""
+    """Return a factor that falls linearly from one at `done` = 0 to zero at `done` = `length`, constant before and after."""
     return 1.0 - _clamp(done / length) if length > 0 else 1.0
 
 
 def muon_momentum(config: Config, step: int, final: float | None = None) -> float:
-    """Return Muon's momentum, which changes linearly from muon_momentum_start to `final` (default: muon_momentum), then stays."""
+    """Return Muon's momentum: it moves linearly from muon_momentum_start to `final` (None: muon_momentum) and stays there."""
     o = config.optimizer
     end = o.muon_momentum if final is None else final
     if o.muon_momentum_start is None or step >= o.muon_momentum_warmup_steps:
@@ -58,7 +58,7 @@ def muon_momentum(config: Config, step: int, final: float | None = None) -> floa
 
 
 def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor on Muon's weight decay: 1, falling linearly to 0, or falling to 0.25 and then rising to 1.25."""
+    """Return the factor that multiplies Muon's weight decay: 1; or falling from 1 to 0; or from 1 to 0.25, then up to 1.25."""
     match config.optimizer.muon_weight_decay_schedule:
         case "falling":
             return 1.0 - fraction_spent(config, step, seconds)
@@ -69,9 +69,9 @@ def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
 
 
 def average_decay(config: Config, step: int) -> float | None:
-    """Return the decay of the weight average (EMA) for a step; None without an average.
+    """Return the decay of the moving average of the weights for a step; None if no average is kept.
 
-    The decay is smaller at first; with a constant decay the average would retain the useless initial weights for long.
+    The decay is smaller in the first steps; otherwise the average would retain the useless initial weights for long.
     """
     decay = config.optimizer.ema_decay
     return None if decay is None else min(decay, (1 + step) / (10 + step))

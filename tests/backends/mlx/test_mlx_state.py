@@ -135,10 +135,10 @@ def test_a_token_outside_the_vocabulary_is_told():
             {"training": {"precision": "fp16"}},
             r"training\.precision=fp16 is not supported by training\.device=mlx; use fp32 or bf16",
         ),
-        ({"optimizer": {"name": "muon", "muon_precision": "bf16"}}, r"optimizer\.muon_precision=bf16 needs torch; leave it out"),
+        ({"optimizer": {"name": "muon", "muon_precision": "bf16"}}, r"optimizer\.muon_precision=bf16 needs torch; leave it or"),
         ({"model": {"family": "frontier"}}, r"model\.family=frontier needs torch; leave training\.device=mlx out"),
         ({"optimizer": {"muon_cautious": True}}, r"optimizer\.muon_cautious=true needs torch"),
-        ({"training": {"fp8_head": True}}, r"training\.fp8_head=true needs torch; leave it out with"),
+        ({"training": {"fp8_head": True}}, r"training\.fp8_head=true needs torch; leave it or"),
         ({"optimizer": {"muon_beta2": 0.9}}, r"optimizer\.muon_beta2=0\.9 needs torch"),
         (
             {"training": {"deterministic": True}},
@@ -156,7 +156,7 @@ def test_what_only_torch_does_is_refused_by_the_name_of_the_setting(sections, sa
 
 def test_several_ranks_are_refused():
     config = Pupil("mlx", "gpt2").config
-    with pytest.raises(ConfigError, match=r"training\.device=mlx runs in one process and this run has 2 ranks"):
+    with pytest.raises(ConfigError, match=r"training\.device=mlx trains in one process, but this run has 2 ranks"):
         open_backend(config, 40, Ranks(0, 2))
     with pytest.raises(ConfigError, match="this run has 2 ranks"):
         open_group(find_device("mlx"), Ranks(1, 2))

@@ -33,7 +33,7 @@ TINY = {
 def test_what_the_machine_cannot_hold_is_refused_before_memory_is_taken(family, given):
     more = {"model.kv_heads": 1} if family == "golf" else {}
     config = load_config(python={**TINY, **more, "model.family": family, **given}, environment={}).config
-    with pytest.raises(ConfigError, match=r"parameters takes at least [\d,.]+ GiB and this machine has .* GiB; take a"):
+    with pytest.raises(ConfigError, match=r"parameters takes at least [\d,.]+ GiB, but this machine has .* GiB; take a"):
         open_backend(config, 300, Ranks())
 
 

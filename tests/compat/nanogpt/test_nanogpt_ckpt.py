@@ -221,15 +221,15 @@ DAMAGES = {
     "empty": (lambda path: path.write_bytes(b""), "is damaged"),
     "text": (lambda path: path.write_text("hello"), "it was not written by torch.save"),
     "code": (lambda path: path.write_bytes(pickle.dumps(Hostile())), "it was not written by torch.save"),
-    "code in a zip": (lambda path: torch.save(Hostile(), path), "print, and only"),
+    "code in a zip": (lambda path: torch.save(Hostile(), path), "print, but only"),
     "a model": (
         lambda path: torch.save({"model": torch.nn.Linear(1, 1)}, path),
-        "holds torch.nn.modules.linear.Linear, and only",
+        "holds torch.nn.modules.linear.Linear, but only",
     ),
     "settings of a class": (
         lambda path: torch.save({"config": Namespace()}, path),
-        "holds argparse.Namespace, and only numbers, "
-        "text and tensors are loaded, so that no code in a file can run; save its state_dict and settings again without it",
+        "holds argparse.Namespace, but only numbers, text and tensors "
+        "are loaded, so that no code in a file can run; save its state_dict and settings again without that object",
     ),
     "a number repeated by strides": (
         lambda path: torch.save({"model": {"a": torch.zeros(1).expand(10**6, 10**6)}, "model_args": {}}, path),
@@ -282,7 +282,7 @@ CONTENTS = {
     "other width": (lambda c: c.update(model_args={**c["model_args"], "n_embd": 32}), "n_embd is 32, but its tensors have 48"),
     "a word for dropout": (lambda c: c.update(model_args={**c["model_args"], "dropout": "much"}), "dropout='much'"),
     "another head": (changed(**{"lm_head.weight": torch.zeros(80, 48)}), "an untied output head"),
-    "no tensor": (changed(**{"transformer.ln_f.weight": 5}), "transformer.ln_f.weight is not a tensor"),
+    "no tensor": (changed(**{"transformer.ln_f.weight": 5}), "transformer.ln_f.weight is not a dense tensor"),
     "numbers of another kind": (changed(**{"transformer.ln_f.weight": torch.ones(48, dtype=torch.int64)}), "has dtype I64"),
     "another shape": (changed(**{"transformer.ln_f.weight": torch.ones(7)}), "transformer.ln_f.weight has shape [7]"),
     "an unknown tensor": (changed(extra=torch.ones(7)), "has a tensor extra"),

@@ -1,1 +1,1 @@
-"""The MLX backend: Apple GPUs, and CPUs for tests. Torch initialises and names all weights, so runs can switch backends."""
+"""The MLX backend for Apple GPUs, and for CPUs in tests. Weights are named and initialised as by the torch backend."""

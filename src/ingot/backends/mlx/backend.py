@@ -28,9 +28,9 @@ from ingot.runtime.ranks import Ranks
 from ingot.runtime.seeds import mix
 from ingot.runtime.tensors import Batch, TensorRecord
 
-# AdamW and Muon over dicts of arrays, equivalent to torch and optim/muon.py; optimizer state uses torch's key names.
+# AdamW (as in torch) and Muon (as in optim/muon.py) over dicts of arrays; the state has the same keys as in torch.
 
-OptimizerState = dict[str, Weights]  # maps a parameter to its state: step, exp_avg and exp_avg_sq (AdamW), or momentum (Muon)
+OptimizerState = dict[str, Weights]  # state by parameter name: step, exp_avg and exp_avg_sq (AdamW), or momentum (Muon)
 
 
 def adamw(p: mx.array, g: mx.array, memory: Weights, group: ParameterGroup, rates: GroupRates) -> tuple[mx.array, Weights]:
@@ -53,7 +53,7 @@ def adamw(p: mx.array, g: mx.array, memory: Weights, group: ParameterGroup, rate
 def muon(
     weights: Weights, grads: Weights, memory: OptimizerState, names: list[str], rates: GroupRates, settings: OptimizerSection
 ) -> tuple[Weights, OptimizerState]:
-    """Take one Muon step; return the new matrices and states. Matrices of the same shape are orthogonalised together."""
+    """Take one Muon step; return the new matrices and their state. Matrices of the same shape are orthogonalised together."""
     steps = polynomials(settings.muon_coefficients, settings.muon_iterations)
     momentum = rates.momentum or 0.0
     by_shape: dict[tuple[int, ...], list[str]] = defaultdict(list)
@@ -65,7 +65,7 @@ def muon(
         held = [memory[name]["momentum"] if memory.get(name) else mx.zeros_like(weights[name]) for name in same]
         after = mx.stack(held) * momentum + g
         update = orthogonalise(g + momentum * after if settings.muon_nesterov else after, steps)
-        if settings.muon_normalise_rows:  # give every row the same norm, keeping the matrix norm; see optim/muon.py
+        if settings.muon_normalise_rows:  # give every row the same norm without changing the matrix norm; see optim/muon.py
             rows_of_one = update / mx.maximum(mx.sqrt(mx.sum(update * update, axis=-1, keepdims=True)), 1e-12)
             update = rows_of_one * (length(update) / mx.maximum(length(rows_of_one), 1e-7))
         update = update * (rates.lr * math.sqrt(max(1.0, rows / columns)))
@@ -76,7 +76,7 @@ def muon(
 
 
 def orthogonalise(matrices: mx.array, steps: tuple[Polynomial, ...]) -> mx.array:
-    """Push the singular values of every matrix of an (N, m, n) stack towards one, in float32, because bf16 gives NaN."""
+    """Push the singular values of each matrix in an (N, m, n) stack towards one; computed in float32, because bf16 gives NaN."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = (matrices.swapaxes(-1, -2) if tall else matrices).astype(mx.float32)
     x = x / (length(x) + 1e-7)
@@ -87,12 +87,12 @@ def orthogonalise(matrices: mx.array, steps: tuple[Polynomial, ...]) -> mx.array
 
 
 def length(matrices: mx.array) -> mx.array:
-    """Return the Frobenius norm of each matrix of a stack, as (N, 1, 1)."""
+    """Return the Frobenius norms (N, 1, 1) of a stack of N matrices."""
     return mx.sqrt(mx.sum(matrices * matrices, axis=(-2, -1), keepdims=True))
 
 
-MICRO_BATCH_TOKENS = 8192  # larger micro-batches fill the memory of a 16 GB Mac without a speedup
-CLIP_EPSILON = 1e-6  # same value as in torch
+MICRO_BATCH_TOKENS = 8192  # larger micro-batches are no faster and fill the memory of a 16 GB Mac
+CLIP_EPSILON = 1e-6  # added to the gradient norm before dividing by it; same value as in torch
 
 
 class MLXBackend(MLXInference):
@@ -114,7 +114,7 @@ class MLXBackend(MLXInference):
         dropout = float(getattr(config.model, "dropout", 0.0))
         self._run = Pass(self._dtype, dropout=dropout, recompute=bool(recomputed_every(config, vocab_size, host_bytes())))
         self._eager = t.eager
-        # The CPU backend compiles every kernel with g++.
+        # Only on Metal by default: on a CPU, MLX compiles every kernel with g++, which is slow.
         self._compile = bool(mx.metal.is_available() if t.compile == "auto" else t.compile)
 
         def loss(trained: Weights, others: Weights, keys: mx.array, *planes: mx.array) -> mx.array:
@@ -125,7 +125,7 @@ class MLXBackend(MLXInference):
         self._value_and_grad = mx.compile(both) if self._compile else both
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose the micro-batch size of each stage; reuse an earlier session's choice if it ran on the same kind of machine."""
+        """Choose the micro-batch size of each stage, or reuse that of an earlier session on the same device model."""
         kept_stages = kept.get("stages", [kept]) if kept.get("device") == self.device.name else []
         self._micro_batches = []
         for plan, batch in stages:
@@ -146,10 +146,10 @@ class MLXBackend(MLXInference):
         }
 
     def host_buffer(self, shape: tuple[int, int, int]) -> Batch:
-        return np.empty(shape, dtype=np.int32)  # a Mac's GPU shares the host's memory
+        return np.empty(shape, dtype=np.int32)  # ordinary memory: the GPU of a Mac shares the host's memory
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> StepResult:
-        """Run one step and wait for its end."""
+        """Run one step and wait until it has finished."""
         loss, grads = self._accumulate(batch, targets, plan)
         norm = mx.sqrt(sum((mx.sum(mx.square(g.astype(mx.float32))) for g in grads.values()), mx.zeros(())))
         loss_value, norm_value = number(loss), number(norm)
@@ -173,7 +173,7 @@ class MLXBackend(MLXInference):
             total = total + loss / targets
             sums = {name: held + grads[name] / targets for name, held in sums.items()}
             if self._eager:
-                mx.eval(total, sums)  # evaluate now, or all micro-batches would be in memory at once
+                mx.eval(total, sums)  # evaluate here, because lazy evaluation would keep all micro-batches in memory at once
         return total, sums
 
     def _update(self, grads: Weights, plan: StepPlan) -> None:
@@ -209,7 +209,7 @@ class MLXBackend(MLXInference):
 
     @contextmanager
     def without_trace(self) -> Iterator[None]:
-        """Undo all steps taken in the block; arrays are never modified in place, so keeping references is enough."""
+        """Undo all steps taken in the block. Arrays are never modified in place, so keeping references to them is enough."""
         before = self._weights, self._memory, self._average
         try:
             yield
@@ -223,7 +223,7 @@ class MLXBackend(MLXInference):
         for source in state["optimizer"].values():
             parameter, _, key = source.name.rpartition("/")
             states[parameter][key] = array(source)
-        self._memory = {name: states[name] for name in self._trained if name in states}  # drops the fp16 loss scale
+        self._memory = {name: states[name] for name in self._trained if name in states}  # drops the loss scale of an fp16 run
         if self._average is not None:
             self._average |= {name: array(source, mx.float32) for name, source in state.get("ema", {}).items()}
 

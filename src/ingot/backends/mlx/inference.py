@@ -1,4 +1,4 @@
-"""The MLX device, and a model on it for generation and scoring, with the moving average of the weights if there is one.
+"""The MLX device, and a model on it for generation and scoring; these use the moving average of the weights, if any.
 
 Torch builds the model and initialises its weights, so that a seed gives the same initial weights on every backend. Only an
 outline of the torch model, on the meta device, is kept: tensor shapes and dtypes, parameter groups and FLOPs.
@@ -52,7 +52,7 @@ def records(values: Mapping[str, mx.array]) -> list[TensorRecord]:
 
 
 def array(source: TensorRecord, dtype: mx.Dtype | None = None) -> mx.array:
-    """Return a record's values as an array, converted to `dtype` if given."""
+    """Return the values of a TensorRecord as an array, converted to `dtype` if given."""
     return mx.array(to_array(source)).astype(dtype or DTYPES.get(source.dtype, mx.float32))
 
 
@@ -65,7 +65,7 @@ PRECISIONS = {"fp32": mx.float32, "bf16": mx.bfloat16}
 
 
 def find_mlx_device() -> Device:
-    """Return the MLX device, a Mac's GPU or else the CPU, with its precisions in order of preference."""
+    """Return the MLX device (a Mac's GPU, else the CPU) and the precisions it supports, the preferred one first."""
     if mx.metal.is_available():
         return Device("mlx", 0, f"mlx {VERSION}, {mx.device_info().get('device_name', 'GPU')}", None, ("bf16", "fp32"))
     return Device("mlx", 0, f"mlx {VERSION}, CPU", None, ("fp32", "bf16"))
@@ -79,7 +79,7 @@ def make_matmul() -> tuple[int, Callable[[], object]]:
 
 
 def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) -> int:
-    """Return the next token, given one row of logits (V)."""
+    """Choose the next token from the logits (V) of one row."""
     if sampling.greedy:
         return int(scores.argmax())
     ids = np.argsort(-scores, kind="stable")
@@ -88,14 +88,14 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
     p = np.exp((scores[ids].astype(np.float64) - scores[ids[0]]) / sampling.temperature)
     p /= p.sum()
     if sampling.top_p < 1:
-        p[p.cumsum() - p >= max(sampling.top_p, 1e-9)] = 0.0  # drop tokens once likelier ones add up to top_p
+        p[p.cumsum() - p >= max(sampling.top_p, 1e-9)] = 0.0  # drop a token if the likelier ones already add up to top_p
     sums = p.cumsum()
     index = int(np.searchsorted(sums, draw.random() * sums[-1], side="right"))
     return int(ids[min(index, int(np.flatnonzero(p)[-1]))])
 
 
 def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord], list[tuple[ParameterGroup, list[str]]]]:
-    """Return a model's torch outline, its initial weights (they depend only on training.seed) and its optimizer groups."""
+    """Return a model's torch outline, its initial weights (a function of training.seed only) and its optimizer groups."""
     model = build_model(config, vocab_size)
     initial = {record.name: record for record in model_records(model)}
     groups = [(group, list(parameters)) for group, parameters in members(model, config.optimizer)]
@@ -103,7 +103,7 @@ def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord],
 
 
 class MLXInference:
-    """Implements Inference (base.py, which documents its methods); the model is a function that takes the weights."""
+    """Implements Inference (base.py documents the methods); the model is a function that takes the weights as an argument."""
 
     def __init__(self, config: Config, outline: Any, vocab_size: int, precision: str, ranks: Ranks):
         self.device = find_mlx_device()
@@ -142,12 +142,12 @@ class MLXInference:
         return head_loss(hidden, head, targets, softcap, run.dtype, self._loss_chunk)
 
     def _logits(self, weights: Weights, run: Pass, tokens: mx.array, first: int) -> mx.array:
-        """Return the logits (B, N, V) after each token from position `first` on (-1: only after the last token)."""
+        """Return the logits (B, N, V) that follow each token from position `first` on (-1: only the last token)."""
         hidden, head, softcap = self._hidden(weights, run, tokens)
         return head_logits(hidden[:, first:], head, softcap, run.dtype)
 
     def _hidden(self, weights: Weights, run: Pass, tokens: mx.array) -> tuple[mx.array, mx.array, float | None]:
-        """Return the hidden states, the weight of the output head (possibly tied to the embedding) and its softcap."""
+        """Return the hidden states, the weight of the output head (the embedding, if tied) and the softcap of the logits."""
         hidden, embedding = FAMILIES[self._settings.family]
         states, own = hidden(self._settings, weights, tokens, run), weights.get("lm_head.weight")
         return states, weights[embedding] if own is None else own, getattr(self._settings, "softcap", None)
@@ -161,7 +161,7 @@ class MLXInference:
         return number(self._losses(self._shown(), Pass(self._dtype), *self._upload(batch)))
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
-        """Yield the next token of every prompt. Prompts of equal length run as a batch, others one at a time."""
+        """Yield the next token of every prompt. Prompts run as one batch if all have the same length, else one at a time."""
         weights, seeds = self._shown(), sampling.row_seeds(len(prompts))
         if len({len(prompt) for prompt in prompts}) <= 1:
             return self._write(weights, prompts, seeds, sampling)
@@ -169,7 +169,7 @@ class MLXInference:
         return ([row[0] for row in rows] for rows in zip(*alone, strict=True))
 
     def _write(self, weights: Weights, prompts: list[list[int]], seeds: Sequence[int], sampling: Sampling) -> Iterator[list[int]]:
-        """Yield the next token of every prompt, forever; beyond the context, recompute the last `context` tokens each time."""
+        """Yield the next token of every prompt, over and over; once the context is full, recompute all of it for each token."""
         draws = [np.random.default_rng(seed) for seed in seeds]
         written: list[set[int]] = [set() for _ in prompts]
         seen = new = np.array(prompts, dtype=np.int32)  # (B, T)
@@ -221,7 +221,7 @@ class MLXInference:
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
         """Raise ConfigError: MLX does not support low-bit quantisation."""
         on_mlx, advice = Setting("training.device", "mlx"), "export the run with --device cpu"
-        raise ConfigError("{0} does not support low-bit quantisation:", on_mlx, advice=advice)
+        raise ConfigError("{0} does not support low-bit quantisation", on_mlx, advice=advice)
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
         check_fits(self._outline, weights, where)
@@ -229,7 +229,7 @@ class MLXInference:
         self._weights = {name: array(source, dtypes[name]) for name, source in weights.items()}
 
     def _shown(self) -> Weights:
-        """Return the moving average cast to the weights' dtypes, or the weights themselves if there is none."""
+        """Return the weights' moving average, cast to their dtypes, or the weights themselves if no average is kept."""
         average = self._average or {}
         return {name: average[name].astype(w.dtype) if name in average else w for name, w in self._weights.items()}
 

@@ -1,7 +1,7 @@
 """The gpt2, llama and golf families in MLX, as functions over a dict of arrays with the names of the torch models.
 
-Each follows the torch implementation in model/. Weights keep their dtype and are cast for each matmul, as autocast does: matmuls
-and attention run in the run's dtype, the residual stream and the norms in the dtype of the embedding.
+Each follows the torch implementation in ingot/model. Weights keep their dtype and are cast for each matmul, as autocast does:
+matmuls and attention use the precision of the run, the residual stream and the norms use the dtype of the embedding.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ingot.runtime.tensors import IGNORED
 
 Weights = dict[str, mx.array]
 Cached = tuple[mx.array, mx.array]  # cached keys and values (B, K, S, D) of a layer
-SUM_WIDTH = 16  # number of values that are summed sequentially
+SUM_WIDTH = 16  # number of values in each group of `total`
 DROPOUTS = 3  # dropout keys per block: inside attention, after attention, after the MLP
 
 
 @dataclass
 class Pass:
-    """Arguments of a forward pass other than weights and tokens."""
+    """Arguments of a forward pass besides weights and tokens."""
 
     dtype: mx.Dtype = mx.float32  # dtype of matmuls
     mask: mx.array | None = None  # (B, 1, T, T); None: causal
@@ -32,11 +32,11 @@ class Pass:
     keys: mx.array | None = None  # dropout keys: one for the embedding, then DROPOUTS for each block
     recompute: bool = False  # recompute blocks in the backward pass instead of keeping their activations
     cache: list[Cached] | None = None  # one entry per layer; [] before the first token
-    grown: list[Cached] = field(default_factory=list)  # the cache including this pass's tokens
+    grown: list[Cached] = field(default_factory=list)  # the cache after this pass, including its tokens
 
     @property
     def start(self) -> int:
-        """Return the position of the first token."""
+        """Return the position of this pass's first token, which is the number of cached tokens."""
         return int(self.cache[0][0].shape[2]) if self.cache else 0
 
     def keys_of(self, layer: int) -> list[mx.array | None]:
@@ -48,13 +48,13 @@ class Pass:
 
 
 def run_block(block: Callable[..., mx.array], weights: Weights, prefix: str, run: Pass, *inputs: mx.array) -> mx.array:
-    """Run a block with the weights under `prefix`; with recomputation, mx.checkpoint keeps only the block's inputs."""
+    """Run a block with the weights whose names start with `prefix`; `run.recompute` keeps only its inputs for backward."""
     inside = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
     return (mx.checkpoint(block) if run.recompute else block)(inside, *inputs)
 
 
 def linear(weights: Weights, name: str, x: mx.array, run: Pass) -> mx.array:
-    """Multiply by a stored (out, in) matrix and add its bias, if any."""
+    """Multiply x by the (out, in) weight called `name` and add the bias, if there is one."""
     y = x.astype(run.dtype) @ weights[f"{name}.weight"].astype(run.dtype).T
     bias = weights.get(f"{name}.bias")
     return y if bias is None else y + bias.astype(run.dtype)
@@ -66,7 +66,7 @@ def layer_norm(weights: Weights, name: str, x: mx.array, eps: float = 1e-5) -> m
 
 
 def heads_of(y: mx.array, head_size: int) -> mx.array:
-    """Reshape (B, T, H * D) to (B, H, T, D)."""
+    """Split the last dimension of (B, T, H * D) into heads: (B, H, T, D)."""
     B, T, _ = y.shape
     return y.reshape(B, T, -1, head_size).transpose(0, 2, 1, 3)
 
@@ -79,7 +79,7 @@ def dropped(x: mx.array, p: float, key: mx.array | None) -> mx.array:
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key: mx.array | None = None) -> mx.array:
-    """Return causal attention (B, T, H * D) of (B, H, T, D) queries, the last T of S, over (B, K, S, D) keys and values."""
+    """Return causal attention (B, T, H * D) of (B, H, T, D) queries, at the last T of S positions, over S keys and values."""
     if run.cache is not None:
         if run.cache:
             k, v = (mx.concatenate([held, new], axis=2) for held, new in zip(run.cache[layer], (k, v), strict=True))
@@ -90,7 +90,7 @@ def attention(q: mx.array, k: mx.array, v: mx.array, run: Pass, layer: int, key:
     if key is None or not run.dropout:
         mask = "causal" if run.mask is None else run.mask
         y = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
-    else:  # the fused kernel has no dropout
+    else:  # the fused kernel does not support dropout
         grouped = q.reshape(B, k.shape[1], -1, T, D)
         scores = (grouped * scale) @ k[:, :, None].swapaxes(-1, -2)  # (B, K, H / K, T, S)
         seen = mx.tri(T, k.shape[2], k.shape[2] - T, dtype=mx.bool_) if run.mask is None else run.mask[:, :, None]
@@ -118,14 +118,14 @@ def head_loss(
     if chunk is None:
         return loss(targets, hidden, weight)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    chunk = min(chunk, len(targets))  # MLX does not support slice bounds above 2^31
+    chunk = min(chunk, len(targets))  # chunk may be huge, but MLX does not support slice bounds above 2^31
     parts = [slice(start, start + chunk) for start in range(0, len(targets), chunk)]
-    # Logits are recomputed in the backward pass.
+    # The backward pass recomputes the logits, so that only those of one chunk are in memory.
     return total(mx.stack([mx.checkpoint(partial(loss, targets[part]))(hidden[part], weight) for part in parts]))
 
 
 def total(values: mx.array) -> mx.array:
-    """Sum all values in small groups, because the rounding error of one long sum would depend on how the values are split."""
+    """Sum values in groups of SUM_WIDTH, then the sums: the rounding error of one long sum depends on the micro-batch size."""
     sums = values.reshape(-1)
     while len(sums) > 1:
         sums = mx.pad(sums, (0, -len(sums) % SUM_WIDTH)).reshape(-1, SUM_WIDTH).sum(axis=-1)
@@ -170,7 +170,7 @@ def gpt2_hidden(s: GPT2Settings, w: Weights, tokens: mx.array, run: Pass) -> mx.
 
 
 def llama_norm(s: LlamaSettings, w: Weights, name: str, x: mx.array) -> mx.array:
-    """Apply the normalisation chosen in the settings."""
+    """Apply the norm that the setting `norm` selects: RMSNorm or LayerNorm."""
     if s.norm == "rmsnorm":
         return mx.fast.rms_norm(x, w[f"{name}.weight"], s.norm_epsilon)
     return layer_norm(w, name, x, s.norm_epsilon)
@@ -208,13 +208,13 @@ def llama_hidden(s: LlamaSettings, w: Weights, tokens: mx.array, run: Pass) -> m
 
 def golf_norm(x: mx.array) -> mx.array:
     """Normalise the last dimension to a root mean square of 1, without a gain."""
-    return mx.fast.rms_norm(x, None, 1.1920929e-07)  # float32's epsilon, torch's default
+    return mx.fast.rms_norm(x, None, 1.1920929e-07)  # torch's default: the machine epsilon of float32
 
 
 def golf_block(s: GolfSettings, run: Pass, layer: int, w: Weights, x: mx.array, x0: mx.array) -> mx.array:
     """Run one block, given its weights."""
     size = s.width // s.heads
-    # The golf challenge trains with the opposite direction of rotation.
+    # The golf challenge's models rotate in the opposite direction to the other families, hence the negative scale.
     rotate = partial(mx.fast.rope, dims=size, traditional=False, base=s.rope_base, scale=-1.0, offset=run.start)
     mix = w["resid_mix"].astype(x.dtype)
     x = mix[0] * x + mix[1] * x0

@@ -1,1 +1,1 @@
-"""The torch backend: build, compile, replicate, train and save a model."""
+"""The torch backend: building, compiling, replicating, training and saving a model."""

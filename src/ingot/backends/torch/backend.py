@@ -65,7 +65,7 @@ class TorchBackend(TorchInference):
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks, builders: Builders):
         t, family = config.training, config.model.family
         shield_compile_workers()
-        if t.deterministic:  # set before the first use of cuBLAS and the compiler, which read these once
+        if t.deterministic:  # cuBLAS and the compiler read these options once, at their first use
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             compiler: Any = import_module("torch._inductor.config")
             compiler.deterministic = True
@@ -79,9 +79,9 @@ class TorchBackend(TorchInference):
         self._group = Collectives(ranks, device)
         memory = torch.cuda.get_device_properties(device.index).total_memory if device.kind == "cuda" else host_bytes()
         tune.refuse_too_large(config, vocab_size, device, memory, ranks.world_size)
-        torch.set_float32_matmul_precision("high")  # use TF32 for the remaining float32 matmuls
+        torch.set_float32_matmul_precision("high")  # allow TF32 for float32 matmuls
         if isinstance(config.model, FileSettings):
-            wait_for_imports()  # custom code may import the same modules
+            wait_for_imports()  # the custom model may import the modules that the threads are importing
             check_custom_model(config, config.model.file, vocab_size, torch.device(str(device)))
         self._choices = tune.Choices(config.model, config.data, t, device, ranks.world_size)
         self._builders = builders
@@ -92,19 +92,19 @@ class TorchBackend(TorchInference):
             tune.use_fp8_head(model, config.data.seq_len, t, precision, capability)
         super().__init__(model, vocab_size, device, precision, self._group)
         closing = contextlib.ExitStack()
-        closing.callback(torch.set_num_threads, torch.get_num_threads())  # restore the thread count, which a run may change
+        closing.callback(torch.set_num_threads, torch.get_num_threads())  # the run may change the thread count
         closing.callback(self._group.close)
         closing.callback(self._builders.stop)
         self.close = closing.close
         self._deterministic, self._takes_kernels = t.deterministic, device.kind == "cuda" and precision == "bf16"
         self._config = config
-        self._stages: list[Tuned] = []  # tuned choices, one entry per stage
+        self._stages: list[Tuned] = []  # the options that `tune` chose for each stage
         self._kernels: list[str] = []
         self._last_numbers: Mapping[str, float] = t.stages[-1].model if t.stages else {}
         self._numbers: Mapping[str, float] = self._last_numbers  # the values last passed to the model's `set`
         self._names = {p: name for name, p in model.named_parameters()}  # cached: named_parameters takes 0.1 ms per layer
         self._compile = compiles(t, family, device.kind == "cuda")
-        wait_for_imports()  # creating optimizers imports some of the same modules
+        wait_for_imports()  # creating optimizers imports some of the modules that the threads are importing
         compile_muon = compiles_optimizer(t, family, config.optimizer.muon_beta2, device.kind == "cuda")
         self.optimizers = make_optimizers(model, config.optimizer, self._device, compile_muon)
         self._host_skips = device.kind != "cuda" or has_custom_optimizers(model)  # custom optimizers ignore found_inf
@@ -129,14 +129,14 @@ class TorchBackend(TorchInference):
             )
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose threads, kernels, and each stage's micro-batch size and attention by trial runs, or reuse earlier choices."""
+        """Choose threads, kernels, and micro-batch size and attention of each stage by trial runs, or reuse earlier choices."""
         this_device, kept_device = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without threads
         if this_device != kept_device or kept.get("world_size") != self.ranks.world_size:
             kept = {}
         noted = False
-        if not kept:  # reuse the choices of an earlier run; all ranks use the first rank's
+        if not kept:  # reuse choices of an earlier run that the first rank has cached
             kept = json.loads(self.broadcast(json.dumps(self._choices.recall() if self.ranks.first else {})))
-            # These choices have already run on this machine. In deterministic mode trials are repeated, so that all runs match.
+            # These choices have run on this machine and need no trial, except in deterministic mode, where all runs must match.
             noted = bool(kept) and self.ranks.world_size == 1 and not self._deterministic
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         first, batch = stages[0]
@@ -168,13 +168,13 @@ class TorchBackend(TorchInference):
             self._set(plan.model)
             self._stages.append(self._tune(batch, kept_stages[plan.stage] if plan.stage < len(kept_stages) else {}, noted))
             if plan.seq_len == self._config.data.seq_len:
-                self._attention = self._stages[-1].attention  # evaluation uses rows of this length
+                self._attention = self._stages[-1].attention  # evaluation uses rows of data.seq_len tokens
         if self.ranks.world_size > 1:
-            # DDP reorders its buckets after the first step. Trigger that now, so that sums keep their order after a resume.
+            # DDP reorders its buckets after the first pass. Trigger that now, so that a resumed run sums in the same order.
             plan, batch = stages[0]
             self._set(plan.model)
             self._accumulate(batch, max(1, int(np.count_nonzero(batch[:, 1] != IGNORED))), self._stages[0])
-        for buffer, before in buffers:  # undo the changes that trials made to buffers
+        for buffer, before in buffers:  # undo changes to buffers by trials
             buffer.copy_(before)
         self._forget_gradients()
         if not kept and self.ranks.first:
@@ -187,7 +187,7 @@ class TorchBackend(TorchInference):
             kept = {}  # the kernel's package is missing or the dtype has changed, so measure again
         most = rows if on_cuda else max(1, tune.HOST_MICRO_BATCH_TOKENS // seq_len)
         wanted = kept.get("micro_batch", most) if auto else self._config.training.micro_batch
-        micro_batch = int(self.maximum([min(int(wanted), rows)])[0])  # the same on all ranks; stored with the run
+        micro_batch = int(self.maximum([min(int(wanted), rows)])[0])  # all ranks use the largest value
         attention = str(kept.get("attention", "default"))
         if on_cuda and not kept:
             names = self._without_masks(batch)
@@ -203,11 +203,11 @@ class TorchBackend(TorchInference):
         return attention == "default" or tune.failure_of(lambda: self._try(batch, attention=attention), self.maximum) is None
 
     def _is_short(self, batch: Batch) -> bool:
-        """Return True if steps of this batch size are so short that kernel launches on the host limit their speed."""
-        return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # ranks' shares of a step may differ by one row
+        """Return True if steps with this many tokens are so short that kernel launches on the host limit their speed."""
+        return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # shares of ranks may differ by one row
 
     def _without_masks(self, batch: Batch) -> list[str]:
-        """Return working kernels that take the window as an argument; others need a mask, which means compiling FlexAttention."""
+        """Return the working kernels that take a window as an argument; others need a mask and thus a compiled FlexAttention."""
         model: Any = self.model
         windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
         wanted = windowed and self._takes_kernels and not self._deterministic
@@ -217,23 +217,23 @@ class TorchBackend(TorchInference):
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
-        """Return the smallest micro-batch that is fast; `rows` is the largest rank's share, so all ranks try the same sizes."""
+        """Return the smallest micro-batch that is fast. All ranks try the same sizes: `rows` is the largest share of a rank."""
 
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times, attention)
 
         size = tune.largest_micro_batch(rows, attempt, self.maximum)
-        if not self._deterministic:  # timings differ from run to run
+        if not self._deterministic:  # timings would differ from run to run
             size = tune.smallest_micro_batch(size, attempt, self.maximum)
-        self.release()  # free the memory of the largest size
+        self.release()  # free the memory that the largest size needed
         return size
 
     def _fastest_attention(self, batch: Batch, names: Sequence[str] = ()) -> str:
-        """Return the fastest attention kernel; without windows, document masking and dropout, attention is timed alone."""
+        """Return the fastest attention kernel; with windows, documents or dropout, time whole passes, else only attention."""
         rows, planes, seq_len = batch.shape  # the cost of attention depends on document lengths
         dropout = getattr(self._config.model, "dropout", 0.0)
         alone = isinstance(self.model, OURS) and planes == 2 and not (names or dropout)
-        records = self._cuda_graphs or not self._is_short(batch)  # include launch times if passes are limited by them
+        records = self._cuda_graphs or not self._is_short(batch)  # if launches limit a pass, include their time
         repeats: dict[str, Callable[[], None]] = {}
 
         def attempt(name: str, times: int) -> None:
@@ -269,9 +269,9 @@ class TorchBackend(TorchInference):
             self._numbers = numbers
 
     def _try(self, batch: Batch, times: int = 1, attention: str | None = None) -> None:
-        """Run forward and backward passes, wait for them, and drop the gradients."""
+        """Run `times` forward and backward passes, wait until they have finished, and drop the gradients."""
         if attention == FLASH4:
-            self._builders.wait()  # unlike quack-kernels, FlashAttention does not wait for another process's compilation
+            self._builders.wait()  # FlashAttention would compile the kernels again; quack-kernels waits for the builders itself
         try:
             for _ in range(times):
                 with self._computing(attention):
@@ -286,22 +286,22 @@ class TorchBackend(TorchInference):
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> DeviceResult:
         """Run one step. On a GPU this returns before the step has finished."""
         tuned = self._stages[plan.stage]
-        # 1. Switch from the averaged to the training weights, and seed the RNG from the step number.
+        # 1. Switch from the averaged weights, if in use, to the training weights, and seed the RNG from the step number.
         self._show(average=False)
         self._set(plan.model)
         seed = mix(self._config.training.seed, plan.step, self.ranks.rank) >> 1
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed seeds every device type: 0.4 ms on a CPU
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all device types and take 0.4 ms
         if self.device.kind == "cuda":
             torch.cuda.manual_seed(seed)
         elif self.device.kind == "mps":
             torch.mps.manual_seed(seed)
-        # 2. Forward and backward for each micro-batch; the last backward pass averages the gradients over the ranks.
+        # 2. Run forward and backward for each micro-batch; the last backward pass averages the gradients over the ranks.
         try:
             loss = self._accumulate(batch, targets, tuned)
         except torch.OutOfMemoryError:
             self._choices.keep({})
             raise RunError(
-                f"the GPU's memory is full at step {plan.step + 1} with micro-batches of {tuned.micro_batch} rows",
+                f"the GPU ran out of memory at step {plan.step + 1} with micro-batches of {tuned.micro_batch} rows",
                 Setting("training.micro_batch"),
                 Setting("training.gradient_checkpointing", "true"),
                 Setting("training.cuda_graphs", "false"),
@@ -322,15 +322,15 @@ class TorchBackend(TorchInference):
         return DeviceResult(torch.stack([loss, norm, skipped.float()]))
 
     def _accumulate(self, batch: Batch, targets: int, tuned: Tuned) -> Tensor:
-        """Accumulate gradients of the mean loss over all targets of the step; return that loss."""
+        """Accumulate the gradients of the step's loss, the mean over all its targets on all ranks, and return the loss."""
         rank_loss = torch.zeros((), device=self._device)
         micro_batches = range(0, len(batch), tuned.micro_batch)
         for start in micro_batches:
             part = batch[start : start + tuned.micro_batch]
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
-            if not weight:  # without targets the mean loss would be NaN
+            if not weight:  # a micro-batch without targets would have a mean loss of NaN
                 part = np.where(part == IGNORED, 0, part)
-            if self._cuda_graphs:  # the second pass copies the first's gradients; later passes accumulate into copies
+            if self._cuda_graphs:  # the second pass copies the gradients of the first; later ones add to the copies
                 begin_pass(self._names if start == tuned.micro_batch else ())
             sync: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
             if isinstance(self._module, DistributedDataParallel) and start != micro_batches[-1]:
@@ -338,7 +338,7 @@ class TorchBackend(TorchInference):
             with peers_present(), self._computing(tuned.attention), sync:
                 loss = self._module(*self._upload(part))
                 weighted: Any = loss.float() * weight
-                # DDP averages over ranks, so each rank's part is multiplied by world_size.
+                # DDP averages gradients over the ranks; multiplying each rank's loss by world_size turns the mean into a sum.
                 with compiled_backward(self._python_reducer):
                     (weighted * self._scale.value * self.ranks.world_size).backward()
             rank_loss += weighted.detach()
@@ -348,7 +348,7 @@ class TorchBackend(TorchInference):
         return rank_loss
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
-        """Step the optimizers unless `skip` is set; on CUDA, `skip` is evaluated on the device to avoid a synchronisation."""
+        """Step the optimizers unless `skip` is true; on CUDA the optimizers read it on the device, without synchronisation."""
         if self._host_skips and bool(skip):
             return
         for optimizer in self.optimizers:
@@ -364,7 +364,7 @@ class TorchBackend(TorchInference):
             self._average.update(plan.ema_decay, skip)
 
     def _show(self, average: bool) -> None:
-        """Switch the model to the averaged weights and the last stage's values, or back to the training weights."""
+        """Switch to the averaged weights and the values of the last stage, or back to the training weights."""
         if average:
             self._set(self._last_numbers)
         super()._show(average)
@@ -402,7 +402,7 @@ class TorchBackend(TorchInference):
         for o in self.optimizers:
             o.state.clear()
             for p in (p for group in o.param_groups for p in group["params"]):
-                if entries := by_parameter.get(self._names[p]):  # a parameter without records starts with empty optimizer state
+                if entries := by_parameter.get(self._names[p]):  # without records, the state starts empty
                     o.state[p] = {key: value.to(p.device) for key, value in entries.items()}
         if self._average is not None:
             self._average.load(state.get("ema", {}))
@@ -411,7 +411,7 @@ class TorchBackend(TorchInference):
         return flops_per_token(self.model, seq_len)
 
     def peak_memory(self) -> tuple[int, int]:
-        """Return the peak bytes allocated and reserved on the GPU; without a GPU, this process's peak memory."""
+        """Return the peak bytes allocated and reserved on the GPU; without a GPU, return this process's peak memory twice."""
         if self.device.kind == "cuda":
             return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""Build the model of a config, with or without weights; gradient checkpointing; FLOPs per token."""
+"""Build the model of a config, with or without weights; set up gradient checkpointing; count FLOPs per token."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def build_model(config: Config, vocab_size: int) -> nn.Module:
     except ValueError as error:
         raise ConfigError(str(error).replace("model.file", "{0}", 1), Setting("model.file")) from error
     except RecursionError:
-        raise ConfigError("{0}: Model contains itself, or is nested too deeply", Setting("model.file", section["file"])) from None
+        raise ConfigError("{0}: Model contains itself or is nested too deeply", Setting("model.file", section["file"])) from None
     for name, value in state.items():
         if value.dtype not in NAMES:
-            raise ConfigError(f"{name} is {value.dtype}, which checkpoints cannot store; register it with persistent=False")
+            raise ConfigError(f"checkpoints cannot store {name} of dtype {value.dtype}; register it with persistent=False")
     if not hasattr(model, "context"):
         model.context = section["context"]
     if config.training.loss_chunk is not None:
         if not hasattr(model, "loss_chunk"):
-            raise ConfigError("training.loss_chunk needs a model with `loss_chunk`; a custom model computes its loss itself")
+            raise ConfigError("training.loss_chunk needs a model with an attribute `loss_chunk`; this custom model has none")
         model.loss_chunk = config.training.loss_chunk  # type: ignore[assignment]
     if config.data.document_mask and "documents" not in inspect.signature(model.forward).parameters:
         raise ConfigError("data.document_mask needs a model whose forward takes `documents`, the document number of each token")
-    for number, stage in enumerate(config.training.stages):  # the last stage's values remain, for evaluation and inference
+    for number, stage in enumerate(config.training.stages):  # every stage is checked; the last one's values remain set
         set_numbers(model, stage.model, f"training.stages.{number}.model")
     return model
 
@@ -61,13 +61,13 @@ def build_outline(config: Config, vocab_size: int) -> nn.Module:
 
 
 def fill_outline(outline: nn.Module, device: torch.device) -> nn.Module:
-    """Move an outline to a device with uninitialised weights."""
+    """Move an outline (a model on the meta device) to a device; its weights are allocated but not initialised."""
     with _Outlines():
         return outline.to_empty(device=device)
 
 
 class _Outlines(TorchFunctionMode):
-    """Skip random init and copies of meta tensors, for which torch would import its compiler (two seconds)."""
+    """Skip random initialisation and copies of meta tensors, for which torch would import its compiler (two seconds)."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}
@@ -81,7 +81,7 @@ class _Outlines(TorchFunctionMode):
 
 
 def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> None:
-    """Pass a stage's values to the model's `set`."""
+    """Call the model's method `set` with the values of a stage."""
     if not numbers:
         return
     if not callable(change := getattr(model, "set", None)):
@@ -89,7 +89,7 @@ def set_numbers(model: nn.Module, numbers: Mapping[str, float], where: str) -> N
     try:
         change(**numbers)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: the model's `set` does not take {dict(numbers)}: {error}") from error
+        raise ConfigError(f"{where}: the model's method `set` refuses {dict(numbers)}: {error}") from error
 
 
 def checkpoint_blocks(model: nn.Module, every: int = 1) -> None:
@@ -114,7 +114,7 @@ def flops_per_token(model: nn.Module, seq_len: int) -> float:
         return float(own(seq_len))
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     tied = not untied_heads(model)
-    lookups = sum(m.weight.numel() for m in embeddings[tied:])  # not matmuls; a tied first embedding is also the head
+    lookups = sum(m.weight.numel() for m in embeddings[tied:])  # not in matmuls; if tied, the first embedding is also the head
     width = embeddings[0].embedding_dim if embeddings else 0
     layers = len(getattr(model, "blocks", ()))
     return 6.0 * (sum(p.numel() for p in model.parameters()) - lookups) + 12.0 * layers * width * seq_len

@@ -1,6 +1,6 @@
-"""Communication between ranks other than gradient reduction.
+"""Communication between ranks, apart from gradient reduction.
 
-Control messages use gloo on the host even if gradients use NCCL, because a stop flag must not wait for queued GPU work.
+Control messages, such as a stop flag, use gloo on the host even if gradients use NCCL: they must not wait for queued GPU work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def peers_present() -> Iterator[None]:
 
 
 class Collectives:
-    """Implements Group (base.py) with torch.distributed; with a single rank every method returns its input at once."""
+    """Implements Group (base.py) with torch.distributed; if there is only one rank, every method returns its input."""
 
     def __init__(self, ranks: Ranks, device: Device):
         self.ranks = ranks

@@ -17,7 +17,7 @@ from ingot.runtime.ranks import Ranks
 
 
 class CompiledBlocks(nn.Module):
-    """A wrapper that runs a model with compiled blocks and a compiled loss; identical blocks share their graphs."""
+    """A wrapper that runs a model with compiled blocks and a compiled loss; blocks of equal structure share their graphs."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -27,7 +27,7 @@ class CompiledBlocks(nn.Module):
             )
         self.model, self.on = model, False
         for block in model.blocks:  # type: ignore[union-attr]
-            # Compile a checkpointed block as one graph: its parts would be recomputed in the backward pass, when `on` is False.
+            # A checkpointed block is one graph, because its backward pass recomputes its parts when `on` is already False.
             parts = ("forward",) if "forward" in vars(block) else getattr(block, "compiled_parts", ("forward",))
             for name in parts:
                 setattr(block, name, self._switched(getattr(block, name)))
@@ -46,15 +46,15 @@ class CompiledBlocks(nn.Module):
             self.on = False
 
 
-GRAPHS_PER_STAGE = 8  # recompile limit of a function for each stage; torch's default for the whole run
+GRAPHS_PER_STAGE = 8  # graphs that a function may have per stage; torch allows this many for the whole run
 
 
 def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
-    """Return True if the model is to be compiled: as set, or by default on CUDA unless deterministic mode prevents it."""
+    """Return True if the model is to be compiled; `auto` compiles on CUDA unless deterministic mode prevents it."""
     if not (on_cuda and t.deterministic) or family == "gpt2":
         return on_cuda if t.compile == "auto" else bool(t.compile)
     if t.compile in (True, "blocks") and family != "file":
-        # In this combination torch 2.11 assumes wrong strides for flash attention's gradients.
+        # In a compiled model in deterministic mode, torch 2.11 assumes wrong strides for the gradients of flash attention.
         raise ConfigError(
             f"{{0}} cannot be combined with a compiled {family} model; leave {{1}} out",
             Setting("training.deterministic"),
@@ -64,8 +64,8 @@ def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
 
 
 def compiles_optimizer(t: TrainingSection, family: str, muon_beta2: float | None, on_cuda: bool) -> bool:
-    """Return True if Muon's step is to be compiled: as set, or for NorMuon, whose many elementwise operations gain from it."""
-    if t.compile_optimizer == "auto":  # plain Muon takes 0.6% of a golf step
+    """Return True if Muon's step is to be compiled; `auto` compiles that of NorMuon, which has many elementwise operations."""
+    if t.compile_optimizer == "auto":  # plain Muon takes only 0.6% of a golf step
         return on_cuda and compiles(t, family, on_cuda) and muon_beta2 is not None
     return on_cuda and t.compile_optimizer  # compiling gains nothing on a CPU
 
@@ -73,26 +73,26 @@ def compiles_optimizer(t: TrainingSection, family: str, muon_beta2: float | None
 def compiled(
     model: nn.Module, nested: bool, stages: int, python_reducer: bool = False, blocks: bool = False, cuda_graphs: bool = False
 ) -> nn.Module:
-    """Compile a model, with one graph per input shape. `nested`: parts of the model are graphs of their own.
+    """Compile a model, with one graph per input shape. `nested`: some parts of the model are compiled as separate graphs.
 
-    `blocks`: compile only the blocks and the loss. `cuda_graphs`: record each pass once and replay it.
+    `blocks`: compile only the blocks and the loss. `cuda_graphs`: record each pass once as a CUDA graph and replay it.
     """
     tag_compiler_cache()
-    # DDP's optimizer splits the graph at bucket boundaries to overlap communication with computation, which fails with nested
-    # graphs (masked attention, checkpointed blocks). The Python reducer needs no split: the backward graph includes all-reduce.
+    # DDPOptimizer splits the graph at bucket boundaries to overlap communication with computation. That fails if the graph has
+    # nested graphs (masked attention, checkpointed blocks). The Python reducer needs no split: its graph includes all-reduce.
     torch._dynamo.config.optimize_ddp = "python_reducer" if python_reducer else not nested
-    # Static shapes are faster than one dynamic graph, but need a graph per shape: raise dynamo's recompile limit accordingly.
+    # Static shapes are faster than one dynamic graph, but need a graph per shape, so each stage raises dynamo's recompile limit.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)
     if blocks:
         return CompiledBlocks(model)
     graph: Any = torch.compile(model, dynamic=False, options={"triton.cudagraphs": True} if cuda_graphs else None)
-    if callable(make_ready := getattr(model, "make_ready", None)):  # precomputes inputs outside the graph, such as masks
+    if callable(make_ready := getattr(model, "make_ready", None)):  # computes masks before the graph runs
         graph.register_forward_pre_hook(lambda _, inputs: make_ready(inputs[0]))
     return graph  # type: ignore[no-any-return]
 
 
 def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
-    """Use compiled autograd in the block if DDP's Python reducer is `used`, so that the graph includes its communication."""
+    """If DDP's Python reducer is `used`, compile the backward pass in the block as one graph that includes communication."""
     if not used:
         return contextlib.nullcontext()
     from torch._dynamo import compiled_autograd
@@ -100,11 +100,11 @@ def compiled_backward(used: bool) -> contextlib.AbstractContextManager[Any]:
     return compiled_autograd._enable(torch.compile)  # type: ignore[no-untyped-call]
 
 
-MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` skips larger models: launches do not limit their speed, and they need the memory
+MAX_RECORDED_WEIGHTS = 200_000_000  # `auto` does not record larger models: launches do not limit their speed
 
 
 def uses_cuda_graphs(config: Config, vocab_size: int, compiles: bool, on_cuda: bool, ranks: Ranks) -> bool:
-    """Return True if passes are to be recorded as CUDA graphs. `auto` does so for short steps of constant shape on CUDA."""
+    """Return True if passes are to be recorded as CUDA graphs; `auto` records short steps of constant shape."""
     t = config.training
     if not (t.cuda_graphs and on_cuda):
         return False
@@ -121,7 +121,7 @@ def uses_cuda_graphs(config: Config, vocab_size: int, compiles: bool, on_cuda: b
 
 
 def begin_pass(parameters: Iterable[nn.Parameter]) -> None:
-    """Begin a pass; copy the gradients of `parameters` out of the CUDA graph's memory, which the new pass overwrites."""
+    """Begin a pass of a CUDA graph, which overwrites the graph's memory; first copy the gradients of `parameters` out of it."""
     for p in parameters:
         if p.grad is not None:
             p.grad = p.grad.clone()

@@ -1,7 +1,7 @@
-"""Checks of a custom model before the first step, above all that it is causal: a model that sees the future would score best.
+"""Checks of a custom model before the first step, above all that it is causal: a model that sees the future gets a low loss.
 
-They run in float32, uncompiled, on one row of random tokens, first with the initial weights and then with noise added to them,
-because a zero-initialised head would hide any leak. The checks build their own copy of the model and discard it.
+The checks run in float32, uncompiled, on one row of random tokens, first with the initial weights and then with noise added to
+these, because a zero-initialised head would hide any leak. They use a copy of the model, which they discard.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ingot.model.registry import error_location
 from ingot.optim.groups import has_custom_optimizers, make_optimizers
 from ingot.runtime.tensors import IGNORED
 
-LEAK_TOLERANCE = 1e-4  # relative to the largest logit; 1,000 times float32 rounding, and a smaller leak is harmless
-MEAN_TOLERANCE = 1e-3  # relative to the summed loss
+LEAK_TOLERANCE = 1e-4  # largest harmless change, relative to the largest logit; 1,000 times float32 rounding
+MEAN_TOLERANCE = 1e-3  # largest difference between two ways to sum the loss, relative to the sum
 OPTIMIZER_STEPS = 2  # some custom optimizers create state only in their second step
 SET_BY_RUN = {"params", "lr", "weight_decay", "momentum", "name"}  # parameter-group entries that the run sets
 T = TypeVar("T")
@@ -40,9 +40,9 @@ def check_custom_model(config: Config, file: str, vocab_size: int, device: torch
 def check(
     model: nn.Module, file: str, vocab_size: int, seq_len: int, documents: bool, stages: Sequence[Mapping[str, float]] = ()
 ) -> None:
-    """Raise ConfigError if the model is not causal, counts targets of -1, has a non-scalar loss or parameters without gradient.
+    """Raise ConfigError if a model is not causal, counts targets of -1, has a non-scalar loss or a parameter without gradient.
 
-    `stages` holds each stage's values for `set`; the model has been set to the last stage's. The check modifies the weights.
+    `stages`: the values that each stage passes to `set`; the last stage's are already set. The check modifies the weights.
     """
     checker = _Checker(model, file, vocab_size, seq_len, documents)
     checker.values()
@@ -50,7 +50,7 @@ def check(
     for numbers in stages or [{}]:
         set_numbers(model, numbers, "training.stages")
         checker.backward()
-        reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # a gradient of zeros counts too
+        reached |= {name for name, p in model.named_parameters() if p.grad is not None}  # zeros count as a gradient
     if untrained := [name for name, p in model.named_parameters() if p.requires_grad and name not in reached]:
         more = f" and {len(untrained) - 1:,} more" if len(untrained) > 1 else ""
         raise checker.refused(
@@ -63,7 +63,7 @@ def check(
 
 
 def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config: Config) -> None:
-    """Raise ConfigError for custom optimizers that cannot take a step or have state that checkpoints cannot store."""
+    """Raise ConfigError if a custom optimizer cannot take a step or has state that checkpoints cannot store."""
     checker = _Checker(model, file, vocab_size, config.data.seq_len, config.data.document_mask)
     device = checker.tokens.device
     optimizers = checker.called("make_optimizers(groups)", lambda: make_optimizers(model, config.optimizer, device))
@@ -90,9 +90,9 @@ def check_custom_optimizers(model: nn.Module, file: str, vocab_size: int, config
 
 
 def _group_entries(optimizer: torch.optim.Optimizer) -> dict[tuple[int, Any], Any]:
-    """Return the entries of an optimizer's groups that the run does not set, by group number and key."""
+    """Return all entries of an optimizer's parameter groups that the run does not set itself, by group number and key."""
 
-    def comparable(value: Any) -> Any:  # copies tensors, which may change in place
+    def comparable(value: Any) -> Any:  # converts tensors to bytes, because they may change in place
         return value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if isinstance(value, Tensor) else value
 
     groups = enumerate(optimizer.param_groups)
@@ -113,7 +113,7 @@ class _Checker:
 
     @torch.no_grad()
     def values(self, insist: bool = True) -> None:
-        """Check logits and losses. Without `insist`, skip non-finite values, which the added noise may cause."""
+        """Check logits and losses. Without `insist`, skip the check if they are not finite, which added noise may cause."""
         self.model.eval()
         logits = self._logits(self.tokens)
         if not (insist or logits.isfinite().all()):
@@ -127,7 +127,7 @@ class _Checker:
                 position = int(leaks.nonzero()[0, 0])
                 raise self.refused(
                     f"Model sees the future: changing tokens from position {first} on changes the logits of position {position}; "
-                    "each position may attend only to itself and earlier ones (is_causal=True)"
+                    "let each position attend only to itself and to earlier positions (is_causal=True)"
                 )
         part = max(1, self.length // 3)
         early, late = self.targets.clone(), self.targets.clone()
@@ -145,7 +145,7 @@ class _Checker:
             )
 
     def backward(self) -> None:
-        """Run a forward and backward pass to fill the parameters' gradients."""
+        """Run a forward and backward pass, which sets the gradients of the parameters."""
         self.model.train()
         self.model.zero_grad(set_to_none=True)
         what = "a backward pass through forward(tokens, targets)"
@@ -154,7 +154,7 @@ class _Checker:
     def _logits(self, tokens: Tensor) -> Tensor:
         more = (None, *self.more) if self.more else ()
         logits = self.called("forward(tokens)", lambda: self.model(tokens, *more))
-        wanted = f"logits of shape (1, {self.length}, {self.vocab_size} or more), for one row"
+        wanted = f"logits of shape (1, {self.length}, {self.vocab_size} or more) for one row"
         if not isinstance(logits, Tensor):
             raise self.refused(f"forward(tokens) returns a {type(logits).__name__}; it must return {wanted}")
         if logits.ndim != 3 or logits.shape[:2] != tokens.shape or logits.shape[2] < self.vocab_size:
@@ -169,7 +169,7 @@ class _Checker:
         return loss
 
     def called(self, what: str, call: Callable[[], T]) -> T:
-        """Call the custom model's code; report its errors with their file and line."""
+        """Call a function of the custom model; turn any error into a ConfigError with the file and line where it was raised."""
         try:
             return call()
         except (ConfigError, MemoryError, torch.OutOfMemoryError):

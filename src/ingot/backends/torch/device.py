@@ -1,4 +1,4 @@
-"""Torch device discovery, and profiling of training steps."""
+"""Finding the torch device of a run, and profiling training steps on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.runtime.devices import DEVICES, Device, data_sheet_flops
 
 
 def find_torch_device(name: str, local_rank: int = 0) -> Device:
-    """Return the device selected by `training.device`; each local rank gets its own GPU."""
+    """Return the device that `training.device` names; with `cuda` or `auto`, each local rank gets its own GPU."""
     setting = Setting("training.device", name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -39,7 +39,7 @@ def find_torch_device(name: str, local_rank: int = 0) -> Device:
 
 
 def cpu_name(threads: int) -> str:
-    """Return the device name for a CPU with this many threads."""
+    """Return the device name of a CPU on which torch uses this many threads."""
     return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
 
 

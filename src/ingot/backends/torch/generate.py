@@ -1,7 +1,7 @@
 """Autoregressive generation, with a key-value cache if the model supports one, and scoring of given tokens.
 
-A row's samples depend only on its own seed, not on the rest of the batch or the device, except that rounding on the device may
-decide between tokens of almost equal probability.
+The tokens sampled for a row depend on its seed, not on the rest of the batch or the device, except that rounding on the device
+may decide between tokens of almost equal probability.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ingot.backends.sampling import RowScores, Sampling
 from ingot.errors import RunError
 from ingot.model.registry import OURS
 
-RECORDS_ON = {"cuda"}  # device types that can record and replay steps
+RECORDS_ON = {"cuda"}  # device types on which steps can be recorded and replayed
 STEP_CAPACITY = 512  # initial cache size of recorded steps, in tokens; a step is recorded again when the cache grows
 
 
 def in_parts(model: Any) -> bool:
-    """Return True if a model has separate methods for hidden states and logits."""
+    """Return True if a model has separate methods `hidden` and `logits`."""
     return hasattr(model, "hidden") and hasattr(model, "logits")
 
 
 def last_logits(model: Any, tokens: Tensor, cache: list[Any] | None = None, lengths: Tensor | None = None) -> Tensor:
-    """Return the logits (B, V) at each row's last token, or at index lengths - 1; if possible, compute no other logits."""
+    """Return the logits (B, V) of each row's last token, at index lengths - 1 if given; if possible, compute only these."""
     at = (slice(None), -1) if lengths is None else (torch.arange(len(tokens), device=tokens.device), lengths - 1)
     if not in_parts(model):
         return model(tokens)[at]
@@ -42,9 +42,9 @@ def last_logits(model: Any, tokens: Tensor, cache: list[Any] | None = None, leng
 class Reader:
     """Feeds tokens to a model and returns the next logits: first for the prompts, then for one new token per row.
 
-    `lengths`: prompt lengths, if they differ. `record`: run single-token steps as CUDA graphs. `keep_half`: when the context is
-    full, keep its last half and recompute the cache from that. Without it, or if the lengths differ, every step after that
-    recomputes the whole context without a cache.
+    `lengths`: the prompt lengths, if they differ. `record`: run single-token steps as CUDA graphs. `keep_half`: when the context
+    is full, keep only the last half of its tokens and recompute the cache from these. Without `keep_half`, or if the lengths
+    differ, every step after the context is full recomputes all of it without a cache.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Reader:
         self._model, self._keep_half = model, keep_half and lengths is None
         self._context = getattr(model, "context", None) or math.inf  # a custom model may have no limit
         self._lengths: Tensor | None = None  # (B)
-        self._seen: Tensor | None = None  # (B, T), T at most the context; shorter rows are right-padded
+        self._seen: Tensor | None = None  # (B, T), T at most the context length; shorter rows are right-padded
         self._cached = 0  # tokens in the cache
-        # A custom model, even a subclass of a built-in one, may count tokens on the host, and a step with positions on the
-        # device would not update that count.
+        # A custom model, even a subclass of a built-in one, may count tokens on the host; a recorded step, whose position is on
+        # the device, would not update that count.
         takes_positions = isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
         cached, device = use_cache and in_parts(model) and hasattr(model, "new_cache"), next(model.parameters()).device
         if lengths is not None:
@@ -70,7 +70,7 @@ class Reader:
             self._step = Step(model, self._cache, record, positions=1 if lengths is None else rows)
 
     def read(self, new: Tensor) -> Tensor:
-        """Return the logits (B, V) after (B, T) new tokens."""
+        """Append (B, T) new tokens to the rows and return the logits (B, V) of what follows."""
         if self._seen is None:
             self._seen = new
         elif self._lengths is None:
@@ -95,7 +95,7 @@ class Reader:
                 else:
                     self._cache = self._model.new_cache(len(new))
                 self._cached = 0
-            else:  # from now on all positions shift with each token
+            else:  # from now on each new token shifts the positions of all others
                 self._cache = None
         if self._cache is None:
             return last_logits(self._model, self._seen, None, self._lengths)
@@ -108,7 +108,7 @@ class Reader:
 class Step:
     """A single-token decoding step with its position on the device, so that a CUDA graph can replay it in one launch.
 
-    For a small model, kernel launches on the host take longer than the arithmetic.
+    In a small model, launching the kernels one by one takes longer than computing them.
     """
 
     def __init__(self, model: nn.Module, cache: list[Any], record: bool = True, positions: int = 1):
@@ -121,7 +121,7 @@ class Step:
         self._scores = torch.empty(0)
 
     def read(self, new: Tensor, cached: int, positions: Tensor | None = None) -> Tensor:
-        """Return the logits after one more token per row, at position `cached`, or at each row's own position in `positions`."""
+        """Return the logits that follow one new token per row. Its position is `cached`, or the row's entry in `positions`."""
         for layer in self._cache:
             layer.reserve(max(cached + 1, min(STEP_CAPACITY, layer.capacity)))
             layer.length = cached + 1
@@ -154,13 +154,13 @@ class Step:
                 self._compute()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads of the process may use the GPU during the capture.
+        # thread_local: other threads of the process may use the GPU while this one captures.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._scores = self._compute()
         self._recorded = self._cache[0].keys
 
 
-DRAWS_AT_ONCE = 64  # random numbers per row that are copied to the device at once
+DRAWS_AT_ONCE = 64  # number of random numbers per row that are copied to the device at once
 
 
 @torch.no_grad()
@@ -173,9 +173,9 @@ def generate(
     record: bool = False,
     lengths: Sequence[int] | None = None,
 ) -> Generator[Tensor, None, None]:
-    """Yield the next token of every row of `prompts` (B, T), forever; only ids below `vocab_size` are sampled.
+    """Yield the next token of every row of `prompts` (B, T), over and over; only ids below `vocab_size` are sampled.
 
-    For `keep_half` and `record` see Reader. With `lengths`, row i is right-padded and has lengths[i] tokens.
+    `keep_half` and `record` are explained at Reader. With `lengths`, row i has lengths[i] tokens and is right-padded to T.
     """
     draws = uniform_draws(sampling.row_seeds(prompts.size(0)), prompts.device)
     training = model.training
@@ -201,7 +201,7 @@ def generate(
 
 
 def uniform_draws(seeds: Sequence[int], device: torch.device) -> Iterator[Tensor]:
-    """Yield uniform random numbers (B, 1) forever; each row has its own generator on the host."""
+    """Yield uniform random numbers (B, 1) without end; each row has its own generator on the host."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     while True:
         block = torch.stack([torch.rand(DRAWS_AT_ONCE, generator=generator) for generator in generators], dim=1)
@@ -209,8 +209,8 @@ def uniform_draws(seeds: Sequence[int], device: torch.device) -> Iterator[Tensor
 
 
 def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
-    """Sample a token (B, 1) per row by inverse transform: the first whose cumulative probability reaches `uniform` (B, 1)."""
-    logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # no overflow at low temperatures
+    """Sample a token (B, 1) per row: the first one at which the cumulative probability exceeds `uniform` (B, 1)."""
+    logits = (logits - logits.max(dim=-1, keepdim=True).values) / sampling.temperature  # no overflow if temperature is low
     ids: Tensor | None = None
     if 0 < sampling.top_k < logits.size(-1):
         logits, ids = logits.topk(sampling.top_k)
@@ -218,7 +218,7 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
         logits, ids = logits.sort(descending=True)
     p = logits.softmax(-1)
     if sampling.top_p < 1:
-        p = p.masked_fill(p.cumsum(-1) - p >= max(sampling.top_p, 1e-9), 0.0)  # drop tokens once likelier ones add up to top_p
+        p = p.masked_fill(p.cumsum(-1) - p >= max(sampling.top_p, 1e-9), 0.0)  # drop a token if likelier ones add up to top_p
     sums = p.cumsum(-1)
     token = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp(max=p.size(-1) - 1)
     # Rounding in the cumulative sum could select a token of probability 0.
@@ -226,8 +226,8 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
     return token if ids is None else ids.gather(-1, token)
 
 
-TEXTS_AT_ONCE = 64  # completions of a prompt that are generated in one batch
-REPORT_EVERY = 16  # tokens of each completion between progress reports
+TEXTS_AT_ONCE = 64  # maximum number of completions that are generated in one batch
+REPORT_EVERY = 16  # progress is reported each time every completion has grown by this many tokens
 
 
 def write_texts(
@@ -239,9 +239,9 @@ def write_texts(
     progress: Callable[[int, int], None] = lambda done, total: None,
     **options: Any,
 ) -> Iterator[list[int]]:
-    """Yield the ids of `texts` completions of a prompt, each `tokens` long.
+    """Yield `texts` completions of a prompt, each a list of `tokens` ids.
 
-    Completion i uses seed + i, so it does not depend on the other completions. The options are those of `generate`.
+    Completion i uses seed + i, so it does not depend on the other completions. `options` are passed to `generate`.
     """
     start = torch.tensor([list(prompt)], device=next(model.parameters()).device)
     for first in range(0, texts, TEXTS_AT_ONCE):
@@ -257,14 +257,14 @@ def write_texts(
         yield from torch.stack(written, dim=1).tolist() if written else [[] for _ in range(rows)]
 
 
-POSITIONS_AT_ONCE = 4096  # number of positions whose logits are in memory at once
+POSITIONS_AT_ONCE = 4096  # maximum number of positions whose logits are in memory at the same time
 
 
 @torch.no_grad()
 def score_rows(
     model: nn.Module, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int, vocab_size: int
 ) -> list[RowScores]:
-    """Return the log-probabilities of each row's tokens from position `first` >= 1 on, and the `top` likeliest per position."""
+    """Score each row's tokens from its position in `firsts` (>= 1) on; also return the `top` likeliest tokens per position."""
     lengths = [len(row) for row in rows]
     positions = [(row, position) for row, first in enumerate(firsts) for position in range(first, lengths[row])]
     if not positions:

@@ -1,9 +1,9 @@
-"""Low-bit quantisation of weights: each row's step size depends on its standard deviation; GPTQ compensates rounding errors.
+"""Low-bit quantisation of weights: a row's step size is proportional to its rms, and GPTQ compensates for rounding errors.
 
-A row's step size is k * rms(row) / (2^(bits - 1) - 1), so the ratio of step size to rms determines both the size after entropy
+A row's step size is k * rms(row) / (2^(bits - 1) - 1), so k and the number of bits determine both the size after entropy
 coding and the increase in loss. GPTQ rounds a matrix column by column and adjusts the remaining columns to compensate, using the
-second moments of the matrix's inputs on training text; that removes six sevenths of the increase in loss. Matrices of the same
-shape are rounded together, because on a GPU the time depends on the number of columns, not of rows.
+second moments of the matrix's inputs on training text; compared with plain rounding, the loss increases by a seventh as much.
+Matrices of the same shape are rounded together, because on a GPU the time depends on the number of columns, not of rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ingot.backends.torch.state import model_tensors, record
 from ingot.errors import CheckpointError, RunError
 from ingot.runtime.tensors import SCALE, SMALL, TensorRecord
 
-DAMPING = 0.01  # this fraction of the mean second moment is added to the diagonal
-BLOCK_COLUMNS = 128  # columns rounded before their errors are propagated to the remaining ones
+DAMPING = 0.01  # this fraction of the mean diagonal entry is added to the diagonal of a matrix of second moments
+BLOCK_COLUMNS = 128  # number of columns that are rounded before their errors are propagated to the remaining columns
 HALF = torch.finfo(torch.float16)
 
 
@@ -31,11 +31,11 @@ class Moments:
     """Second moments (C, C) of the inputs of every matrix of a model, summed over forward passes."""
 
     def __init__(self) -> None:
-        self.found: dict[int, Tensor] = {}  # keyed by the id of the weight
+        self.found: dict[int, Tensor] = {}  # maps id(weight) to the moments of its inputs
 
     @torch.no_grad()
     def note(self, weight: Tensor, x: Tensor) -> None:
-        """Add the second moments of a matrix's inputs (..., C)."""
+        """Add the second moments of x (..., C), which are inputs of the matrix `weight`."""
         rows = x.detach().flatten(0, -2).float()
         with torch.autocast(rows.device.type, enabled=False):
             more = rows.T @ rows
@@ -43,7 +43,7 @@ class Moments:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Accumulate the moments of every nn.Linear's inputs while the model runs in the block; a tied head is not covered."""
+        """While the model runs in the block, sum the moments of the inputs of each nn.Linear. A tied head is not included."""
         with ExitStack() as stack:
             for module in model.modules():
                 if isinstance(module, nn.Linear):
@@ -57,11 +57,11 @@ class _Stack:
     """Matrices of the same shape and kind that are rounded together."""
 
     names: list[str]
-    targets: list[Tensor]  # the model's own tensors, (R, C) each
-    weights: Tensor  # (N, C, R), unrounded; columns in rounding order
+    targets: list[Tensor]  # the tensors of the model, (R, C) each, which `round` overwrites
+    weights: Tensor  # (N, C, R), before rounding; columns are sorted in the order of rounding
     rms: Tensor  # (N, R)
     order: Tensor  # (N, C)
-    upper: Tensor | None  # (N, C, C), propagates errors between columns; None without input moments
+    upper: Tensor | None  # (N, C, C), distributes errors over columns; None if no moments are known
     embedding: bool
     codes: Tensor | None = None  # (N, C, R)
     scale: Tensor | None = None  # (N, R)
@@ -78,7 +78,7 @@ class TorchRounder:
         for name, weight in model_tensors(model):
             if id(weight) in tables | matrices and weight.numel() > SMALL:
                 if not bool(weight.isfinite().all()):
-                    raise CheckpointError(f"{name} contains values that are not finite; use an earlier checkpoint")
+                    raise CheckpointError(f"the weight {name} contains values that are not finite; use an earlier checkpoint")
                 kind = (tuple(weight.shape), id(weight) in tables, id(weight) in moments)
                 alike.setdefault(kind, []).append((name, weight))
         self._stacks = []
@@ -100,7 +100,7 @@ class TorchRounder:
 
     @torch.no_grad()
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Estimate the entropy-coded bytes without GPTQ, rounding every weight to the nearest code."""
+        """Return the entropy-coded bytes if every weight is rounded to the nearest code, which is faster than GPTQ."""
         total = 0.0
         for stack in self._stacks:
             if stack.embedding == embedding:
@@ -136,7 +136,7 @@ class TorchRounder:
 
 
 def _upper(h: Tensor, names: list[str]) -> Tensor:
-    """Return the upper Cholesky factor of each inverse moment matrix (N, C, C), increasing the damping until it exists."""
+    """Return the upper Cholesky factors of the inverses of h (N, C, C), increasing the damping until all of them exist."""
     mean = h.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-8)[:, None, None]
     eye = torch.eye(h.size(1), device=h.device)
     damping = DAMPING
@@ -147,17 +147,17 @@ def _upper(h: Tensor, names: list[str]) -> Tensor:
             if not bool(failed.any()):
                 return upper
         damping *= 10
-    raise RunError(f"cannot quantise {names[0]}: its inputs, or those of a matrix of the same shape, are not finite")
+    raise RunError(f"cannot quantise {names[0]}: the inputs of this matrix, or of another one of its shape, are not finite")
 
 
 def _scale(rms: Tensor, rounding: Rounding) -> Tensor:
-    """Return the step size of each row (N, R), rounded to the dtype in which its matrix stores it."""
+    """Return the step size of each row (N, R), rounded to the dtype in which it will be stored."""
     steps = torch.where(rms > 0, rounding.k * rms / rounding.most, 1.0)
     return torch.stack([_stored(row_steps).float() for row_steps in steps])
 
 
 def _stored(scale: Tensor) -> Tensor:
-    """Return the scales in float16 if it represents all of them at full precision, else in float32."""
+    """Return a matrix's scales in float16 if all of them are in the range of its normal numbers, else in float32."""
     return scale.half() if bool(((scale >= HALF.tiny) & (scale <= HALF.max)).all()) else scale
 
 
@@ -166,7 +166,7 @@ def _nearest(w: Tensor, scale: Tensor, most: int) -> Tensor:
 
 
 def _gptq(left: Tensor, scale: Tensor, most: int, upper: Tensor) -> Tensor:
-    """Return codes (N, C, R) chosen by GPTQ to minimise the change of outputs; `left` holds the weights still to be rounded."""
+    """Round weights (N, C, R) with GPTQ, which minimises the change of outputs; return the codes. `left` is overwritten."""
     codes, columns = torch.empty_like(left), left.size(1)
     for begin in range(0, columns, BLOCK_COLUMNS):
         end = min(begin + BLOCK_COLUMNS, columns)
@@ -182,7 +182,7 @@ def _gptq(left: Tensor, scale: Tensor, most: int, upper: Tensor) -> Tensor:
 
 
 def _bytes(codes: Tensor, scale: Tensor) -> float:
-    """Return the total size in bytes of the entropy-coded codes of all matrices and of their scales."""
+    """Return the number of bytes that all matrices take: their codes after entropy coding, and their scales."""
     matrices = torch.arange(len(codes), device=codes.device)[:, None, None]
     counts = torch.bincount((codes + 128 + 256 * matrices).long().flatten(), minlength=256 * len(codes)).view(-1, 256).double()
     bits = (counts * (counts.sum(1, keepdim=True) / counts.clamp_min(1)).log2()).sum()

@@ -1,4 +1,4 @@
-"""A torch model for generation, scoring and export. It uses the moving average of the weights if there is one."""
+"""A torch model for generation, scoring and export, which use the moving average of the weights if there is one."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ingot.runtime.devices import Device
 from ingot.runtime.ranks import Ranks
 from ingot.runtime.tensors import IGNORED, Batch, TensorRecord
 
-STARTS_MULTIPLE = 32  # the list of document starts is padded to a multiple of this, because each length needs its own graph
+STARTS_MULTIPLE = 32  # document starts are padded to a multiple of this length, because each length compiles its own graph
 
 
 def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the document start offsets in the flattened batch, for FlashAttention 4, padded with the number of tokens.
+    """Return the offset of each document's first token in the flattened batch, padded with the total number of tokens.
 
     `numbers` (rows, length) holds each token's document number. Every row starts a new document.
     """
@@ -47,7 +47,7 @@ def document_starts(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
 class TorchInference:
     """Implements Inference (base.py, which documents its methods) for a model on one device."""
 
-    records_steps = True  # record single-token steps as CUDA graphs; False in training, which needs the memory
+    records_steps = True  # record decoding steps as CUDA graphs; False in a training backend, which needs the memory
 
     def __init__(self, model: nn.Module, vocab_size: int, device: Device, precision: str, group: Collectives):
         self.model, self.vocab_size, self.device, self.precision = model, vocab_size, device, precision
@@ -64,7 +64,7 @@ class TorchInference:
         """Build the model of a config without loading weights."""
         device = find_torch_device(config.training.device)
         trained_in = config.training.precision
-        precision = device.precision("auto" if trained_in == "fp16" else trained_in)  # an fp16 run can be scored on any device
+        precision = device.precision("auto" if trained_in == "fp16" else trained_in)  # any device can score an fp16 run
         # A custom model may compute buffers in __init__, which `fill_outline` would leave uninitialised.
         own = config.model.family == "file"
         model = build_model(config, vocab_size).to(str(device)) if own else build_outline(config, vocab_size)
@@ -72,7 +72,7 @@ class TorchInference:
 
     @torch.no_grad()
     def score(self, batch: Batch) -> float:
-        """Return the summed loss; run the model even if every target is -1, because the other ranks may wait for this one.
+        """Return the summed loss. The model runs even if all targets are -1, because other ranks may wait for this rank.
 
         If the batch does not fit into the GPU's memory, its halves are scored separately.
         """
@@ -84,12 +84,12 @@ class TorchInference:
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
-        half = len(batch) // 2  # outside the except block, so that the error does not keep the tensors alive
+        half = len(batch) // 2  # outside the except block, where the error would keep the tensors alive
         return self.score(batch[:half]) + self.score(batch[half:])
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[list[int]]:
         self._show(average=True)
-        self._use_form("repeated")  # no float32 kernel supports fewer key heads than query heads
+        self._use_form("repeated")  # in float32 no kernel supports grouped-query heads
         lengths = [len(prompt) for prompt in prompts]
         padded = [prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts]
         start = torch.tensor(padded, device=self._device)
@@ -97,15 +97,15 @@ class TorchInference:
             for tokens in generate(self.model, start, sampling, self.vocab_size, record=self.records_steps, lengths=lengths):
                 yield tokens.tolist()
         except torch.OutOfMemoryError:
-            raise MemoryError(f"the GPU's memory does not hold {len(prompts)} completions at once") from None
+            raise MemoryError(f"{len(prompts)} completions at once do not fit into the GPU's memory") from None
 
     def score_rows(self, rows: Sequence[Sequence[int]], firsts: Sequence[int], top: int) -> list[RowScores]:
         try:
-            # Use the default kernel, because the one chosen for training may not support these shapes.
+            # Use the default attention kernel, because the one chosen for training may not support the shapes of these rows.
             with self._evaluating(), self._computing("default"), extended_context(self.model, max(map(len, rows), default=1) - 1):
                 return score_rows(self.model, rows, firsts, top, self.vocab_size)
         except torch.OutOfMemoryError:
-            raise MemoryError(f"the GPU's memory does not hold {len(rows)} rows at once") from None
+            raise MemoryError(f"{len(rows)} rows at once do not fit into the GPU's memory") from None
 
     def weights(self) -> list[TensorRecord]:
         self._show(average=True)
@@ -119,24 +119,24 @@ class TorchInference:
                 with self._computing():
                     tokens, _, *documents = self._upload(batch)
                     if isinstance(self.model, OURS):
-                        moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # the head is a tensor
+                        moments.note(self.model.head, self.model.hidden(tokens, None, *documents))  # a tied head is no nn.Linear
                     else:
                         self.model(tokens, None, *documents)
         return TorchRounder(self.model, moments.found)
 
     def load_weights(self, weights: Mapping[str, TensorRecord], where: str) -> None:
-        """Copy weights into the model and restart the moving average, if any, from them."""
+        """Copy weights into the model; if a moving average is kept, it restarts from these weights."""
         self._show(average=False)
         if any(p.is_meta for p in self.model.parameters()):
-            check_fits(self.model, weights, where)  # check before allocating memory: untrusted settings may ask for any size
+            check_fits(self.model, weights, where)  # before allocating memory: untrusted settings may ask for any size
             self.model = fill_outline(self.model, self._device)
         load_model(self.model, weights, where)
         if self._average is not None:
             self._average.load({})
 
     def cast(self, precision: str) -> bool:
-        """Cast the weights of a built-in model for generation; a custom model may not support it."""
-        torch.set_float32_matmul_precision("high")  # use TF32 for the remaining float32 matmuls
+        """Cast the weights of a built-in model for generation; return False for a custom model, which may not support it."""
+        torch.set_float32_matmul_precision("high")  # allow TF32 for float32 matmuls
         if not isinstance(self.model, OURS):
             return False
         self.model.to(DTYPES[precision])
@@ -144,7 +144,7 @@ class TorchInference:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Use the averaged weights and eval mode inside the block."""
+        """Inside the block, use the averaged weights and put the model in eval mode."""
         self._show(average=True)
         training = self.model.training
         self.model.eval()
@@ -158,11 +158,11 @@ class TorchInference:
             self._average.swap_in() if average else self._average.swap_out()
 
     def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Copy tokens, targets and, if the batch has them, document numbers (for `flash4`: document starts) to the device."""
+        """Copy tokens, targets and, if present, document numbers (`flash4` takes document starts instead) to the device."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
             raise DataError(f"the data holds token {largest}, outside the vocabulary; inspect it with: ingot data verify")
         planes = torch.from_numpy(batch).to(self._device, non_blocking=True).transpose(0, 1)
-        # Converting the dtype copies each plane into contiguous memory, so that a model may call `targets.view(-1)`.
+        # The conversion to int64 also makes each plane contiguous, so that a custom model may call `targets.view(-1)`.
         tokens, targets, *numbers = planes.to(torch.int64, memory_format=torch.contiguous_format).unbind()
         if numbers and self._form == "flash4":
             starts = torch.from_numpy(document_starts(batch[:, 2]))
@@ -173,7 +173,7 @@ class TorchInference:
 
     @contextmanager
     def _computing(self, attention: str | None = None) -> Iterator[None]:
-        """Set the attention kernel (by default the chosen one), autocast and, if requested, deterministic algorithms."""
+        """In the block, use an attention kernel (default: the tuned one), autocast and, if needed, deterministic algorithms."""
         name = attention or self._attention
         self._use_form(attention_form(name))
         with ExitStack() as stack:
@@ -193,7 +193,7 @@ class TorchInference:
             self._form = form
 
     def run_row(self, attention: str, kernels: Sequence[str], seq_len: int, documents: bool, max_share: float) -> None:
-        """Run a forward and backward pass of one row with uninitialised weights, to compile these kernels.
+        """Run a forward and backward pass of one row, with uninitialised weights, so that `attention` and `kernels` are compiled.
 
         Do nothing if weights and gradients would take more than `max_share` of the GPU's free memory.
         """

@@ -1,6 +1,6 @@
-"""Start-up work done in parallel with building the model, which halves the time to the first step.
+"""Start-up work in parallel with building the model, which halves the time from the start to the first step.
 
-It has two parts. Threads import torch's compiler and initialise the GPU (`prepare_ahead`). Processes compile the kernels of
+The work has two parts. Threads import torch's compiler and initialise the GPU (`prepare_ahead`). Processes compile the kernels of
 FlashAttention 4 and quack-kernels if this machine has not compiled them before (`Builders`). Builders start before torch is
 imported, so this module imports torch only inside functions.
 """
@@ -25,17 +25,17 @@ from ingot.runtime.machine import OF_KERNELS, cache_root, has_flash4, installed,
 from ingot.runtime.processes import cpu_count, end_with_parent, python_command
 from ingot.runtime.ranks import Ranks
 
-# A program that exits while a thread is inside the driver or a torch operation aborts and loses its exit code.
+# Wait for the threads at exit: a program that exits while a thread is inside the driver or torch aborts and loses its exit code.
 EXIT_PATIENCE_SECONDS = 10
 
 
 def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
-    """Import the compiler and FlashAttention 4 and initialise the GPU in threads, while the model is built.
+    """Import the compiler and FlashAttention 4 and initialise the GPU in threads while the model is being built.
 
-    Returns a function that waits for the imports. Call it before any code that may import the same modules: only one thread may
-    import at a time, because the modules of the compiler, and those of Triton, import each other in cycles. If two threads enter
-    a cycle at different modules, each holds the lock that the other waits for, and Python breaks the deadlock by giving one of
-    them a half-initialised module. Errors are suppressed here, because the first real use of a module or device raises them.
+    Returns a function that waits for the imports. Call it before any code that may import the same modules. Two threads
+    must not import them at once, because the modules of the compiler, and those of Triton, import each other in cycles: if two
+    threads enter a cycle at different modules, each holds the lock that the other waits for, and Python breaks the deadlock by
+    giving one of them a half-initialised module. Errors are suppressed, because the first real use of a module raises them.
     """
     import torch
 
@@ -46,7 +46,7 @@ def prepare_ahead(config: Config, ranks: Ranks) -> Callable[[], None]:
     compiling = compiles(config.training, config.model.family, on_cuda)
     if compiling or on_cuda:
         with suppress(Exception):
-            import_module("triton")  # takes 0.1 s and is needed by both threads
+            import_module("triton")  # takes 0.1 s; both threads need it
             if compiling:
                 threading.Thread(target=hash_triton, args=(), name="triton", daemon=True).start()
     if on_cuda:
@@ -63,17 +63,17 @@ def _start(name: str, target: Callable[..., None], *args: Any) -> threading.Thre
 
 
 def hash_triton() -> None:
-    """Make Triton compute and cache the hash of its own files, which is part of the compiler's cache keys, in the background.
+    """Make Triton compute and cache the hash of its own files, which is part of the compiler's cache keys.
 
-    Triton hashes 500 MB, which takes 2 s on a CPU without SHA instructions; otherwise loading a cached graph would wait for it.
+    That takes 2 s for 500 MB on a CPU without SHA instructions. Run in a thread, so that loading a cached graph need not wait.
     """
     with suppress(Exception):
         import_module("triton.runtime.cache").triton_key()
 
 
 def _import_ahead(compiler: bool, flash4: bool) -> None:
-    """Import the compiler and, if installed, FlashAttention 4 and quack-kernels (one of its dependencies)."""
-    if compiler:  # start the compiler's worker processes first: until they are ready, it compiles in this process
+    """Import torch's compiler and, if installed, FlashAttention 4 and quack-kernels (a dependency of FlashAttention 4)."""
+    if compiler:  # first start the compiler's worker processes: until these are ready, it compiles in this process
         with suppress(Exception):
             import_module("torch._inductor.async_compile").maybe_warm_pool()
         with suppress(Exception):
@@ -98,28 +98,28 @@ def _wake_device(device: str) -> None:
 
 # Processes that compile the kernels of FlashAttention 4 and quack-kernels.
 
-# For each build: the attention kernel it runs with, and our kernels that use what it compiles.
+# For each build, a pass that compiles kernels: its attention kernel, and those of our kernels that are enabled in it.
 BUILDS = {"attention": ("flash4", ("qkv",)), "matmuls": ("default", ("mlp", "gate"))}
-# Settings that determine which kernels of these packages are compiled; others, such as depth and softcap, do not matter.
+# Settings that determine which kernels are compiled; all other settings, such as depth and softcap, do not matter.
 MODEL_KEYS = {
     "family", "heads", "kv_heads", "width", "dropout", "window", "pattern", "mlp", "mlp_multiple", "inner_width", "mlp_bias",
     "bias", "activation", "gelu",
 }  # fmt: skip
 TRAINING_KEYS = {"precision", "compile", "kernels", "cuda_graphs"}
-GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")  # the NVIDIA driver's information: one folder per GPU
-NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # exist if a driver is installed; /dev/dxg is that of WSL
-MIN_CORES = 4  # below this, builders would only slow down the run itself
+GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")  # in Linux, the NVIDIA driver has a folder per GPU here
+NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # one of these exists if an NVIDIA driver is installed; /dev/dxg in WSL
+MIN_CORES = 4  # with fewer CPU cores, builders would only slow down the run itself
 BUILDER_PATIENCE_SECONDS = 30.0
-MAX_MEMORY_SHARE = 1 / 32  # a builder's weights and gradients may take this share of free GPU memory
+MAX_MEMORY_SHARE = 1 / 32  # maximum share of free GPU memory for the weights and gradients of a builder
 
 
 class Builders:
-    """The processes that compile kernels for a run; none are started if the run needs no kernels."""
+    """The processes (builders) that compile a run's kernels; none are started if all are compiled or the run needs none."""
 
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         self._processes: list[subprocess.Popen[bytes]] = []
         t = config.training
-        # Start builders only if the run may use such kernels and the machine has a core for each builder.
+        # Start builders only if the run may use such kernels and the machine has enough cores.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(Path(path).exists() for path in NVIDIA_DEVICES)
         on_gpu = visible and (t.device == "auto" or t.device.startswith("cuda"))
         tries = t.precision in ("auto", "bf16") and not t.deterministic and config.model.family != "file"
@@ -136,7 +136,7 @@ class Builders:
         if self._note.exists():
             return
         code = "from ingot.backends.torch.startup import main; main(*sys.argv[1:])"
-        with suppress(OSError):  # too many processes, or no disk space for the cache
+        with suppress(OSError):  # raised if there are too many processes or the disk is full
             self._note.parent.mkdir(parents=True, exist_ok=True)
             keep_compiled_kernels()
             for build in BUILDS:
@@ -145,12 +145,12 @@ class Builders:
                 self._processes.append(process)
 
     def wait(self) -> None:
-        """Wait for the builders to exit: after that the compiled kernels are on disk and the device is free for the run."""
+        """Wait until the builders have exited, so that the kernels are on disk and the device is free for the run."""
         if self._processes:
             deadline = time.monotonic() + BUILDER_PATIENCE_SECONDS
             with suppress(subprocess.TimeoutExpired, OSError):
                 codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in self._processes]
-                if min(codes) >= 0:  # no builder was killed by a signal; one that failed would fail again
+                if min(codes) >= 0:  # no builder was killed by a signal; a builder that failed would fail again
                     self._note.touch()
             self.stop()
 
@@ -162,7 +162,7 @@ class Builders:
 
 
 def main(build: str, settings: str, vocab_size: str) -> None:
-    """Run a builder: a forward and backward pass of one row with the kernels to compile."""
+    """Run a builder: a forward and backward pass of one row, which compiles the kernels of `build`."""
     end_with_parent()
     config = Config.model_validate_json(settings)
     if build in needed_builds(config, int(vocab_size)):
@@ -174,7 +174,7 @@ def main(build: str, settings: str, vocab_size: str) -> None:
 
 
 def needed_builds(config: Config, vocab_size: int) -> list[str]:
-    """Return the builds that a run may need: always `attention`, and `matmuls` if the run tries a kernel that uses it."""
+    """Return the builds that a run may need: `attention`, and `matmuls` if the run tries one of our kernels that use it."""
     from ingot.backends.torch.compile import compiles, uses_cuda_graphs
     from ingot.backends.torch.tune import SHORT_STEP_TOKENS, kernels_to_try
 

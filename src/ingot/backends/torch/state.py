@@ -1,4 +1,4 @@
-"""Conversion of tensors to records of raw bytes, snapshots of a run's state, the averaged weights, and torch.save files."""
+"""Tensors as records of raw bytes, snapshots of a run's state, averaged weights, the fp16 loss scale, torch.save files."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MAX_EXPANSION = 4  # maximum ratio of tensor bytes to file size; the ratio exceeds 1 if tensors share memory
+MAX_EXPANSION = 4  # maximum ratio of the bytes of all tensors to the file size; it exceeds 1 if tensors share memory
 STAGING_BYTES = 1 << 25  # size of the pinned buffer for copies from a GPU to pageable memory
-COPY_MARGIN = 1.1  # a copy on the device takes up to this many times its size: the allocator rounds up
+COPY_MARGIN = 1.1  # memory that a copy on the device takes, relative to its size: the allocator rounds up
 
 Named = Iterable[tuple[str, Tensor]]
 
 
 def check_held(contents: Any, size: int) -> None:
-    """Raise ValueError if tensors are larger than the data that a file of `size` bytes can hold.
+    """Raise ValueError if the tensors of a file are larger than a file of `size` bytes can hold.
 
-    With zero strides or shared storage a small file can describe huge tensors, and copying them would exhaust memory.
+    With zero strides or shared storage a small file can describe huge tensors, and copying these would exhaust memory.
     """
     parts, seen, total = [contents], set(), 0
     while parts:
@@ -60,7 +60,7 @@ def record(name: str, tensor: Tensor) -> TensorRecord:
 def tensor(source: TensorRecord) -> Tensor:
     """Copy a record's contents into a tensor on the host."""
     copy = torch.empty(source.shape, dtype=DTYPES[source.dtype])
-    # Copy with numpy, which releases the GIL: the training loop continues while a thread writes another program's files.
+    # Copy with numpy, which releases the GIL, so that the training loop continues while a thread writes files.
     if copy.numel():
         copy.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(source.data, np.uint8)
     return copy
@@ -68,14 +68,14 @@ def tensor(source: TensorRecord) -> Tensor:
 
 @torch.no_grad()
 def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], State]:
-    """Capture the current tensors; the returned function copies them to the host. Call it once, from any thread.
+    """Capture the current tensors; return a function that copies them to the host, to be called once, from any thread.
 
-    A GPU copies within its memory a hundred times faster than to the host. If its memory has room for a copy, training continues
-    at once and another thread transfers the copy. Otherwise the tensors are copied to the host immediately.
+    Copying within GPU memory is a hundred times faster than copying to the host. If there is room for a copy, training continues
+    at once, and the copy is transferred when the function is called. Otherwise the tensors are copied to the host immediately.
     """
     named = {file: list(tensors) for file, tensors in files.items()}
     size = sum(t.nbytes for tensors in named.values() for _, t in tensors)
-    if device.type == "cuda":  # bytes that are cached by the allocator or still unallocated
+    if device.type == "cuda":  # free memory: unallocated, or cached by torch's allocator
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type != "cuda" or COPY_MARGIN * size >= free:
         records = {file: [record(name, t) for name, t in tensors] for file, tensors in named.items()}
@@ -89,7 +89,7 @@ def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], S
         stream.wait_event(copied)
         with torch.cuda.stream(stream):  # type: ignore[no-untyped-call]
             staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
-            # Each device copy is freed as soon as the host has it: writing to disk takes longer than the next step.
+            # Free each copy on the device as soon as the host has it, not only when the file is written, which takes longer.
             return {file: [record_through(staging, *tensors.pop(0)) for _ in named[file]] for file, tensors in held.items()}
 
     return bring
@@ -98,7 +98,7 @@ def snapshot(files: Mapping[str, Named], device: torch.device) -> Callable[[], S
 def record_through(staging: Tensor, name: str, tensor: Tensor) -> TensorRecord:
     """Copy a tensor to the host in parts through a pinned buffer and return it as a record.
 
-    A direct copy to pageable memory holds a lock of the driver, so that no other thread can launch kernels during it.
+    A direct copy to pageable memory holds a lock of the driver, so no other thread could launch kernels until it has finished.
     """
     source, pinned = tensor.detach().contiguous().reshape(-1).view(torch.uint8), staging.numpy()
     host = np.empty(source.numel(), np.uint8)
@@ -121,13 +121,13 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def model_records(model: nn.Module) -> list[TensorRecord]:
-    """Return copies of a model's tensors on the host."""
+    """Copy a model's tensors to the host and return them as records."""
     return [record(name, value) for name, value in model_tensors(model)]
 
 
 @torch.no_grad()
 def load_model(model: nn.Module, records: Mapping[str, TensorRecord], where: str) -> None:
-    """Copy records into a model; every tensor must be present with matching shape and dtype."""
+    """Copy records into a model; they must match its tensors in name, shape and kind of dtype."""
     for value, source in check_fits(model, records, where):
         value.copy_(tensor(source))
 
@@ -150,7 +150,7 @@ def check_fits(model: nn.Module, records: Mapping[str, TensorRecord], where: str
 
 
 def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Any, str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the optimizer state of every parameter, as `parameter/key`."""
+    """Yield the optimizer state of every parameter as tensors named `parameter/key`."""
     for optimizer in optimizers:
         for p, state in optimizer.state.items():
             for key, value in state.items():
@@ -159,16 +159,16 @@ def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: Mappin
 
 
 class WeightAverage:
-    """A float32 exponential moving average of the weights, which replaces them during evaluation (optimizer.ema_decay)."""
+    """An exponential moving average of the weights in float32, which replaces the weights during evaluation."""
 
     def __init__(self, model: nn.Module):
         self._names, self._weights = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
         self._average = [p.detach().float().clone() for p in self._weights]
-        self._kept: list[Tensor] = []  # the training weights, while the average replaces them
+        self._kept: list[Tensor] = []  # copies of the training weights, while the average replaces these
 
     @torch.no_grad()
     def update(self, decay: float, skip: Tensor) -> None:
-        """Move the average towards the weights by a factor of 1 - decay, unless the step was skipped."""
+        """Move the average towards the weights by 1 - decay of their distance, unless the step was skipped."""
         difference = torch._foreach_sub([p.detach().float() for p in self._weights], self._average)
         torch._foreach_mul_(difference, (1 - decay) * (1 - skip.float()))
         torch._foreach_add_(self._average, difference)
@@ -193,13 +193,13 @@ class WeightAverage:
 
     @torch.no_grad()
     def load(self, records: Mapping[str, TensorRecord]) -> None:
-        """Restore the average from the result of `tensors`; parameters without a record start from their current weights."""
+        """Restore the average from records of `tensors`; without a record, a parameter's average starts from its weights."""
         for name, average, p in zip(self._names, self._average, self._weights, strict=True):
             average.copy_(tensor(records[name]) if name in records else p)
 
 
 class LossScale:
-    """The loss scale for fp16: halved when a gradient overflows, doubled after 2,000 good steps. It is 1 for other precisions."""
+    """The loss scale of fp16 training: halved if a gradient overflows, doubled after 2,000 good steps; in other precisions, 1."""
 
     def __init__(self, used: bool, device: torch.device):
         self.used = used
@@ -217,11 +217,11 @@ class LossScale:
             torch._amp_update_scale_(self.value, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
 
     def tensors(self) -> Named:
-        """Return the state to store in a checkpoint."""
+        """Return the scale's state, by name, to be stored in a checkpoint."""
         return [("scaler/scale", self.value), ("scaler/good_steps", self._good_steps)] if self.used else []
 
     def restore(self, state: dict[str, TensorRecord]) -> None:
-        """Restore the state from the tensors that `tensors` returned, and remove them from the optimizer's state."""
+        """Restore the scale from the records of `tensors`, and remove these from `state`, the records of the optimizer."""
         scale, good_steps = state.pop("scaler/scale", None), state.pop("scaler/good_steps", None)
         if self.used and scale is not None and good_steps is not None:
             self.value.copy_(tensor(scale))
@@ -229,10 +229,10 @@ class LossScale:
 
 
 class DeviceResult:
-    """The results of a step: loss, gradient norm, skipped.
+    """A step's results (loss, gradient norm, skipped), which may still be computed on the device; implements Pending (base.py).
 
     On CUDA the copy to the host is queued right after the step, so that reading the results does not wait for later steps. On a
-    CPU the step has ended when this object is created; on other devices its end is known only when the results are read.
+    CPU the step has ended when this object is created; on a GPU its end is known only when the results are read.
     """
 
     def __init__(self, numbers: Tensor):
@@ -253,27 +253,27 @@ class DeviceResult:
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PREFIXES = ("_orig_mod.", "module.")  # prefixes that torch.compile and DDP add to names
-REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # in torch's error for a class or function that it refuses to load
+REFUSED = re.compile(r"GLOBAL ([\w.]+)")  # the name in torch's error about a class or function that it refuses to load
 
 
 class DamagedFile(CheckpointError):
-    """A file whose contents are damaged."""
+    """A file of weights whose contents are damaged."""
 
 
 def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
-    """Load a torch.save file that contains only numbers, text, tensors and objects of the given classes (by name)."""
+    """Load a torch.save file, which may contain only numbers, text, tensors and objects of `classes`, given by name."""
     whole = False
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # they may expand to any size
+                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):  # could expand to any size
                     raise ValueError("its parts are compressed, which torch.save never does")
-                if archive.testzip() is not None:  # torch does not verify checksums
+                if archive.testzip() is not None:  # torch.load ignores checksums
                     raise ValueError("its checksums do not match")
             whole = True
         allowed: list[Any] = [(kind, name) for name, kind in (classes or {}).items()]
         with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
-            warnings.simplefilter("ignore")  # the file is rejected anyway
+            warnings.simplefilter("ignore")  # a file that torch warns about is rejected below
             contents = torch.load(path, map_location="cpu", weights_only=True)
         check_held(contents, path.stat().st_size)
         return contents
@@ -286,8 +286,8 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
             raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
         if isinstance(error, pickle.UnpicklingError) and (refused := REFUSED.search(str(error))):
             raise CheckpointError(
-                f"{path} holds {refused[1]:.80}, and only numbers, text and tensors are loaded, so that no code in a file can "
-                "run; save its state_dict and settings again without it"
+                f"{path} holds {refused[1]:.80}, but only numbers, text and tensors are loaded, so that no code in a file can "
+                "run; save its state_dict and settings again without that object"
             ) from None
         reason = "it was not written by torch.save"
         if isinstance(error, RuntimeError | ValueError):
@@ -297,7 +297,7 @@ def load_saved(path: Path, classes: Mapping[str, type] | None = None) -> Any:
 
 
 def state_records(state: Any, path: Path) -> dict[str, TensorRecord]:
-    """Return the tensors of a state dict by name, in its order, without the prefixes of wrappers."""
+    """Return the tensors of a state dict by name, in its order; the prefixes that wrappers add to names are removed."""
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} does not hold a dictionary of tensors")
     records = {}
@@ -306,19 +306,19 @@ def state_records(state: Any, path: Path) -> dict[str, TensorRecord]:
         while name.startswith(PREFIXES):
             name = name.partition(".")[2]
         if not isinstance(value, Tensor) or value.dtype not in NAMES or value.layout is not torch.strided:
-            raise CheckpointError(f"{path}: {name:.100} is not a tensor that can be read")
+            raise CheckpointError(f"{path}: {name:.100} is not a dense tensor of a supported dtype")
         records[name] = shared_record(name, value)
     return records
 
 
 def shared_record(name: str, value: Tensor) -> TensorRecord:
-    """Return a record that shares a tensor's memory."""
+    """Return a record that shares the memory of a host tensor."""
     value = value.detach().contiguous()
     return TensorRecord(name, NAMES[value.dtype], tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def shared_tensor(source: TensorRecord) -> Tensor:
-    """Return a tensor that shares a record's memory, or a copy if that is read-only, which torch does not support."""
+    """Return a tensor that shares a record's memory; copy read-only memory, which torch tensors cannot share."""
     if not source.data.nbytes:
         return torch.empty(source.shape, dtype=DTYPES[source.dtype])
     data = bytearray(source.data) if source.data.readonly else source.data
@@ -328,9 +328,9 @@ def shared_tensor(source: TensorRecord) -> Tensor:
 def adamw_memory(
     optimizer: Any, orders: Iterable[Sequence[Sequence[str]]], weights: Mapping[str, TensorRecord]
 ) -> tuple[dict[str, TensorRecord], str | None]:
-    """Return AdamW's state from its state dict, under names `parameter/key`, or the reason why it cannot be used.
+    """Convert AdamW's state dict to records named `parameter/key`, or return the reason why it cannot be used.
 
-    A state dict numbers the parameters; `orders` lists the possible orders of their names, by group.
+    A state dict refers to parameters by number; each entry of `orders` is a possible order of their names, one list per group.
     """
     try:
         groups = [[int(number) for number in group["params"]] for group in optimizer["param_groups"]]
@@ -362,7 +362,7 @@ def adamw_memory(
 def adamw_state(
     decayed: Collection[str], rest: Collection[str], memory: Mapping[str, TensorRecord], weight_decay: float, **options: Any
 ) -> dict[str, Any]:
-    """Return a torch AdamW state dict with two groups; moments are included only if every parameter has AdamW state."""
+    """Return a state dict of torch's AdamW with two groups; include its state only if `memory` has it for every parameter."""
     placeholders = {name: torch.nn.Parameter(torch.empty(0)) for name in (*decayed, *rest)}
     parts = ((decayed, weight_decay), (rest, 0.0))
     groups = [{"params": [placeholders[name] for name in names], "weight_decay": decay} for names, decay in parts]

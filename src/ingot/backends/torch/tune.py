@@ -1,7 +1,7 @@
-"""Measurements and checks before a run: micro-batch size, kernels, attention, threads, memory and the fp8 head.
+"""Trials before a run that choose micro-batch size, kernels, attention and threads; checks of memory and the fp8 head.
 
-Every choice is the same on all ranks: a trial fails if it fails on any rank, and its time is that of the slowest rank.
-The choices for a configuration are cached on the machine (`Choices`), because measuring them takes seconds.
+All ranks make the same choices: a trial fails if it fails on any rank, and its time is that of the slowest rank.
+The choices for a configuration are cached on the machine (`Choices`), because the trials take seconds.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ ATTENTION = {
 FLASH4 = "flash4"  # FlashAttention 4 from its own package; models call it directly instead of through SDPA
 CUDNN_FLASH4 = "cudnn-flash4"  # FlashAttention 4's backward pass and cuDNN's forward pass
 
-MaxOverRanks = Callable[[Sequence[float]], list[float]]  # each value's maximum over the ranks
+MaxOverRanks = Callable[[Sequence[float]], list[float]]  # returns the maximum of each value over all ranks
 
 
 def failure_of(attempt: Callable[[], None], maximum: MaxOverRanks) -> str | None:
-    """Return the first line of the error if a call fails on any rank, else None; real errors recur in the first step."""
+    """Call `attempt`; return the first line of its error if it fails on any rank, else None. A real error will recur later."""
     failure = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about attention kernels that do not support a shape or dtype
             attempt()
-    except Exception as error:  # a compiler, a driver or a missing package may raise anything
+    except Exception as error:  # compilers and drivers may raise any exception
         failure = f"{type(error).__name__}: {error}".splitlines()[0]
     return (failure or "on another rank") if maximum([failure is not None])[0] else None
 
@@ -70,24 +70,24 @@ def seconds_of(attempt: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-# Micro-batches: the smallest size that is about as fast per row as the largest that fits.
+# Micro-batch size: the smallest that is about as fast per row as the largest that fits into memory.
 
-HOST_MICRO_BATCH_TOKENS = 16384  # larger micro-batches only cost memory on a CPU
-# Trials are not compiled and launch about twice as many kernels as a compiled step, so halving the micro-batch costs them twice
-# as much: 2% here means 1% of a step. (Golf seq4096, compiled: 48 of 96 rows at once take 0.9% longer, 24 rows 2.8%.)
+HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU, larger micro-batches take more memory but are no faster
+# Trials are not compiled and launch about twice as many kernels as a compiled step, so halving the micro-batch slows them down
+# twice as much: 2% here means 1% of a step. (Golf seq4096, compiled, 96 rows: micro-batches of 48 take 0.9% longer, of 24 2.8%.)
 MAX_SLOWDOWN = 1.02
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The tuned choices for the steps of one stage."""
+    """The micro-batch size and attention kernel that were chosen for the steps of a stage."""
 
     micro_batch: int
     attention: str
 
 
 def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxOverRanks) -> int:
-    """Halve `rows` until a forward and backward pass (`attempt`) fits into memory on every rank; return the result."""
+    """Return `rows`, halved until a forward and backward pass of so many rows (`attempt`) fits into memory on all ranks."""
     size = rows
     while True:
         full = False
@@ -95,9 +95,9 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxO
             attempt(size)
         except torch.OutOfMemoryError:
             full = True
-        if not maximum([full])[0]:  # all ranks try the same sizes
+        if not maximum([full])[0]:  # no rank ran out of memory
             return size
-        gc.collect()  # after the except block, because the error keeps its frames alive
+        gc.collect()  # after the except block, in which the error would keep tensors alive
         torch.cuda.empty_cache()
         if size == 1:
             raise ConfigError(
@@ -110,17 +110,17 @@ def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxO
 
 
 def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maximum: MaxOverRanks) -> int:
-    """Return the smallest micro-batch, `largest` halved repeatedly, that is about as fast per row as the fastest one.
+    """Halve the micro-batch size, starting from `largest`; return the smallest that is about as fast per row as the fastest.
 
-    `attempt(rows, times)` runs that many passes; the largest size must have been run once before. Trials stop at the first size
-    that is slower, because each halving doubles the number of kernel launches. If the first halving is faster, the trials take
-    as long as about five passes of the largest size.
+    `attempt(rows, times)` runs `times` passes of `rows` rows; a pass of the largest size must have run before. Trials stop at the
+    first size that is slower, because each halving doubles the number of kernel launches. If only the first halving is not
+    slower, the trials take as long as about five passes of the largest size.
     """
     chosen = size = largest
     least = math.inf
     while True:
         times = max(1, largest // (2 * size))
-        seconds = math.inf  # stays infinite if memory runs out, for example because of another program
+        seconds = math.inf  # stays infinite if memory runs out, for example because another program takes it
         try:
             if size != largest:
                 attempt(size, 1)  # warm up: load kernels, allocate memory
@@ -131,23 +131,23 @@ def smallest_micro_batch(largest: int, attempt: Callable[[int, int], None], maxi
         if per_row > MAX_SLOWDOWN * least:
             return chosen
         chosen, least = size, min(least, per_row)
-        if size % 2:  # unequal halves would need two graphs
+        if size % 2:  # unequal micro-batches would need two graphs
             return chosen
         size //= 2
 
 
-# Choices for a configuration on this machine, cached for later runs.
+# The choices that trials made for a configuration, cached on the machine for later runs.
 
 SHAPE_KEYS = (
     "tokens_per_step", "stages", "micro_batch", "precision", "compile", "deterministic", "loss_chunk", "kernels",
     "fp8_head", "gradient_checkpointing", "ddp_python_reducer", "cuda_graphs",
 )  # fmt: skip
-TRIALS_VERSION = 6  # increase when the trials change: choices of other versions are ignored
-FREE_SHARE = 0.98  # choices are reused only if at least this fraction of the memory free at that time is free now
+TRIALS_VERSION = 6  # to be increased if the trials change: choices with another version are ignored
+FREE_SHARE = 0.98  # choices are reused if at least this fraction of the memory that was free then is free now
 
 
 class Choices:
-    """A cache file with the choices for one configuration. On a CPU there is no file: the choices follow from the settings."""
+    """A file that caches the choices for one configuration. On a CPU there is none, because trials choose only the threads."""
 
     def __init__(self, model: ModelSettings, data: DataSection, training: TrainingSection, device: Device, world_size: int):
         self._device, self._path = device, None
@@ -171,7 +171,7 @@ class Choices:
             self._path = cache_root() / "choices" / f"{digest}.json"
 
     def recall(self) -> dict[str, Any]:
-        """Return the choices stored by `keep`; empty if there are none or if clearly less memory is free now."""
+        """Return the choices that `keep` stored, or {} if there are none or if clearly less memory is free than at that time."""
         if self._path is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = read_json(self._path)
@@ -180,7 +180,7 @@ class Choices:
         return {}
 
     def keep(self, choices: dict[str, Any]) -> None:
-        """Store the choices; {} discards those that ran out of memory. If writing fails, the next run measures again."""
+        """Store the choices, or {} to drop choices that ran out of memory. If writing fails, the next run repeats the trials."""
         if self._path is not None:
             with suppress(OSError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,24 +188,24 @@ class Choices:
                 write_atomically(self._path, note, durable=False)
 
     def _available_bytes(self) -> int:
-        """Return the bytes of GPU memory that this process has reserved or could still allocate."""
+        """Return how many bytes of GPU memory this process has reserved or could still allocate."""
         return torch.cuda.mem_get_info(self._device.index)[0] + torch.cuda.memory_reserved(self._device.index)
 
 
-# Our kernels: a model uses all of them, or the requested ones, provided that a trial run on this machine succeeds.
+# Our kernels: by default a model uses each one with which a trial run on this machine succeeds.
 
-KERNELS: tuple[str, ...] = get_args(Kernel)  # docs/experiments.md lists the speedup of each
-PER_LAYER = ("rotary", "qkv", "mlp", "gate")  # custom operations in every layer: each launch takes the host 0.1 to 0.2 ms
+KERNELS: tuple[str, ...] = get_args(Kernel)  # docs/experiments.md gives the speedup of each kernel
+PER_LAYER = ("rotary", "qkv", "mlp", "gate")  # kernels that run in each layer: the host needs 0.1 to 0.2 ms to launch one
 WITH_FLASH4 = ("qkv",)  # used only with FlashAttention 4
-SHORT_STEP_TOKENS = 32768  # up to this size, launches limit a rank's step: 12 x 1,024 took 27.5 ms with `mlp`, 24.3 ms without
+SHORT_STEP_TOKENS = 32768  # tokens per rank up to which launches limit a step: 12 x 1,024 took 27.5 ms with `mlp`, 24.3 without
 
 Requested = Literal["auto", "off"] | Sequence[str]
 
 
 def tag_compiler_cache() -> None:
-    """Add a hash of our kernels' sources to the compiler's cache keys, which contain only the names of custom operations.
+    """Add a hash of our kernels' sources to the compiler's cache keys, which otherwise contain only the names of the kernels.
 
-    Otherwise a graph cached by another version could call an operation with the wrong arguments.
+    Without the hash, a graph cached by another version of Ingot could call a kernel with the wrong arguments.
     """
     settings: Any = torch.compiler.config
     if not settings.cache_key_tag:  # do not replace a tag set by the user
@@ -214,7 +214,7 @@ def tag_compiler_cache() -> None:
 
 
 def kernels_to_try(requested: Requested, launch_bound: bool) -> list[str]:
-    """Return the kernels that a run tries if its model supports them; `launch_bound`: kernel launches limit its steps."""
+    """Return the kernels that a run tries if its model supports them; `launch_bound`: kernel launches limit its speed."""
     if requested == "auto":
         return [name for name in KERNELS if not (launch_bound and name in PER_LAYER)]
     return [name for name in KERNELS if requested != "off" and name in requested]
@@ -229,10 +229,10 @@ def settle_kernels(
     attempt: Callable[[str | None], None] | None,
     maximum: MaxOverRanks,
 ) -> list[str]:
-    """Enable the requested kernels with which a pass succeeds, or those of an earlier session (`previous`); return their names.
+    """Enable the requested kernels, or `previous`, those of an earlier session, if a pass with them succeeds; return their names.
 
-    `attempt(attention)` runs a pass with that attention kernel, or with torch's choice if None; without `attempt`, the previous
-    kernels are enabled without a trial. `supported`: the kernels support the device and dtype. Raise ConfigError if a kernel
+    `attempt(attention)` runs a pass with that attention kernel, or with torch's choice if None; if `attempt` is None, kernels are
+    enabled without a trial. `supported`: our kernels support the device and dtype. Raise ConfigError if a kernel
     requested by name fails.
     """
     chosen: list[str] = []
@@ -253,7 +253,7 @@ def settle_kernels(
 
 
 def use_kernels(model: nn.Module, names: Collection[str]) -> None:
-    """Enable these kernels in the model's modules and disable all others."""
+    """In all modules of the model, enable our kernels with these names and disable the rest."""
     for module in model.modules():
         for name in KERNELS:
             if hasattr(module, f"fused_{name}"):
@@ -262,20 +262,20 @@ def use_kernels(model: nn.Module, names: Collection[str]) -> None:
 
 # Attention kernels.
 
-ENOUGH_SCORES = 2**32  # attention scores per timed trial: 5 ms with backward on an H200; more do not improve the comparison
+ENOUGH_SCORES = 2**32  # attention scores per timed trial, forward and backward: 5 ms on an H200; more are no more accurate
 
 
 def attention_form(name: str) -> Form:
-    """Return the attention form (`module.form`) that a kernel needs."""
+    """Return the form of attention, the attribute `form` of attention modules, that a kernel needs."""
     forms: dict[str, Form] = {FLASH4: "flash4", CUDNN_FLASH4: "cudnn-flash4"}
     return forms.get(name, "grouped" if name.endswith(GROUPED) else "repeated")
 
 
 def use_form(model: nn.Module, form: Form) -> None:
-    """Set the attention form of a built-in model's layers."""
+    """Set the form of attention in all layers of a built-in model."""
     if form.endswith("flash4"):
         keep_compiled_kernels()
-    for module in model.modules() if isinstance(model, OURS) else ():  # skip custom models, where `form` may have another meaning
+    for module in model.modules() if isinstance(model, OURS) else ():  # in custom models `form` could mean anything
         if hasattr(module, "form"):
             module.form = form  # type: ignore[assignment]
 
@@ -286,30 +286,30 @@ def query_heads(model: Any) -> int:
 
 
 def candidates(model: Any, alone: bool, documents: bool, maximum: MaxOverRanks) -> list[str]:
-    """Return the attention kernels to time; only FlexAttention (default) and FlashAttention 4 support document masks.
+    """Return the attention kernels to time. With `documents` only FlexAttention (`default`) and FlashAttention 4 are possible.
 
-    `alone`: attention is causal and without dropout, so FlashAttention 4 supports it too.
+    `alone`: attention is timed alone, causal and without dropout, so that FlashAttention 4 supports it, too.
     """
     flash4 = flash4_everywhere(model, maximum)
     if documents:
         return ["default", FLASH4] if flash4 else []
     fewer = isinstance(model, OURS) and model.kv_heads != query_heads(model)
     torch_kernels = [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer)]
-    fused = any(getattr(module, "fused_qkv", False) for module in model.modules())  # one op, only for FlashAttention 4
+    fused = any(getattr(module, "fused_qkv", False) for module in model.modules())  # needs both passes of FlashAttention 4
     return [*torch_kernels, FLASH4, *([] if fewer or fused else [CUDNN_FLASH4])] if alone and flash4 else torch_kernels
 
 
 def flash4_everywhere(model: nn.Module, maximum: MaxOverRanks) -> bool:
-    """Return True if the model is built in and every rank has FlashAttention 4; all ranks must try the same kernels."""
+    """Return True if the model is built in and all ranks have FlashAttention 4, because all must try the same kernels."""
     return isinstance(model, OURS) and not maximum([not has_flash4()])[0]
 
 
 def fastest_attention(
     names: Sequence[str], attempt: Callable[[str, int], None], deterministic: bool, maximum: MaxOverRanks
 ) -> str:
-    """Return the fastest attention kernel; `attempt(name, times)` runs passes with a kernel.
+    """Return the name of the fastest attention kernel; `attempt(name, times)` runs `times` passes with a kernel.
 
-    In deterministic mode, return the first kernel that runs, because timings differ from run to run.
+    If `deterministic`, return the first kernel that runs, because timings differ from run to run.
     """
     running = []
     for name in names:
@@ -319,7 +319,7 @@ def fastest_attention(
             running.append(name)
     if len(running) < 2:
         return running[0] if running else "default"
-    # Time the kernels alternately, so that a temporary slowdown of the device does not affect only one of them.
+    # Time all kernels once and then again, so that a temporary slowdown of the device does not affect only one of them.
     turns = [[maximum([seconds_of(partial(attempt, name, 3))])[0] for name in running] for _ in range(2)]
     return min(zip(map(min, *turns), running, strict=True))[1]
 
@@ -329,8 +329,8 @@ def attention_alone(
 ) -> Callable[[], None]:
     """Return a function that runs the attention of all layers of a built-in model, forward and backward, on random numbers.
 
-    The gpt2 family computes queries, keys and values in one matmul, so packing their gradients is part of a kernel's cost.
-    `records`: replay the passes as a CUDA graph if possible, to exclude launch times.
+    The gpt2 family computes queries, keys and values in one matmul, so the time to pack their gradients into one
+    tensor is included. `records`: replay the passes as a CUDA graph if possible, which excludes the time for kernel launches.
     """
     heads, size = query_heads(model), model.head_size
     packed = isinstance(model, GPT2)
@@ -359,23 +359,23 @@ def attention_alone(
     return passes
 
 
-# CPU threads. Their number determines the order of summation, so a run keeps its number across sessions.
+# CPU threads. Sums are computed in an order that depends on the number of threads, so a resumed run keeps this number.
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"  # OpenMP's variable, which torch respects
-MIN_SPEEDUP = 0.9  # use fewer threads than torch's default only if they take at most this fraction of the time
+MIN_SPEEDUP = 0.9  # use fewer threads only if they take at most this fraction of the time
 
 
 def settle_threads(
     requested: int | Literal["auto"], kept: Mapping[str, Any], measures: bool, attempt: Callable[[], None], maximum: MaxOverRanks
 ) -> int:
-    """Set torch's thread count to the requested, previously used or fastest number (timed with `attempt`); return it."""
-    threads = torch.get_num_threads()  # the default, also for checkpoints that do not record it
+    """Set torch's number of threads to the requested, the kept, or the fastest one (`attempt` is timed), and return it."""
+    threads = torch.get_num_threads()  # torch's default, also used if the kept choices have none
     if requested != "auto":
         threads = requested
     elif kept and int(kept.get("threads", threads)) <= cpu_count():
         threads = int(kept.get("threads", threads))
     elif measures and THREADS_VARIABLE not in os.environ:
-        # Try torch's default and its halves: on a machine with other load, two threads took three times as long as one.
+        # Try torch's default and halve it: on a machine with other load, two threads took three times as long as one.
         threads = count = int(maximum([threads])[0])
         least = math.inf
         while count:
@@ -389,11 +389,11 @@ def settle_threads(
     return threads
 
 
-# Memory: reject models that are too large to train, because the system overcommits memory and kills the process later.
+# Memory: reject models that are too large to train; otherwise the system would overcommit memory and kill the process later.
 
 
 def refuse_too_large(config: Config, vocab_size: int, device: Device, memory: int | None, world_size: int) -> None:
-    """Raise ConfigError if a built-in model's state does not fit, before building it; a custom model's size is unknown."""
+    """Raise ConfigError if the training state of a built-in model does not fit into memory; called before it is built."""
     if (size := model_size(config, vocab_size)) is None:
         return
     state, rows, host = state_bytes(config, size), step_bytes(config, world_size), host_bytes()
@@ -404,24 +404,24 @@ def refuse_too_large(config: Config, vocab_size: int, device: Device, memory: in
     for name, needed, available in needs:
         if available is not None and needed > available:
             raise ConfigError(
-                f"training {size.total:,} parameters takes at least {needed / 2**30:,.1f} GiB and {name} has "
+                f"training {size.total:,} parameters takes at least {needed / 2**30:,.1f} GiB, but {name} has "
                 f"{available / 2**30:,.1f} GiB",
                 Setting("training.tokens_per_step"),
                 advice="take a smaller model or lower {0}" if rows > state else "take a smaller model",
             )
 
 
-# The fp8 head and its requirements.
+# The fp8 head: an output head with fp8 matmuls.
 
-FP8_ALIGNMENT = 16  # fp8 matmul dimensions must be multiples of this
-FP8_CAPABILITY = (8, 9)  # the lowest compute capability with fp8 matmuls
+FP8_ALIGNMENT = 16  # all dimensions of fp8 matmuls must be multiples of this
+FP8_CAPABILITY = (8, 9)  # the lowest compute capability that supports fp8 matmuls
 FP8_HEAD = Setting("training.fp8_head", "true")
 
 
 def use_fp8_head(
     model: nn.Module, seq_len: int, training: TrainingSection, precision: str, capability: tuple[int, int] | None
 ) -> None:
-    """Enable fp8 matmuls in the output head for training, or raise ConfigError; `capability` is that of the NVIDIA GPU."""
+    """Enable fp8 matmuls in the output head for training, or raise ConfigError; `capability` is that of the GPU."""
     if not hasattr(model, "fp8_head"):
         raise ConfigError("{0} needs a built-in model; a custom model computes its loss itself", FP8_HEAD)
     if capability is None or capability < FP8_CAPABILITY:

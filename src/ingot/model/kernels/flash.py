@@ -1,13 +1,13 @@
 """FlashAttention 4 inside compiled graphs: causal attention with sliding windows, documents and grouped-query heads.
 
-`flash-attn-4` (the extra `flash`) compiles its own kernels, and torch's compiler cannot trace its autograd function,
-so forward and backward are custom operators here. Heads have the layout (B, T, H, D). On CPUs a reference implementation runs.
+The package `flash-attn-4` (extra `flash`) compiles its own kernels, and torch's compiler cannot trace its autograd function, so
+forward and backward are custom operators here. Heads have the layout (B, T, H, D). CPUs run a reference implementation.
 
-`starts` are the document boundaries in the flattened batch: int32 offsets, ascending, including the first token of each row, and
-ending with the total number of tokens. The last value may be repeated.
+`starts` holds the int32 offsets of all documents in the flattened batch, in ascending order; each row starts a new document. The
+last value is the total number of tokens, which may be repeated.
 
 With `cudnn`, the forward pass uses cuDNN if there are no `starts`, no window and as many key heads as query heads. On an H200
-with 64 x 1024 tokens and head size 64, cuDNN takes 0.30 ms forward and 1.03 ms backward, FlashAttention 4 takes 0.39 and 0.78 ms.
+with 64 x 1024 tokens and head size 64, cuDNN takes 0.30 ms forward and 1.03 ms backward; FlashAttention 4 takes 0.39 and 0.78 ms.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ingot.model.kernels.matmul import matmul_dtype
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, window: int | None = None, starts: Tensor | None = None, cudnn: bool = False
 ) -> Tensor:
-    """Compute causal attention of (B, H, T, D) queries over (B, K, T, D) keys and values, or their last `window` tokens.
+    """Compute causal attention of (B, H, T, D) queries over (B, K, T, D) keys and values, or only the last `window` of these.
 
     With `starts`, tokens attend only within their document. Each key head serves H / K adjacent query heads. Returns a view of
     (B, T, H, D) as (B, H, T, D).
@@ -38,17 +38,17 @@ def flash_attention(
 
 
 def packed_flash_attention(qkv: Tensor, window: int | None = None, starts: Tensor | None = None, cudnn: bool = False) -> Tensor:
-    """Compute attention (B, T, H, D) of packed queries, keys and values (B, T, 3, H, D), with a packed gradient.
+    """Compute attention (B, T, H, D) of queries, keys and values in one tensor (B, T, 3, H, D), with a gradient in one tensor.
 
-    Three separate gradients would have to be concatenated for the matmul, which takes 1.7 of 110 ms per step of the 124M model.
+    Three separate gradients would have to be concatenated for the matmul, which takes 1.7 of the 110 ms of a 124M model's step.
     """
     return torch.ops.ingot.packed_flash_attention(qkv.to(matmul_dtype(qkv)), window, starts, cudnn)[0]
 
 
 @functools.cache
 def library() -> Any:
-    """Import FlashAttention 4."""
-    warnings.filterwarnings("ignore", "Argument aux_data")  # its compiler warns about its own code
+    """Import and return the interface module of FlashAttention 4."""
+    warnings.filterwarnings("ignore", "Argument aux_data")  # FlashAttention's compiler warns about FlashAttention's code
     return import_module("flash_attn.cute.interface")
 
 
@@ -66,7 +66,7 @@ def _packed(x: Tensor, starts: Tensor | None) -> Tensor:
 
 
 def _probabilities(q: Tensor, k: Tensor, window: int | None, starts: Tensor | None) -> Tensor:
-    """Return the full attention probabilities (B, H, T, T) of heads (B, T, H, D)."""
+    """Return all attention probabilities (B, H, T, T) of queries and keys (B, T, H, D); the reference for CPUs."""
     scores = torch.einsum("bqhd,bkhd->bhqk", q, _repeat_heads(k, q)) / math.sqrt(q.size(-1))
     B, T = q.shape[:2]
     position = torch.arange(B * T, dtype=torch.int32, device=q.device)
@@ -84,7 +84,7 @@ def _repeat_heads(x: Tensor, q: Tensor) -> Tensor:
 
 @torch.library.custom_op("ingot::flash_attention", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, starts: Tensor | None, cudnn: bool) -> tuple[Tensor, Tensor]:
-    """Return the output (B, T, H, D) and the log-sum-exp of the scores for the backward pass."""
+    """Return the output (B, T, H, D) and the log-sum-exp of the scores, which the backward pass needs."""
     if not q.is_cuda:
         y = torch.einsum("bhqk,bkhd->bqhd", _probabilities(q, k, window, starts), _repeat_heads(v, q))
         return y.contiguous(), empty_lse(q, starts).zero_()

@@ -1,14 +1,14 @@
 """Output head, softcap and cross-entropy as one operation, in bf16 or with FP8 matmuls.
 
-`fused_loss`: the logits of a micro-batch are stored once, in bf16, and overwritten with their gradient. Without fusion they are
-read for the loss and again for the gradient, which is a second tensor. Here one kernel reads a row, returns its loss and
-overwrites the row. The gradient is saved, unscaled, for the backward pass.
+`fused_loss`: the logits of a micro-batch are stored once, in bf16, and overwritten with their gradient. Without fusion, the loss
+reads them, and the gradient, a second tensor, reads them again. Here one kernel reads a row, returns its loss and overwrites the
+row. The gradient is saved for the backward pass, which only scales it.
 
 `fp8_loss`: the head's three matmuls in FP8 are twice as fast as in bf16, but less precise. Hidden states and weights have
 3 mantissa bits (e4m3), the gradient of the logits has 2 and a wider range (e5m2); accumulation is in float32. Scales are fixed
 powers of two, so that no maximum has to be computed before a matmul; values out of range saturate. The loss kernel writes the
-FP8 gradient to a second tensor, and the logits are freed before the backward pass. The parameter keeps its dtype: only the
-matmuls see rounded values, and gradients pass straight through the rounding.
+FP8 gradient to a second tensor, and the logits are freed before the backward pass. The weight parameter keeps its dtype: only
+the matmuls see rounded values, and gradients are computed as if nothing was rounded.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ingot.model.cross_entropy import IGNORED, loss_and_grad
 from ingot.model.kernels.matmul import matmul, matmul_dtype
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-HIDDEN_SCALE = 2.0**-3  # range up to 56; after the last norm, values are at most sqrt(width) times the gain
-WEIGHT_SCALE = 2.0**-5  # range up to 14; values below 0.0005 are subnormal, in steps of 0.00006
-GRAD_SCALE = 2.0**-15  # unscaled gradients are at most 1; values below 2e-9 are subnormal, in steps of 5e-10
+HIDDEN_SCALE = 2.0**-3  # represents up to 56; after the last norm, hidden states are at most sqrt(width) times the gain
+WEIGHT_SCALE = 2.0**-5  # represents weights up to 14; below 0.0005 they are subnormal, in steps of 0.00006
+GRAD_SCALE = 2.0**-15  # gradients of the summed loss are at most 1; below 2e-9 they are subnormal, in steps of 5e-10
 
 
 def fused_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
-    """Return the summed loss of (N) targets from (N, C) hidden states and a head (V, C), which may have a wider dtype."""
+    """Return the summed loss of (N) targets from (N, C) hidden states and a head (V, C), which may be in float32."""
     return torch.ops.ingot.head_loss(hidden.to(matmul_dtype(hidden)), weight, targets, softcap, torch.is_grad_enabled())[0]
 
 
 @torch.library.custom_op("ingot::head_loss", mutates_args=())
 def _head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, with_grad: bool) -> tuple[Tensor, Tensor]:
-    """Return the summed loss and the gradient of the logits (N, V), which is an empty tensor unless `with_grad`."""
+    """Return the summed loss and, if `with_grad`, its gradient for the logits (N, V), otherwise an empty tensor."""
     if hidden.is_cuda:
         from ingot.model.kernels.triton_loss import losses_of_logits_
 
@@ -54,14 +54,14 @@ _head_loss.register_fake(
 
 def _save_head_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     hidden, weight, *_ = inputs
-    ctx.set_materialize_grads(False)  # otherwise autograd would allocate a zero gradient, as large as the second output
+    ctx.set_materialize_grads(False)  # else autograd would allocate a zero gradient for the second output
     ctx.save_for_backward(hidden, weight, output[1])
 
 
 def _head_loss_backward(ctx: Any, scale: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     hidden, weight, grad = ctx.saved_tensors
     d_hidden = (grad @ weight.to(grad.dtype)) * scale
-    d_weight = (grad.T @ hidden).to(weight.dtype) * scale  # scaled after the cast to round only once
+    d_weight = (grad.T @ hidden).to(weight.dtype) * scale  # scaled after the cast, so that it is rounded only once
     return d_hidden.to(hidden.dtype), d_weight.to(weight.dtype), None, None, None
 
 
@@ -79,7 +79,7 @@ def _rounded(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """View FP8 tensors as bytes, for which autograd does not expect gradients."""
+    """View an FP8 tensor as bytes, because autograd does not expect a gradient for integers."""
     return x.view(torch.uint8)
 
 
@@ -87,7 +87,7 @@ def _bytes(x: Tensor) -> Tensor:
 def _fp8_head_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the summed loss and, in FP8, the gradient of the logits (N, V), hidden states (C, N) and weights (C, V)."""
+    """Return the summed loss and three FP8 tensors: gradient of the logits (N, V), hidden states (C, N) and weights (C, V)."""
     h, w = _rounded(hidden, HIDDEN_SCALE, E4M3), _rounded(weight, WEIGHT_SCALE, E4M3)
     loss, grad = loss_and_grad(h.float() * HIDDEN_SCALE, w.float() * WEIGHT_SCALE, targets, softcap)
     grad = _rounded(grad.masked_fill_((targets == IGNORED)[:, None], 0.0), GRAD_SCALE, E5M2)
@@ -115,7 +115,7 @@ def _(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) ->
 
 @torch.library.custom_op("ingot::fp8_head_backward", mutates_args=())
 def _fp8_head_grads(grad: Tensor, hidden: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the gradients, times `scale`, of hidden states (N, C) and, in float32, of weights (V, C)."""
+    """Return the gradients of hidden states (N, C) and, in float32, of weights (V, C), both multiplied by `scale`."""
     g, h, w = grad.view(E5M2).float(), hidden.view(E4M3).float(), weight.view(E4M3).float()
     d_hidden = (g @ w.T) * (scale.float() * (GRAD_SCALE * WEIGHT_SCALE))
     return d_hidden.to(dtype), (g.T @ h.T) * (scale.float() * (GRAD_SCALE * HIDDEN_SCALE))
@@ -140,13 +140,13 @@ _fp8_head_grads.register_fake(
 
 
 def _fp8_matmul(a: Tensor, b: Tensor, scale: Tensor, dtype: torch.dtype, fast: bool = False) -> Tensor:
-    """Return a (M, K) @ b (N, K).T times `scale`; `fast` accumulates with lower precision, which is enough for logits."""
+    """Return a (M, K) @ b (N, K).T times `scale`; `fast` accumulates at a lower precision, which is enough for logits."""
     return torch._scaled_mm(a, b.T, scale, torch.ones_like(scale), out_dtype=dtype, use_fast_accum=fast)
 
 
 def _save_fp8_head_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.dtypes = inputs[0].dtype, inputs[1].dtype
-    ctx.set_materialize_grads(False)  # otherwise autograd would allocate zero gradients, as large as the byte tensors
+    ctx.set_materialize_grads(False)  # else autograd would allocate zero gradients for the byte tensors
     ctx.save_for_backward(*output[1:])
 
 

@@ -1,10 +1,10 @@
-"""MLPs with the activation fused into the first matmul, and its derivative into the backward matmul; unfused on CPUs.
+"""MLPs with the activation fused into the first matmul, and its derivative into a backward matmul; not fused on CPUs.
 
 `fused_mlp` is down(act(up(x))). Compiled without fusion, the activation reads the result of the first matmul, and the backward
 pass reads it again with the gradient from the second matmul: five passes over the widest tensor of a layer. Here the activation
 is applied to tiles before they are written. The squared ReLU only saves its output, whose root gives the derivative; GELU is not
-invertible, so its pre-activations are saved too. The matmuls are those of quack-kernels, or our Triton kernels if that package is
-missing or if there is a bias; the Triton kernel also sums the gradient of the bias.
+invertible, so pre-activations are saved, too. The matmuls are those of quack-kernels, or our Triton kernels if that package is
+missing or there is a bias, whose gradient the Triton kernel also computes.
 
 `fused_gated_mlp` is down(up(x) * silu(gate(x))), with the rows of `up` and `gate` interleaved in one matrix: a value and its gate
 are adjacent in a tile, and the backward pass needs one matmul for both. This requires quack-kernels and a Hopper GPU.
@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def fused_mlp(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activation: str) -> Tensor:
-    """Apply up (N, C) with bias (N), an activation in ACTIVATIONS, and down (C, N) to x (..., C)."""
+    """Return down(act(up(x))) for x (..., C), up (N, C) with an optional bias (N), an activation in ACTIVATIONS, down (C, N)."""
     dtype = matmul_dtype(x)
     bias = None if bias is None else bias.to(dtype)
     y = torch.ops.ingot.mlp(x.flatten(0, -2).to(dtype), up.to(dtype), bias, down.to(dtype), activation)[0]
@@ -44,7 +44,7 @@ def _keeps_scores(activation: str) -> bool:
 
 @torch.library.custom_op("ingot::mlp", mutates_args=())
 def _mlp(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output (M, C), and for the backward pass the activations (M, N) and, if needed, the pre-activations."""
+    """Return the output (M, C) and, for the backward pass, the activations (M, N) and, if needed, the pre-activations (M, N)."""
     if x.is_cuda:
         from ingot.model.kernels.triton_mlp import activated_matmul, fits
 
@@ -61,7 +61,7 @@ def _mlp(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activation: s
 
 
 def _quack_for(activation: str, *operands: Tensor) -> ModuleType | None:
-    """Return the module of quack-kernels' matmuls if it supports this activation and these matrices, else None."""
+    """Return our module quack_matmul if quack-kernels supports this activation and these operands, else None."""
     return quack_kernels(operands[0].device) if activation in ("relu2", "gelu-tanh") and quack_takes(*operands) else None
 
 
@@ -71,7 +71,7 @@ def _mlp_shapes(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activa
     return x.new_empty(len(x), len(down)), inner, inner.new_empty(inner.shape if _keeps_scores(activation) else 0)
 
 
-# Includes the gradient of `down`: if it were separate, the compiler would cast dy twice, for that matmul and for this operation.
+# The gradient of `down` is computed here, too: the compiler would cast dy a second time for a separate matmul.
 @torch.library.custom_op("ingot::mlp_backward", mutates_args=())
 def _mlp_grads(
     dy: Tensor, up: Tensor, down: Tensor, y: Tensor, scores: Tensor, activation: str, biased: bool
@@ -110,7 +110,7 @@ def _mlp_grads_shapes(
 def _save_mlp(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x, up, bias, down, ctx.activation = inputs
     ctx.biased = bias is not None
-    ctx.set_materialize_grads(False)  # only the first output has a gradient; allocate no zeros for the others
+    ctx.set_materialize_grads(False)  # only the first output has a gradient; allocate no zeros for the rest
     ctx.save_for_backward(x, up, down, *output[1:])
 
 
@@ -133,7 +133,7 @@ def fused_gated_mlp(x: Tensor, up: Tensor, gate: Tensor, down: Tensor) -> Tensor
 
 @torch.library.custom_op("ingot::gated_mlp", mutates_args=())
 def _gated(x: Tensor, both: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output (M, C), and for the backward pass the gated values (M, N) and interleaved gates and ups (M, 2 N)."""
+    """Return the output (M, C) and, for the backward pass, the gated values (M, N) and interleaved gates and ups (M, 2 N)."""
     if x.is_cuda:
         x, quack = x.contiguous(), _required_quack(x.device)
         if quack_takes(x, both, down):
@@ -155,10 +155,10 @@ def _required_quack(device: torch.device) -> ModuleType:
 _gated.register_fake(lambda x, both, down: tuple(x.new_empty(len(x), width) for width in (len(down), len(both) // 2, len(both))))
 
 
-# Includes the gradient of `down`: if it were separate, the compiler would cast dy twice, for that matmul and for this operation.
+# The gradient of `down` is computed here, too: the compiler would cast dy a second time for a separate matmul.
 @torch.library.custom_op("ingot::gated_mlp_backward", mutates_args=())
 def _gated_grads(dy: Tensor, both: Tensor, down: Tensor, y: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x (M, C), of interleaved gates and ups (M, 2 N), and of `down` (C, N)."""
+    """Return the gradients of x (M, C), of the interleaved gates and ups (M, 2 N), and of `down` (C, N)."""
     if dy.is_cuda:
         dy, down = dy.contiguous(), down.contiguous()
         if quack_takes(dy, down, inner):

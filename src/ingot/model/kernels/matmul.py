@@ -17,7 +17,7 @@ HOPPER = (9, 0)
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype for matmuls: that of autocast if enabled, else that of the operand."""
+    """Return the dtype in which a matmul with x runs: that of autocast if it is enabled, else that of x."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
@@ -32,13 +32,13 @@ def quack_kernels(device: torch.device) -> ModuleType | None:
         ones = torch.ones(128, 64, dtype=torch.bfloat16, device=device)
         module.matmul(ones, ones.T)
         torch.cuda.synchronize(device)
-    except Exception:  # not installed, built for another torch, or incompatible
+    except Exception:  # the package is not installed, or is built for another version of torch
         return None
     return module
 
 
 def quack_takes(*operands: Tensor) -> bool:
-    """Return True if quack-kernels supports these matrices: bf16, contiguous rows or columns, each 16-byte aligned."""
+    """Return True if quack-kernels supports these matrices: in bf16, with contiguous rows or columns that are 16-byte aligned."""
     return all(
         a.dtype == torch.bfloat16 and a.numel() and 1 in a.stride() and max(a.stride()) % 8 == 0 and a.data_ptr() % 16 == 0
         for a in operands

@@ -1,9 +1,9 @@
 """Query, key and value projections as one matmul, and attention by FlashAttention 4 as one operation.
 
-One wide matmul is faster than three narrow ones, but in a training step only if packing needs no copies. Queries and keys are
-therefore normalised and rotated directly from the result of the matmul, values are read from it in place, and all three gradients
-are written directly into its gradient. The weights remain three parameters. They are concatenated during the cast to the matmul
-dtype, which is needed anyway.
+One wide matmul is faster than three narrow ones, but only if a training step does not copy queries, keys or values into or out of
+one tensor. So queries and keys are normalised and rotated straight from the result of the matmul, values are read from it in
+place, and all three gradients are written straight into its gradient. The weights remain three parameters, which are concatenated
+as part of the cast to the dtype of matmuls.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def projected_attention(
     gain: Tensor | None = None,
     epsilon: float | None = EPSILON,
 ) -> Tensor:
-    """Project x (B, T, C) to queries, keys and values with three layers and return the attention output (B, T, H, D).
+    """Project x (B, T, C) to queries, keys and values with three layers; return the output of attention (B, T, H, D).
 
-    `tables`, `gain` (for queries) and `epsilon` are as in fused_rotation, `starts` is as in flash_attention.
+    fused_rotation explains `tables`, `gain` (of the queries) and `epsilon`; flash_attention explains `starts`.
     """
     dtype = matmul_dtype(x)
     weight = torch.cat([layer.weight.to(dtype) for layer in layers])
@@ -51,7 +51,7 @@ def _parts(heads: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
 def _attend(
     heads: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, queries: int, starts: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the output (B, T, H, D), and for the backward pass the log-sum-exp and the rotated queries and keys."""
+    """Return the output (B, T, H, D) and, for the backward pass, the log-sum-exp and the rotated queries and keys."""
     q, k, v = _parts(heads, queries)
     q, k = (torch.ops.ingot.rotation(x, cos, sin, g, epsilon) for x, g in ((q, gain), (k, None)))
     return *torch.ops.ingot.flash_attention(q, k, v, None, starts, False), q, k
@@ -70,7 +70,7 @@ def _attend_backward(
     dy: Tensor, heads: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, starts: Tensor | None,
     y: Tensor, lse: Tensor, q: Tensor, k: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradient of all heads (B, T, H + 2 K, D), and each token's share of the gains' gradient, float32 (B, T, H)."""
+    """Return the gradients of `heads` (B, T, H + 2 K, D) and, per token, in float32, of the query gains (B, T, H)."""
     plain_q, plain_k, v = _parts(heads, q.size(2))
     if heads.is_cuda:
         from ingot.model.kernels.triton_rotary import rotation_backward

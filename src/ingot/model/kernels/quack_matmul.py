@@ -1,9 +1,9 @@
 """Matmuls with a fused epilogue (activation, gating, or multiplication by a derivative), by quack-kernels, for Hopper GPUs.
 
-quack-kernels is installed with FlashAttention 4. It provides the matmuls and compiles the epilogues, the functions below:
+quack-kernels is installed with FlashAttention 4. It provides the matmuls and compiles the epilogues, which are functions below:
 `acc` is the result of the matmul, `c` the value of a second matrix at the same position, and the returned values are written to
-memory. A gate and the value it multiplies are adjacent. GELU uses the sigmoid form, because the hardware's tanh is only accurate
-to 11 bits.
+memory. A gate and the value it multiplies are adjacent. The tanh in GELU is computed with a sigmoid, because the hardware's tanh
+is only accurate to 11 bits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from quack.epilogue.math import pack, unpack
 from quack.gemm_config import GemmConfig
 from torch import Tensor
 
-# Each is the fastest of 20 tilings timed in isolation on an H200, or within 3% of it, except for the logits and the derivative of
-# a wide squared ReLU (docs/experiments.md).
+# Tilings. Of 20 that were timed on an H200, the one that a matmul uses is the fastest or up to 3% slower, except for the logits
+# and the derivative of a wide squared ReLU (docs/experiments.md).
 WIDE = GemmConfig(tile_m=128, tile_n=192, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
 NARROW = GemmConfig(tile_m=128, tile_n=128, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
 
@@ -29,7 +29,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def activated_matmul(x: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """Return act(x (M, C) @ up (N, C).T), and for the backward pass the pre-activations, or the squared ReLU itself."""
+    """Return act(x (M, C) @ up (N, C).T) and, for the backward pass, the pre-activations (for squared ReLU: the output)."""
     if activation == "relu2":
         y = _run(_relu2, x, up.T, None, NARROW)["D"]
         return y, y
@@ -38,18 +38,18 @@ def activated_matmul(x: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Te
 
 
 def sloped_matmul(dy: Tensor, down: Tensor, saved: Tensor, activation: str) -> Tensor:
-    """Return the gradient (M, N) of the pre-activations, from dy (M, C), down (C, N) and what `activated_matmul` saved."""
+    """Return the gradient (M, N) of the pre-activations, given dy (M, C), down (C, N) and activated_matmul's second result."""
     return _run(_relu2_slope if activation == "relu2" else _gelu_slope, dy, down, saved, NARROW)["D"]
 
 
 def gated_matmul(x: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
-    """Return SwiGLU (M, N) of x (M, C) @ both (2 N, C).T, whose rows alternate gate and up, and the result of the matmul."""
+    """Return SwiGLU (M, N) of x (M, C) @ both (2 N, C).T, and that product; the rows of `both` are alternately gate and up."""
     outputs = _run(_gate, x, both.T, None, NARROW)
     return outputs["y"], outputs["D"]
 
 
 def gated_slope(dy: Tensor, down: Tensor, inner: Tensor) -> Tensor:
-    """Return the gradient (M, 2 N) of the inner matmul's result, from dy (M, C) and down (C, N)."""
+    """Return the gradient of `inner` (M, 2 N), the matmul's result in gated_matmul, from dy (M, C) and down (C, N)."""
     return _run(_gate_slope, dy, down, inner, NARROW)["D"]
 
 
@@ -64,7 +64,7 @@ def _plain(acc):  # type: ignore[no-untyped-def]
 
 
 def _share(x: Any) -> Any:
-    """Return (1 + tanh) / 2, the factor that multiplies x in GELU."""
+    """Return the factor that multiplies x in GELU, (1 + tanh(...)) / 2."""
     return sigmoid(x * (x * x * 0.0713548162726 + 1.5957691216))
 
 

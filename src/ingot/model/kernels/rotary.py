@@ -1,7 +1,7 @@
 """Norm, rotary embedding and gain of queries and keys, fused into one kernel forward and one backward.
 
-torch.compile generates several kernels, because each rotated value depends on a pair of values and the norm on all of them. Here
-a program keeps whole heads in registers: it reads and writes them once, in the layout (B, T, H, D) that attention expects.
+torch.compile generates several kernels, because a rotated value depends on two values, but the norm on all values of a head.
+Here a program keeps whole heads in registers: it reads and writes them once, in the layout (B, T, H, D) that attention expects.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ EPSILON = torch.finfo(torch.float32).eps  # torch's default for rms_norm
 def fused_rotation(
     x: Tensor, rotary: tuple[Tensor, Tensor], gain: Tensor | None = None, epsilon: float | None = EPSILON
 ) -> Tensor:
-    """Normalise heads (B, T, H, D), rotate the pairs (i, i + R / 2) of their first R dimensions, multiply each head by its gain.
+    """Normalise heads (B, T, H, D), rotate pairs (i, i + R / 2) of their first R dimensions, and multiply each head by its gain.
 
-    `rotary` holds cosines and sines (T, R / 2), `gain` is (H). If `epsilon` is None, heads are not normalised. Returns a view of
-    (B, T, H, D) as (B, H, T, D).
+    `rotary` holds cosines and sines (T, R / 2), `gain` a factor per head (H). If `epsilon` is None, heads are not normalised. The
+    result is a view of (B, T, H, D) as (B, H, T, D).
     """
     cos, sin = rotary
     return torch.ops.ingot.rotation(x, cos, sin, gain, epsilon).transpose(1, 2)
@@ -31,7 +31,7 @@ def _inverse_norm(x: Tensor, epsilon: float | None) -> Tensor:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to the first dimensions of heads (B, T, H, D)."""
+    """Rotate the first R dimensions of heads (B, T, H, D); cos and sin are (T, R / 2)."""
     half = cos.size(-1)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cos, sin = cos[:, None], sin[:, None]
@@ -52,12 +52,12 @@ def _rotation(x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon:
 _rotation.register_fake(lambda x, cos, sin, gain, epsilon: x.new_empty(x.shape))
 
 
-# flexible_layout: the gradient from attention may have any layout and is read without a copy.
+# flexible_layout: the gradient that attention returns may have any layout; it is read without a copy.
 @torch.library.custom_op("ingot::rotation_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def _rotation_backward(
     dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the heads (B, T, H, D), and each token's share of the gains' gradient, float32 (B, T, H)."""
+    """Return the gradients of the heads (B, T, H, D) and, per token, in float32, of the gains (B, T, H)."""
     if x.is_cuda:
         from ingot.model.kernels.triton_rotary import rotation_backward
 

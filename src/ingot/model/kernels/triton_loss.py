@@ -2,8 +2,8 @@
 
 One program handles one row of logits and writes the gradient over the logits or to another tensor. Rows of up to 16,384 logits
 are kept in registers and are read and written once. Longer rows are read twice. The first pass subtracts the maximum of the first
-block instead of that of the whole row, so that blocks do not depend on each other. If the sum overflows, because a later logit
-is larger by 80 or more, it is recomputed with a running maximum.
+block from all logits, instead of that of the row, so that blocks do not depend on each other. If the sum of exponentials
+overflows, because a later logit is larger by 80 or more, it is recomputed with a running maximum.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LONGEST_WHOLE = 16384  # longest row that a program keeps in registers
-LONG_BLOCK, LONG_WARPS = 4096, 8  # for longer rows: 65,536 rows of 50,304 take 5.2 ms on an H200; 6.7 ms with 8192, 32
+LONGEST_WHOLE = 16384  # number of logits in the longest row that a program keeps in registers
+LONG_BLOCK, LONG_WARPS = 4096, 8  # for longer rows: 65,536 rows of 50,304 logits take 5.2 ms on an H200; with 8192, 32: 6.7 ms
 
 
 def block_and_warps(vocabulary: int) -> tuple[int, int]:
-    """Return the block size within a row of logits, and the number of warps."""
+    """Return how many logits of a row a program processes at once, and with how many warps."""
     if vocabulary > LONGEST_WHOLE:
         return LONG_BLOCK, LONG_WARPS
     block = triton.next_power_of_2(vocabulary)
-    return block, max(2, block // 1024)  # fastest of 2 to 32 warps for 1,024 and for 8,192 logits
+    return block, max(2, block // 1024)  # for 1,024 and 8,192 logits, this is the fastest of 2 to 32 warps
 
 
 def losses_of_logits_(
@@ -34,9 +34,9 @@ def losses_of_logits_(
     into: Tensor | None = None,
     factor: float = 1.0,
 ) -> Tensor:
-    """Return the loss (N) per target, 0 for ignored targets; `with_grad`: overwrite the logits (N, V) with the gradient.
+    """Return each target's loss (N), 0 if it is ignored; if `with_grad`, overwrite the logits (N, V) with the gradient.
 
-    If `into` is given, a tensor of the same layout, the gradient times `factor` is written there instead, in the dtype of `into`.
+    If `into` is given, a tensor with the layout of the logits, the gradient times `factor` is written to it instead.
     """
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
@@ -52,7 +52,7 @@ def losses_of_logits_(
 
 @triton.jit
 def _bent(x, softcap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Apply the softcap to a logit; return the result and the derivative."""
+    """Apply the softcap, if any, to logits; return the results and the derivatives."""
     if CAPPED:
         t = 1.0 - 2.0 / (1.0 + tl.exp(x * (2.0 / softcap)))  # tanh; for large x exp is infinite and t is 1
         return softcap * t, 1.0 - t * t
@@ -114,14 +114,14 @@ def _loss_of_row(  # type: ignore[no-untyped-def]
     tl.store(losses + row, tl.where(counts, tl.log(total) + top - hit, 0.0))
 
 
-# FP8 matrices in both layouts: FP8 matmuls need both operands contiguous along the inner dimension.
+# FP8 matrices in both layouts, because both operands of an FP8 matmul must be contiguous along the inner dimension.
 
 FP8_BLOCK, FP8_WARPS = 128, 8
 
 
 def rounded(x: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantise x / `scale` (R, C) to FP8 with saturation; return it and its transpose (C, R)."""
-    x = x.to(torch.bfloat16)  # Triton 3.6 gives wrong results from float32 on an H200, in both layouts
+    """Return x / `scale` (R, C) in FP8, with values out of range saturated, and the transpose of that (C, R)."""
+    x = x.to(torch.bfloat16)  # on an H200, Triton 3.6 rounds float32 to wrong values
     plain, flipped = (torch.empty(shape, dtype=dtype, device=x.device) for shape in (x.shape, x.shape[::-1]))
     _both_layouts[_grid(x)](
         x.contiguous(), plain, flipped, *x.shape, 1.0 / scale,

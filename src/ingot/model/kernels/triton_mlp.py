@@ -1,6 +1,6 @@
 """Triton matmuls with a fused epilogue: the activation, or multiplication by its derivative.
 
-Programs are persistent and compute one tile after another. Operands and results are accessed through tensor descriptors. Reads
+Programs are persistent and compute one tile after another. Operands and results are accessed through tensor descriptors: reads
 outside a matrix return zeros and writes are skipped, so sizes need not be multiples of the tile; rows must be 16-byte aligned.
 """
 
@@ -23,7 +23,7 @@ class Tiles(NamedTuple):
     inner: int
     stages: int
     warps: int
-    programs: int  # with two per multiprocessor, one computes while the other writes
+    programs: int  # if there are two per multiprocessor, one computes while the other writes
 
 
 WIDE = Tiles(128, 256, 64, 4, 8, 1)
@@ -32,7 +32,7 @@ INTERPRETED_PROGRAMS = 3
 
 
 def forward_tiles(keeps_scores: bool) -> Tiles:
-    """Return the tiling. With two outputs, two programs overlap writes and compute: 0.62 instead of 0.68 ms for 124M's GELU."""
+    """Return the tiling. With two outputs, PAIRED overlaps writing and computing: 0.62 instead of 0.68 ms for the 124M model."""
     return PAIRED if keeps_scores else WIDE
 
 
@@ -47,7 +47,7 @@ def fits(*operands: Tensor) -> bool:
 def activated_matmul(
     x: Tensor, up: Tensor, bias: Tensor | None, activation: str, keeps_scores: bool, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return act(x (M, C) @ up (N, C).T), and the pre-activations if `keeps_scores`."""
+    """Return act(x (M, C) @ up (N, C).T) and, if `keeps_scores`, the pre-activations, otherwise the first result again."""
     (M, C), N, tiles = x.shape, len(up), tiles or forward_tiles(keeps_scores)
     y = x.new_empty(M, N)
     scores = x.new_empty(M, N) if keeps_scores else y
@@ -63,9 +63,9 @@ def activated_matmul(
 def sloped_matmul(
     dy: Tensor, down: Tensor, saved: Tensor, activation: str, biased: bool, tiles: Tiles = PAIRED
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient (M, N) of the pre-activations, from dy (M, C) and down (C, N), and its float32 sum (N) for a bias.
+    """Return the gradient (M, N) of the pre-activations, from dy (M, C) and down (C, N), and of the bias (N), in float32.
 
-    `saved` holds the pre-activations, or the output of the squared ReLU.
+    `saved` holds the pre-activations or, for squared ReLU, its output.
     """
     (M, C), N = dy.shape, down.size(1)
     d_scores = dy.new_empty(M, N)
@@ -90,7 +90,7 @@ def grid(x: Tensor, M: int, N: int, tiles: Tiles) -> tuple[int]:
 
 @triton.jit
 def inverse(x):  # type: ignore[no-untyped-def]
-    """Return 1 / x for x > 0 in two instructions; a division takes more."""
+    """Return 1 / x for x > 0 with two instructions, which is fewer than a division takes."""
     root = tl.rsqrt(x)
     return root * root
 
@@ -106,7 +106,7 @@ def _activated(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
         y = x * share
         return y, share + y * (1.0 - share) * (1.5957691216 + 0.2140644488178 * square)
     else:
-        # erf approximation 7.1.26 of Abramowitz and Stegun, accurate to 1e-7; the derivative uses the same exponential.
+        # erf by formula 7.1.26 of Abramowitz and Stegun, accurate to 1e-7; its exponential is also part of the derivative.
         t, bell = inverse(1.0 + 0.2316418883 * tl.abs(x)), tl.exp(-0.5 * x * x)
         series = 0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (0.5307027145 * t - 0.7265760135)))
         tail = t * series * bell
@@ -121,7 +121,7 @@ def _halves(tile):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def quarters(tile):  # type: ignore[no-untyped-def]
-    """Split a tile's columns into four parts, written one after another, so that two programs fit on a multiprocessor."""
+    """Split a tile's columns into four parts; writing one at a time takes less memory, so two programs fit on an SM."""
     left, right = _halves(tile)
     first, second = _halves(left)
     third, fourth = _halves(right)
@@ -154,7 +154,7 @@ def _activated_matmul(  # type: ignore[no-untyped-def]
     STEPS: tl.constexpr = (C + INNER - 1) // INNER
     tiles = tl.cdiv(M, ROWS) * ACROSS
     count = tl.num_programs(0)
-    written = tl.program_id(0) - count  # separate counter, so that a tile's reads do not wait for the previous tile's writes
+    written = tl.program_id(0) - count  # a second counter, so that reads of a tile do not wait for writes of the previous tile
     for tile in tl.range(tl.program_id(0), tiles, count, flatten=True):
         row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -198,7 +198,7 @@ def _sloped_matmul(  # type: ignore[no-untyped-def]
     STEPS: tl.constexpr = (C + INNER - 1) // INNER
     for tile in tl.range(tl.program_id(0), tl.cdiv(M, ROWS) * ACROSS, tl.num_programs(0)):
         row, column = tile // ACROSS * ROWS, tile % ACROSS * COLUMNS
-        # Load these into registers before the matmul, so that they are available when it ends.
+        # Load the saved values before the matmul, so that they are in registers when it ends.
         first = read(saved, row, column, M, N, ROWS, QUARTER)
         second = read(saved, row, column + QUARTER, M, N, ROWS, QUARTER)
         third = read(saved, row, column + 2 * QUARTER, M, N, ROWS, QUARTER)

@@ -1,4 +1,4 @@
-"""Triton kernels for norm, rotary embedding and gain of heads, forward and backward; a program keeps whole heads in registers."""
+"""Triton kernels, forward and backward, that normalise heads, rotate them and apply gains, keeping whole heads in registers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPE = 2048, 4  # values and warps per program: 16 values per thread
 def rotation(
     x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, shape: tuple[int, int] = SHAPE
 ) -> Tensor:
-    """Normalise heads (B, T, H, D), apply the rotary embedding and the gain; return a contiguous tensor."""
+    """Normalise heads (B, T, H, D), apply the rotary embedding and the gains, and return the result as a contiguous tensor."""
     x = _with_contiguous_heads(x)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     arguments, settings = _launch(x, cos, sin, gain, epsilon, shape)
@@ -33,7 +33,7 @@ def rotation_backward(
     shape: tuple[int, int] = SHAPE,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of x (in `out` if given, else contiguous) and each token's share of the gain gradient (B, T, H)."""
+    """Return the gradients of x (written to `out` if given, else contiguous) and, per token, of the gains (B, T, H)."""
     x, dy = _with_contiguous_heads(x), _with_contiguous_heads(dy)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     d_gain = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
@@ -69,7 +69,7 @@ def _indices(  # type: ignore[no-untyped-def]
     rows, length, heads, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return the heads that a program handles: index, batch row, position and head number, and the masks for their values."""
+    """Return a program's heads (index, batch row, position, head number), and the indices and masks of their values."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (row < rows)[:, None]
     token = row // heads
@@ -125,7 +125,7 @@ def _backward(  # type: ignore[no-untyped-def]
     back_first, back_second = d_first * c + d_second * s, d_second * c - d_first * s
     if REST:
         back_third = tl.load(of + 2 * HALF + j, mask=rest, other=0.0).to(tl.float32)
-    if NORMALISED or GAINED:  # otherwise the gradient is only rotated back
+    if NORMALISED or GAINED:  # otherwise the gradient only has to be rotated back
         at = x + (batch * x_batch + position * x_token + head * x_head)[:, None]
         first = tl.load(at + i, mask=half, other=0.0).to(tl.float32)
         second = tl.load(at + HALF + i, mask=half, other=0.0).to(tl.float32)
