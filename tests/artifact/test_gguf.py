@@ -97,11 +97,11 @@ def test_what_cannot_be_written_is_told_and_leaves_nothing(gguf, tmp_path):
     settings = settings_of("gpt2")
     model = random_model(settings)
     records = model_records(model)
-    with pytest.raises(ConfigError, match=r"does not support the dtype 'q4'.*choose fp32, fp16, bf16, q8_0"):
+    with pytest.raises(ConfigError, match=r"does not support the dtype 'q4'.*choose one of fp32, fp16, bf16, q8_0"):
         write_gguf(tmp_path / "out", records, settings, BYTE, "q4")
     with pytest.raises(ConfigError, match=r"contains a tokenizer, but this model has none; leave --no-tokenizer out"):
         write_gguf(tmp_path / "out", records, settings, None)
-    with pytest.raises(ConfigError, match=r"does not support a char tokenizer; it supports byte, gpt2"):
+    with pytest.raises(ConfigError, match=r"does not support a char tokenizer; GGUF supports byte, gpt2"):
         write_gguf(tmp_path / "out", records, settings, CharTokenizer("abc").spec())
     model.transformer.wte.weight.data[0, 0] = 1e6
     with pytest.raises(CheckpointError, match=r"token_embd\.weight contains values out of fp16's range"):
@@ -135,7 +135,7 @@ def test_it_is_known_which_tokenizers_rewrite_text_before_they_cut_it():
 def test_a_sentencepiece_model_that_llama_cpp_reads_otherwise_is_refused(changes):
     text = " ".join(f"word{i} abc{i % 7}" for i in range(500))
     spec = SentencePieceTokenizer(learn("sentencepiece", [text], 290 if "model_type" in changes else 40, changes)).spec()
-    with pytest.raises(ConfigError, match=r"only BPE with byte fallback; --format huggingface supports it"):
+    with pytest.raises(ConfigError, match=r"only BPE with byte fallback; --format huggingface supports this model"):
         vocabulary_of(spec, 1000)
 
 

@@ -309,7 +309,7 @@ def test_tensors_that_are_not_those_of_gpt2_are_refused(tmp_path, change):
 def test_a_model_is_not_written_beside_the_tokenizer_of_another(tmp_path):
     write_model(tmp_path / "hf", model_records(ours()), OURS, BYTE)
     before = {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
-    with pytest.raises(ConfigError, match=r"tokenizer\.json belongs to the tokenizer of another model; remove it"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json belongs to another model's tokenizer; remove the file"):
         write_model(tmp_path / "hf", model_records(ours()), OURS, None)
     assert {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()} == before
 
@@ -391,7 +391,7 @@ def test_a_folder_without_a_tokenizer_and_with_other_ids_needs_one_named(tmp_pat
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"the gpt2 tokenizer has 50,257 ids, the model 300 rows"):
+    with pytest.raises(DataError, match=r"the gpt2 tokenizer has 50,257 ids, the model only 300"):
         find_tokenizer(tmp_path, 300, "gpt2")
 
 

@@ -31,7 +31,7 @@ def test_a_file_that_cannot_be_scored_is_an_error_with_the_reason(tmp_path, monk
 @pytest.mark.parametrize(
     ("program", "match"),
     [
-        ("import sys; sys.exit(3)", r"the process that read it ended with code 3"),
+        ("import sys; sys.exit(3)", r"the process that read the file ended with code 3"),
         ("print('no json')", r"`ingot eval` printed no JSON"),
         ("import os; os.kill(os.getpid(), 9)", r"ended with code -9"),
         ("import sys; sys.exit('Traceback: no such thing')", r"ended with code 1: Traceback: no such thing$"),

@@ -2,7 +2,7 @@
 
 The payload is a safetensors file with the metadata in its header. If it is compressed, a small header precedes it. Every byte is
 covered by a checksum: the payload stores its own checksum at a fixed offset, computed with zeros in that field, and the header
-stores that of the compressed bytes. docs/artifact.md specifies the format; a change here requires a new version there.
+stores the checksum of the compressed bytes. docs/artifact.md specifies the format; changing it requires a new version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ingot.errors import CheckpointError
 from ingot.runtime.files import open_to_read, readable, replace_file, to_json
 from ingot.runtime.tensors import METADATA, TensorRecord, pack_tensors, unpack_tensors
 
-MAGIC = b"\x89INGOT\r\n"  # not valid text, and damaged by any transfer that converts line endings
+MAGIC = b"\x89INGOT\r\n"  # not valid text; a transfer that converts line endings damages it
 VERSION = 1
 MAX_HEADER = 4096
 PRELUDE = f'{{"{METADATA}":{{"sha256":"'.encode()  # first bytes of a payload's JSON header; the checksum follows
@@ -92,7 +92,7 @@ def artifact_sizes(
     progress: Progress = lambda done, total: None,
     codes: Codes = MappingProxyType({}),
 ) -> Iterator[tuple[str, int]]:
-    """Yield each codec with the size of the artifact that it would give; no file is written."""
+    """Yield each codec and the size of the artifact that it would produce, without writing a file."""
     _, payload = _pack(records, facts, quantiser, dtype, codes)
     for codec in codecs:
         yield codec, sum(map(len, _envelope(payload, codec, progress)))
@@ -126,8 +126,8 @@ def _envelope(payload: list[bytes | memoryview], codec: str, progress: Progress)
     if codec == "none":
         return payload
     size, data = sum(map(len, payload)), compress(codec, payload, progress)
-    if not is_plausible_size(size, len(data)):  # too large, or constant weights: the file could not be read
-        raise CheckpointError(f"the codec {codec} cannot store these weights ({size:,} bytes); choose none")
+    if not is_plausible_size(size, len(data)):  # too large or, as with constant weights, too well compressed to be read
+        raise CheckpointError(f"the codec {codec} cannot store these weights ({size:,} bytes); use the codec none")
     return [_header(codec, size, data), data]
 
 
@@ -150,7 +150,7 @@ def _unwrapped(file: memoryview) -> memoryview:
     if codec == "none" or codec not in CODECS:
         raise ValueError(f"it is compressed with {codec!r:.20}, which this ingot does not know")
     if not is_plausible_size(size, len(data)):
-        raise ValueError(f"it announces {size!s:.20} bytes in {len(data):,} compressed ones, which cannot be weights")
+        raise ValueError(f"its {len(data):,} compressed bytes cannot be the {size!s:.20} bytes of weights it announces")
     return memoryview(decompress(codec, data, size))
 
 
@@ -159,7 +159,7 @@ def _opened(payload: memoryview) -> Artifact:
         stored, metadata = unpack_tensors(payload)
     except ValueError as error:
         if foreign := next((what for magic, what in FOREIGN.items() if payload[: len(magic)] == magic), None):
-            raise ValueError(f"it is {foreign}, not an artifact; code in it is not run") from None
+            raise ValueError(f"it is {foreign}, not an artifact; code in the file is not run") from None
         raise ValueError(f"{error}; give a run folder, a checkpoint or an artifact") from None
     if not isinstance(metadata.get("ingot"), str):
         raise ValueError("it is a safetensors file that ingot did not write: it lacks the settings to build the model")
@@ -185,5 +185,5 @@ def _facts(text: str | bytes, damage: str) -> dict[str, Any]:
     if not isinstance(facts, dict) or not isinstance(facts.get("version"), int):
         raise ValueError(damage)
     if (version := facts["version"]) != VERSION:
-        raise ValueError(f"it has version {version!s:.20} and this ingot reads version {VERSION}; use the ingot that wrote it")
+        raise ValueError(f"it has version {version!s:.20}, but this ingot reads version {VERSION}; use the ingot that wrote it")
     return facts

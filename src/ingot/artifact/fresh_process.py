@@ -17,7 +17,7 @@ from ingot.runtime.ranks import without_ranks
 RUN_INGOT = "from ingot.runtime.processes import end_with_parent; end_with_parent(); from ingot.cli.main import run; run()"
 SCORING = "scoring the artifact"  # name of this phase in progress reports
 ROWS = re.compile(r"^rows (\d+) of (\d+)$", re.MULTILINE)  # progress lines that the process prints to stderr
-LOOK_SECONDS = 0.25  # interval between calls of `stop`, needed because the child can be silent for long, as while it loads
+LOOK_SECONDS = 0.25  # interval between calls of `stop`, even while the child prints nothing, for example because it loads
 
 
 def score_in_fresh_process(
@@ -28,7 +28,7 @@ def score_in_fresh_process(
     progress: Callable[[int, int], None] = lambda done, total: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Run `ingot eval --artifact` in a child process and return its result; if it fails, raise RunError with its last line.
+    """Run `ingot eval --artifact` in a child process and return its result; if it fails, raise RunError with its last output.
 
     `stop` is polled a few times a second; if it returns True, the child is killed. The child never outlives this process.
     """
@@ -58,7 +58,7 @@ def score_in_fresh_process(
     except (ValueError, TypeError):
         lines = [line for line in heard.decode(errors="replace").splitlines() if line.strip() and not ROWS.fullmatch(line)]
         last = lines[-1].strip() if lines else "`ingot eval` printed no JSON"
-        said = {"error": f"the process that read it ended with code {child.returncode}: {last}"}
+        said = {"error": f"the process that read the file ended with code {child.returncode}: {last}"}
     if "error" in said:
         raise RunError(f"{path} was written, but scoring it failed: {said['error']}")
     return said

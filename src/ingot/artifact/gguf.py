@@ -1,4 +1,4 @@
-"""Export models as GGUF for llama.cpp, and with a Modelfile for ollama; uses the package `gguf`.
+"""Export models as GGUF for llama.cpp, with a Modelfile for ollama. This needs the package `gguf`.
 
 llama.cpp's rotary embedding rotates adjacent pairs (2i, 2i + 1) of a head; ours rotates pairs (i, i + D / 2). The rows of the q
 and k matrices are therefore reordered.
@@ -53,7 +53,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
         if file.algorithm != BPE or not file.has_bytes:
             raise ConfigError(
                 "of SentencePiece models, GGUF supports only BPE with byte fallback",
-                advice="--format huggingface supports it",
+                advice="--format huggingface supports this model",
             )
         tokens, kinds = [piece.text for piece in file.pieces], [piece.kind for piece in file.pieces]
         scores = [piece.score for piece in file.pieces] + [0.0] * (rows - len(tokens))
@@ -65,7 +65,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
         if model.get("type") != "BPE" or not by_rule or config.get("normalizer") or not tokenizer.lossless:
             raise ConfigError(
                 f"the {THEIRS} of this model splits text in a way that GGUF does not support",
-                advice="GGUF supports byte-level BPE that splits words by GPT-2's rule; --format huggingface supports any",
+                advice="GGUF supports byte-level BPE that splits by GPT-2's rule; --format huggingface supports any tokenizer",
             )
         names = {i: name for name, i in model["vocab"].items()} | {token["id"]: token["content"] for token in added}
         special = {token["id"] for token in added if token.get("special")}
@@ -75,7 +75,7 @@ def vocabulary_of(spec: Mapping[str, Any], rows: int) -> dict[str, Any]:
     else:
         raise ConfigError(
             f"GGUF does not support a {tokenizer.kind} tokenizer",
-            advice="it supports byte, gpt2, SentencePiece's BPE and byte-level BPE; --format huggingface supports characters too",
+            advice="GGUF supports byte, gpt2, SentencePiece's BPE and byte-level BPE; --format huggingface also supports char",
         )
     unused = range(len(tokens), rows)  # embedding rows without a token: llama.cpp requires one token per row
     return {
@@ -120,7 +120,7 @@ def write_gguf(
 ) -> int:
     """Write model.gguf and a Modelfile to a folder; return their total size. `settings` is a complete `model` section."""
     if dtype not in DTYPES:
-        raise ConfigError(f"GGUF export does not support the dtype {dtype!r}; choose {', '.join(DTYPES)}")
+        raise ConfigError(f"GGUF export does not support the dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     refuse_unportable(settings, "gguf")
     try:
         import gguf
@@ -136,8 +136,8 @@ def write_gguf(
         for key, value in (keys | vocabulary).items():
             getattr(writer, f"add_{key}")(value)
         for key, array in tensors.items():
-            exact = array.ndim < 2 or key.startswith("position_embd")  # gains, biases and positions
-            # q8_0 needs rows whose length is a multiple of the block size.
+            exact = array.ndim < 2 or key.startswith("position_embd")  # kept in fp32: gains, biases and positions
+            # q8_0 needs rows whose length is a multiple of GROUP; other tensors become fp16.
             stored = "fp32" if exact else "fp16" if dtype == "q8_0" and array.shape[-1] % GROUP else dtype
             if stored == "fp16" and np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
                 raise CheckpointError(f"{key} contains values out of fp16's range; choose the dtype bf16, q8_0 or fp32")

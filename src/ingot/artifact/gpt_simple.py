@@ -1,4 +1,4 @@
-"""Read gpt-simple's run folders without a framework: the checkpoints of a run, their models and tokenizers.
+"""Read gpt-simple's run folders without importing torch: the checkpoints of a run, their models and tokenizers.
 
 A run folder contains `checkpoints/NAME/`, each with trainer_state.json and model/, and a folder tokenizer/. The checkpoint with
 the highest step in trainer_state.json is the newest, whatever its name: a run may be resumed after saving `final`.
@@ -20,18 +20,18 @@ from ingot.runtime.files import read_object
 STATE, MODEL, WEIGHTS, CONFIG, TOKENIZER = "trainer_state.json", "model", "pytorch_model.bin", "config.json", "tokenizer"
 FINAL, SHUTDOWN = "final", "-shutdown"
 RUN_STATE = ".run_state.json"  # status file of a run
-STOP_FLAG = ".shutdown_requested"  # file that requests a run to save and stop
+STOP_FLAG = ".shutdown_requested"  # file that asks a run to save and stop
 VERSION = 1  # version of trainer_state.json
 _NAME = re.compile(rf"{FINAL}|checkpoint-\d+(?:{SHUTDOWN})?")
 
-# gpt-simple's keys of its `model` section, in its order, and our names for them.
+# The keys of gpt-simple's `model` section, in gpt-simple's order, and our names for them.
 MODEL_KEYS: dict[str, str | None] = {
     "vocab_size": "vocab_size", "n_embd": "width", "n_layer": "layers", "n_head": "heads", "n_kv_head": "kv_heads",
     "n_positions": "context", "dropout": "dropout", "use_bias": "bias", "qkv_bias": "qkv_bias",
     "attn_out_bias": "attention_out_bias", "mlp_bias": "mlp_bias", "activation": "activation", "mlp_type": "mlp",
     "intermediate_size": "inner_width", "norm": "norm", "norm_eps": "norm_epsilon", "tie_word_embeddings": "tied",
     "rope_base": "rope_base", "rope_scaling_type": "rope_scaling", "rope_scaling_factor": "rope_factor",
-    "attention_mode": None,  # in ingot a data setting: data.document_mask
+    "attention_mode": None,  # ingot's counterpart is not a model setting, but data.document_mask
 }  # fmt: skip
 # Keys that determine the shapes of the weights; gpt-simple resumes a run only if they are unchanged.
 ARCH_KEYS = (
@@ -56,7 +56,7 @@ class Saved:
 
     @property
     def run(self) -> Path | None:
-        """Return the folder of its run."""
+        """Return the run folder that contains the checkpoint, or None if it is not in a run."""
         return self.path.parent.parent if self.path.parent.name == "checkpoints" else None
 
 
@@ -90,7 +90,7 @@ def read_saved(path: Path) -> Saved:
     if version != VERSION:
         raise CheckpointError(f"{path / STATE} has version {version!r:.40}, but ingot reads version {VERSION}; upgrade ingot")
     if type(step) is not int or step < 0:
-        raise CheckpointError(f"{path / STATE} is damaged: step is {step!r:.60}, but must be a number of steps")
+        raise CheckpointError(f"{path / STATE} is damaged: step is {step!r:.60}, but must be a whole number >= 0")
     return Saved(path, step, state)
 
 
@@ -105,7 +105,7 @@ def read_model(path: Path) -> dict[str, Any]:
 
 
 def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Convert gpt-simple's keys to our `model` section; `where` is their source, for error messages."""
+    """Convert gpt-simple's keys to our `model` section; `where` names the source of the keys in error messages."""
     if unknown := sorted(keys.keys() - MODEL_KEYS.keys()):
         raise CheckpointError(f"{where} has a key {unknown[0]!r:.60} that gpt-simple does not know")
     settings: dict[str, Any] = {ours: keys[key] for key, ours in MODEL_KEYS.items() if ours and key in keys}
@@ -130,7 +130,7 @@ def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict
 
 
 def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if the model settings `now` imply other weight shapes than `was`, the settings of a checkpoint."""
+    """Raise CheckpointError if the model settings `now` do not imply the weight shapes of a checkpoint's settings, `was`."""
     before, after = model_keys(was), model_keys(now)
     changed = [key for key in ARCH_KEYS if key != "n_positions" and before[key] != after[key]]
     if changed:
@@ -145,5 +145,5 @@ def tokenizer_folder(path: Path) -> Path | None:
 
 
 def config_hash(keys: Mapping[str, Any]) -> str:
-    """Return the hash of all keys, computed as in trainer_state.json."""
+    """Return the hash of `keys` as gpt-simple computes it for trainer_state.json."""
     return "sha256:" + hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]

@@ -27,7 +27,7 @@ from ingot.runtime.files import read_json, read_object
 # Convert byte, character and SentencePiece tokenizers to a tokenizer.json that transformers reads.
 
 UNIGRAM, NORMAL = 1, 1
-SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # the first four ids of the byte tokenizer
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # the tokens 0 to 3 of the byte tokenizer
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
 
 
 def _lacks_start(tokenizer: HFTokenizer) -> bool:
-    """Return True if a tokenizer.json, such as ours, has a start token but no post-processor that prepends it."""
+    """Return True if a tokenizer.json, such as ours, has a start token but no post-processor that prepends the token."""
     return tokenizer.bos is not None and not json.loads(tokenizer.contents).get("post_processor")
 
 
@@ -104,7 +104,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer) -> Any:
     if file.algorithm == BPE:
         vocabulary = {piece.text: i for i, piece in enumerate(file.pieces)}
         ids = {piece.text: i for i, piece in enumerate(file.pieces) if piece.kind == NORMAL}
-        pairs = []  # pairs that merge into a piece, in descending order of its score
+        pairs = []  # every split of a piece into two pieces, later sorted by the piece's score
         for i, piece in enumerate(file.pieces):
             if piece.kind == NORMAL:
                 text = piece.text
@@ -165,10 +165,10 @@ def tokenizer_files(spec: Mapping[str, Any], context: int) -> tuple[dict[str, by
 
 
 def check_no_other_tokenizer(folder: Path, names: Collection[str]) -> None:
-    """Raise ConfigError if a folder has tokenizer files that the export leaves there and programs would use for the new model."""
+    """Raise ConfigError if a folder has tokenizer files that the export does not replace: programs would use them."""
     for name in (OURS, THEIRS, SETTINGS, VOCABULARY, MERGES, SENTENCEPIECE):
         if name not in names and (folder / name).exists():
-            raise ConfigError(f"{folder / name} belongs to the tokenizer of another model; remove it or give another --output")
+            raise ConfigError(f"{folder / name} belongs to another model's tokenizer; remove the file or give another --output")
 
 
 def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
@@ -191,7 +191,7 @@ def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenize
     else:
         tokenizer = assumed_tokenizer(folder, rows)
     if tokenizer.vocab_size > rows:
-        raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids, the model {rows:,} rows; give another")
+        raise DataError(f"the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids, the model only {rows:,}; give another")
     return tokenizer
 
 
@@ -204,7 +204,6 @@ def assumed_tokenizer(path: Path, rows: int) -> Tokenizer:
 
 
 def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:
-    """Return GPT-2's own tokenizer if the folder's files contain it, else None."""
     try:
         if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
             return from_merges((folder / VOCABULARY).read_bytes(), (folder / MERGES).read_bytes())
@@ -212,7 +211,7 @@ def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:
         lines = "\n".join(pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
         return from_merges(json.dumps(model["vocab"]).encode(), lines.encode())
     except (DataError, ValueError, KeyError, TypeError, OSError):
-        return None  # a different tokenizer; the caller decides what to do with it
+        return None  # the folder has a tokenizer that is not GPT-2's
 
 
 def gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:

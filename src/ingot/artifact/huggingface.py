@@ -1,4 +1,4 @@
-"""Read and write models in Hugging Face's layout (config.json and model.safetensors) without their library.
+"""Read and write models in Hugging Face's layout (config.json and model.safetensors) without the transformers library.
 
 Each family's `Layout` describes its keys, tensor names and shapes.
 """
@@ -42,13 +42,13 @@ class Layout:
     """Hugging Face's layout of one model family. Tensor names exclude `prefix`, which only some files have."""
 
     prefix: str
-    written_prefix: str  # prefix in files that we write: none for GPT-2, as on the hub, or MLX could not read them
+    written_prefix: str  # prefix in the files that we write; GPT-2 has none, as on the hub: MLX cannot read files with a prefix
     embedding: str
     transposed: tuple[str, ...]
     buffers: re.Pattern[str]  # tensors in old files that are ignored because the settings determine them
     fixed: Mapping[str, tuple[object, ...]]  # keys of config.json that affect the architecture, and the values that we support
-    settings: Callable[[Mapping[str, Any], Path], dict[str, Any]]  # converts their config.json to our `model` section
-    config: Callable[[Mapping[str, Any]], dict[str, Any]]  # converts our section to their config.json
+    settings: Callable[[Mapping[str, Any], Path], dict[str, Any]]  # converts Hugging Face's config.json to our `model` section
+    config: Callable[[Mapping[str, Any]], dict[str, Any]]  # converts our `model` section to Hugging Face's config.json
     tensors: Callable[[Mapping[str, Any]], Tensors]
 
 
@@ -237,7 +237,7 @@ def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
             raise ConfigError(what, setting, advice=f"{others}--format ingot supports any model")
 
 
-SCORING = "ingot_scoring"  # our key in their config.json; transformers keeps the key but does not use it
+SCORING = "ingot_scoring"  # the key that ingot adds to config.json; transformers keeps the key but does not use it
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 WHOLE = f"a folder with {CONFIG} and {WEIGHTS}"
 MODEL_FILES = (CONFIG, WEIGHTS, INDEX, "model-*.safetensors", THEIRS, VOCABULARY, MERGES, OURS)  # files fetched from the hub
@@ -333,7 +333,7 @@ def write_model(
         if record is None:
             if not name.endswith("bias"):
                 raise CheckpointError(f"the model has no tensor {ours}; it is not a complete {settings['family']} model")
-            zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))  # their model has biases that ours may lack
+            zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))  # a bias that our model may lack
             record = TensorRecord(name, embedding.dtype, shape, zeros)
         written = name if name == HEAD else layout.written_prefix + name
         turned = _turned(record, written, name.endswith(layout.transposed))

@@ -2,7 +2,7 @@
 
 A quantised tensor `w` is stored as `w` (I8 codes) and `w::scale` (one scale per row, or a single one); its values are code times
 scale. `int8-golf` reproduces the golf challenge's rule bit for bit, because golf's records are based on its codes. `int8` is the
-recommended rule; docs/artifact.md lists the size of the file and the bits per byte with each rule. Codes with fewer bits (`std`,
+recommended rule; docs/artifact.md lists the file size and the bits per byte of each rule. Codes with fewer bits (`std`,
 `gptq`) are computed by the backend, which can run the model; this module only stores them.
 """
 
@@ -20,7 +20,7 @@ from ingot.model.settings import CONTROL
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, SCALE, SMALL, TensorRecord, to_array, to_record
 
 QUANTISERS = ("none", "int8", "int8-golf", "std", "gptq")
-BY_MODEL = ("std", "gptq")  # quantisers that need the loaded model; tensors without codes are stored as with int8
+BY_MODEL = ("std", "gptq")  # quantisers that need the loaded model; tensors for which they give no codes are stored as with int8
 FORMATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 STAY_FLOATS = {"int8": SMALL, "int8-golf": 65536}  # tensors with at most this many elements are stored as floats
 LARGEST = np.float32(127)  # codes range from -127 to 127
@@ -38,16 +38,15 @@ def quantise(
     keep: Sequence[str] = CONTROL,
     codes: Mapping[str, list[TensorRecord]] = MappingProxyType({}),
 ) -> tuple[list[TensorRecord], dict[str, str]]:
-    """Return the tensors to store, and the original dtypes of those stored in another dtype.
+    """Return the tensors to store, and the original dtypes of those whose stored dtype differs.
 
-    `dtype` applies only to the quantiser none. The other quantisers store small tensors whose name contains a word of `keep` as
-    float32.
-    Tensors in `codes` are stored with the codes and scales given there.
+    `dtype` applies only to the quantiser none. All other quantisers store small tensors as float32 if their name contains a word
+    of `keep`. Tensors in `codes` are stored with the codes and scales given there.
     """
     if quantiser not in QUANTISERS:
-        raise ConfigError(f"unknown quantiser {quantiser!r}; choose {', '.join(QUANTISERS)}")
+        raise ConfigError(f"unknown quantiser {quantiser!r}; choose one of {', '.join(QUANTISERS)}")
     if dtype not in FORMATS:
-        raise ConfigError(f"unknown dtype {dtype!r}; choose {', '.join(FORMATS)}")
+        raise ConfigError(f"unknown dtype {dtype!r}; choose one of {', '.join(FORMATS)}")
     stored: list[TensorRecord] = []
     formats: dict[str, str] = {}
     for record in records:
@@ -152,7 +151,7 @@ def _int8(w: Float32) -> tuple[NDArray[np.int8], Float32]:
 
 
 def _golf(w: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Quantise by golf's rule: clip each row at a quantile, use a scale of at least 1/127, and compute codes before rounding it.
+    """Quantise by golf's rule: clip each row at a quantile and compute codes with the unrounded scale, of at least 1/127.
 
     A tensor that is not a matrix has a single scale.
     """

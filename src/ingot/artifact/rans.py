@@ -1,10 +1,9 @@
 """An order-0 entropy coder (rANS): each part of a payload is coded with the frequencies of its bytes.
 
 Neighbouring weights are not correlated, so dictionary codecs find no repetitions in low-bit codes, and Huffman codes waste the
-gap between the entropy and whole bits. Many coder states are processed in parallel (state i codes every n-th symbol, n being the
-number of states), so numpy decodes 28M weights in seconds. The bytes of a float are coded with a table each, because exponents
-repeat and mantissas do not.
-docs/artifact.md specifies the format.
+gap between the entropy and whole bits. Many coder states are processed in parallel (of n states, state i codes symbols i, i + n,
+i + 2n and so on), so numpy decodes 28M weights in seconds. Each byte of a float has its own frequency table, because exponents
+repeat and mantissas do not. docs/artifact.md specifies the format.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from numpy.typing import NDArray
 
 PRECISION = 16  # bits of a frequency and of an output word
 WHOLE = 1 << PRECISION  # sum of the frequencies of a table
-LOW = 1 << 24  # states are in [2^24, 2^40); 256 times WHOLE, so rounding costs only 0.01%
+LOW = 1 << 24  # states are in [2^24, 2^40); LOW is 256 times WHOLE, so rounding costs only 0.01%
 STATE_BYTES = 5
-TURNS = 1 << 14  # maximum symbols per state: more states cost three bytes each, fewer are slower
+TURNS = 1 << 14  # maximum symbols per state; more states would cost three bytes each, fewer would be slower
 FEW, FEW_TURNS = 32, 1 << 10  # small payloads have one state per 1,024 symbols, but at most 32
 LEAST = 2048  # smaller parts (in bytes) are stored uncoded, without frequency tables
 PLACES = (1, 2, 4, 8)  # possible item sizes in bytes; each byte position within an item has its own frequency table
@@ -51,13 +50,13 @@ def encode(parts: Sequence[bytes | memoryview], progress: Callable[[int], None] 
 
 
 def decode(data: memoryview, size: int) -> bytes:
-    """Return exactly `size` bytes; raise ValueError, before allocating memory, if the data is of another size."""
+    """Return exactly `size` bytes; raise ValueError, before allocating memory, if the data announces a different size."""
     head_end = COUNT.size + int.from_bytes(data[: COUNT.size], "little")
     if len(data) < head_end:
         raise ValueError("it is cut short")
     unpacker = zlib.decompressobj()
     try:
-        # Each empty part takes nine bytes of the head, and there may be a few thousand.
+        # The limit allows a few thousand empty parts, each of which takes nine bytes of the head.
         head = memoryview(unpacker.decompress(data[COUNT.size : head_end], 2 * size + (1 << 20)))
     except zlib.error as error:
         raise ValueError(str(error)) from None
@@ -70,10 +69,10 @@ def decode(data: memoryview, size: int) -> bytes:
     if any(places and (places not in PLACES or length < LEAST or length % places) for places, length in sections):
         raise ValueError("its head describes an impossible part")
     if sum(length for _, length in sections) != size:
-        raise ValueError("its parts have another size")
+        raise ValueError("its parts do not add up to the announced size")
     tables, rest = _tables(head[end:], sum(places for places, _ in sections))
     if len(rest) != sum(length for places, length in sections if not places):
-        raise ValueError("its head does not fit its parts")
+        raise ValueError("its head does not match its parts")
     out = np.empty(size, np.uint8)
     streams, begin, taken = [], 0, 0
     for places, length in sections:
@@ -125,7 +124,7 @@ def _tables(head: memoryview, count: int) -> tuple[list[Frequencies], memoryview
         table = np.zeros(256, np.int64)
         table[seen] = np.frombuffer(head[32:end], "<u2").astype(np.int64) + 1
         if table.sum() != WHOLE:
-            raise ValueError("its head contains a table that does not add up")
+            raise ValueError("its head contains a frequency table with a wrong sum")
         tables.append(table)
         head = head[end:]
     return tables, head
@@ -193,4 +192,4 @@ def _decode(streams: Sequence[Bytes], tables: Sequence[Frequencies], data: memor
             x[under] = (x[under] << np.uint64(PRECISION)) | words[done : done + len(under)]
             done += len(under)
     if done != len(words) or (states != LOW).any():
-        raise ValueError("it does not end where its parts do")
+        raise ValueError("its data does not end where the last part ends")

@@ -3,7 +3,7 @@
     import lm_eval, ingot.compat.lm_eval
     lm_eval.simple_evaluate(model="ingot", model_args="path=RUN,device=cpu", tasks=["hellaswag"])
 
-Text is tokenized exactly as lm-eval's Hugging Face backend does for the exported model, so both give the same scores.
+Text is tokenized exactly as by lm-eval's Hugging Face backend with the exported model, so both backends give the same scores.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ try:
     from lm_eval.api.registry import register_model
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError:
-    raise ConfigError("this needs the package lm-eval", advice="pip install 'ingot-lm[lm-eval]'") from None
+    raise ConfigError("ingot.compat.lm_eval needs the package lm-eval", advice="pip install 'ingot-lm[lm-eval]'") from None
 
-MOST_NEW = 256  # tokens generated if the task sets no limit
+MOST_NEW = 256  # maximum number of generated tokens if the task sets none
 
 
 @register_model("ingot")
@@ -40,14 +40,14 @@ class IngotLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """Return the end-of-text id."""
+        """Return the id of the end-of-text token."""
         if (mark := marks_of(self.model.tokenizer).eos) is None:
             raise ConfigError(f"the {self.model.tokenizer.kind} tokenizer has no end-of-text token")
         return mark
 
     @property
     def prefix_token_id(self) -> int:
-        """Return the id prepended to a text that has no context."""
+        """Return the id of the token that lm-eval prepends to a text without context."""
         return self.eot_token_id if self.model.tokenizer.bos is None else self.model.tokenizer.bos
 
     @property

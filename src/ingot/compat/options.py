@@ -42,7 +42,7 @@ class Option:
     below: float | None = None  # exclusive upper bound
     null: str = ""  # how the program writes "no value", such as None or null; empty if a value is required
     sets: str = ""  # the Ingot setting that this option maps to
-    computed: bool = False  # translate() computes that setting instead of copying the value
+    computed: bool = False  # translate() computes the Ingot setting instead of copying the value to it
     added: bool = False  # Ingot has this option and the original does not
 
     @property
@@ -54,7 +54,7 @@ class Option:
         return either(*words, *([self.null] if self.null else []))
 
     def check(self, value: Any, where: str = "") -> Any:
-        """Return the value converted to this option's type, or raise ConfigError; `where` is added to the message.
+        """Return the value converted to this option's type, or raise ConfigError, which also names `where` the value was set.
 
         Whole numbers are accepted for floats, and floats without a fractional part for integers.
         """
@@ -94,13 +94,13 @@ def copied(options: Mapping[str, Option]) -> dict[str, str]:
 
 
 def names_of_settings(options: Mapping[str, Option], others: Mapping[str, str] | None = None) -> Rename:
-    """Return a function that maps a setting's path to this program's name for it; `others` adds or overrides names."""
+    """Return a function from an Ingot setting's path to the other program's name for it; `others` adds or replaces names."""
     names = {option.sets: name for name, option in options.items() if option.sets} | dict(others or {})
     return lambda path: names.get(path, path)
 
 
 def closest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the name closest to a misspelt word, or None if none is similar enough."""
+    """Return the name closest to a misspelt word, or None if no name is similar enough."""
     return next(iter(get_close_matches(word, list(names), n=1, cutoff=cutoff)), None)
 
 
@@ -109,7 +109,7 @@ def help_lines(options: Iterable[Option], prefix: str = "--", show: Callable[[An
     lines = []
     for option in options:
         head = f"  {prefix}{option.name}={show(option.default)}"
-        body = wrap(f"{option.help} ({option.allowed}{', new here' if option.added else ''})", 76)
+        body = wrap(f"{option.help} ({option.allowed}{', added by Ingot' if option.added else ''})", 76)
         if len(head) >= HELP_COLUMN:
             lines.append(head)
             head = ""

@@ -118,7 +118,7 @@ def test_a_file_that_was_read_to_its_end_is_left_out_whole(their_run: TheirRun) 
 
 
 def test_a_place_in_other_data_is_refused(their_run: TheirRun) -> None:
-    with pytest.raises(CheckpointError, match=r"has read file 3 of .*web, which has 2 files; use the data"):
+    with pytest.raises(CheckpointError, match=r"has read file 3 of .*web, which has only 2 files; resume with the data"):
         documents_read(their_run.folder / "data", {"web": {2: 5}}, LENGTH, packing=True)
 
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_without_the_place_in_the_data_says_so_and_takes_the_last_t
     for name in ("final", "checkpoint-12"):
         shutil.rmtree(their_copy / "out/checkpoints" / name / "dataloader_state")
     adopted(their_copy, said=said)
-    assert "its position in the data (it is known up to step 8)" in said[1]
+    assert "the position in the data (known only up to step 8)" in said[1]
     assert Path("out/already-read.json").exists()
 
 

@@ -232,7 +232,7 @@ def test_a_folder_in_which_the_original_trains_is_refused_and_left_as_it_is(
         their_state(gpts / "out", process.pid)
         before = sorted(gpts.rglob("out/**"))
         line = cli(*TRAIN, *more, code=1).line
-        assert f"process {process.pid}" in line and "stop it first" in line and "another training.output_dir" in line
+        assert f"process {process.pid}" in line and "stop that process first" in line and "another training.output_dir" in line
         assert sorted(gpts.rglob("out/**")) == before
     finally:
         process.communicate()

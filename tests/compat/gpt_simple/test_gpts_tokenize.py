@@ -104,9 +104,9 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path):
     lines(tmp_path / "in" / "a.jsonl", "text")
     with pytest.raises(ConfigError, match="an overlap of 9 does not fit windows of 16 tokens"):
         tokenize(tmp_path / "in", tmp_path / "out", "byte", WindowRule(16, 9))
-    with pytest.raises(DataError, match=r"there is no folder .*; give the one with the \.jsonl"):
+    with pytest.raises(DataError, match=r"there is no folder .*; give the folder with the \.jsonl"):
         tokenize(tmp_path / "none", tmp_path / "out", "byte", WindowRule())
     lines(tmp_path / "in" / "a.jsonl.gz", "text")
-    with pytest.raises(DataError, match="would be written to the same pair"):
+    with pytest.raises(DataError, match=r"would be written to the same \.bin"):
         tokenize(tmp_path / "in", tmp_path / "out", "byte", WindowRule())
     assert not (tmp_path / "out").exists()

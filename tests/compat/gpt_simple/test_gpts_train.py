@@ -148,7 +148,7 @@ def test_a_config_is_not_replaced_by_the_record_of_its_run_and_a_record_is_not_a
     (gpts / "out").mkdir()
     (gpts / "out/config.yaml").write_text(mine := (gpts / "config.yaml").read_text())
     told = cli("-q", "train", "--config", "out/config.yaml", code=2).line
-    assert "out/config.yaml is overwritten by the run; give your config another name or folder" in told
+    assert "out/config.yaml would be overwritten by the run; give the config file another name or folder" in told
     assert (gpts / "out/config.yaml").read_text() == mine
     (gpts / "record.yaml").write_text("model: {family: golf}\nbudget: {seconds: 3}\n")
     told = cli("-q", "train", "--config", "record.yaml", code=2).line

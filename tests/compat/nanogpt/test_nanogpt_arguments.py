@@ -144,8 +144,8 @@ def test_numbers_survive_the_way_through_the_command_line(number, whole):
         ("--batch-size=3", "did you mean batch_size?"),
         ("--zebra=3", "--help lists the keys"),
         ("--compile", "--compile has no value; write --compile=VALUE"),
-        ("batch_size=3", "keys begin with two dashes: --batch_size=3"),
-        ("-batch_size=3", "keys begin with two dashes: --batch_size=3"),
+        ("batch_size=3", "keys begin with two dashes; write --batch_size=3"),
+        ("-batch_size=3", "keys begin with two dashes; write --batch_size=3"),
         ("config/nowhere.py", "there is no preset config/nowhere.py"),
     ],
 )

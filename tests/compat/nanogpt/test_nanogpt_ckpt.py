@@ -244,7 +244,7 @@ DAMAGES = {
         "a tensor is larger than its data in the file",
     ),
     "compressed": (compressed, "its parts are compressed, which torch.save never does"),
-    "list": (lambda path: torch.save([1, 2], path), "it has no model and model_args"),
+    "list": (lambda path: torch.save([1, 2], path), "it lacks the key model or model_args"),
     "gone": (lambda path: path.unlink(), "does not exist"),
     "folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read: Is a directory"),
 }
@@ -270,8 +270,8 @@ def changed(**changes):
 
 
 CONTENTS = {
-    "no model": (lambda c: c.pop("model"), "it has no model and model_args"),
-    "no arguments": (lambda c: c.pop("model_args"), "it has no model and model_args"),
+    "no model": (lambda c: c.pop("model"), "it lacks the key model or model_args"),
+    "no arguments": (lambda c: c.pop("model_args"), "it lacks the key model or model_args"),
     "no iteration": (lambda c: c.pop("iter_num"), "iter_num is None"),
     "a negative one": (lambda c: c.update(iter_num=-1), "iter_num is -1"),
     "other layers": (lambda c: c.update(model_args={**c["model_args"], "n_layer": 4}), "has no tensor transformer.h.3"),
@@ -279,14 +279,14 @@ CONTENTS = {
     "billions of layers": (lambda c: c.update(model_args={**c["model_args"], "n_layer": 10**9}), "n_layer=1000000000"),
     "other heads": (lambda c: c.update(model_args={**c["model_args"], "n_head": 5}), "heads=5 does not divide"),
     "no heads": (lambda c: c.update(model_args={**c["model_args"], "n_head": 0}), "n_head=0"),
-    "other width": (lambda c: c.update(model_args={**c["model_args"], "n_embd": 32}), "n_embd is 32, but its tensors have 48"),
+    "other width": (lambda c: c.update(model_args={**c["model_args"], "n_embd": 32}), "tensors' shapes imply 48"),
     "a word for dropout": (lambda c: c.update(model_args={**c["model_args"], "dropout": "much"}), "dropout='much'"),
     "another head": (changed(**{"lm_head.weight": torch.zeros(80, 48)}), "an untied output head"),
     "no tensor": (changed(**{"transformer.ln_f.weight": 5}), "transformer.ln_f.weight is not a dense tensor"),
     "numbers of another kind": (changed(**{"transformer.ln_f.weight": torch.ones(48, dtype=torch.int64)}), "has dtype I64"),
     "another shape": (changed(**{"transformer.ln_f.weight": torch.ones(7)}), "transformer.ln_f.weight has shape [7]"),
     "an unknown tensor": (changed(extra=torch.ones(7)), "has a tensor extra"),
-    "flat embeddings": (changed(**{"transformer.wpe.weight": torch.ones(7)}), "it is not a nanoGPT model"),
+    "flat embeddings": (changed(**{"transformer.wpe.weight": torch.ones(7)}), "is not a nanoGPT model"),
 }  # fmt: skip
 
 

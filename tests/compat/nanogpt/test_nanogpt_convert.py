@@ -108,7 +108,7 @@ def test_a_checkpoint_of_nanogpt_needs_its_characters_to_be_imported(call, tmp_p
     monkeypatch.chdir(tmp_path)
     Foreign().save(tmp_path / "ckpt.pt")
     refused = call("import", "ckpt.pt", "--output", "model.ingot").exception
-    assert isinstance(refused, DataError) and "its characters are not in data/words/meta.pkl" in str(refused)
+    assert isinstance(refused, DataError) and "there is no data/words/meta.pkl to list its characters" in str(refused)
     (tmp_path / "ckpt.pt").write_bytes(b"damaged")
     assert isinstance(call("import", "ckpt.pt", "--output", "model.ingot").exception, CheckpointError)
     assert isinstance(call("generate", "ckpt.pt", "--device", "cpu").exception, CheckpointError)

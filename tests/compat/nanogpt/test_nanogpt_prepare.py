@@ -157,9 +157,9 @@ def test_a_download_of_something_else_is_refused(tmp_path, monkeypatch, capfd):
         (shakespeare_char, ["--input", "latin1.txt"], 3, "not UTF-8"),
         (shakespeare_char, ["--input", "empty.txt", "--bundled"], 2, "not both"),
         (openwebtext, ["--input", "nowhere.jsonl"], 3, "no input at nowhere.jsonl"),
-        (openwebtext, ["--input", "one.jsonl"], 3, "fewer than two"),
-        (shakespeare, ["--input", "text.txt", "--output", "char"], 3, "belongs to character data"),
-        (openwebtext, ["--input", "one.jsonl", "--output", "char"], 3, "belongs to character data"),
+        (openwebtext, ["--input", "one.jsonl"], 3, "need at least one document each"),
+        (shakespeare, ["--input", "text.txt", "--output", "char"], 3, "belongs to character-level data"),
+        (openwebtext, ["--input", "one.jsonl", "--output", "char"], 3, "belongs to character-level data"),
         (shakespeare_char, ["--input", "text.txt", "--output", "text.txt/x"], 3, "cannot write"),
     ],
 )

@@ -142,5 +142,5 @@ def test_what_is_no_gpt2_is_refused(tmp_path, name, error, said):
 
 
 def test_only_dropout_can_be_overridden():
-    with pytest.raises(ConfigError, match="from_pretrained cannot override block_size; only dropout"):
+    with pytest.raises(ConfigError, match="from_pretrained can override only dropout, not block_size"):
         GPT.from_pretrained("gpt2", {"block_size": 8})

@@ -112,7 +112,7 @@ def test_a_run_of_another_family_is_not_for_train_py(train):
         training={"max_steps": 1, "tokens_per_step": 16, "output_dir": "out", "device": "cpu"},
         artifact={"write": False},
     )
-    assert "is a model of the family llama" in train(words(init_from="resume"), code=4).err
+    assert "holds a model of the family llama" in train(words(init_from="resume"), code=4).err
 
 
 def test_a_run_that_ingot_train_began_goes_on_here(train):
@@ -202,7 +202,7 @@ def test_a_ckpt_pt_that_was_brought_into_a_folder_is_what_is_resumed(train):
 def test_a_ckpt_pt_that_was_brought_and_is_none_of_nanogpt_s_is_not_passed_over(train):
     train(words(max_iters=4, **KEYS))
     torch.save({"model": {"other.weight": torch.ones(2)}, "model_args": {}}, "out/ckpt.pt")
-    assert "it is not a nanoGPT model" in train(words(max_iters=6, init_from="resume", **KEYS), code=4).err
+    assert "is not a nanoGPT model" in train(words(max_iters=6, init_from="resume", **KEYS), code=4).err
 
 
 def test_a_finished_run_says_that_nothing_is_left_and_goes_on_when_there_is(train):

@@ -120,8 +120,8 @@ def test_an_empty_start_is_a_beginning(foreign, sample):
 def test_settings_for_gpus_change_nothing_on_a_cpu(foreign, sample):
     expected = sample().texts
     for argument, said in {
-        "--dtype=bfloat16": "dtype=bfloat16 is for GPUs; computing in float32\n",
-        "--dtype=float16": "dtype=float16 is for GPUs; computing in float32\n",
+        "--dtype=bfloat16": "dtype=bfloat16 needs a CUDA GPU; computing in float32\n",
+        "--dtype=float16": "dtype=float16 needs a CUDA GPU; computing in float32\n",
         "--compile=True": "",
         "--dtype=float32": "",
     }.items():
@@ -138,7 +138,7 @@ ERRORS = {
     "--start=Zorro": (3, "not in the char vocabulary: 'Z', 'o', 'r'"),
     "--start=FILE:nowhere": (3, "nowhere cannot be read: No such file or directory"),
     "--start=FILE:out": (3, "out cannot be read: Is a directory"),
-    "--out_dir=nowhere": (4, "there is no nowhere/ckpt.pt; train first, or name its folder with --out_dir"),
+    "--out_dir=nowhere": (4, "there is no nowhere/ckpt.pt; train a model first, or name the folder of its run with --out_dir"),
     "--init_from=scratch": (2, "unknown weights 'scratch'"),
     "--temperature=-1": (2, "temperature=-1 must be a number >= 0"),
     "--max_new_tokens=-1": (2, "max_new_tokens=-1 must be a whole number >= 0"),
@@ -164,7 +164,7 @@ def test_without_a_gpu_the_way_out_is_named(foreign, sample):
 def test_missing_characters_are_never_taken_for_gpt2_s(foreign, sample, work):
     foreign.save(work / "out/ckpt.pt", config={"dataset": "gone"})
     said = sample(code=3).err
-    assert "has a vocabulary of 80, smaller than GPT-2's, and its characters are not in data/gone/meta.pkl" in said
+    assert "has a vocabulary of 80, smaller than GPT-2's, and there is no data/gone/meta.pkl to list its characters" in said
 
 
 def test_a_dataset_with_more_characters_than_the_model_is_refused(foreign, sample, work):
@@ -172,7 +172,7 @@ def test_a_dataset_with_more_characters_than_the_model_is_refused(foreign, sampl
     settings = {"layers": 1, "heads": 1, "width": 4, "context": 8, "bias": False, "vocab_size": 5, "gelu": "erf"}
     model = dict(build({"family": "gpt2", **settings}).state_dict())
     foreign.save(work / "out/ckpt.pt", model=model, model_args=small, optimizer=None)
-    assert "12 tokens and the model of out/ckpt.pt only 5" in sample(code=3).err
+    assert "12 tokens, but the model in out/ckpt.pt only 5" in sample(code=3).err
 
 
 def test_what_train_py_leaves_is_read_as_ckpt_run_folder_checkpoint_or_artifact(trained, sample, work):

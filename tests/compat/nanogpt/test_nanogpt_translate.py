@@ -114,7 +114,7 @@ def test_float16_on_a_cpu_is_float32_and_says_so():
     said: list[str] = []
     arguments = read_arguments("train.py", ["--device=cpu", "--dtype=float16"], lambda line: None)
     assert settle(arguments, warn=said.append)["dtype"] == "float32"
-    assert said == ["dtype=float16 needs a GPU; computing in float32"]
+    assert said == ["dtype=float16 needs a CUDA GPU; computing in float32"]
 
 
 @pytest.mark.parametrize(

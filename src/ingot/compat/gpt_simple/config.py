@@ -57,28 +57,30 @@ class KeySection:
 class ModelConfig(KeySection):
     """The model."""
 
-    vocab_size: int | None = key(None, "Rows of the embedding: always the tokenizer's size, padded to a multiple of 128.", low=1)
+    vocab_size: int | None = key(None, "Embedding rows. Training uses the tokenizer's size, padded to a multiple of 128.", low=1)
     n_embd: int = key(768, "Width of the residual stream.", low=1)
-    n_layer: int = key(12, "Transformer blocks.", low=1)
-    n_head: int = key(12, "Attention heads; must divide n_embd.", low=1)
-    n_kv_head: int | None = key(None, "Key and value heads; must divide n_head. null: n_head.", low=1)
-    n_positions: int = key(2048, "Context length; at least data.max_length.", low=1)
+    n_layer: int = key(12, "Number of transformer blocks.", low=1)
+    n_head: int = key(12, "Number of attention heads; must divide n_embd.", low=1)
+    n_kv_head: int | None = key(None, "Number of key and value heads; must divide n_head. null: the value of n_head.", low=1)
+    n_positions: int = key(2048, "Context length in tokens; raised to data.max_length if it is smaller.", low=1)
     dropout: float = key(0.0, "Dropout probability.", low=0, below=1)
-    use_bias: bool = key(False, "Biases in all linear layers, unless one of the next three keys overrides it.")
-    qkv_bias: bool | None = key(None, "Biases of queries, keys and values. null: use_bias.")
-    attn_out_bias: bool | None = key(None, "Bias of the attention output projection. null: use_bias.")
-    mlp_bias: bool | None = key(None, "Biases of the MLP. null: use_bias.")
-    activation: str = key("swish", "Activation of the MLP; gelu is the tanh form.", "swish", "gelu", "relu")
-    mlp_type: str = key("gated", "gated: three matrices, with the activation on the gate. mlp: two matrices.", "gated", "mlp")
-    intermediate_size: int | None = key(None, "MLP width. null: n_embd * 8/3, rounded up to 256s, if gated, else * 4.", low=1)
-    norm: str = key("rmsnorm", "Normalisation.", "rmsnorm", "layernorm")
-    norm_eps: float = key(1e-5, "Epsilon of the norms.", above=0, below=1)
+    use_bias: bool = key(False, "Use biases in all linear layers; qkv_bias, attn_out_bias and mlp_bias override this.")
+    qkv_bias: bool | None = key(None, "Use biases for queries, keys and values. null: the value of use_bias.")
+    attn_out_bias: bool | None = key(None, "Use a bias in the attention output projection. null: the value of use_bias.")
+    mlp_bias: bool | None = key(None, "Use biases in the MLP. null: the value of use_bias.")
+    activation: str = key("swish", "Activation function of the MLP; gelu is the tanh approximation.", "swish", "gelu", "relu")
+    mlp_type: str = key("gated", "gated: an MLP of three matrices, one for the gate. mlp: two matrices.", "gated", "mlp")
+    intermediate_size: int | None = key(
+        None, "Hidden size of the MLP. null: 4 * n_embd or, if gated, 8/3 * n_embd rounded up to a multiple of 256.", low=1
+    )
+    norm: str = key("rmsnorm", "Normalisation layer.", "rmsnorm", "layernorm")
+    norm_eps: float = key(1e-5, "Epsilon of the normalisation layers.", above=0, below=1)
     tie_word_embeddings: bool = key(True, "Use the token embedding as the output head.")
     rope_base: float = key(10000.0, "Base of the rotary embeddings.", above=1)
-    rope_scaling_type: str | None = key(None, "How to scale rotary embeddings by rope_scaling_factor.", "linear", "ntk")
-    rope_scaling_factor: float = key(1.0, "Rotary scaling factor; no effect if rope_scaling_type is null.", above=0)
+    rope_scaling_type: str | None = key(None, "How rope_scaling_factor is applied. null: not at all.", "linear", "ntk")
+    rope_scaling_factor: float = key(1.0, "Factor of the rotary scaling; no effect if rope_scaling_type is null.", above=0)
     attention_mode: str = key(
-        "causal", "causal: tokens attend to the whole row before them. sdpa_mask, flex: to their own document only.",
+        "causal", "causal: tokens attend to all earlier tokens of the row. sdpa_mask, flex: only to those of the same document.",
         "causal", "sdpa_mask", "flex", becomes="data.document_mask",
     )  # fmt: skip
 
@@ -133,18 +135,18 @@ class CurriculumPhase:
 class DataConfig(KeySection):
     """The training data."""
 
-    path: str = key("", "Folder {train,val}/<bucket>/ of .bin/.idx pairs or .jsonl files.", sets="data.path")
+    path: str = key("", "Data folder; train/BUCKET and val/BUCKET in it hold .bin/.idx pairs or .jsonl files.", sets="data.path")
     tokenizer: str = key("gpt2", "Name or folder of the tokenizer.", becomes="data.tokenizer")
-    format: str = key("pretokenized", "Format of the buckets: .bin/.idx or .jsonl.", "pretokenized", "jsonl")
+    format: str = key("pretokenized", "Format of the data. pretokenized: .bin/.idx pairs.", "pretokenized", "jsonl")
     max_length: int = key(2048, "Tokens per training row.", low=2, sets="data.seq_len")
-    overlap_size: int = key(OVERLAP_TOKENS, "Tokens that windows of a jsonl document share.", low=0, becomes="data.overlap")
-    packing: bool = key(True, "Pack several documents into a row. false: one per row, padded.", becomes="data.sampling")
-    num_workers: int = key(4, "Accepted, but has no effect: one thread reads ahead.", low=0)
+    overlap_size: int = key(OVERLAP_TOKENS, "Tokens that adjacent windows of a .jsonl text share.", low=0, becomes="data.overlap")
+    packing: bool = key(True, "Pack several documents into a row. false: one document per row.", becomes="data.sampling")
+    num_workers: int = key(4, "Accepted, but has no effect: a single thread reads the data ahead of training.", low=0)
     curriculum: list[CurriculumPhase] | None = key(  # noqa: RUF009 (a dataclass field, like those above)
-        None, "Phases with duration_tokens and a mix. null: the same weight for every bucket.", becomes="data.phases"
+        None, "Phases, each with duration_tokens and a bucket mix. null: equal weights for all buckets.", becomes="data.phases"
     )
-    allow_bucket_exhaustion: bool = key(False, "Continue without an exhausted bucket. false: halt.", becomes="data.exhausted")
-    allow_budget_mismatch: bool = key(False, "Allow the phases' total tokens to differ from max_steps' by more than 5%.")
+    allow_bucket_exhaustion: bool = key(False, "Go on when a bucket is used up. false: halt the run.", becomes="data.exhausted")
+    allow_budget_mismatch: bool = key(False, "Allow the tokens of all phases to differ from those of max_steps by over 5%.")
 
     def check_together(self) -> None:
         if self.curriculum is not None:
@@ -159,7 +161,7 @@ class DataConfig(KeySection):
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
         overlap, length = self.overlap_size, self.max_length
-        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # .bin/.idx pairs ignore the default
+        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # .bin/.idx pairs accept the default
             what = f"data.overlap_size={overlap} is more than half of data.max_length={length}"
             raise ConfigError(f"{what}; set it to {length // 2} or less")
 
@@ -170,12 +172,12 @@ class OptimizerConfig(KeySection):
 
     learning_rate: float = key(3e-4, "Peak learning rate.", above=0, sets="optimizer.learning_rate")
     weight_decay: float = key(0.1, "Weight decay of matrices and embeddings.", low=0, sets="optimizer.weight_decay")
-    beta1: float = key(0.9, "Decay of the first moment.", low=0, below=1, sets="optimizer.beta1")
-    beta2: float = key(0.95, "Decay of the second moment.", low=0, below=1, sets="optimizer.beta2")
+    beta1: float = key(0.9, "Decay rate of AdamW's first moment.", low=0, below=1, sets="optimizer.beta1")
+    beta2: float = key(0.95, "Decay rate of AdamW's second moment.", low=0, below=1, sets="optimizer.beta2")
     eps: float = key(1e-8, "Epsilon of AdamW.", low=0, sets="optimizer.epsilon")
-    max_grad_norm: float = key(1.0, "Gradient norm to clip to.", above=0, sets="optimizer.clip_norm")
-    warmup_steps: int = key(100, "Steps of linear warmup; fewer than training.max_steps.", low=0, sets="optimizer.warmup_steps")
-    decay_steps: int | None = key(None, "Cosine steps after the warmup. null: the rest.", low=0, becomes="optimizer.decay_steps")
+    max_grad_norm: float = key(1.0, "Clip the gradient to this norm.", above=0, sets="optimizer.clip_norm")
+    warmup_steps: int = key(100, "Linear warmup steps; must be below training.max_steps.", low=0, sets="optimizer.warmup_steps")
+    decay_steps: int | None = key(None, "Cosine decay steps. null: all after the warmup.", low=0, becomes="optimizer.decay_steps")
     min_lr_ratio: float = key(0.1, "Final learning rate, as a fraction of the peak.", low=0, high=1, sets="optimizer.floor")
 
 
@@ -184,30 +186,34 @@ class TrainingConfig(KeySection):
     """The run."""
 
     per_device_batch_size: int = key(4, "Rows per forward pass of one rank.", low=1, sets="training.micro_batch")
-    gradient_accumulation_steps: int = key(4, "Forward passes of each rank per step.", low=1, becomes="training.tokens_per_step")
-    max_steps: int = key(1000, "Optimizer steps.", low=1, sets="training.max_steps")
+    gradient_accumulation_steps: int = key(4, "Forward passes of each rank in a step.", low=1, becomes="training.tokens_per_step")
+    max_steps: int = key(1000, "Number of optimizer steps in the run.", low=1, sets="training.max_steps")
     gradient_checkpointing: bool = key(True, "Recompute activations to save memory.", becomes="training.gradient_checkpointing")
-    compile: bool = key(True, "torch.compile; if not set, on GPUs only.", becomes="training.compile")
-    seed: int = key(42, "Seed of the initial weights and dropout.", low=0, sets="training.seed")
+    compile: bool = key(True, "Use torch.compile; if this key is not set, only on GPUs.", becomes="training.compile")
+    seed: int = key(42, "Seed of the initial weights and of dropout.", low=0, sets="training.seed")
     logging_steps: int = key(10, "Steps between log lines.", low=1, sets="tracking.log_every")
     eval_steps: int = key(500, "Steps between evaluations.", low=1, sets="evaluation.every")
     save_steps: int = key(1000, "Steps between checkpoints.", low=1, sets="training.save_every")
     max_eval_batches: int | None = key(None, "Batches per evaluation. null: 100.", low=1, becomes="evaluation.rows")
-    output_dir: str = key("./outputs", "Run folder.", sets="training.output_dir")
-    resume: str = key("auto", "auto: resume output_dir's run. scratch: new run only. Or a checkpoint.", becomes="training.resume")
-    keep_last_k: int | None = key(3, "Newest checkpoints to keep. null: all.", low=1, sets="training.keep_last")
-    keep_milestone_every: int | None = key(None, "Also keep multiples of this step.", low=1, becomes="training.keep_every")
+    output_dir: str = key("./outputs", "Folder of the run.", sets="training.output_dir")
+    resume: str = key(
+        "auto", "auto: resume output_dir's run. scratch: do not resume. PATH: resume that checkpoint.", becomes="training.resume"
+    )
+    keep_last_k: int | None = key(3, "Number of newest checkpoints to keep. null: all.", low=1, sets="training.keep_last")
+    keep_milestone_every: int | None = key(None, "Steps between checkpoints kept for good.", low=1, becomes="training.keep_every")
     max_runtime_seconds: int | None = key(
-        None, "Time limit of this session. null: SLURM_JOB_END_TIME or GPT_SIMPLE_MAX_RUNTIME, if set.",
+        None, "Time limit of this session in seconds. null: until SLURM_JOB_END_TIME, else GPT_SIMPLE_MAX_RUNTIME, else none.",
         low=1, sets="training.max_runtime_seconds",
     )  # fmt: skip
-    walltime_reserve_seconds: int = key(300, "Part of it reserved for saving.", low=0, sets="training.walltime_reserve_seconds")
+    walltime_reserve_seconds: int = key(
+        300, "Seconds of the time limit that are reserved for the last save.", low=0, sets="training.walltime_reserve_seconds"
+    )
     mixed_precision: str | None = key(
-        None, "null: bf16 on GPUs that have it, fp16 on older ones, no on a CPU.", "bf16", "fp16", "no",
+        None, "no: fp32. null: bf16 on GPUs that support it, fp16 on older GPUs, no on a CPU.", "bf16", "fp16", "no",
         becomes="training.precision",
     )  # fmt: skip
     wandb_project: str | None = key(None, "Weights & Biases project. null: no tracking.", becomes="tracking.wandb_project")
-    wandb_run_name: str | None = key(None, "W&B run name. null: gpt_simple_ and the time.", becomes="tracking.wandb_run_name")
+    wandb_run_name: str | None = key(None, "W&B run name. null: gpt_simple_ and a timestamp.", becomes="tracking.wandb_run_name")
 
     def check_together(self) -> None:
         for name, example in {"resume": "auto", "output_dir": "./outputs"}.items():
@@ -239,7 +245,7 @@ class GptSimpleConfig:
         warmup, steps = self.optimizer.warmup_steps, self.training.max_steps
         if warmup >= steps:
             what = f"optimizer.warmup_steps={warmup} must be less than training.max_steps={steps}"
-            raise ConfigError(f"{what}; lower it, to {steps // 10} for example, or raise the steps")
+            raise ConfigError(f"{what}; lower it, for example to {steps // 10}, or raise training.max_steps")
 
     @classmethod
     def from_file(cls, path: str | Path) -> GptSimpleConfig:
@@ -369,9 +375,9 @@ ADVICE = {
     "lower {0}, raise {1} or add data": "lower {0} or add data",
     NAME_A_CHECKPOINT: "name a checkpoint or a run folder, auto or scratch",
 }
-TOKENIZE = "gpt-simple tokenize --input_dir DIR --output_dir DATA/train/BUCKET, and DATA/val/BUCKET"
+TOKENIZE = "gpt-simple tokenize --input_dir DIR --output_dir DATA/train/BUCKET, and again for DATA/val/BUCKET"
 
-# Names of Ingot's settings, and of values that are spelled differently, in gpt-simple's terms.
+# gpt-simple's names for Ingot's settings, and for values that the two programs spell differently.
 key_name = names_of_settings(
     all_keys(),
     {
@@ -410,7 +416,7 @@ TEMPLATE_WIDTH = 100
 
 
 def template(preset: str | None = None) -> str:
-    """Return a config file with every key, with a preset's model size."""
+    """Return the text of a config file with every key; `preset` sets the size of the model."""
     values: dict[str, Any] = {f"model.{name}": value for name, value in PRESETS[preset or "small"].items()}
     values["data.path"] = "./data/tokenized"
     lines, last = [HEADING.rstrip()], ""

@@ -37,7 +37,7 @@ from ingot.runtime.files import replace_file, replace_folder, to_json, write_ato
 from ingot.runtime.tensors import TensorRecord
 
 OPTIMIZER, SCHEDULER = "optimizer.bin", "scheduler.bin"
-Keys = Mapping[str, Mapping[str, Any]]  # values of the keys in gpt-simple's four sections
+Keys = Mapping[str, Mapping[str, Any]]  # the values of gpt-simple's keys, by section and name
 
 
 def write_checkpoint(
@@ -45,12 +45,12 @@ def write_checkpoint(
 ) -> int:
     """Write an Ingot checkpoint as a gpt-simple folder, atomically; return its size in bytes.
 
-    `keys` are the run's 59 gpt-simple keys; `facts` are added to trainer_state.json. `tokenizer` is for folders outside a run: it
-    writes the tokenizer too and keeps other files in the folder.
+    `keys` are the run's 59 gpt-simple keys; `facts` are added to trainer_state.json. `tokenizer` is for folders outside a
+    run: the tokenizer is written too, unless the folder has files of a different tokenizer, which is an error.
     """
     section = checkpoint.progress["config"]["model"]
     if section["family"] != "llama":
-        raise ConfigError(f"gpt-simple has no models of the family {section['family']}; export it with --format ingot")
+        raise ConfigError(f"gpt-simple has no models of the family {section['family']}; export this model with --format ingot")
     order, step, o = in_their_order(checkpoint.weights), checkpoint.step, keys["optimizer"]
     weights = {name: shared_tensor(checkpoint.weights[name]) for name in order}
     model = {**keys["model"], "vocab_size": weights["wte.weight"].shape[0]}
@@ -75,13 +75,13 @@ def write_checkpoint(
             write_tokenizer(partial / TOKENIZER, spec, model["n_positions"])
         if tokenizer:
             check_no_other_tokenizer(target / TOKENIZER, {file.name for file in (partial / TOKENIZER).glob("*")})
-        # Written last: the original also treats a folder without it as incomplete.
+        # Written last: a folder without this file is incomplete, also for the original.
         write_atomically(partial / STATE, json.dumps(_state(checkpoint, keys, target.name, facts or {}), indent=2) + "\n")
         return sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
 
 
 def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool:
-    """Write a tokenizer; a kind that gpt-simple does not support is written in Ingot's format, and False is returned."""
+    """Write a tokenizer; if gpt-simple does not support its kind, write it in Ingot's format and return False."""
     tokenizer, (files, _) = from_spec(spec), tokenizer_files(spec, context)
     if isinstance(tokenizer, SentencePieceTokenizer):
         files = {SENTENCEPIECE: tokenizer.contents, OURS: files[OURS]}
@@ -96,7 +96,7 @@ def write_tokenizer(folder: Path, spec: Mapping[str, Any], context: int) -> bool
 
 
 def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> float:
-    """Return the original's learning rate after `step` steps; the cosine rises again after its last step."""
+    """Return the original's learning rate after `step` steps; if training goes on after the decay, the cosine rises again."""
     peak, warmup, floor = optimizer["learning_rate"], optimizer["warmup_steps"], optimizer["min_lr_ratio"]
     if step < warmup:
         return float(peak * step / warmup)
@@ -137,7 +137,7 @@ def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, An
         "tokens_trained": known["tokens"],
         "wandb_run_id": facts.get("wandb_run_id"),
         "config_hash": config_hash(keys),
-        "model_arch_hash": config_hash({key: keys["model"].get(key) for key in ARCH_KEYS}),  # vocab_size as configured
+        "model_arch_hash": config_hash({key: keys["model"].get(key) for key in ARCH_KEYS}),  # vocab_size as in the config
         "curriculum": {"phase_idx": phase, "phase_tokens_consumed": consumed, "current_mix": mix},
         "timing": {"wallclock_seconds_elapsed": seconds, "last_save_duration_seconds": 0.0, "saved_at": utc_now()},
         "metrics": {**loss, "learning_rate": rate, "grad_norm": 0.0, "tokens_per_sec": 0.0},

@@ -46,7 +46,7 @@ PACK_BUFFER = 256  # documents per buffer in the original's packing
 
 
 def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Say) -> None:
-    """Convert the original's checkpoint if there is one to resume. Every rank calls this; only the first converts."""
+    """Convert the original's checkpoint if there is one to resume. Every rank calls this; only the first rank converts."""
     device = find_device(translate(config, ranks.world_size).config.training.device, ranks.local_rank)
     on_first_rank(device, ranks, lambda: {"adopted": adopt(config, say, warn) is not None})
 
@@ -67,8 +67,8 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
         out.mkdir(parents=True, exist_ok=True)
     with RunLock(out), writing(out):
         if (problem := _list_documents(config, resolved, saved)) is not None:
-            missing.append(f"its position in the data ({problem})")
-        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # again, with the list of documents
+            missing.append(f"the position in the data ({problem})")
+        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # now with the list of documents
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
         folder = RunFolder(out).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,12 +86,12 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
 
 
 def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> str | None:
-    """List the documents already read, from all checkpoints of the run; if the list is incomplete, return the reason.
+    """Write a list of the documents already read, from all checkpoints of the run; if it is incomplete, return the reason.
 
-    The newest checkpoint is not enough: in a new phase the original restarts its files and forgets what it has read.
+    The newest checkpoint is not enough: in each new phase the original starts its files again and forgets what it had read.
     """
     if config.data.format != "pretokenized":
-        return "the original does not save it for JSON lines"
+        return "the original saves no position for JSON lines"
     cursors, newest = dict[str, dict[int, int]](), -1
     for checkpoint in saved_checkpoints(saved.run) if saved.run is not None else [saved]:
         if checkpoint.step > saved.step:
@@ -99,19 +99,19 @@ def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> 
         count_rows(cursors, rows := read_cursors(checkpoint.path))
         newest = checkpoint.step if rows else newest
     if not cursors:
-        return "it was stopped before its first batch"
+        return "the run was stopped before its first batch"
     masks = documents_read(user_path(config.data.path), cursors, config.data.max_length, config.data.packing)
     path = Path(config.training.output_dir) / ALREADY_READ
-    if path.exists():  # this run was in Ingot before: keep what it had read by then
+    if path.exists():  # Ingot has resumed this run before: keep the documents listed then
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
         for name, mask in read_already_read(str(path), dataset).items():
             masks[name] = mask | masks.get(name, mask)
     write_already_read(path, masks)
-    return None if newest == saved.step else f"it is known up to step {newest}"
+    return None if newest == saved.step else f"known only up to step {newest}"
 
 
 def _progress(saved: Saved) -> Progress:
-    """Return the progress to resume from; row numbers start from 0 over the remaining documents."""
+    """Return the progress to resume from; rows are counted from 0 again, over the remaining documents."""
     state, phase = saved.state, saved.state.get("curriculum") or {}
     try:
         progress = Progress(saved.step, tokens=int(state.get("tokens_trained", 0)))
@@ -138,7 +138,7 @@ def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str
 
 
 class _Record(dict[str, Any]):
-    """Unpickled instance of one of gpt-simple's classes: the dict of its attributes."""
+    """Stands for an unpickled instance of one of gpt-simple's classes: a dict of the instance's attributes."""
 
     __setstate__ = dict.update
 
@@ -167,7 +167,7 @@ def read_cursors(path: Path) -> dict[str, dict[int, int]]:
 
 
 def count_rows(total: dict[str, dict[int, int]], more: Mapping[str, Mapping[int, int]]) -> None:
-    """Merge the row counts of another worker or checkpoint, keeping the larger count for each file."""
+    """Merge more row counts into `total`, keeping the larger count for each file."""
     for bucket, files in more.items():
         counts = total.setdefault(bucket, {})
         for number, rows in files.items():
@@ -176,14 +176,14 @@ def count_rows(total: dict[str, dict[int, int]], more: Mapping[str, Mapping[int,
 
 
 def documents_read(data: Path, cursors: Mapping[str, Mapping[int, int]], max_length: int, packing: bool) -> dict[str, Mask]:
-    """Return a mask per bucket of the documents contained in the rows read so far."""
+    """Return, for each bucket, a mask of the documents contained in the rows read so far."""
     masks = {}
     for bucket, files in cursors.items():
         paths = sorted((data / "train" / bucket).glob("*.bin"))
         if unknown := [number for number in files if not 0 <= number < len(paths)]:
             raise CheckpointError(
-                f"the checkpoint has read file {unknown[0] + 1} of {data / 'train' / bucket}, which has {len(paths)} files; "
-                "use the data that the run started with"
+                f"the checkpoint has read file {unknown[0] + 1} of {data / 'train' / bucket}, which has only {len(paths)} "
+                "files; resume with the data that the run was started with"
             )
         parts = [np.empty(0, np.bool_)]
         for number, path in enumerate(paths):

@@ -158,7 +158,7 @@ def status(options: Namespace, say: Say) -> None:
     if read_state(folder) is not None:  # trained by Ingot: state.json is more recent and names the host
         run = Run(folder)
         now = run.status()
-        # `stop --force` writes "stopped" only to the original's state file; the killed process could not update Ingot's
+        # `stop --force` writes "stopped" only to the original's state file: the killed process could not update Ingot's file
         killed = now.status == "crashed" and state.get("status") == "stopped"
         record = {"run": str(folder), **vars(now.state), "status": "stopped" if killed else now.status}
         names = {"step": "global_step", "tokens": "tokens_trained", "tokens_per_second": "tokens_per_sec"}
@@ -254,7 +254,7 @@ def stop(options: Namespace, say: Say) -> None:
 def make_parser() -> Parser:
     """Build the argument parser with all commands."""
     wide = partial(HelpFormatter, max_help_position=36, width=110)
-    parser = Parser(prog=PROGRAM, description="Pre-train a GPT from one YAML file.", formatter_class=wide)
+    parser = Parser(prog=PROGRAM, description="Pre-train a GPT as configured in one YAML file.", formatter_class=wide)
     parser.add_argument("-v", "--verbose", action="store_true", help="also print what the run is waiting for")
     parser.add_argument("-q", "--quiet", action="store_true", help="print warnings and errors only")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
@@ -265,66 +265,66 @@ def make_parser() -> Parser:
         parsers[name] = command
         if name in WITH_KEYS:
             command.add_argument("--config", required=True, metavar="FILE", help="YAML file, or JSON if it ends in .json")
-            command.add_argument("--allow-bucket-exhaustion", action="store_true", help="set data.allow_bucket_exhaustion")
-            command.add_argument("--allow-budget-mismatch", action="store_true", help="set data.allow_budget_mismatch")
+            command.add_argument("--allow-bucket-exhaustion", action="store_true", help="set data.allow_bucket_exhaustion=true")
+            command.add_argument("--allow-budget-mismatch", action="store_true", help="set data.allow_budget_mismatch=true")
         elif name in ("status", "stop"):
             command.add_argument("--output_dir", default="./outputs", metavar="DIR", help="run folder (./outputs)")
         elif name in ("generate", "batch-generate"):
             models = command.add_mutually_exclusive_group(required=name == "generate")
             models.add_argument("--checkpoint", dest="model", metavar="DIR", help="checkpoint to load")
-            models.add_argument("--output-dir", dest="model", metavar="RUN", help="run folder, to load its newest checkpoint")
+            models.add_argument("--output-dir", dest="model", metavar="RUN", help="run folder whose newest checkpoint is loaded")
             if name == "generate":
                 prompts = command.add_mutually_exclusive_group(required=True)
                 prompts.add_argument("--prompt", metavar="TEXT", help="prompt to complete")
-                prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="JSON lines, each an object with a prompt")
+                prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help="file of JSON lines, each with a prompt")
             add = command.add_argument
-            add("--output", type=Path, metavar="FILE", help="write the JSON lines to a file instead of printing them")
-            add("--tokenizer", metavar="DIR", help="folder of the tokenizer (the one next to the checkpoint)")
-            add("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (cuda if there is one, else cpu)")
+            add("--output", type=Path, metavar="FILE", help="write the completions to a file instead of printing them")
+            add("--tokenizer", metavar="DIR", help="folder of the tokenizer (default: the checkpoint's tokenizer)")
+            add("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (default: cuda if available, else cpu)")
             add("--dtype", default="bf16", choices=sorted(DTYPES), help="dtype of the weights (bf16)")
             add("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to generate (100)")
-            add("--temperature", type=float, default=0.8, metavar="X", help="sampling temperature; 0 is --greedy (0.8)")
-            add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens; 0: from all (50)")
-            add("--top-p", type=float, default=0.95, metavar="P", help="nucleus: total probability of the candidates (0.95)")
+            add("--temperature", type=float, default=0.8, metavar="X", help="sampling temperature; 0 means --greedy (0.8)")
+            add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens; 0: all tokens (50)")
+            add("--top-p", type=float, default=0.95, metavar="P", help="total probability of the tokens to sample from (0.95)")
             add("--greedy", action="store_true", help="always take the most likely token")
-            add("--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: less repetition (1.0)")
-            add("--seed", type=int, metavar="N", help="the same seed gives the same completions")
+            add("--repetition-penalty", type=float, default=1.0, metavar="X", help="values above 1 reduce repetition (1.0)")
+            add("--seed", type=int, metavar="N", help="seed of the sampling; the same seed gives the same completions")
             add("--return-full-text", action="store_true", help="put the prompt in front of its completion")
 
     add = parsers["train"].add_argument
     add("--force", action="store_true", help="delete the run in output_dir and start a new one")
-    add("--skip-runtime-probe", action="store_true", help="accepted, but has no effect: there is no trial step")
-    add("--nproc_per_node", type=int, default=1, metavar="N", help="ranks on this machine (1)")
-    add("--nnodes", type=int, default=1, metavar="N", help="machines that train together (1)")
-    add("--node_rank", type=int, default=0, metavar="K", help="rank of this machine, from 0")
+    add("--skip-runtime-probe", action="store_true", help="accepted, but has no effect: no trial step is run")
+    add("--nproc_per_node", type=int, default=1, metavar="N", help="number of ranks on this machine (1)")
+    add("--nnodes", type=int, default=1, metavar="N", help="number of machines that train together (1)")
+    add("--node_rank", type=int, default=0, metavar="K", help="index of this machine, counted from 0")
     add("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
-    add("--master_port", type=int, metavar="PORT", help="port on machine 0 (29500; on one machine, a free one)")
+    add("--master_port", type=int, metavar="PORT", help="port of machine 0 (default: 29500, or on one machine any free port)")
     add("--stop-exit-code", type=int, default=0, metavar="N", help="exit code if the run is stopped before its end (0)")
 
     add = parsers["validate"].add_argument
-    add("--world-size", type=int, default=1, metavar="N", help="ranks that will train together (1)")
-    add("--strict", action="store_true", help="exit with 1 for warnings too")
+    add("--world-size", type=int, default=1, metavar="N", help="number of ranks that will train together (1)")
+    add("--strict", action="store_true", help="exit with code 1 also if there are only warnings")
     add("--json", action="store_true", help="print JSON")
 
     parsers["status"].add_argument("--json", action="store_true", help="print JSON")
     parsers["stop"].add_argument("--force", action="store_true", help="kill the run; nothing is saved")
-    parsers["init"].add_argument("-o", "--output", metavar="FILE", help="write to a file instead of printing")
-    parsers["init"].add_argument("--preset", choices=tuple(PRESETS), help="size of the model: 124M, 360M or 1.3B")
+    parsers["init"].add_argument("-o", "--output", metavar="FILE", help="write the config to a file instead of printing it")
+    parsers["init"].add_argument("--preset", choices=tuple(PRESETS), help="size of the model: 124M, 360M or 1.3B parameters")
     parsers["generate"].add_argument("--stream", action="store_true", help="also print a line for each token as it is generated")
 
     add = parsers["batch-generate"].add_argument
-    add("--input", type=Path, required=True, metavar="FILE", help="JSON lines with one request each")
-    add("--dry-run", action="store_true", help="check all requests, print which models would answer them, and load none")
+    add("--input", type=Path, required=True, metavar="FILE", help="file of JSON lines, with one request per line")
+    add("--dry-run", action="store_true", help="check all requests, print which models would answer them, and load no model")
 
     add = parsers["tokenize"].add_argument
-    add("--input_dir", required=True, metavar="DIR", help="folder of .jsonl or .jsonl.gz files")
+    add("--input_dir", required=True, metavar="DIR", help="input folder with .jsonl or .jsonl.gz files")
     add("--output_dir", required=True, metavar="DIR", help="output folder for the .bin/.idx pairs, such as data/train/web")
     add("--tokenizer_path", default="gpt2", metavar="NAME", help="name or folder of the tokenizer (gpt2)")
-    add("--max_length", type=int, default=3072, metavar="N", help="tokens per window, with its end-of-document token (3072)")
-    add("--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share, at most half of one (256)")
-    add("--probabilistic_overlap", action="store_true", help="overlap the windows of only some documents")
+    add("--max_length", type=int, default=3072, metavar="N", help="tokens per window, end-of-document token included (3072)")
+    add("--overlap_size", type=int, default=256, metavar="N", help="tokens that windows share, at most half a window (256)")
+    add("--probabilistic_overlap", action="store_true", help="let windows overlap only in a random part of the documents")
     add("--overlap_probability", type=float, default=0.7, metavar="P", help="probability that a document's windows overlap (0.7)")
-    add("--min_text_length", type=int, default=200, metavar="N", help="skip texts with fewer characters (200)")
+    add("--min_text_length", type=int, default=200, metavar="N", help="skip texts that have fewer characters than this (200)")
     add("--num_workers", type=int, default=1, metavar="N", help="files processed in parallel (1)")
     return parser
 

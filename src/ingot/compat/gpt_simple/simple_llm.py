@@ -56,12 +56,12 @@ class CausalLMOutput:
 
 
 class SimpleLLM(Llama):
-    """gpt-simple's model: `model(ids)` returns (logits,), with `labels` (loss, logits); `return_dict=True`: a CausalLMOutput."""
+    """gpt-simple's model: `model(ids)` gives (logits,) or, with `labels`, (loss, logits); if `return_dict`, a CausalLMOutput."""
 
     def __init__(self, config: ModelConfig, gradient_checkpointing: bool = False):
         config.check()
         if config.vocab_size is None:
-            raise ConfigError("ModelConfig.vocab_size is not set; set it to the rows of the embedding")
+            raise ConfigError("ModelConfig.vocab_size is not set; set it to the number of embedding rows")
         settings = model_settings(asdict(config), "ModelConfig")
         super().__init__(**{name: value for name, value in settings.items() if name != "family"})
         self.config = config
@@ -115,7 +115,7 @@ class SimpleLLM(Llama):
         eos_token_id: int | None = None,
         repetition_penalty: float = 1.0,
     ) -> Tensor:
-        """Generate until every row has ended; return prompts and completions. Sampling follows torch.manual_seed.
+        """Return the prompts with completions, generated until every row has ended. Sampling follows torch.manual_seed.
 
         Rows that have ended with `eos_token_id` are padded with `pad_token_id`, if it is given.
         """
@@ -232,7 +232,7 @@ def train(
     *,
     skip_runtime_probe: bool = False,
 ) -> TrainingResult:
-    """Train from a config file or object; a section given as an argument replaces that section. Arguments are not modified.
+    """Train from a config file or object; a section given as an argument replaces the config's. Arguments are not modified.
 
     `skip_runtime_probe` exists for compatibility and has no effect: runs start without a trial step.
     """
@@ -253,7 +253,7 @@ def load_for_inference(
     """Load a checkpoint, or a run's newest one; return the model in eval mode, its tokenizer and its ModelConfig."""
     if isinstance(dtype, str):
         if dtype.lower() not in DTYPES:
-            raise ConfigError(f"dtype={dtype} must be {', '.join(DTYPES)} or a torch.dtype")
+            raise ConfigError(f"dtype={dtype} must be one of {', '.join(DTYPES)} or a torch.dtype")
         dtype = TORCH_DTYPES[DTYPES[dtype.lower()]]
     weights, config = _open(path)
     tokenizer = SimpleLLMTokenizer("", find_tokenizer(weights, str(tokenizer_path) if tokenizer_path is not None else None))
@@ -266,7 +266,7 @@ def load_for_inference(
 def validate_checkpoint(
     path: str | Path, *, tokenizer_path: str | Path | None = None, load_tokenizer: bool = True
 ) -> CheckpointInfo:
-    """Check that a checkpoint can be loaded, and its tokenizer if `load_tokenizer`; raise CheckpointError otherwise."""
+    """Check that a checkpoint and, if `load_tokenizer`, its tokenizer can be loaded; raise CheckpointError otherwise."""
     weights, config = _open(path)
     if load_tokenizer:
         find_tokenizer(weights, str(tokenizer_path) if tokenizer_path is not None else None)
@@ -288,7 +288,7 @@ def generate(
     seed: int | None = None,
     return_full_text: bool = False,
 ) -> list[str]:
-    """Return a completion for each prompt, with the prompt if `return_full_text`; special tokens are shown by name."""
+    """Return a completion for each prompt, preceded by the prompt if `return_full_text`; special tokens are shown by name."""
     if seed is not None:
         torch.manual_seed(seed)
     device, texts = next(model.parameters()).device, []

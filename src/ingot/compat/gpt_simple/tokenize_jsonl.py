@@ -1,4 +1,4 @@
-"""Tokenize JSON lines to gpt-simple's .bin and .idx: one pair per input file, with the same name.
+"""Tokenize JSON lines to gpt-simple's .bin and .idx files: one pair per input file, named after the input.
 
 A window has at most `max_length` tokens, including the end-of-document token, which closes a document's last window.
 """
@@ -38,7 +38,7 @@ class WindowRule:
     least_characters: int = 200
 
     def overlap_of(self, file: str, line: int) -> int:
-        """Return the overlap of a document's windows, drawn with a seed that depends on file and line only."""
+        """Return how many tokens a document's windows share, drawn at random with a seed made from the file name and the line."""
         if self.probability >= 1:
             return self.overlap
         drawn = hashlib.blake2b(f"{file}:{line}".encode(), digest_size=8).digest()
@@ -60,18 +60,18 @@ class FileCounts:
 def tokenize(
     source: Path, output: Path, tokenizer: str, rule: WindowRule, workers: int = 1, progress: Progress = lambda done, total: None
 ) -> list[FileCounts]:
-    """Tokenize every .jsonl and .jsonl.gz in a folder; a file that fails has `error` set and does not stop the others."""
+    """Tokenize every .jsonl and .jsonl.gz in a folder; if a file fails, set `error` and go on with the next file."""
     check_windows(rule.max_length, rule.overlap)
     if not 0 <= rule.probability <= 1 or rule.least_characters < 0 or workers < 1:
-        raise ConfigError("the overlap probability must be in [0, 1], the minimum text length >= 0 and the workers >= 1")
+        raise ConfigError("the overlap probability must be in [0, 1], the minimum text length >= 0 and the worker count >= 1")
     if not source.is_dir():
-        raise DataError(f"there is no folder {source}; give the one with the .jsonl or .jsonl.gz files")
+        raise DataError(f"there is no folder {source}; give the folder with the .jsonl or .jsonl.gz files")
     files = sorted(path for path in source.iterdir() if path.name.endswith(SUFFIXES) and path.is_file())
     if not files:
         raise DataError(f"{source} holds no .jsonl or .jsonl.gz files")
     stems = [path.name.removesuffix(".gz").removesuffix(".jsonl") for path in files]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
-        raise DataError(f"{twice}.jsonl and {twice}.jsonl.gz would be written to the same pair; remove one of them")
+        raise DataError(f"{twice}.jsonl and {twice}.jsonl.gz would be written to the same .bin and .idx; remove one of the two")
     opened = open_tokenizer(tokenizer)
     if marks_of(opened).eos is None:
         raise ConfigError(f"{tokenizer} has no token that ends a document; use another tokenizer")
@@ -110,7 +110,7 @@ def _tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, rule: WindowRul
 
 
 def _texts(path: Path, rule: WindowRule, counts: FileCounts, lines: deque[int]) -> Iterator[str]:
-    """Yield each text that is long enough and append its line number to `lines`; the others are only counted."""
+    """Yield each text that is long enough and append its line number to `lines`; count the lines without such a text."""
     with open_unpacked(path, lambda _: None) as stream:
         for number, line in enumerate(stream, 1):
             if line.isspace():

@@ -46,20 +46,20 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 MODULE = "ingot.compat.gpt_simple"
 PORT = 29500  # default port for the rendezvous of several machines
-# Files that --force deletes in addition to Ingot's. Not config.json: the run may have been started from it.
+# Files that --force deletes in addition to Ingot's. config.json is kept, because the run may have been started from it.
 THEIR_FILES = (
     TOKENIZER, RUN_STATE, STOP_FLAG, ".stop_chain", ALREADY_READ, "checkpoints/checkpoint-*", "checkpoints/final",
 )  # fmt: skip
 RULE = "=" * 60
 MAX_EXPONENT = 20.0  # perplexity is computed as exp(min(loss, 20))
-FRESH_SECONDS = 300.0  # an older state file is stale: the original writes it every logging_steps, and host clocks differ
+FRESH_SECONDS = 300.0  # older state files are stale; the original writes them every logging_steps, and host clocks differ
 
 
 @dataclass
 class GptSimpleResult:
     """gpt-simple's TrainingResult."""
 
-    final_loss: float  # the mean in the last log line, or else the last step's loss
+    final_loss: float  # the mean in the last step line or, if there is none, the last step's loss
     checkpoint_path: str
     total_tokens: int
     total_steps: int
@@ -111,12 +111,12 @@ def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
 
 
 def read_options(options: Namespace, overrides: Mapping[str, Any]) -> GptSimpleConfig:
-    """Return the config of a command: its file, overrides, and the two flags that set keys."""
+    """Return the config of a command, made of the config file, the overrides and the two flags that set keys."""
     flags = {f"data.{name}": True for name in ("allow_bucket_exhaustion", "allow_budget_mismatch") if getattr(options, name)}
     config = read_config(options.config, {**overrides, **flags})
     record = user_path(config.training.output_dir) / "config.yaml"
     if record.exists() and record.samefile(options.config):
-        raise ConfigError(f"{options.config} is overwritten by the run; give your config another name or folder")
+        raise ConfigError(f"{options.config} would be overwritten by the run; give the config file another name or folder")
     return config
 
 
@@ -175,13 +175,13 @@ def refuse_live_original(folder: Path) -> None:
         pid, updated = int(state["pid"]), datetime.fromisoformat(state["updated_at"])
         written_by_us = ours is not None and (ours.pid == pid or datetime.fromisoformat(ours.updated_at) >= updated)
     except (KeyError, TypeError, ValueError):
-        return  # the original always writes both, the time with its time zone
+        return  # not a file of the original, which always has both keys, and a time zone
     if state.get("status") != "running" or written_by_us:
         return
     age, path = time.time() - updated.timestamp(), folder / RUN_STATE
     if age < FRESH_SECONDS or (pid > 0 and pid != os.getpid() and is_alive(pid, age)):
         what = f"Another training job, the original gpt-simple with process {pid}, uses {folder}, perhaps on another host"
-        how = f"stop it first, or choose another {{0}}; if it is dead, delete {path}"
+        how = f"stop that process first, or choose another {{0}}; if it has already ended, delete {path}"
         raise RunError(f"{what}: {path} is {max(0.0, age):.0f} s old", Setting("training.output_dir"), advice=how)
 
 
@@ -189,9 +189,9 @@ class GptSimpleReporter(Reporter):
     """Prints the log lines of `gpt-simple train` and writes its files, on the first rank.
 
     `notes` are warnings to print once the run begins, so that a run that fails to start prints only its error. `interval_loss`
-    is the mean in the last step line, None before the first; `checkpoint` is the newest checkpoint under gpt-simple's name. If a
-    checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds. If `verbose`, the
-    reporter also prints what the run is waiting for.
+    is the mean loss in the last step line, None before the first line; `checkpoint` is the newest checkpoint, by gpt-simple's
+    name. If a checkpoint cannot be written, training continues and `failure` holds the error until a later save succeeds. If
+    `verbose`, the reporter also prints what the run is waiting for.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class GptSimpleReporter(Reporter):
         with writing(self._folder):
             write_atomically(self._folder / CONFIG, json.dumps(self._keys, indent=2) + "\n")
             folder, tokenizer = self._folder / TOKENIZER, self._tokenizer
-            written = folder.is_dir() and any(folder.iterdir())  # as in the original, once per run
+            written = folder.is_dir() and any(folder.iterdir())  # written once per run, as in the original
             if tokenizer and not written and not write_tokenizer(folder, tokenizer.spec(), self._config.data.max_length):
                 warn(f"gpt-simple has no {tokenizer.kind} tokenizer: only ingot can generate from {self._folder}")
         self._update()
@@ -317,7 +317,7 @@ class GptSimpleReporter(Reporter):
 
         began, step, folder, training = time.monotonic(), step_of(path), path.parent, self._config.training
         names = {"shutdown": [f"checkpoint-{step}{SHUTDOWN}"], "final": [FINAL], "regular": []}[kind]
-        if kind != "shutdown" and step % training.save_steps == 0:  # not if saved only as the best; final may be regular too
+        if kind != "shutdown" and step % training.save_steps == 0:  # a checkpoint kept only as the best has no folder
             names.insert(0, f"checkpoint-{step}")
         self.checkpoint = folder / names[-1] if names else path
         new = [folder / name for name in names if name == FINAL or not (folder / name).exists()]
@@ -335,10 +335,10 @@ class GptSimpleReporter(Reporter):
             for old in saved.keys() - to_keep(list(saved), training.keep_last_k, training.keep_milestone_every or 0):
                 shutil.rmtree(saved[old], ignore_errors=True)
             self.failure = None
-        except (IngotError, OSError) as error:  # runs in a thread: the error is raised when training ends
+        except (IngotError, OSError) as error:  # called in the saving thread; the error is raised when training ends
             why = getattr(error, "strerror", None) or error
-            self.failure = CheckpointError(f"cannot write {path.name} as gpt-simple's: {why}")
-            warn(f"{self.failure}; training continues, and {path} is complete")
+            self.failure = CheckpointError(f"cannot write {path.name} in gpt-simple's format: {why}")
+            warn(f"{self.failure}; training continues, and Ingot's checkpoint {path} is complete")
             return
         for target in new:
             what = "Checkpoint" if target.name == f"checkpoint-{step}" else f"{kind.capitalize()} checkpoint"
@@ -386,7 +386,6 @@ class GptSimpleReporter(Reporter):
                 RunFolder(self._folder).ask_to_stop()
 
     def _update(self, **values: Any) -> None:
-        """Update .run_state.json; training continues if it cannot be written."""
         with self._lock:  # called from the training loop and the saving thread
             self._state |= {**values, "updated_at": datetime.now(UTC).isoformat(timespec="seconds")}
             text, path = to_json(self._state, indent=2) + "\n", self._folder / RUN_STATE

@@ -21,9 +21,9 @@ from ingot.runs.checkpoints import resume_point
 from ingot.runs.folder import named_path, saved_steps
 from ingot.runtime.files import user_path
 
-DATA_SEED = 42  # fixed in gpt-simple; training.seed only affects weights and dropout
+DATA_SEED = 42  # seed of the data's order, fixed in gpt-simple; training.seed only affects weights and dropout
 VOCAB_MULTIPLE = 128
-EVAL_BATCHES = 100  # used if max_eval_batches is null
+EVAL_BATCHES = 100  # batches per evaluation if max_eval_batches is null
 TOKENIZERS = ("gpt2", "byte", "char")  # built-in tokenizers
 ALREADY_READ = "already-read.json"  # lists the documents that the original had read before Ingot resumed its run
 
@@ -81,7 +81,7 @@ def translate(
     if t.wandb_project is not None:
         name = t.wandb_run_name or f"gpt_simple_{datetime.now():%Y%m%d_%H%M%S}"
         settings |= {"tracking.wandb_project": t.wandb_project, "tracking.wandb_run_name": name}
-    if kept_tokens is not None:  # documents that the original already read, in this run or in the one it resumes
+    if kept_tokens is not None:  # documents that the original already read, in this run or in the resumed run
         named = resume_path(config)
         runs = [Path(t.output_dir), *([named, named.parent.parent] if named is not None else [])]
         lists = (run / ALREADY_READ for run in runs)
@@ -121,7 +121,7 @@ def resume_path(config: GptSimpleConfig) -> Path | None:
 
 
 def resume_setting(config: GptSimpleConfig) -> str:
-    """Return Ingot's training.resume; a checkpoint of the original is converted into output_dir before training."""
+    """Return the value of Ingot's training.resume; a checkpoint of the original is converted into output_dir before training."""
     return str(resume_path(config) or {"scratch": "never"}.get(config.training.resume, config.training.resume))
 
 
@@ -157,9 +157,9 @@ def warnings(config: GptSimpleConfig, report: Callable[[str], None], world_size:
         report(f"data.max_length={length} is more than model.n_positions={config.model.n_positions}, which is raised to {length}")
     end, last = config.optimizer.warmup_steps + cosine_steps(config), f"training.max_steps={steps}"
     if end < steps:
-        report(f"the learning rate is at its floor after step {end}, for the last {steps - end} of {last}")
+        report(f"the learning rate is at its floor after step {end}, for the last {steps - end} steps of {last}")
     elif end > steps:
-        report(f"the learning rate decays until step {end}, {end - steps} after {last}, and ends above its floor")
+        report(f"the learning rate decays until step {end}, {end - steps} steps after {last}, and ends above its floor")
     if kept is not None and kept != (now := tokens_per_step(config, world_size)):
-        what = f"the run began with {kept:,} tokens per step and keeps this number, although its keys now give {now:,}"
-        report(f"{what}; for another batch size, choose another training.output_dir")
+        what = f"the run began with {kept:,} tokens per step and keeps this number, although its keys now imply {now:,}"
+        report(f"{what}; to use a different batch size, start a new run in another training.output_dir")

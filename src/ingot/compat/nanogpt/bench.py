@@ -1,4 +1,4 @@
-"""bench.py: measure the step time of the 124M model, without evaluation, checkpoints and logging."""
+"""bench.py: measure the time of a training step of the 124M model, without evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ingot.runtime.tensors import Batch
 
 BURN_IN, TIMED = 10, 20
-WAIT, WARMUP, ACTIVE = 5, 5, 5  # profiled steps, as in torch.profiler.schedule
+WAIT, WARMUP, ACTIVE = 5, 5, 5  # steps of the profiler's three phases, as in torch.profiler.schedule
 LOG = Path("bench_log")
 # Keys of train.py whose values nanoGPT's bench.py hard-codes.
 FIXED = {
@@ -57,10 +57,10 @@ def bench(arguments: Arguments) -> None:
         try:
             check_data(values)
         except DataError as error:
-            raise DataError(f"{error}; or add --real_data=False") from None
+            raise DataError(f"{error}; or use random tokens with --real_data=False") from None
         dataset, rows = open_data(config, 1)
         if dataset.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
-            raise ConfigError(f"bench.py needs GPT-2's tokens, and {config.data.path} has others; add --real_data=False")
+            raise ConfigError(f"bench.py needs GPT-2's tokens, which {config.data.path} does not have; add --real_data=False")
 
         def read() -> Iterator[Batch]:
             at = plan
@@ -81,7 +81,7 @@ def bench(arguments: Arguments) -> None:
 
         for _ in profiled(backend.device, LOG, WAIT, WARMUP, ACTIVE):
             _steps(backend, batches, plan, 1)
-        say(f"the profile is in {LOG}")  # open with chrome://tracing, Perfetto or TensorBoard
+        say(f"the profile is in {LOG}")  # a trace for chrome://tracing, Perfetto or TensorBoard
         return
     _steps(backend, batches, plan, BURN_IN)
     seconds = _steps(backend, batches, plan, TIMED) / TIMED

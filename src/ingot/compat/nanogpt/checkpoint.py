@@ -1,7 +1,7 @@
 """Read and write nanoGPT's ckpt.pt, to exchange models with nanoGPT and its tools; find the state from which train.py starts.
 
-Exact resume never relies on ckpt.pt. Its extra key `ingot` points to Ingot's checkpoint of the same state. The file is only
-loaded with weights_only=True, so it cannot execute code.
+An exact resume never relies on ckpt.pt: the file's extra key `ingot` names Ingot's checkpoint of the same state. A ckpt.pt is
+only loaded with weights_only=True, so it cannot execute code.
 """
 
 from __future__ import annotations
@@ -62,38 +62,38 @@ from ingot.runtime.tensors import TensorRecord
 from ingot.train.resume import Progress, facts_of
 from ingot.train.resume import check_fits as check_resume
 
-OURS = "ingot"  # Ingot's extra key in ckpt.pt
+OURS = "ingot"  # the key that Ingot adds to ckpt.pt
 HEAD, EMBEDDING, POSITIONS = "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"
-NO_LOSS_YET = 1e9  # initial best_val_loss in nanoGPT
+NO_LOSS_YET = 1e9  # nanoGPT's best_val_loss before the first evaluation
 
 
 @dataclass(frozen=True)
 class Ckpt:
-    """A model and the state of its training: the contents of a ckpt.pt under Ingot's names, or another starting point."""
+    """A model and the state of its training, under Ingot's names: from a ckpt.pt, Ingot's checkpoint or GPT-2's files, or new."""
 
     path: Path
     settings: dict[str, Any]  # the config's section `model`
     weights: Mapping[str, TensorRecord] = field(default_factory=dict)  # empty: random initialisation
-    optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)  # AdamW state by `parameter/key`
+    optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)  # AdamW's state, by `parameter/key`
     iter_num: int = 0  # the next iteration to train
     best_val_loss: float | None = None
     config: dict[str, Any] = field(default_factory=dict)  # values of nanoGPT's keys when the file was written
     tokenizer: dict[str, Any] | None = None  # the tokenizer's spec, if Ingot wrote the file
     scoring: dict[str, Any] = field(default_factory=dict)  # evaluation settings, if Ingot wrote the file
     checkpoint: Path | None = None  # Ingot's checkpoint of the same state, if it still exists
-    missing: tuple[str, ...] = ()  # state that the file lacks for an exact resume
-    ours: Checkpoint | None = None  # set if this was read from one of Ingot's checkpoints
+    missing: tuple[str, ...] = ()  # what an exact resume needs and the file lacks
+    ours: Checkpoint | None = None  # the Ingot checkpoint that this was read from, if any
 
 
 def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     """Write an Ingot checkpoint as a ckpt.pt, atomically; `config` holds nanoGPT's 33 keys.
 
-    best_val_loss is the loss of the last evaluation, as in nanoGPT: nanoGPT writes a file if that loss is the best so
-    far; with always_save_checkpoint it always writes one, and sets best_val_loss to the newest loss.
+    `best_val_loss` is the validation loss of the last evaluation. This is also nanoGPT's value: nanoGPT writes the file only if
+    that loss is the best so far or, with always_save_checkpoint, after every evaluation, always updating best_val_loss.
     """
     progress = checkpoint.progress
     if progress["config"]["model"]["family"] != "gpt2":
-        raise ConfigError(f"nanoGPT's {CKPT} holds models of the gpt2 family only; export this one with --format ingot")
+        raise ConfigError(f"nanoGPT's {CKPT} holds models of the gpt2 family only; export this model with --format ingot")
     settings = {**progress["config"]["model"], **sizes(checkpoint.weights)}
     records = _in_order(checkpoint.weights, settings, str(checkpoint.path))
     weights = {name: shared_tensor(record) for name, record in records.items()}
@@ -133,23 +133,23 @@ def read_ckpt(path: Path) -> Ckpt:
     """Read a ckpt.pt that nanoGPT or Ingot wrote; raise CheckpointError if it is invalid."""
     contents = load_saved(path)
     if not isinstance(contents, dict) or not all(isinstance(contents.get(key), dict) for key in ("model", "model_args")):
-        raise CheckpointError(f"{path} is not a checkpoint of nanoGPT: it has no model and model_args")
+        raise CheckpointError(f"{path} is not a nanoGPT checkpoint: it lacks the key model or model_args")
     ours, config = (contents[key] if isinstance(contents.get(key), dict) else {} for key in (OURS, "config"))
     weights = {
         name: weight
         for name, weight in state_records(contents["model"], path).items()
-        if not name.endswith((".attn.bias", ".attn.masked_bias"))  # the causal mask, a buffer in older files
+        if not name.endswith((".attn.bias", ".attn.masked_bias"))  # the causal mask, which older files contain
     }
     head = weights.pop(HEAD, None)
     if any(name not in weights or len(weights[name].shape) != 2 for name in (EMBEDDING, POSITIONS)):
-        raise CheckpointError(f"{path} has no {EMBEDDING} and {POSITIONS}; it is not a nanoGPT model")
+        raise CheckpointError(f"{path} is not a nanoGPT model: it lacks {EMBEDDING} or {POSITIONS}")
     if head is not None and (head.shape, head.data) != (weights[EMBEDDING].shape, weights[EMBEDDING].data):
         raise CheckpointError(f"{path} has an untied output head; nanoGPT's models tie it to the token embedding")
     settings = _settings(contents["model_args"], weights, ours, path)
     weights = _in_order(weights, settings, str(path))
     iter_num, loss = contents.get("iter_num"), contents.get("best_val_loss")
     if type(iter_num) is not int or iter_num < 0:
-        raise CheckpointError(f"{path}: iter_num is {iter_num!r:.60}, but must be a number of iterations")
+        raise CheckpointError(f"{path}: iter_num is {iter_num!r:.60}, but must be a whole number >= 0")
     best = float(loss) if isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1) else math.inf
     memory, problem = adamw_memory(contents.get("optimizer"), [[list(group) for group in split_by_decay(weights)]], weights)
     missing = [f"the optimizer state ({problem})"] if problem else []
@@ -186,7 +186,7 @@ def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: M
     }
     for theirs, name in MODEL_ARGS.items():
         if args.get(theirs) not in (None, settings[name]):
-            raise CheckpointError(f"{path}: {theirs} is {args[theirs]!r:.60}, but its tensors have {settings[name]}")
+            raise CheckpointError(f"{path}: {theirs} is {args[theirs]!r:.60}, but the tensors' shapes imply {settings[name]}")
     try:
         GPT2Settings(**settings)
     except ValidationError as error:
@@ -197,13 +197,13 @@ def _settings(args: Mapping[Any, Any], weights: dict[str, TensorRecord], ours: M
 
 
 def meta_model(settings: Mapping[str, Any]) -> GPT2:
-    """Build the model that a config's section `model` describes on the meta device, to count parameters and check shapes."""
+    """Build a model on the meta device from a config's section `model`, to count its parameters and check tensor shapes."""
     with torch.device("meta"):
         return GPT2(**{name: value for name, value in settings.items() if name != "family"})
 
 
 def count_parameters(model: torch.nn.Module) -> int:
-    """Return the parameter count as nanoGPT reports it, without position embeddings."""
+    """Return the parameter count without position embeddings, as nanoGPT reports it."""
     return sum(p.numel() for name, p in model.named_parameters() if name != POSITIONS)
 
 
@@ -233,9 +233,6 @@ def group_lines(parameters: Mapping[str, Tensor]) -> list[str]:
     ]
 
 
-# Loading models to sample from
-
-
 def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) -> LoadedModel:
     """Open the model selected by init_from and out_dir: a ckpt.pt or its folder, a run, a checkpoint, an artifact, or GPT-2."""
     if init_from != "resume":
@@ -245,7 +242,7 @@ def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) 
         return open_model(foreign_weights(ckpt.path, ckpt.weights.values(), ckpt.settings, tokenizer), tokenizer, device)
     path = out_dir / CKPT if (out_dir / CKPT).is_file() else out_dir
     if not path.exists():
-        raise CheckpointError(f"there is no {out_dir / CKPT}; train first, or name its folder with --out_dir")
+        raise CheckpointError(f"there is no {out_dir / CKPT}; train a model first, or name the folder of its run with --out_dir")
     if not is_ckpt(path):
         return load(path, device=device)
     try:
@@ -258,14 +255,14 @@ def open_named(init_from: str, out_dir: Path, device: str, say: Say, warn: Say) 
 
 
 def open_ckpt(path: Path, device: str, say: Say, tokenizer: str | None = None) -> LoadedModel:
-    """Load the model in a ckpt.pt, with its own tokenizer or the named one."""
+    """Load the model in a ckpt.pt; `tokenizer`, if given, is used instead of the model's own tokenizer."""
     ckpt = read_ckpt(path)
     opened = ckpt_tokenizer(ckpt, say, tokenizer)
     return open_model(foreign_weights(path, ckpt.weights.values(), ckpt.settings, opened, scoring=ckpt.scoring), opened, device)
 
 
 def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer for a ckpt.pt: the named one, its own, its dataset's, or GPT-2's if the vocabulary is large enough."""
+    """Return the tokenizer `name` or, without a name, that of the ckpt.pt, that of its dataset or, if it fits, GPT-2's."""
     rows = ckpt.settings["vocab_size"]
     meta = Path("data") / str(ckpt.config.get("dataset", "")) / META
     tokenizer: Tokenizer | None
@@ -277,30 +274,27 @@ def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
         say(f"Loading meta from {meta}...")
         tokenizer = char_tokenizer(meta)
         if tokenizer is None:
-            raise DataError(f"{meta} does not list single characters in order, so text cannot be decoded with it")
+            raise DataError(f"{meta} does not list single characters in order, so tokens cannot be decoded with it")
     elif rows >= GPT2_VOCAB_SIZE:
         say("No meta.pkl found, assuming GPT-2 encodings...")
         tokenizer = GPT2Tokenizer()
     else:
         raise DataError(
-            f"{ckpt.path} has a vocabulary of {rows:,}, smaller than GPT-2's, and its characters are not in {meta}; "
-            "prepare its dataset again, and run in the folder that contains data/"
+            f"{ckpt.path} has a vocabulary of {rows:,}, smaller than GPT-2's, and there is no {meta} to list its characters; "
+            "prepare its dataset again, and run this command in the folder that contains data/"
         )
     if tokenizer.vocab_size > rows:
-        raise DataError(f"the tokenizer has {tokenizer.vocab_size:,} tokens and the model of {ckpt.path} only {rows:,}")
+        raise DataError(f"the tokenizer has {tokenizer.vocab_size:,} tokens, but the model in {ckpt.path} only {rows:,}")
     return tokenizer
 
 
-# `ingot export --format nanogpt`
-
-
 def keys_of(config: Config) -> dict[str, Any]:
-    """Return train.py's 33 keys for a config; keys without a matching setting keep their defaults."""
+    """Return the values of train.py's 33 keys that match a config; keys without a matching setting keep their defaults."""
     c, t, o = config, config.training, config.optimizer
     keys = {name: TRAIN[name].default for name in nanogpt_keys(TRAIN)}
     for name, path in copied(TRAIN).items():
         section, _, field = path.partition(".")
-        value = getattr(getattr(c, section), field, None)  # write_ckpt rejects other families
+        value = getattr(getattr(c, section), field, None)  # write_ckpt rejects families without the field
         if name in keys and value not in (None, "auto"):
             keys[name] = float(value) if TRAIN[name].kind == "float" else value
     rows = c.rows_per_step
@@ -322,24 +316,24 @@ def keys_of(config: Config) -> dict[str, Any]:
 # GPT-2 weights
 
 SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-OWNER = "openai-community"  # current owner on the Hub; older caches store GPT-2 without an owner
+OWNER = "openai-community"  # owner of GPT-2 on the Hugging Face hub; older caches store GPT-2 without an owner
 
 
 def read_pretrained(name: str) -> Ckpt:
-    """Read GPT-2 weights by size (such as gpt2-medium) or from a local folder; they use the tanh GELU."""
+    """Read GPT-2's weights, given a name such as gpt2-medium or a local folder; these models use the tanh GELU."""
     folder = user_path(name)
     if not (folder / CONFIG).is_file():
         if name not in SIZES:
-            known = f"{', '.join(SIZES)}, or a folder with {CONFIG} (or resume, and in train.py scratch)"
+            known = f"{', '.join(SIZES)}, or a folder with {CONFIG} (init_from can also be resume or, in train.py, scratch)"
             raise ConfigError(f"unknown weights {name!r}; give {known}")
         folder = cached_model(f"{OWNER}/{name}") or cached_model(name) or fetch_model(f"{OWNER}/{name}")
     records, settings = read_model(folder, ("gpt2",))
     return Ckpt(folder, settings, {record.name: record for record in records})
 
 
-# The start of train.py: random weights, GPT-2 weights, an Ingot checkpoint, or a ckpt.pt. Ingot's own runs resume exactly
-# unless something that affects training has changed. Other weights are first saved in the folder as an Ingot checkpoint, with
-# their iteration number, and training resumes from it. Existing files are moved aside, never overwritten.
+# train.py starts from random weights, GPT-2's weights, an Ingot checkpoint or a ckpt.pt. From an Ingot checkpoint, training
+# resumes exactly unless something that affects training has changed. Otherwise the weights are first saved in the run folder as
+# an Ingot checkpoint with their iteration number, from which training resumes. Existing files are moved aside, never overwritten.
 
 PARTS = (
     "state.json", "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt",
@@ -348,12 +342,12 @@ PARTS = (
 
 
 def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Ckpt:
-    """Return the state that init_from selects, cropped to block_size; with eval_only nothing is written."""
+    """Return the state that init_from selects, with its context cropped to block_size; with eval_only, write no files."""
     name, out = values["init_from"], Path(values["out_dir"])
     if name == "scratch":
         tokenizer = open_dataset(str(data_path(values)), values["tokenizer"], values["trust_tokens"]).tokenizer
         vocab_size = None if tokenizer.kind == "gpt2" else tokenizer.vocab_size
-        ids = f"vocab_size {vocab_size} of {data_path(values)}" if vocab_size else "GPT-2's 50,257 tokens, rounded up to 50,304"
+        ids = f"vocab_size {vocab_size} of {data_path(values)}" if vocab_size else "GPT-2's 50,257 tokens, padded to 50,304"
         say(f"a new model from scratch, with {ids}")
         return Ckpt(out, fresh_settings(values, vocab_size))
     if name != "resume":
@@ -379,12 +373,12 @@ def find_start(values: Mapping[str, Any], say: Say, warn: Say) -> Ckpt:
 
 
 def _resumed(out: Path, warn: Say, read_only: bool) -> Ckpt:
-    """Return the newest Ingot checkpoint in a folder, or the ckpt.pt there if it was copied from another run."""
+    """Return the newest Ingot checkpoint in a folder or, if the ckpt.pt there was copied from another run, the ckpt.pt."""
     path, newest = out / CKPT, None
     if saved_steps(out / "checkpoints"):
         newest = newest_valid(out / "checkpoints", warn, read_only)
     elif not path.exists():
-        raise CheckpointError(f"init_from=resume: there is no {path}; train one with --init_from=scratch first")
+        raise CheckpointError(f"init_from=resume: there is no {path}; train a model with --init_from=scratch first")
     if newest is None or path.exists():
         try:
             ckpt = read_ckpt(path)
@@ -401,13 +395,13 @@ def _resumed(out: Path, warn: Say, read_only: bool) -> Ckpt:
                 path.replace(out / f"{CKPT}{DAMAGED}")
     settings = newest.progress["config"]["model"]
     if settings["family"] != "gpt2":
-        raise CheckpointError(f"{newest.path} is a model of the family {settings['family']}; resume it with: ingot train")
-    settings = settings | sizes(newest.weights)  # `ingot train` infers these from the data
+        raise CheckpointError(f"{newest.path} holds a model of the family {settings['family']}; resume its run with: ingot train")
+    settings = settings | sizes(newest.weights)  # a config of `ingot train` may leave these sizes unset
     return Ckpt(newest.path, settings, newest.weights, newest.tensors["optimizer"], newest.step, ours=newest)
 
 
 def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -> ResolvedConfig:
-    """Prepare the folder so that training begins or resumes from `start`; return the config."""
+    """Prepare the run folder so that training begins or resumes from `start`; return the config."""
     out, resolved = Path(values["out_dir"]), translate(values, start.settings)
     dataset = open_fitting(resolved.config, values)
     facts = facts_of(resolved.config, dataset)
@@ -434,7 +428,7 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
             p = replace(p, **{name: earlier[name] for name in ("best_bpb", "val_loss", "val_bpb")})
             p = replace(p, best_step=at if earlier["best_step"] == at else None, best_by=earlier.get("best_by", []))
     elif start.missing:
-        p = replace(p, best_step=at)  # marked as the best: it is kept and written as ckpt.pt for the next resume
+        p = replace(p, best_step=at)  # marked as the best, so that the checkpoint is kept and also written as ckpt.pt
     if start.best_val_loss is not None and at:
         evaluator = evaluator_of(config, dataset, "val")
         evaluated = evaluator.score(evaluator.rows(config.evaluation.rows), lambda batch: 0.0)
@@ -458,17 +452,17 @@ def open_fitting(config: Config, values: Mapping[str, Any]) -> Dataset:
     tokens, rows = dataset.tokenizer.vocab_size, config.model.vocab_size or 0
     if tokens > rows:
         name = values["dataset"]
-        raise ConfigError(f"dataset={name} has a vocabulary of {tokens:,} and the model one of {rows:,}; they do not fit")
+        raise ConfigError(f"dataset={name} has a vocabulary of {tokens:,}, which is more than the model's {rows:,}")
     if dataset.split("val").tokens < 2:
         raise DataError(
-            f"dataset={values['dataset']} has no val.bin, or an empty one; evaluations need it: prepare the data again"
+            f"dataset={values['dataset']} has no val.bin, or an empty one, but evaluations need it; prepare the data again"
         )
     return dataset
 
 
 def move_aside(out: Path, parts: Sequence[str], say: Say) -> Path | None:
-    """Move the run in a folder to a numbered subfolder and return that; None if there is no run."""
-    state = read_state(out)  # state.json also lists checkpoints that were deleted
+    """Move the run in a folder to a numbered subfolder and return the subfolder; return None if there is no run."""
+    state = read_state(out)  # state.json names the newest checkpoint even if the checkpoint was deleted
     had_checkpoint = state is not None and state.checkpoint is not None
     if not had_checkpoint and not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):
         return None

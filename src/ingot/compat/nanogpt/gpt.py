@@ -1,7 +1,7 @@
 """nanoGPT's model.py: GPT, GPTConfig and their modules, for notebooks and forks that import them.
 
 The model is Ingot's gpt2 family, whose parameters already have nanoGPT's names. This file adds nanoGPT's signatures and makes the
-output head a module, so that the state dict has the same keys.
+output head a module, so that the state dict has the same keys as nanoGPT's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ingot.model.layers import LayerCache, Mask
 from ingot.runtime.devices import data_sheet_flops
 
 Gelu = Literal["tanh", "erf"]
-A100_FLOPS = 312e12  # nanoGPT assumes an A100 on every device; used here only if the device's own peak is unknown
+A100_FLOPS = 312e12  # an A100's bf16 peak, which nanoGPT assumes for every device; used here only if the device's is unknown
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Block(gpt2.GPT2Block):
 
 
 class GPT(GPT2):
-    """nanoGPT's GPT: `model(idx)` returns (last-position logits (B, 1, V), None), `model(idx, targets)` (all logits, loss)."""
+    """nanoGPT's GPT: `model(idx)` returns (last position's logits, None), `model(idx, targets)` returns (all logits, loss)."""
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         if config.n_embd % config.n_head:
@@ -78,14 +78,14 @@ class GPT(GPT2):
         super().__init__(**{ours: getattr(config, theirs) for theirs, ours in MODEL_ARGS.items()}, gelu=gelu)
         self.config = config
         blocks: Any = self.blocks
-        for block in blocks:  # this file's classes, for isinstance checks and FSDP wrap policies
+        for block in blocks:  # set this file's classes, for isinstance checks and FSDP wrap policies
             block.__class__, block.attn.__class__, block.mlp.__class__ = Block, CausalSelfAttention, MLP
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False, device="meta")  # tied to the embedding
         self.lm_head.weight = self.transformer.wte.weight
         print(f"number of parameters: {self.get_num_params() / 1e6:.2f}M")
 
     def get_num_params(self, non_embedding: bool = True) -> int:
-        """Return the parameter count, by default without position embeddings; the token embedding doubles as the head."""
+        """Return the parameter count, by default without position embeddings; the token embedding is also the output head."""
         return count_parameters(self) if non_embedding else sum(p.numel() for p in self.parameters())
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
@@ -98,7 +98,7 @@ class GPT(GPT2):
         return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
 
     def generate(self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None) -> Tensor:
-        """Return the (B, T) tokens with max_new_tokens generated ones appended; temperature 0 is greedy.
+        """Return `idx` (B, T) with `max_new_tokens` generated tokens appended to each row; temperature 0 decodes greedily.
 
         Sampling follows torch.manual_seed. When the context is full, its last half is kept and processed again.
         """
@@ -112,7 +112,7 @@ class GPT(GPT2):
     def from_pretrained(cls, model_type: str, override_args: Mapping[str, Any] | None = None) -> GPT:
         """Load OpenAI's GPT-2 weights: gpt2, gpt2-medium, -large or -xl, or a local folder; only `dropout` can be overridden."""
         if unknown := sorted((override_args or {}).keys() - {"dropout"}):
-            raise ConfigError(f"from_pretrained cannot override {unknown[0]}; only dropout")
+            raise ConfigError(f"from_pretrained can override only dropout, not {unknown[0]}")
         print(f"loading weights from pretrained gpt: {model_type}")
         ckpt = read_pretrained(model_type)
         args = {theirs: ckpt.settings[ours] for theirs, ours in MODEL_ARGS.items()} | dict(override_args or {})
@@ -139,9 +139,9 @@ class GPT(GPT2):
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused or None)
 
     def estimate_mfu(self, fwdbwd_per_iter: int, dt: float, peak: float | None = None) -> float:
-        """Return the model FLOPs utilisation if `fwdbwd_per_iter` sequences take `dt` seconds.
+        """Return the model FLOPs utilisation if a forward and backward pass of `fwdbwd_per_iter` sequences takes `dt` seconds.
 
-        `peak` is in FLOP/s; by default the device's own or, if that is unknown, an A100's, as in nanoGPT.
+        `peak` is in FLOP/s. By default it is the device's own peak or, if that is unknown, an A100's, as in nanoGPT.
         """
         c, device = self.config, self.transformer.wte.weight.device
         own_peak = data_sheet_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

@@ -1,7 +1,7 @@
 """The keys of `train.py`, `sample.py` and `bench.py`: parse them from a command line and translate them to a Config.
 
-The first 33, 11 and 9 keys are nanoGPT's, with nanoGPT's defaults; keys marked `added` are Ingot's. A command line lists presets
-and `--key=value` in any order; later ones win. A preset is the user's own Python file and is executed, as in nanoGPT.
+The keys are nanoGPT's (33, 11 and 9 keys), with nanoGPT's defaults, and Ingot's, marked `added`. A command line lists presets and
+`--key=value` in any order; a later value replaces an earlier one. A preset is a Python file and is executed, as in nanoGPT.
 """
 
 from __future__ import annotations
@@ -37,77 +37,79 @@ MODEL_ARGS = {
     "vocab_size": "vocab_size", "dropout": "dropout",
 }  # fmt: skip
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # nanoGPT's dtype -> training.precision
-MISSPELT = 0.8  # an unknown name in a preset is reported as a typo if it is at least this similar to a key
+MISSPELT = 0.8  # an unknown name in a preset is reported as a typo if its similarity to a key is at least this, of at most 1
 
 TRAIN = table(
-    Option("out_dir", "str", "out", "run folder, with ckpt.pt and all other files of the run", sets="training.output_dir"),
-    Option("eval_interval", "int", 2000, "iterations between evaluations, which also save", low=1, sets="evaluation.every"),
+    Option("out_dir", "str", "out", "folder for ckpt.pt and all other files of the run", sets="training.output_dir"),
+    Option("eval_interval", "int", 2000, "iterations between evaluations; each also saves", low=1, sets="evaluation.every"),
     Option("log_interval", "int", 1, "iterations between log lines", low=1, sets="tracking.log_every"),
-    Option("eval_iters", "int", 200, "batches per split in an evaluation", low=1),
-    Option("eval_only", "bool", False, "evaluate once and exit; nothing is written"),
-    Option("always_save_checkpoint", "bool", True, "ckpt.pt holds the newest state; False: the one with the best val loss"),
-    Option("init_from", "str", "scratch", "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl or a folder of GPT-2 weights"),
-    Option("wandb_log", "bool", False, "send evaluations to Weights & Biases"),
-    Option("wandb_project", "str", "owt", "W&B project"),
-    Option("wandb_run_name", "str", "gpt2", "W&B run name", sets="tracking.wandb_run_name"),
-    Option("dataset", "str", "openwebtext", "folder below data/ with train.bin and val.bin"),
-    Option("gradient_accumulation_steps", "int", 5 * 8, "micro-batches per iteration, over all ranks", low=1),
+    Option("eval_iters", "int", 200, "batches of train.bin and of val.bin that an evaluation reads", low=1),
+    Option("eval_only", "bool", False, "evaluate the model once and exit, without writing any file"),
+    Option("always_save_checkpoint", "bool", True, "write ckpt.pt at every evaluation; False: only at the best so far"),
+    Option("init_from", "str", "scratch",
+           "model to start from: scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl or a folder of GPT-2 weights"),
+    Option("wandb_log", "bool", False, "send the results of evaluations to Weights & Biases"),
+    Option("wandb_project", "str", "owt", "Weights & Biases project"),
+    Option("wandb_run_name", "str", "gpt2", "name of the run in Weights & Biases", sets="tracking.wandb_run_name"),
+    Option("dataset", "str", "openwebtext", "folder in data/ that contains train.bin and val.bin"),
+    Option("gradient_accumulation_steps", "int", 5 * 8, "micro-batches per iteration, counted over all ranks", low=1),
     Option("batch_size", "int", 12, "rows per micro-batch", low=1, sets="training.micro_batch"),
-    Option("block_size", "int", 1024, "tokens per row; a smaller value crops a loaded model", low=1, sets="data.seq_len"),
-    Option("n_layer", "int", 12, "transformer blocks", low=1, sets="model.layers"),
-    Option("n_head", "int", 12, "attention heads; must divide n_embd", low=1, sets="model.heads"),
+    Option("block_size", "int", 1024, "context length in tokens; a loaded model is cropped to it", low=1, sets="data.seq_len"),
+    Option("n_layer", "int", 12, "number of transformer blocks", low=1, sets="model.layers"),
+    Option("n_head", "int", 12, "number of attention heads; must divide n_embd", low=1, sets="model.heads"),
     Option("n_embd", "int", 768, "width of the residual stream", low=1, sets="model.width"),
     Option("dropout", "float", 0.0, "dropout probability", low=0, below=1, sets="model.dropout"),
-    Option("bias", "bool", False, "biases in linear layers and LayerNorms", sets="model.bias"),
+    Option("bias", "bool", False, "use biases in linear layers and LayerNorms", sets="model.bias"),
     Option("learning_rate", "float", 6e-4, "peak learning rate of AdamW", low=0, sets="optimizer.learning_rate"),
     Option("max_iters", "int", 600000, "last iteration, counted from 0", low=0, sets="training.max_steps", computed=True),
     Option("weight_decay", "float", 1e-1, "weight decay of matrices and embeddings", low=0, sets="optimizer.weight_decay"),
-    Option("beta1", "float", 0.9, "AdamW: decay of the first moment", low=0, below=1, sets="optimizer.beta1"),
-    Option("beta2", "float", 0.95, "AdamW: decay of the second moment", low=0, below=1, sets="optimizer.beta2"),
-    Option("grad_clip", "float", 1.0, "gradient norm to clip to; 0: no clipping", low=0, sets="optimizer.clip_norm"),
-    Option("decay_lr", "bool", True, "warm up and decay the learning rate; False: constant"),
+    Option("beta1", "float", 0.9, "decay rate of AdamW's first moment", low=0, below=1, sets="optimizer.beta1"),
+    Option("beta2", "float", 0.95, "decay rate of AdamW's second moment", low=0, below=1, sets="optimizer.beta2"),
+    Option("grad_clip", "float", 1.0, "clip the gradient to this norm; 0: no clipping", low=0, sets="optimizer.clip_norm"),
+    Option("decay_lr", "bool", True, "warm up and decay the learning rate; False: keep it constant"),
     Option("warmup_iters", "int", 2000, "iterations of linear warmup", low=0, sets="optimizer.warmup_steps"),
     Option("lr_decay_iters", "int", 600000, "iteration at which the cosine decay reaches min_lr", low=0),
     Option("min_lr", "float", 6e-5, "final learning rate", low=0),
-    Option("backend", "str", "nccl", "how ranks exchange gradients; always gloo on CPUs", ("nccl", "gloo")),
+    Option("backend", "str", "nccl", "torch.distributed backend for several ranks; CPUs always use gloo", ("nccl", "gloo")),
     Option("device", "str", "cuda",
-           "cpu, cuda, cuda:N, mps or (train.py only) mlx; under torchrun each rank uses its own GPU", sets="training.device"),
-    Option("dtype", "str", None, "None: float32 on a CPU, bfloat16 on GPUs that have it, else float16", tuple(PRECISIONS),
+           "cpu, cuda, cuda:N, mps or, in train.py only, mlx; under torchrun each rank uses its own GPU", sets="training.device"),
+    Option("dtype", "str", None, "None: float32 on a CPU, bfloat16 on GPUs that support it, else float16", tuple(PRECISIONS),
            null="None", sets="training.precision", computed=True),
-    Option("compile", "bool", True, "torch.compile; on a CPU only if given explicitly", sets="training.compile"),
-    Option("deterministic", "bool", False, "bitwise identical results on a GPU, also after a resume; slower",
+    Option("compile", "bool", True, "use torch.compile; if this key is not set, only on CUDA GPUs", sets="training.compile"),
+    Option("deterministic", "bool", False, "make GPU results bitwise reproducible, also after a resume; slower",
            sets="training.deterministic", added=True),
-    Option("mfu_peak", "float", None, "peak FLOP/s per GPU for MFU; None: this GPU's own", low=0, null="None", added=True),
-    Option("tokenizer", "str", None, "tokenizer file, if the tokens are neither meta.pkl's characters nor GPT-2's",
+    Option("mfu_peak", "float", None, "FLOP/s of a GPU at an MFU of 100%; None: its known peak", low=0, null="None", added=True),
+    Option("tokenizer", "str", None, "tokenizer file, needed if the tokens are neither meta.pkl's characters nor GPT-2's",
            null="None", sets="data.tokenizer", added=True),
-    Option("trust_tokens", "bool", False, "accept tokens that the tokenizer would not produce: random or lossy ones",
+    Option("trust_tokens", "bool", False, "accept tokens that the tokenizer would not produce, such as random ones",
            sets="data.trust_tokens", added=True),
 )  # fmt: skip
 
 SAMPLE = table(
-    Option("init_from", "str", "resume", "resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl or a folder of GPT-2 weights"),
-    Option("out_dir", "str", "out", "run folder, if init_from is resume"),
-    Option("start", "str", "\n", "prompt, or FILE:path to read it from a file"),
-    Option("num_samples", "int", 10, "completions to generate", low=0, high=10**6),
+    Option("init_from", "str", "resume",
+           "model to load: resume (from out_dir), gpt2, gpt2-medium, gpt2-large, gpt2-xl or a folder of GPT-2 weights"),
+    Option("out_dir", "str", "out", "run folder that contains the model, if init_from is resume"),
+    Option("start", "str", "\n", "prompt, or FILE:PATH to read the prompt from a file"),
+    Option("num_samples", "int", 10, "number of completions", low=0, high=10**6),
     Option("max_new_tokens", "int", 500, "tokens per completion", low=0, high=MOST_TOKENS),
-    Option("temperature", "float", 0.8, "sampling temperature; 0: greedy", low=0),
-    Option("top_k", "int", 200, "sample from the k most likely tokens; None or 0: from all", low=0, null="None"),
+    Option("temperature", "float", 0.8, "sampling temperature; 0: always the most likely token", low=0),
+    Option("top_k", "int", 200, "sample from the k most likely tokens; None or 0: from all tokens", low=0, null="None"),
     Option("seed", "int", 1337, "seed of all random numbers", low=0, high=2**62),
     TRAIN["device"],
     TRAIN["dtype"],
-    Option("compile", "bool", False, "torch.compile"),
+    Option("compile", "bool", False, "accepted, but has no effect: sample.py does not compile the model"),
 )  # fmt: skip
 
 BENCH = table(
     Option("batch_size", "int", 12, "rows per step", low=1),
     Option("block_size", "int", 1024, "tokens per row", low=1),
     TRAIN["bias"],
-    Option("real_data", "bool", True, "read data/openwebtext; False: random tokens"),
+    Option("real_data", "bool", True, "train on the tokens of the dataset; False: on random tokens"),
     SAMPLE["seed"],
     TRAIN["device"],
     TRAIN["dtype"],
     TRAIN["compile"],
-    Option("profile", "bool", False, "record a trace with torch's profiler instead"),
+    Option("profile", "bool", False, "record a trace with torch's profiler instead of measuring the time"),
     *(replace(TRAIN[name], added=True) for name in ("n_layer", "n_head", "n_embd", "dataset")),
     TRAIN["mfu_peak"],
 )
@@ -138,7 +140,7 @@ class Arguments:
 
 
 def nanogpt_keys(keys: Mapping[str, Option]) -> list[str]:
-    """Return the names of nanoGPT's own keys."""
+    """Return the names of the keys that nanoGPT has too."""
     return [name for name, key in keys.items() if not key.added]
 
 
@@ -149,7 +151,7 @@ def enter(program: str, body: Callable[[Arguments], None], words: Sequence[str] 
         if "--help" in words or "-h" in words:
             about, keys = PROGRAMS[program]
             say(f"usage: python {program} [PRESET.py ...] [--key=value ...]\n\n{about}\n")
-            say("Presets and keys are read from left to right; later ones win. The keys and their defaults:\n")
+            say("Presets and keys are read from left to right; later values replace earlier ones. The keys and their defaults:\n")
             say("\n".join(help_lines(keys.values())))
         else:
             body(read_arguments(program, words, say if ranks_from_environment().first else lambda line: None))
@@ -169,7 +171,7 @@ def read_arguments(program: str, words: Sequence[str], say: Say = print) -> Argu
         flag, equals, text = word.partition("=")
         name = flag.removeprefix("--")
         if not flag.startswith("--"):
-            raise ConfigError(f"{word}: keys begin with two dashes: --{word.lstrip('-')}")
+            raise ConfigError(f"{word}: keys begin with two dashes; write --{word.lstrip('-')}")
         if name not in keys:
             near = closest(name.replace("-", "_").lower(), keys)
             raise ConfigError(f"unknown key {name} in {word}; {f'did you mean {near}?' if near else '--help lists the keys'}")
@@ -211,7 +213,7 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
     for name in assigned - ALL_KEYS.keys():
         scalar = isinstance(after.get(name), int | float | str) and not name.startswith("_")
         if scalar and (near := closest(name, keys, MISSPELT)) is not None:
-            raise ConfigError(f"{path}: unknown key {name}; did you mean {near}? Begin your own names with an underscore")
+            raise ConfigError(f"{path}: unknown key {name}; did you mean {near}? If not, begin the name with an underscore")
     return {
         name: key.check(after[name], str(path))
         for name, key in keys.items()
@@ -219,8 +221,8 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
     }
 
 
-# Translating the keys of train.py to a Config. A run has max_iters + 1 steps, because nanoGPT counts iterations from 0 up to and
-# including max_iters. It evaluates before iteration N, which is after N steps of Ingot's training loop.
+# Translate the keys of train.py to a Config. A run has max_iters + 1 steps, because nanoGPT counts iterations from 0 up to and
+# including max_iters. nanoGPT evaluates before iteration N, that is, after N steps of Ingot's training loop.
 
 
 def settle(arguments: Arguments, world_size: int = 1, warn: Say = lambda line: None) -> dict[str, Any]:
@@ -230,7 +232,7 @@ def settle(arguments: Arguments, world_size: int = 1, warn: Say = lambda line: N
     """
     v = dict(arguments.values)
     if not v["out_dir"]:
-        raise ConfigError("out_dir is empty; give a folder, such as . for this one")
+        raise ConfigError("out_dir is empty; give a folder, such as . for the current folder")
     if v["decay_lr"] and v["min_lr"] > v["learning_rate"]:
         raise ConfigError(
             f"min_lr={v['min_lr']} is above learning_rate={v['learning_rate']}, so the learning rate would rise instead of "
@@ -247,7 +249,7 @@ def settle(arguments: Arguments, world_size: int = 1, warn: Say = lambda line: N
         v["device"] = "cuda"  # each rank picks its own GPU
     device = device_named(v["device"])
     if v["dtype"] == "float16" and device.kind != "cuda":
-        warn("dtype=float16 needs a GPU; computing in float32")
+        warn("dtype=float16 needs a CUDA GPU; computing in float32")
         v["dtype"] = "float32"
     if v["dtype"] is None:
         best = device.precision("auto")
@@ -260,7 +262,7 @@ def settle(arguments: Arguments, world_size: int = 1, warn: Say = lambda line: N
 
 
 def record(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `config` of a ckpt.pt: nanoGPT's own keys."""
+    """Return the values of nanoGPT's own keys, which a ckpt.pt stores as `config`."""
     return {name: values[name] for name in nanogpt_keys(TRAIN)}
 
 
@@ -272,7 +274,7 @@ def data_path(values: Mapping[str, Any]) -> Path:
 def check_data(values: dict[str, Any], warn: Say = lambda line: None) -> None:
     """Raise DataError if the dataset does not exist; the message gives the command that prepares it.
 
-    The tokenizer becomes `number` if meta.pkl does not map tokens to characters: nanoGPT trains on any tokens.
+    If meta.pkl does not map tokens to characters, set the tokenizer to `number`, because nanoGPT trains on any tokens.
     """
     from ingot.data.formats.nanogpt_folder import META, char_tokenizer
 
@@ -283,7 +285,7 @@ def check_data(values: dict[str, Any], warn: Say = lambda line: None) -> None:
         advice = f"prepare it with: python {script}" if script.is_file() else "the folder needs train.bin and val.bin"
         raise DataError(f"dataset={values['dataset']} has no data in {folder}; {advice}")
     if values["tokenizer"] is None and meta.is_file() and char_tokenizer(meta) is None:
-        warn(f"{meta} does not list single characters, so tokens are shown as ids; name their tokenizer with --tokenizer=FILE")
+        warn(f"{meta} does not list single characters, so tokens are shown as ids; name the tokenizer with --tokenizer=FILE")
         values["tokenizer"] = "number"
 
 
@@ -298,7 +300,7 @@ def translate(values: Mapping[str, Any], model: Mapping[str, Any]) -> ResolvedCo
     v = {**values, "block_size": model["context"]}
     rows = v["gradient_accumulation_steps"] * v["batch_size"]
     evaluated = v["eval_iters"] * v["batch_size"]
-    # If the decay ended with the warmup there would be no cosine phase; the rest of the run uses min_lr.
+    # Decay for at least one iteration, even if lr_decay_iters lies within the warmup; after the decay the run uses min_lr.
     decay_end = max(v["lr_decay_iters"], v["warmup_iters"] + 1)
     settings = {path: v[name] for name, path in copied(TRAIN).items()} | {
         **{f"model.{name}": value for name, value in model.items()},

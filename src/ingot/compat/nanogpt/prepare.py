@@ -31,10 +31,10 @@ VAL_FRACTION, VAL_SEED = 0.0005, 2357  # OpenWebText's validation split, the sam
 
 
 def shakespeare(folder: Path, words: Sequence[str], by_characters: bool = False) -> int:
-    """Prepare Shakespeare with GPT-2's tokenizer, or by characters; return the exit code."""
+    """Tokenize Shakespeare with GPT-2's tokenizer or, if `by_characters`, into single characters; return the exit code."""
     how = "by characters" if by_characters else "with GPT-2's tokens"
-    parser = _parser(f"Tokenize Shakespeare, or another text, {how}: 90% to train.bin, the rest to val.bin.", folder)
-    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file (input.txt in --output, downloaded if missing)")
+    parser = _parser(f"Tokenize Shakespeare, or another text, {how}; 90% goes to train.bin, the rest to val.bin.", folder)
+    parser.add_argument("--input", type=Path, metavar="FILE", help="text file (input.txt in --output, downloaded if missing)")
     return _run(parser, words, _write_text, by_characters)
 
 
@@ -42,23 +42,23 @@ shakespeare_char = partial(shakespeare, by_characters=True)
 
 
 def openwebtext(folder: Path, words: Sequence[str]) -> int:
-    """Prepare OpenWebText or other documents with GPT-2's tokenizer and <|endoftext|> after each; return the exit code."""
+    """Tokenize OpenWebText or other documents with GPT-2's tokenizer, each followed by <|endoftext|>; return the exit code."""
     parser = _parser(
-        "Tokenize OpenWebText, or other documents, for GPT-2 and shuffle them; one in two thousand goes to val.bin. "
-        "Needs 55 GB of disk: 20 to download, 17 for train.bin and 17 for a temporary file.",
+        "Tokenize OpenWebText, or other documents, for GPT-2 and shuffle them; one document in 2,000 goes to val.bin. "
+        "OpenWebText needs 55 GB of disk: 20 GB to download, 17 GB for train.bin and 17 GB for a temporary file.",
         folder,
     )
     add = parser.add_argument
     add("--input", nargs="+", type=Path, metavar="PATH", help=f"files or folders of documents instead of {OPENWEBTEXT}")
-    add("--text-field", default="text", metavar="NAME", help="field of JSON lines, or column, with the text (text)")
-    add("--workers", type=int, metavar="N", help="encoding processes (one per CPU)")
+    add("--text-field", default="text", metavar="NAME", help="JSON field or table column that contains the text (default: text)")
+    add("--workers", type=int, metavar="N", help="number of processes that encode (default: one per CPU)")
     return _run(parser, words, _write_documents)
 
 
 def _parser(about: str, folder: Path) -> Parser:
     parser = Parser(PROGRAM, description=about)
-    parser.add_argument("--bundled", action="store_true", help="use the Shakespeare bundled with ingot; needs no network")
-    parser.add_argument("--output", type=Path, default=folder, metavar="DIR", help="folder to write to (the script's own)")
+    parser.add_argument("--bundled", action="store_true", help="use the Shakespeare that comes with ingot; needs no network")
+    parser.add_argument("--output", type=Path, default=folder, metavar="DIR", help="output folder (default: the script's own)")
     return parser
 
 
@@ -72,7 +72,7 @@ def _run(parser: Parser, words: Sequence[str], write: Callable[[Namespace], None
         if options.input and options.bundled:
             raise ConfigError("give either --input or --bundled, not both")
         if meta.exists() and not by_characters:
-            raise DataError(f"{meta} belongs to character data; give another --output or delete it")
+            raise DataError(f"{meta} belongs to character-level data; delete the file, or give another --output")
         with alone_in(options.output, say):
             with writing(options.output):
                 sweep_temporaries(options.output)  # left behind if an earlier run was killed
@@ -111,7 +111,7 @@ def _text(options: Namespace) -> str:
 
     path = options.input or options.output / "input.txt"
     if not (options.bundled or options.input or path.exists()):
-        advice = "give a text file with --input FILE, or use the one that comes with ingot: --bundled"
+        advice = "give a text file with --input FILE, or use the text that comes with ingot: --bundled"
         try:
             with urlopen(TINY_SHAKESPEARE, timeout=30) as answer:
                 content = answer.read()
@@ -166,7 +166,7 @@ def _write_documents(options: Namespace) -> None:
                     lengths.append(encoded.tokens)
         counts = np.concatenate(lengths)
         if len(counts) < 2:
-            raise DataError("there are fewer than two documents, and val.bin needs one of them; give more")
+            raise DataError("train.bin and val.bin need at least one document each; give more documents")
         order = np.random.default_rng(VAL_SEED).permutation(len(counts))
         held_out = math.ceil(VAL_FRACTION * len(counts))
         tokens, starts = np.memmap(scratch, "<u2", mode="r"), np.cumsum(counts) - counts

@@ -45,7 +45,7 @@ def sample(arguments: Arguments) -> None:
     if device.kind == "cuda":
         backend.cast(device.precision(PRECISIONS[values["dtype"]] if values["dtype"] else "auto"))
     elif values["dtype"] not in (None, "float32"):
-        warn(f"dtype={values['dtype']} is for GPUs; computing in float32")
+        warn(f"dtype={values['dtype']} needs a CUDA GPU; computing in float32")
 
     with progress_bar("generating") as progress:
         completions = list(

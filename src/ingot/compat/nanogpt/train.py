@@ -45,8 +45,8 @@ def train(arguments: Arguments) -> None:
     warn_once = warn if ranks.first else lambda line: None
     if is_edited(model_file):
         warn_once(
-            f"train.py: warning: {model_file} has custom code, which train.py does not run: it trains Ingot's GPT-2. Train its "
-            f"class Model with: ingot train --recipe shakespeare-char --model.file {model_file} (see docs/nanogpt.md)"
+            f"train.py: warning: {model_file} has custom code, which train.py does not run; it trains Ingot's GPT-2. To train "
+            f"the file's class Model, run: ingot train --recipe shakespeare-char --model.file {model_file} (see docs/nanogpt.md)"
         )
     values = settle(arguments, ranks.world_size, warn_once)
     check_data(values, warn_once)
@@ -60,7 +60,7 @@ def train(arguments: Arguments) -> None:
 
     def prepare() -> dict[str, Any]:
         out = Path(values["out_dir"])
-        if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # otherwise the old run is moved aside
+        if not (out / CKPT).exists() and not saved_steps(out / "checkpoints"):  # if either exists, the old run is moved aside
             RunFolder(out).check_ownership([WANDB_ID])
         if (out / LOCK).exists():
             with RunLock(out):  # fails if another process trains there
@@ -89,8 +89,8 @@ def train(arguments: Arguments) -> None:
     path = Path(values["out_dir"]) / CKPT
     if not path.exists() and (newest := reporter.unwritten_checkpoint()) is not None:
         warn(
-            f"no evaluation was the best so far, so with always_save_checkpoint=False there is no {path}; to write the newest "
-            f"weights to it, run: ingot export {newest} --format nanogpt --output {path}"
+            f"no evaluation improved on the best loss, so with always_save_checkpoint=False there is no {path}; to write the "
+            f"newest weights to it, run: ingot export {newest} --format nanogpt --output {path}"
         )
 
 
@@ -105,7 +105,7 @@ def is_edited(model_file: Path) -> bool:
 
 
 def evaluate(values: dict[str, Any]) -> None:
-    """Print the losses of the model that init_from selects; write nothing."""
+    """Print the training and validation loss of the model that init_from selects, without writing files."""
     from ingot.backends.open import open_backend, open_inference
     from ingot.compat.nanogpt.checkpoint import find_start, open_fitting
     from ingot.eval.evaluator import evaluator_of
@@ -130,7 +130,7 @@ def evaluate(values: dict[str, Any]) -> None:
 class NanoGPTReporter(Reporter):
     """Prints nanoGPT's log lines, and writes a ckpt.pt whenever nanoGPT would have written one.
 
-    `ideal_seconds` is the time of an iteration at the device's peak FLOP/s. The MFU is -100% during warmup, then an EMA.
+    `ideal_seconds` is the time of an iteration at the device's peak FLOP/s. The MFU starts at -100% and then is a moving average.
     """
 
     def __init__(self, values: Mapping[str, Any], config: Config, ideal_seconds: float) -> None:
@@ -143,7 +143,7 @@ class NanoGPTReporter(Reporter):
     def begin(self, report: BeginReport) -> None:
         self._elapsed = report.elapsed_seconds
         if report.device.startswith("cpu"):
-            say(f"training on {report.device}")  # the thread count affects floating-point rounding
+            say(f"training on {report.device}")  # report.device names the number of threads, which affects rounding
         if (unwritten := self.unwritten_checkpoint()) is not None:  # an earlier session was killed before writing ckpt.pt
             self.saved(unwritten)
         if report.resumed_at > self._values["max_iters"]:
@@ -198,7 +198,7 @@ class NanoGPTReporter(Reporter):
             self._announce(checkpoint.step)
             write_ckpt(self._ckpt, checkpoint, record(self._values))
             self.failure = None
-        except (CheckpointError, OSError) as error:  # runs in a saving thread: the error is raised when training ends
+        except (CheckpointError, OSError) as error:  # called in the saving thread; the error is raised when training ends
             self.failure = error if isinstance(error, CheckpointError) else CheckpointError(f"cannot write ckpt.pt: {error}")
             warn(f"{self.failure}; training continues and the next save tries again")
 
@@ -221,7 +221,7 @@ def evaluation_line(iteration: int, train_loss: float | None, val_loss: float) -
 
 
 def peak_flops(mfu_peak: float | None, device: Device) -> float:
-    """Return and print a device's peak FLOP/s: from mfu_peak, its data sheet or a measurement. nanoGPT assumes an A100."""
+    """Return and print a device's peak FLOP/s, from mfu_peak, its data sheet or a measurement; nanoGPT assumes an A100's."""
     from ingot.backends.open import measure_flops
 
     if mfu_peak:
