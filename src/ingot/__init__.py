@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ingot.inference.model import LoadedModel
     from ingot.runs.state import TrainingResult
 
-# Imported on first use: `ingot --help` must not wait for torch.
+# The public names are imported on first use, so that `ingot --help` does not wait for torch.
 _MODULES = {
     "ingot.api": ("generate", "load", "train"),
     "ingot.config.schema": ("Config",),
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the public names, without the subpackages, for tab completion."""
+    """Return the names for tab completion: the public ones, without subpackages."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
@@ -53,7 +53,7 @@ def _public(name: str) -> property:
 
 
 class _Package(ModuleType):
-    """The module type of this package; importing the subpackage `ingot.train` must not hide the function `ingot.train`."""
+    """The type of this package; with it, importing the subpackage `ingot.train` does not hide the function `ingot.train`."""
 
 
 for _name in _MODULE_OF:

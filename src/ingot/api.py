@@ -30,7 +30,7 @@ def load(
     data: str | None = None,
     dtype: str | None = None,
 ) -> LoadedModel:
-    """Load a run folder (its latest or best checkpoint), a checkpoint or an artifact; `dtype` casts the weights for generation.
+    """Load a model from a run folder (latest or best checkpoint), a checkpoint or an artifact; `dtype` casts it, for generation.
 
     The tokenizer of an artifact that was exported without one comes from `tokenizer`, a name or file, or from the folder `data`.
     """
@@ -75,7 +75,7 @@ def train(
     reporter: Reporter | None = None,
     **overrides: Any,
 ) -> TrainingResult:
-    """Train with the settings of a YAML file, a recipe, a Config or a dict of sections; override as training={"max_steps": 10}.
+    """Train with the settings of a YAML file, a recipe, a Config or a dict; training={"max_steps": 10} overrides a setting.
 
     Errors are raised as exceptions. Progress goes to stderr, as on the command line; `quiet` suppresses it, and a custom
     `reporter` replaces it.
@@ -98,4 +98,4 @@ def train(
 
 def _merged(section: Any, changes: Any) -> Any:
     both = isinstance(section, Mapping) and isinstance(changes, Mapping)
-    return {**section, **changes} if both else changes  # other values are rejected when the config is built
+    return {**section, **changes} if both else changes  # validation rejects anything that is not a mapping

@@ -16,7 +16,7 @@ LONGEST, TAIL = 1000, 300  # maximum message length; longer messages lose their 
 
 
 def shown(text: str, kept: str = "\n\t") -> str:
-    """Escape control characters (file names may contain them, but terminals must not receive them); keep those in `kept`."""
+    """Escape control characters except those in `kept`: file names may contain them, but terminals must not receive them."""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -37,9 +37,9 @@ class Setting:
     origin: str = ""
 
     def render(self, name: Rename) -> str:
-        """Return the setting as shown to the user, its path renamed by `name`."""
+        """Return the setting as shown to the user, with its path renamed by `name`."""
         word = name(self.path)
-        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # origins only fit Ingot's own names
+        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # origins only fit Ingot's own paths
         return f"{word}{'' if self.value is None else f'={self.value}'}{origin}"
 
 
@@ -95,12 +95,12 @@ class Unreadable(CheckpointError):
     """A checkpoint exists but cannot be read, because of permissions or a disk error; it is not known to be damaged."""
 
     def __init__(self, path: object, why: str | None) -> None:
-        super().__init__(f"{path} cannot be read: {why}", advice="let this user read it, or resume as a user who can")
+        super().__init__(f"{path} cannot be read: {why}", advice="let this user read it, or resume as a user who may read it")
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that differs from the checkpoint; in `said`, {0} is the setting, {1} the old value and {2} the new value."""
+    """A setting whose value differs from the checkpoint's; in `said`, {0} is the setting, {1} the old and {2} the new value."""
 
     setting: str
     was: object
@@ -108,7 +108,7 @@ class Change:
     said: str = "{0} was {1} and is {2}"
 
     def render(self, name: Rename = str) -> str:
-        """Return the sentence; `name` renames the setting and may rename the values, for which it gets SETTING=VALUE."""
+        """Return `said` filled in; `name` renames the setting and, called with SETTING=VALUE, may rename a value."""
         words = [name(self.setting)]
         for value in map(_shown, (self.was, self.now)):
             renamed = name(f"{self.setting}={value}")
@@ -117,7 +117,7 @@ class Change:
 
 
 def _shown(value: object) -> str:
-    """Format a value as in a config; list entries are shown without their unset values."""
+    """Format a value as in a config; mappings in a list are shown without their null and empty values."""
     if not isinstance(value, list):
         return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
     entries = [{k: v for k, v in entry.items() if v not in (None, {})} if isinstance(entry, dict) else entry for entry in value]
@@ -158,4 +158,4 @@ class Interrupted(BaseException):
     """
 
 
-INTERRUPTED = 130  # exit code if the second signal is SIGINT, by shell convention
+INTERRUPTED = 130  # exit code of a program ended by SIGINT, by shell convention

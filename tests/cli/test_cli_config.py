@@ -178,7 +178,7 @@ def test_init_says_why_a_file_cannot_be_written(ingot: Any, tmp_path: Path) -> N
 
 def test_help_lists_the_verbs_in_groups_and_the_settings_of_a_verb(ingot: Any) -> None:
     helped = ingot("--help")
-    assert helped.code == 0 and "Settings:\n  recipes  List the recipes, or show one.\n" in helped.out
+    assert helped.code == 0 and "Settings:\n  recipes  List the recipes, or print the YAML of one.\n" in helped.out
     shown = ingot("config", "show", "--help").out
     assert "Settings, given as --section.key value" in shown and "learning_rate" in shown
     assert all(f"\n  {section:<12}" in shown for section in sections()) and shown.endswith("shows their values.\n")

@@ -221,7 +221,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(call, run, words, match):
 def test_what_is_no_file_is_never_replaced(call, run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     result = call("export", run, "--no-score", "--codec", "zlib", "--output", tmp_path / "pipe", "--force")
-    assert "is not a file and is not replaced" in str(result.exception)
+    assert "is not a file, so it is not replaced" in str(result.exception)
     assert (tmp_path / "pipe").is_fifo()
 
 

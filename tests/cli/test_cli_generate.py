@@ -173,7 +173,7 @@ def test_a_prompt_that_cannot_be_encoded_is_not_printed_before_the_error(call, r
     assert call("generate", reference, "--prompt", "a\udcff", *READ) == (
         3,
         "",
-        "ingot: error: --prompt is not UTF-8 text; give it as UTF-8\n",
+        "ingot: error: --prompt is not valid UTF-8; encode it as UTF-8\n",
     )
 
     def refuse(tokenizer, text):

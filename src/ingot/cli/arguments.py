@@ -34,15 +34,15 @@ RecipeName = Annotated[
     Option("--recipe", metavar="NAME", help="Start from this recipe; `ingot recipes` lists them.", autocompletion=_recipe_names),
 ]
 OutputFile = Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file instead of printing.")]
-AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 StopExitCode = Annotated[
     int, Option("--stop-exit-code", metavar="N", min=0, max=255, help="Exit code if the run is stopped before its end.")
 ]
-ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], Option("--score", help="The score to compare.")]
-_model_path = typer.Argument(metavar="PATH", help="A run folder, a checkpoint or an artifact.")
+ScoreOption = Annotated[Literal["val_bpb", "artifact_bpb", "val_loss"], Option("--score", help="Score by which to compare.")]
+_model_path = typer.Argument(metavar="PATH", help="The model: a run folder, a checkpoint or an artifact.")
 ModelPath = Annotated[Path, _model_path]
 OptionalModelPath = Annotated[Path | None, _model_path]
-DeviceName = Annotated[str, Option("--device", metavar="NAME", help="One of auto, cpu, cuda, cuda:N, mps and mlx.")]
+DeviceName = Annotated[str, Option("--device", metavar="NAME", help="Device to use: auto, cpu, cuda, cuda:N, mps or mlx.")]
 
 # Option names of other programs, and the corresponding Ingot settings.
 SETTING_BY_FOREIGN_NAME = {
@@ -132,19 +132,19 @@ def resolve_config(
     world_size: int = 1,
     warn: Callable[[str], None] | None = None,
 ) -> ResolvedConfig:
-    """Build the config from a recipe, a YAML file and overrides; a config of gpt-simple is translated, and `warn` is called."""
+    """Build the config from a recipe, a YAML file and overrides; a gpt-simple config is translated and reported to `warn`."""
     from ingot.compat.gpt_simple.config import is_gpt_simple, read_config
     from ingot.config.loading import load_config
 
     if file is None or not file.is_file() or not is_gpt_simple(file):
         return load_config(recipe=recipe, file=file, overrides=overrides)
     if recipe is not None:
-        raise ConfigError(f"{file} has gpt-simple's keys and cannot be combined with the recipe {recipe}; keep one of them")
+        raise ConfigError(f"{file} is a gpt-simple config and cannot be combined with the recipe {recipe}; keep one of them")
     from ingot.compat.gpt_simple.translate import kept_tokens, translate, warnings
 
     config = read_config(file, overrides)
     kept = kept_tokens(config)
     if warn is not None:
-        warn(f"{file} has gpt-simple's keys and is read as `gpt-simple train --config` reads it")
+        warn(f"{file} is a gpt-simple config and is read in the same way as by `gpt-simple train --config`")
         warnings(config, warn, world_size, kept)
     return translate(config, world_size, kept)

@@ -37,23 +37,23 @@ TokenFormat = Literal["ingot", "nanogpt", "gpt-simple", "shards"]
 
 @commands.command("convert")
 def convert_command(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder or file of tokens, from Ingot or another program.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder or file of tokens that any supported program wrote.")],
     to: Annotated[
         TokenFormat,
         Option(
-            help="ingot: the format that training reads. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: .bin and .idx "
-            "files in buckets. shards: files with a header, for golf, modded-nanogpt and llm.c."
+            help="Format to write. ingot: the one that training reads. nanogpt: train.bin, val.bin and meta.pkl. gpt-simple: "
+            ".bin and .idx files in buckets. shards: files with a header, for golf, modded-nanogpt and llm.c."
         ),
     ],
     output: Annotated[Path, Option(metavar="DIR", help="The folder to write.")],
-    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The source's tokenizer, if the source names none.")] = None,
-    from_format: Annotated[TokenFormat | None, Option("--from", help="The source's format, if it cannot be detected.")] = None,
-    mark: Annotated[int | None, Option(metavar="ID", help="Id of the document separator, if the tokenizer has none.")] = None,
-    name: Annotated[str | None, Option(metavar="NAME", help="shards: file name prefix. gpt-simple: bucket name.")] = None,
-    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file; nanogpt has one file.")] = SHARD_TOKENS,
-    max_length: Annotated[int, Option(metavar="N", help="gpt-simple: tokens per window.")] = 3072,
-    overlap: Annotated[int, Option(metavar="N", help="gpt-simple: tokens shared by neighbouring windows.")] = 256,
-    force: Annotated[bool, Option("--force", help="Replace the output if it is token data.")] = False,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="Tokenizer of SOURCE, if its files do not name one.")] = None,
+    from_format: Annotated[TokenFormat | None, Option("--from", help="Format of SOURCE, if it cannot be detected.")] = None,
+    mark: Annotated[int | None, Option(metavar="ID", help="Id that separates documents, if no tokenizer defines it.")] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="File name prefix (shards) or bucket name (gpt-simple).")] = None,
+    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per output file (nanogpt: one per split).")] = SHARD_TOKENS,
+    max_length: Annotated[int, Option(metavar="N", help="Tokens per window of a gpt-simple bucket.")] = 3072,
+    overlap: Annotated[int, Option(metavar="N", help="Tokens that neighbouring gpt-simple windows share.")] = 256,
+    force: Annotated[bool, Option("--force", help="Replace the output folder if it holds token data.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Convert token data from one format to another."""
@@ -77,21 +77,21 @@ def convert_command(
 
 @commands.command("download")
 def download_command(
-    variant: Annotated[str, Option(metavar="NAME", help="byte260, or spN for a published vocabulary of size N.")] = "sp1024",
+    variant: Annotated[str, Option(metavar="NAME", help="Vocabulary: byte260, or spN for N SentencePiece ids.")] = "sp1024",
     train_shards: Annotated[
-        int | None, Option(metavar="N", help="Download the first N train shards. Default: at most 80.")
+        int | None, Option(metavar="N", help="Download the first N training shards. Default: up to 80.")
     ] = None,
-    output: Annotated[Path, Option(metavar="DIR", help="Folder for datasets/, tokenizers/ and manifest.json.")] = Path("data"),
-    repo: Annotated[str, Option(metavar="ID", envvar=REPO_VARIABLE, help="A dataset repository on the Hugging Face hub.")] = REPO,
+    output: Annotated[Path, Option(metavar="DIR", help="Folder to write: datasets/, tokenizers/, manifest.json.")] = Path("data"),
+    repo: Annotated[str, Option(metavar="ID", envvar=REPO_VARIABLE, help="Dataset repository on the Hugging Face hub.")] = REPO,
     prefix: Annotated[
-        str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="The repository's folder with manifest.json.")
+        str, Option(metavar="DIR", envvar=PREFIX_VARIABLE, help="Folder of the repository that contains manifest.json.")
     ] = PREFIX,
-    revision: Annotated[str | None, Option(metavar="REV", help="A branch, tag or commit of the repository.")] = None,
-    with_docs: Annotated[bool, Option("--with-docs", help="Also download the text of the shards.")] = False,
-    skip_manifest: Annotated[bool, Option("--skip-manifest", help="Use the manifest.json already in the folder.")] = False,
+    revision: Annotated[str | None, Option(metavar="REV", help="Branch, tag or commit of the repository to read.")] = None,
+    with_docs: Annotated[bool, Option("--with-docs", help="Also download the text from which the shards were made.")] = False,
+    skip_manifest: Annotated[bool, Option("--skip-manifest", help="Use the manifest.json in the output folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download published shards and their tokenizer: the whole validation split and some train shards."""
+    """Download published data: a tokenizer, the whole validation split and the first training shards."""
     from ingot.compat.golf.download import download_and_print
 
     download_and_print(
@@ -109,14 +109,14 @@ def download_command(
 
 @commands.command("inspect")
 def inspect_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder made by `ingot data prepare`, or folder of shards.")],
     split: Annotated[Literal["train", "val"] | None, Option(help="Inspect only this split.")] = None,
-    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer, if the shards name none.")] = None,
-    top: Annotated[int, Option(metavar="N", min=0, help="How many of the most frequent ids to list.")] = 10,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="Tokenizer of the shards, if they do not name one.")] = None,
+    top: Annotated[int, Option(metavar="N", min=0, help="Number of most frequent token ids to list.")] = 10,
     documents: Annotated[int, Option(metavar="N", help="Number of documents whose beginning is shown.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Show counts, frequent ids, document lengths and the beginnings of documents in a folder of tokens."""
+    """Describe a folder of tokens: counts, most frequent ids, document lengths and the beginnings of documents."""
     from ingot.data.verify.audit import inspect
 
     inspection = inspect(folder, split, tokenizer=tokenizer, top=top, beginnings=documents)
@@ -132,7 +132,7 @@ def inspect_command(
         ratio = split_counts.bytes_per_token
         rows += [("bytes per token", f"{ratio:.4f}")] if ratio is not None else []
         vocabulary = split_counts.vocabulary
-        rows.append(("vocabulary", "{size:,} ids, {used:,} used, {never_used:,} never".format(**vocabulary)))
+        rows.append(("vocabulary", "{size:,} ids, {used:,} used, {never_used:,} never used".format(**vocabulary)))
         print_columns(rows)
         print("most frequent ids")
         for use in vocabulary["most_frequent"]:
@@ -151,11 +151,11 @@ def inspect_command(
 
 @commands.command("verify")
 def verify_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder, or a folder of shards.")],
-    against: Annotated[Path | None, Option(metavar="TRAIN", help="Also search this folder for validation documents.")] = None,
-    tokenizer: Annotated[str | None, Option(metavar="NAME", help="The tokenizer, if the shards name none.")] = None,
-    ngram_words: Annotated[int, Option(metavar="N", help="Length in words of the n-grams to look for in train.")] = 13,
-    overlap_share: Annotated[float, Option(metavar="PART", help="Report documents with more than PART copied n-grams.")] = 0.5,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder made by `ingot data prepare`, or folder of shards.")],
+    against: Annotated[Path | None, Option(metavar="TRAIN", help="Also search TRAIN for copies of validation text.")] = None,
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="Tokenizer of the shards, if they do not name one.")] = None,
+    ngram_words: Annotated[int, Option(metavar="N", help="Length, in words, of the n-grams that splits are compared by.")] = 13,
+    overlap_share: Annotated[float, Option(metavar="PART", help="Report documents with a larger share of copied n-grams.")] = 0.5,
     byte_gap: Annotated[
         float | None,
         Option(
@@ -166,7 +166,7 @@ def verify_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte of a folder of tokens and list all problems. Exit code 3: problems were found."""
+    """Check every byte of a folder of tokens and list all problems. The exit code is 3 if there are any."""
     from ingot.data.verify.audit import audit
 
     with progress_bar("verifying", in_bytes=True) as progress:
@@ -190,8 +190,8 @@ def verify_command(
     for comparison in report.comparisons:
         print(
             f"of {comparison.documents:,} validation documents, {comparison.copied:,} are copied from the train split of "
-            f"{comparison.against} and {comparison.similar:,} are similar to a document in it; {comparison.share:.2%} of the "
-            f"{ngram_words}-word n-grams occur in it"
+            f"{comparison.against} and {comparison.similar:,} are similar to a document in it; {comparison.share:.2%} of all "
+            f"{ngram_words}-word n-grams of these documents occur in it"
         )
     counts: Counter[str] = Counter()
     for finding in report.findings:
@@ -221,8 +221,8 @@ def print_splits(splits: Mapping[str, Any]) -> bool:
 
 
 TOKENIZER = (
-    "byte: bytes, 260 ids. char: one id per character of the text. bpe:N: N ids learned from the training text. gpt2: "
-    "GPT-2's 50,257 ids. Or a file (.model, tokenizer.json), a folder with one, or a name on the Hugging Face hub. "
+    "byte: one id per byte, 260 in all. char: one id per character of the text. bpe:N: N ids learned from the training text. "
+    "gpt2: GPT-2's 50,257 ids. Also a file (.model, tokenizer.json), a folder with one, or a name on the Hugging Face hub. "
     "Default: bpe:2048 for more than 512 KB of text, byte for less."
 )
 Inputs = Annotated[
@@ -230,12 +230,12 @@ Inputs = Annotated[
     typer.Argument(
         metavar="PATH",
         show_default=False,
-        help="Files (.txt, .md, .jsonl, .json, .csv, .tsv, each also .gz, .xz or .zst; .parquet), folders, or hf:ORG/NAME.",
+        help="Text: files (.txt, .md, .jsonl, .json, .csv or .tsv, also .gz, .xz or .zst; .parquet), folders, or hf:ORG/NAME.",
     ),
 ]
-MoreInputs = Annotated[list[Path] | None, Option("--input", metavar="PATH", help="The same as PATH; may be repeated.")]
-TextField = Annotated[str, Option(metavar="NAME", help="The field or column with the text.")]
-LARGE_VOCABULARY = 8192  # with a larger vocabulary a demo step takes seconds on a CPU: 3 s on two cores with 50,257
+MoreInputs = Annotated[list[Path] | None, Option("--input", metavar="PATH", help="One more PATH; may be repeated.")]
+TextField = Annotated[str, Option(metavar="NAME", help="Field or column that contains the text.")]
+LARGE_VOCABULARY = 8192  # from this size on, a step of the recipe demo takes seconds on a CPU: 3 s with 50,257 ids
 GPT2_TOKENS = 100_000_000  # the recipe gpt2 (124M parameters) would memorise a smaller dataset
 
 
@@ -244,8 +244,8 @@ def prepare_command(
     files: Inputs = None,
     more: MoreInputs = None,
     tokenizer: Annotated[str | None, Option(metavar="NAME", help=TOKENIZER)] = None,
-    output: Annotated[Path | None, Option(metavar="DIR", help="The folder to write. Default: data/NAME.")] = None,
-    val_inputs: Annotated[list[Path] | None, Option("--val-input", metavar="PATH", help="Validation text; repeatable.")] = None,
+    output: Annotated[Path | None, Option(metavar="DIR", help="Folder to write. Default: data/ and PATH's name.")] = None,
+    val_inputs: Annotated[list[Path] | None, Option("--val-input", metavar="PATH", help="Validation text (repeatable).")] = None,
     val_documents: Annotated[int | None, Option(metavar="N", help="Use the first N documents for validation.", min=0)] = None,
     val_fraction: Annotated[
         float | None,
@@ -253,18 +253,18 @@ def prepare_command(
             metavar="PART",
             min=0,
             max=1,
-            help="Fraction to use for validation (default 0.1): the end of each document if there are at most 20, else "
-            "whole documents, evenly spread.",
+            help="Fraction of the text to use for validation (default 0.1): the end of each document if there are at most 20 "
+            "documents, else whole documents, evenly spread.",
         ),
     ] = None,
-    buckets: Annotated[bool, Option("--buckets", help="PATH has train/NAME/ and val/NAME/; each NAME becomes a bucket.")] = False,
-    bos: Annotated[str | None, Option(metavar="TOKEN", help="Token that starts a document, if tokenizer.json has none.")] = None,
+    buckets: Annotated[bool, Option("--buckets", help="Make PATH/train/NAME/ and PATH/val/NAME/ the bucket NAME.")] = False,
+    bos: Annotated[str | None, Option(metavar="TOKEN", help="Token that starts documents, if tokenizer.json has none.")] = None,
     text_field: TextField = "text",
-    encoding: Annotated[str, Option(metavar="NAME", help="The encoding of the files, such as latin-1.")] = "utf-8",
-    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Skip files in another encoding.")] = False,
-    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per file.", min=1, max=2**31 - 1)] = SHARD_TOKENS,
-    workers: Annotated[int | None, Option(metavar="N", help="Processes that tokenize. Default: one per CPU.", min=1)] = None,
-    force: Annotated[bool, Option("--force", help="Replace the output if it is a dataset.")] = False,
+    encoding: Annotated[str, Option(metavar="NAME", help="Encoding of the input files, such as latin-1.")] = "utf-8",
+    skip_unreadable: Annotated[bool, Option("--skip-unreadable", help="Skip files that are not encoded in --encoding.")] = False,
+    shard_tokens: Annotated[int, Option(metavar="N", help="Tokens per output file.", min=1, max=2**31 - 1)] = SHARD_TOKENS,
+    workers: Annotated[int | None, Option(metavar="N", help="Number of processes to use. Default: one per CPU.", min=1)] = None,
+    force: Annotated[bool, Option("--force", help="Replace the output folder if it holds a dataset.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tokenize text into a folder that training reads. After an interruption the same command resumes."""
@@ -303,7 +303,7 @@ def prepare_command(
         return
     print(f"{summary.folder}: {summary.tokenizer} tokenizer, {summary.vocab_size:,} ids, {summary.seconds:.1f} s")
     if print_splits(summary.splits):
-        print("bytes counts the text, piece bytes what its tokens decode to: this tokenizer changes text, usually white space")
+        print("piece bytes, to which the tokens decode, differ from bytes: this tokenizer changes text, usually white space")
     if summary.continued_documents:
         print(f"{summary.continued_documents:,} documents were kept from an interrupted run")
     if summary.empty_documents:
@@ -330,11 +330,11 @@ def train_tokenizer_command(
     *,
     files: Inputs = None,
     more: MoreInputs = None,
-    kind: Annotated[Literal["sentencepiece", "bpe"], Option(help="sentencepiece: as in golf. bpe: byte-level, as in GPT-2.")],
+    kind: Annotated[Literal["sentencepiece", "bpe"], Option(help="sentencepiece: as in golf. bpe: byte-level BPE, as in GPT-2.")],
     vocab_size: Annotated[int, Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.", min=257, max=1 << 16)],
     output: Annotated[Path, Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
     documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.", min=1, max=10**12)] = None,
-    mark_capitals: Annotated[bool, Option("--mark-capitals", help="sentencepiece: learn lower case; mark capitals.")] = False,
+    mark_capitals: Annotated[bool, Option("--mark-capitals", help="sentencepiece: encode capitals as marks.")] = False,
     text_field: TextField = "text",
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""`ingot export` and `ingot import`: write a trained model to a file for Ingot or other programs, and read theirs."""
+"""`ingot export` and `ingot import`: write a trained model in the format of Ingot or another program, and read theirs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def export(
     ] = "latest",
     output: Annotated[
         Path | None,
-        Option("--output", "-o", metavar="FILE|DIR", help="Default: artifact/ in the run folder, as model.ingot or FORMAT/."),
+        Option("--output", "-o", metavar="FILE|DIR", help="Output. Default: model.ingot or FORMAT/ in the run's artifact/."),
     ] = None,
     layout: Annotated[
         Literal["ingot", "huggingface", "gguf", "nanogpt", "gpt-simple"],
@@ -46,20 +46,20 @@ def export(
             "llama.cpp and ollama (gpt2 and llama). nanogpt: ckpt.pt (gpt2). gpt-simple: a checkpoint folder (llama).",
         ),
     ] = "ingot",
-    quantiser: Annotated[str | None, Option(metavar="none|int8|int8-golf|std|gptq", help=f"Quantiser. {BY_RUN}")] = None,
-    codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression. {BY_RUN}")] = None,
+    quantiser: Annotated[str | None, Option(metavar="none|int8|int8-golf|std|gptq", help=f"Quantisation. {BY_RUN}")] = None,
+    codec: Annotated[str | None, Option(metavar="none|zlib|lzma|rans", help=f"Compression of the file. {BY_RUN}")] = None,
     dtype: Annotated[
-        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"Dtype of unquantised weights; q8_0: gguf only. {BY_RUN}")
+        str | None, Option(metavar="fp32|bf16|fp16|q8_0", help=f"dtype of unquantised weights (q8_0: gguf). {BY_RUN}")
     ] = None,
     tokenizer: Annotated[bool | None, Option("--tokenizer/--no-tokenizer", help=f"Include the tokenizer. {BY_RUN}")] = None,
-    limit: Annotated[int | None, Option(metavar="BYTES", help="Size limit. Default: budget.artifact_bytes.", min=1)] = None,
-    score: Annotated[bool, Option("--score/--no-score", help="Read the file back in a new process and score it.")] = True,
-    data: Annotated[str | None, Option(metavar="DIR", help="Folder to score on. Default: the data of the run.")] = None,
+    limit: Annotated[int | None, Option(metavar="BYTES", help="File size limit. Default: budget.artifact_bytes.", min=1)] = None,
+    score: Annotated[bool, Option("--score/--no-score", help="Load the written file in a new process and score it.")] = True,
+    data: Annotated[str | None, Option(metavar="DIR", help="Prepared folder to score on. Default: the run's data.")] = None,
     device: DeviceName = "auto",
-    force: Annotated[bool, Option("--force", help="Replace existing files; other files in a folder stay.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace existing files, but keep others in the folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained model as one file, check its size and score it. --format writes other programs' formats."""
+    """Write a trained model to one file, check its size and score it. --format converts it for another program instead."""
     from ingot.inference.model import open_weights
 
     source = open_weights(path, which)
@@ -91,7 +91,7 @@ def export(
             if before is None:
                 from ingot.api import load
 
-                with progress_bar("scoring the model it is made from", unit="rows") as progress:
+                with progress_bar("scoring the original model", unit="rows") as progress:
                     before = load(source.path, device=device, data=data).evaluate(data, progress=progress).bits_per_byte
         except IngotError:
             _report(record, as_json)  # the file exists even if it could not be scored
@@ -121,7 +121,7 @@ def _export_file(
         copy = target.parent / file.name
         if target.parent.name != "artifact" or file.parent != target.resolve().parent.parent:  # not in the run folder
             if copy.exists() and copy.read_bytes() != file.read_bytes():
-                raise ConfigError(f"{copy} is not this model's file, which must be next to its artifact; choose another --output")
+                raise ConfigError(f"{copy} is not this model's file, which its artifact needs beside it; choose another --output")
             write_atomically(copy, file.read_bytes())
     tensors = list(source.tensors.values())
     codes: dict[str, list[Any]] = {}  # tensor records by name
@@ -199,7 +199,7 @@ def _export_layout(
             name = shown((source.run or source.path).resolve().name)
             size = write_gguf(target, source.tensors.values(), settings, facts["tokenizer"], dtype, name)
             if is_normalised(facts["tokenizer"]):
-                warn("llama.cpp does not normalise text as this tokenizer does: repeated spaces and rare characters differ")
+                warn("llama.cpp encodes repeated spaces and rare characters differently, because it does not normalise text")
         else:
             from ingot.artifact.huggingface import write_model
             from ingot.artifact.quantise import quantise
@@ -251,7 +251,7 @@ def _report(record: dict[str, Any], as_json: bool) -> None:
             advice = f"{fits['options']} fits with {fits['bytes']:,} bytes"
         elif smallest := record.get("smallest"):
             tried = f"the smallest tried is {smallest['options']} with {smallest['bytes']:,} bytes"
-            advice = f"{tried}; --quantiser std and gptq make smaller files, or train a smaller model"
+            advice = f"{tried}; use --quantiser std or gptq, which make smaller files, or train a smaller model"
         raise RunError(f"{record['artifact']} has {size:,} bytes, {size - limit:,} more than the limit of {limit:,}; {advice}")
 
 
@@ -260,16 +260,16 @@ def import_weights(
         str,
         typer.Argument(
             metavar="PATH|NAME",
-            help="A folder with config.json, nanoGPT's ckpt.pt, golf's final_model, a run or checkpoint of gpt-simple, or a name "
-            "on the Hugging Face hub.",
+            help="A folder with config.json or a name on the Hugging Face hub, nanoGPT's ckpt.pt, golf's final_model, or a run "
+            "or checkpoint of gpt-simple.",
         ),
     ],
-    output: Annotated[Path, Option("--output", "-o", metavar="FILE|DIR", help="The file to write, or a folder for it.")],
-    tokenizer: Annotated[str | None, Option(metavar="NAME", help="Default: the model's tokenizer, or GPT-2's.")] = None,
+    output: Annotated[Path, Option("--output", "-o", metavar="FILE|DIR", help="File to write, or the folder to write it to.")],
+    tokenizer: Annotated[str | None, Option(metavar="NAME", help="Tokenizer. Default: the model's own, else GPT-2's.")] = None,
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Import weights of Hugging Face's GPT-2 and Llama, nanoGPT, golf or gpt-simple. Every other command reads the result."""
+    """Convert a model of Hugging Face (GPT-2, Llama), nanoGPT, golf or gpt-simple to an artifact for all other commands."""
     from ingot.artifact.container import artifact_name, write_artifact
     from ingot.inference.model import foreign_weights
 

@@ -29,14 +29,14 @@ def _group() -> None:
 
 @golf_commands.command("pack")
 def golf_pack(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, logs/RUN_ID.")],
-    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Default: records/DATE_NAME.")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders (logs/RUN_ID), one for each seed.")],
+    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Output. Default: records/DATE_NAME.")] = None,
     name: Annotated[str | None, Option(metavar="TEXT", help="Title of the submission. Default: the first RUN's name.")] = None,
-    author: Annotated[str, Option(metavar="TEXT", help="Who submits it.")] = "",
-    github_id: Annotated[str, Option(metavar="NAME", help="GitHub account that submits it.")] = "",
-    blurb: Annotated[str, Option(metavar="TEXT", help="One or two sentences on what is new.")] = "",
-    reference: Annotated[float, Option(metavar="BPB", help="Score to beat; the p-value is computed against it.", min=0)] = 1.2244,
-    force: Annotated[bool, Option("--force", help="Replace files of an existing submission; other files stay.")] = False,
+    author: Annotated[str, Option(metavar="TEXT", help="Name of the submission's author.")] = "",
+    github_id: Annotated[str, Option(metavar="NAME", help="GitHub account of the author.")] = "",
+    blurb: Annotated[str, Option(metavar="TEXT", help="One or two sentences on what is new in the submission.")] = "",
+    reference: Annotated[float, Option(metavar="BPB", help="Bits per byte to beat; the p-value refers to it.", min=0)] = 1.2244,
+    force: Annotated[bool, Option("--force", help="Replace the files of an existing submission, but no others.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a records folder (README.md, submission.json, logs, code, artifacts) from finished runs with several seeds."""

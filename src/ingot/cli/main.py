@@ -24,7 +24,7 @@ from ingot.errors import ConfigError
 from ingot.runtime.machine import made_by
 from ingot.runtime.signals import listening_early
 
-# Module in ingot.cli and function of each command; for a group of commands, its typer app.
+# For each command, the module in ingot.cli and the function; for a group of commands, the typer app instead.
 GROUPS = {
     "Train and use a model": {
         "train": "train.train",
@@ -50,7 +50,7 @@ GROUPS = {
 }
 COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}
 WITH_SETTINGS = ("train", "sweep", "validate", "init")
-WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # errors about training.device mention --device in these
+WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # errors about training.device name --device here
 COMMAND_BY_FOREIGN_NAME = {
     **dict.fromkeys(("sample", "predict"), "generate"),
     **dict.fromkeys(("evaluate", "score", "test"), "eval"),
@@ -96,7 +96,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=CONTEXT,
-    epilog="Start with `ingot train --recipe demo`. Each command explains itself with --help.",
+    epilog="Start with `ingot train --recipe demo`. `ingot COMMAND --help` explains a command.",
 )
 
 
@@ -157,7 +157,7 @@ def call(args: list[str]) -> int:
         raise KeyboardInterrupt from None
     except UsageError as error:
         message = error.format_message()
-        if message.startswith("Usage:"):  # a bare `ingot` prints the full help
+        if message.startswith("Usage:"):  # `ingot` without arguments prints the full help
             print(message, file=sys.stderr)
             return int(error.exit_code)
         if message.startswith("No such command"):

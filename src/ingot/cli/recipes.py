@@ -74,7 +74,7 @@ def print_docs(output: OutputFile = None) -> None:
 
 @recipe_commands.callback()
 def list_recipes(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List the recipes, or show one."""
+    """List the recipes, or print the YAML of one."""
     if ctx.invoked_subcommand is not None:
         return
     from ingot.config.loading import list_recipes
@@ -95,7 +95,7 @@ def show_recipe(name: Annotated[str, typer.Argument(metavar="NAME", help="Name o
 
 def init(
     ctx: typer.Context,
-    recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="Recipe whose values are written.")] = "demo",
+    recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="The recipe from which the values come.")] = "demo",
     output: OutputFile = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,

@@ -38,7 +38,7 @@ pre { background: #f6f6f6; padding: 1rem; white-space: pre-wrap; } img { max-wid
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, also of runs that are still running.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file to write.")] = Path("report.html"),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -91,7 +91,7 @@ def _page(runs: Mapping[str, Run]) -> str:
         rows.append([name, status["status"], *numbers, *(("", f"{score} (stride {stride})") if stride else (score, ""))])
     table(("run", "status", "steps", "tokens", "tokens/s", "loss", "val_bpb", "val_bpb, sliding"), rows)
     differing = settings_table(list(settings.values()))
-    none = "No settings that affect training." if len(runs) > 1 and not differing else ""
+    none = "No setting that affects training differs." if len(runs) > 1 and not differing else ""
     section("Settings that differ" if len(runs) > 1 else "Settings that are not the defaults", none)
     table(("setting", *runs), differing)
 

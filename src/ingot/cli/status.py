@@ -32,10 +32,10 @@ from ingot.runs.view import RUNS, Run, find_runs, run_names
 from ingot.runtime.files import read_json
 
 WATCH_SECONDS = 1.0
-MAX_CPU_SHARE = 0.02  # of one core: watching a run must not slow it down
+MAX_CPU_SHARE = 0.02  # fraction of a CPU core: watching a run must not slow the run down
 MAX_WAIT_SECONDS = 30.0
 MAX_WATCHED_STALLS = 3
-_runs = typer.Argument(metavar="[RUN]...", help="Run folders, or folders of runs. Default: runs/.", show_default=False)
+_runs = typer.Argument(metavar="[RUN]...", help="Run folders, or folders that contain runs. Default: runs/.", show_default=False)
 RunsOrFolders = Annotated[list[Path] | None, _runs]
 
 
@@ -70,7 +70,7 @@ def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
             best = run.series.read().best or {}
         record |= {"best_val_bpb": best.get("val_bpb"), "best_step": best.get("step"), "best": False, **_data(run)}
     scored = [record for record in records if record["best_val_bpb"] is not None]
-    for data in {record["data"] for record in scored}:  # bits per byte are not comparable across texts
+    for data in {record["data"] for record in scored}:  # bits per byte can only be compared on the same data
         same_data = [record for record in scored if record["data"] == data]
         min(same_data, key=lambda record: record["best_val_bpb"])["best"] = True
     return records
@@ -80,7 +80,7 @@ def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _data(run: Run) -> dict[str, str | None]:
     """Return the path of a run's data, and the kind of tokenizer in its newest checkpoint."""
     path = kind = None
-    with suppress(IngotError):  # settings written by another version
+    with suppress(IngotError):  # config.yaml may come from another version of Ingot
         path = run.config.data.path
     with suppress(IngotError, OSError, ValueError, LookupError, TypeError):
         kind = str(read_json(max(run.checkpoints().items())[1] / INDEX)["progress"]["tokenizer"]["kind"])
@@ -127,7 +127,7 @@ def _watch(runs: Sequence[Run], as_json: bool) -> None:
     in_place = is_terminal(sys.stdout) and not as_json
     try:
         while True:
-            began = time.process_time() if previous else math.inf  # the first round reads all files and does not count
+            began = time.process_time() if previous else math.inf  # not counting the first round, which reads all files
             records = _status_records(runs)
             running = any(record["status"] == "running" for record in records)
             facts = [{name: value for name, value in record.items() if name != "last_heard_seconds"} for record in records]
@@ -169,8 +169,8 @@ def shows_colours() -> bool:
 
 
 def stop(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)],
-    force: Annotated[bool, Option("--force", help="Also send SIGTERM to its process, which must be on this host.")] = False,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run to stop.", show_default=False)],
+    force: Annotated[bool, Option("--force", help="Also send SIGTERM to the run's process, which must be on this host.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask a run to save and stop, from any host that sees its folder. `ingot train RUN` resumes it."""
@@ -190,7 +190,7 @@ def ui(
     runs: RunsOrFolders = None,
     port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 takes any free port.", min=0, max=65535)] = 8080,
     device: DeviceName = "cpu",
-    allow_custom_models: Annotated[bool, Option("--allow-custom-models", help="Let the page run code of custom models.")] = False,
+    allow_custom_models: Annotated[bool, Option("--allow-custom-models", help="Let the page run a model's own code.")] = False,
 ) -> None:
     """Show runs live in a browser, with curves, settings, samples and a prompt. Needs the extra `ui`."""
     try:
@@ -214,9 +214,9 @@ def ui(
 
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to draw in the same charts.")],
-    output: Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Write a .png or .svg file instead.")] = None,
-    axis: Annotated[Literal["steps", "tokens", "seconds"], Option("--x", help="The horizontal axis.")] = "steps",
-    sample: Annotated[bool, Option("--sample", help="Also show the last sample of the first run.")] = False,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="FILE", help="Draw to this .png or .svg file.")] = None,
+    axis: Annotated[Literal["steps", "tokens", "seconds"], Option("--x", help="Unit of the horizontal axis.")] = "steps",
+    sample: Annotated[bool, Option("--sample", help="Also show the last sample text of the first RUN.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw loss, bits per byte and task accuracies of runs, in the terminal or as a picture."""
@@ -249,12 +249,12 @@ def plot(
 def compare(
     ctx: typer.Context,
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of one group, two dashes, runs of the other.")
+        list[Path], typer.Argument(metavar="RUN... -- RUN...", help="Finished runs of two groups, separated by two dashes.")
     ],
     score: ScoreOption = "val_bpb",
     as_json: AsJson = False,
 ) -> None:
-    """Compare the scores of two groups of finished runs. Prints mean, std, Welch's p-value and the seeds still needed."""
+    """Compare the scores of two groups of finished runs. Prints mean, std, Welch's p-value and how many more seeds are needed."""
     from ingot.experiments.compare import compare as compare_runs
     from ingot.experiments.compare import verdict
 

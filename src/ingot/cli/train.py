@@ -34,13 +34,13 @@ def train(
     nnodes: Annotated[int, Option("--nnodes", metavar="N", help="Number of machines that train together.")] = 1,
     node_rank: Annotated[int, Option("--node-rank", metavar="K", help="Index of this machine, counted from 0.")] = 0,
     master_addr: Annotated[str, Option("--master-addr", metavar="HOST", help="Address of machine 0.")] = "127.0.0.1",
-    master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="A free port on machine 0.")] = None,
+    master_port: Annotated[int | None, Option("--master-port", metavar="PORT", help="Port of machine 0 for all ranks.")] = None,
     stop_exit_code: StopExitCode = 0,
     resume: Annotated[Path | None, Option("--resume", metavar="RUN", help="Resume this run, as `ingot train RUN` does.")] = None,
-    force: Annotated[bool, Option("--force", help="Start from scratch: delete the run in training.output_dir.")] = False,
+    force: Annotated[bool, Option("--force", help="Delete the run in training.output_dir and start from scratch.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Train a model, or resume the run in training.output_dir."""
+    """Train a model. If RUN or training.output_dir names an unfinished run, resume it."""
     from ingot.runtime.ranks import ranks_from_environment
 
     ranks = ranks_from_environment()
@@ -57,7 +57,7 @@ def train(
         if config is not None or recipe is not None:
             option = "--config" if config is not None else "--recipe"
             raise ConfigError(f"{run_folder} is resumed with its own settings; leave {option} out")
-        speaks = node_rank == 0 if launching else ranks.first and STARTED_AT not in os.environ  # once, before ranks start
+        speaks = node_rank == 0 if launching else ranks.first and STARTED_AT not in os.environ  # report only once
         resolved = _settings_of_run(run_folder, settings, warn if speaks else lambda line: None)
     elif recipe == "auto":
         from ingot.config.loading import Sources
@@ -88,12 +88,12 @@ def train(
     if nnodes > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
     with make_reporter() as reporter:
-        from ingot.preflight.validate import check_before_training  # takes a second: imported under the live line
+        from ingot.preflight.validate import check_before_training  # imported below the live line: it takes a second
         from ingot.train.start import run
 
         reporter.waiting("checking the run")
         dataset = None
-        if STARTED_AT not in os.environ:  # otherwise the launcher has already checked it
+        if STARTED_AT not in os.environ:  # otherwise the launcher has already checked the run
             dataset = check_before_training(resolved.config, world_size, reporter.message, fresh=force)
         result = run(resolved, reporter, began=process_start(), force=force, dataset=dataset)
     if not ranks.first:
@@ -115,7 +115,7 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
         raise ConfigError(f"{name} cannot be set when {folder} is resumed; leave {name} or the run out")
     run = Run.open(folder)
     last = RunFolder(folder).environment()
-    besides = last.get("besides_config")  # settings of the last session that are missing from a config.yaml it did not write
+    besides = last.get("besides_config")  # settings of the last session that config.yaml lacks, if a user wrote it
     overrides = {**(besides if isinstance(besides, dict) else {}), **given, **own}
     resolved = load_config(file=run.config_path, overrides=overrides)
     if (saved := saved_config(folder)) is not None:
@@ -123,7 +123,7 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
         changed = [name for name in before.keys() & now.keys() - given.keys() if before[name] != now[name]]
         if changes := "; ".join(Change(name, before[name], now[name]).render() for name in sorted(changed)):
             report(f"{run.config_path} has changed since the newest checkpoint: {changes}")
-    wrote_config = last.get("config_sha256") == file_sha256(run.config_path)  # and nobody has edited it since
+    wrote_config = last.get("config_sha256") == file_sha256(run.config_path)  # by the last session, and unedited since
     return replace(resolved, files=()) if wrote_config else resolved
 
 
@@ -160,7 +160,7 @@ def sweep(
     recipe: RecipeName = None,
     vary: Annotated[
         list[str] | None,
-        Option(metavar="SETTING=VALUE,VALUE", help="A setting and its values; repeat --vary to combine more."),
+        Option(metavar="SETTING=VALUE,VALUE", help="Values to try for a setting; several --vary are combined."),
     ] = None,
     arms: Annotated[Path | None, Option("--arms", metavar="FILE", help="YAML file with the settings of each arm.")] = None,
     seeds: Annotated[str, Option("--seeds", metavar="N,N", help="Train every arm with each of these seeds.")] = "1,2,3",
@@ -171,7 +171,7 @@ def sweep(
     stop_exit_code: StopExitCode = 0,
     as_json: AsJson = False,
 ) -> int:
-    """Train each set of settings (an arm) with every seed, and compare each arm with the first."""
+    """Train each arm (a set of settings) with every seed, and compare the scores of each arm with those of the first."""
     from ingot.config.loading import load_config
     from ingot.experiments.sweep import make_arms, plan_trials, read_seeds, refuse_fixed, run_trials, summarise
 
@@ -219,7 +219,7 @@ def sweep(
 
 
 def table(arms: Sequence[ArmSummary]) -> list[Sequence[str]]:
-    """Return the rows of a sweep's table; the last column is each arm's status."""
+    """Return the rows of a sweep's table; the last column lists unfinished and failed seeds and marks the best arm."""
     rows: list[Sequence[str]] = [("arm", "n", "mean", "std", "vs first", "p", "tok/s", "")]
     for arm in arms:
         speeds = [trial.tokens_per_second for trial in arm.trials if trial.tokens_per_second]
@@ -238,11 +238,11 @@ def validate(
     config: ConfigFile = None,
     recipe: RecipeName = None,
     world_size: Annotated[int, Option("--world-size", metavar="N", help="Number of ranks that will train together.")] = 1,
-    strict: Annotated[bool, Option("--strict", help="Exit with code 1 for warnings too.")] = False,
+    strict: Annotated[bool, Option("--strict", help="Exit with code 1 also if there are only warnings.")] = False,
     probe: Annotated[bool, Option("--probe", help="Also take one training step on this machine and discard it.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Check the settings, data, plan and folder of a run. Exit code 0: no warnings, 2: warnings, 1: the run cannot start."""
+    """Check settings, data and folder of a run before it starts. Exit code 0: no warnings, 2: warnings, 1: it cannot start."""
     from ingot.preflight.data_checks import BLOCKED
     from ingot.preflight.validate import add_probe, report_lines, report_record
     from ingot.preflight.validate import validate as validate_config

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Which = Annotated[str, Option("--checkpoint", metavar="latest|best", help="Which checkpoint of a run folder to open.")]
 TokenizerName = Annotated[
-    str | None, Option("--tokenizer", metavar="NAME", help="The tokenizer of a model that was saved without one.")
+    str | None, Option("--tokenizer", metavar="NAME", help="Tokenizer, for a model that was saved without one.")
 ]
-Dtype = Annotated[str | None, Option("--dtype", metavar="NAME", help="The dtype of the weights: fp32, bf16 or fp16.")]
+Dtype = Annotated[str | None, Option("--dtype", metavar="NAME", help="Cast the weights to fp32, bf16 or fp16.")]
 
 
 def open_any(
@@ -43,18 +43,19 @@ def open_any(
 
 def evaluate(
     path: OptionalModelPath = None,
-    artifact: Annotated[Path | None, Option(metavar="FILE", help="Score the model in this file and report its size.")] = None,
+    artifact: Annotated[Path | None, Option(metavar="FILE", help="Score this artifact and print its size.")] = None,
     data: Annotated[str | None, Option(metavar="DIR", help="Prepared folder to score on. Default: the run's data.")] = None,
-    rows: Annotated[int | None, Option(metavar="N", help="Score N rows spread over the split.", min=1)] = None,
+    rows: Annotated[int | None, Option(metavar="N", help="Score only N rows, spread over the validation split.", min=1)] = None,
     stride: Annotated[int | None, Option(metavar="N", help="Tokens between row starts. Default: as in training.", min=1)] = None,
     seq_len: Annotated[int | None, Option(metavar="N", help="Tokens per row. Default: as in training.", min=1)] = None,
-    self_test: Annotated[bool, Option("--self-test", help="Check that no prediction sees its target or the future.")] = False,
+    self_test: Annotated[bool, Option("--self-test", help="Check that no prediction depends on later tokens.")] = False,
     tasks: Annotated[
-        str | None, Option(metavar="A,B", help="hellaswag, lambada, arc_easy, arc_challenge, piqa, winogrande, blimp.")
+        str | None,
+        Option(metavar="A,B", help="Score tasks: hellaswag, lambada, arc_easy, arc_challenge, piqa, winogrande, blimp."),
     ] = None,
-    task_data: Annotated[Path | None, Option(metavar="DIR", help="Folder with the task files. Default: Hugging Face's.")] = None,
-    limit: Annotated[int | None, Option(metavar="N", help="Tasks: score the first N items of each file.", min=1)] = None,
-    truncate: Annotated[bool, Option("--truncate", help="Tasks: cut the beginning of items that are too long.")] = False,
+    task_data: Annotated[Path | None, Option(metavar="DIR", help="Folder with the task files. Default: download them.")] = None,
+    limit: Annotated[int | None, Option(metavar="N", help="With --tasks, score the first N items of each file.", min=1)] = None,
+    truncate: Annotated[bool, Option("--truncate", help="With --tasks, cut the beginning of items that are too long.")] = False,
     which: Which = "latest",
     device: DeviceName = "auto",
     as_json: AsJson = False,
@@ -152,32 +153,34 @@ def _score_tasks(
 
 def generate(
     path: ModelPath,
-    prompt: Annotated[str | None, Option(metavar="TEXT", help="The prompt; - reads stdin. Default: a new document.")] = None,
+    prompt: Annotated[str | None, Option(metavar="TEXT", help="Text to continue; - reads stdin. Default: no text.")] = None,
     prompt_file: Annotated[Path | None, Option(metavar="FILE", help="Read the prompt from this text file.")] = None,
     prompts_file: Annotated[
-        Path | None, Option("--input", "--prompts-file", metavar="FILE", help="Read prompts from JSON lines.")
+        Path | None, Option("--input", "--prompts-file", metavar="FILE", help="Read one prompt per line from a JSON lines file.")
     ] = None,
     output: Annotated[Path | None, Option(metavar="FILE", help="Write the completions to this file as JSON lines.")] = None,
     tokens: Annotated[
-        int, Option("--tokens", "--max-new-tokens", metavar="N", help="Tokens to generate.", min=0, max=10**8)
+        int, Option("--tokens", "--max-new-tokens", metavar="N", help="Maximum number of tokens to generate.", min=0, max=10**8)
     ] = 500,
     temperature: Annotated[float, Option(metavar="X", help="Sampling temperature; 0 is the same as --greedy.", min=0)] = 0.8,
     top_k: Annotated[int | None, Option(metavar="K", help="Sample from the K likeliest tokens. Default: all.", min=0)] = None,
-    top_p: Annotated[float | None, Option(metavar="P", help="Sample from the likeliest tokens with total probability P.")] = None,
+    top_p: Annotated[float | None, Option(metavar="P", help="Sample from the likeliest tokens of total probability P.")] = None,
     greedy: Annotated[bool, Option("--greedy", help="Always take the likeliest token.")] = False,
-    repetition_penalty: Annotated[float, Option(metavar="X", help="Above 1: generated tokens become less likely.")] = 1.0,
-    samples: Annotated[int, Option(metavar="N", help="Number of completions; each uses the next seed.", min=1, max=10**6)] = 1,
+    repetition_penalty: Annotated[float, Option(metavar="X", help="Above 1, tokens already generated become less likely.")] = 1.0,
+    samples: Annotated[int, Option(metavar="N", help="Number of completions, with consecutive seeds.", min=1, max=10**6)] = 1,
     seed: Annotated[int, Option(metavar="N", help="Random seed; the same seed gives the same text.", min=0, max=2**62)] = 1337,
-    stop_at_end: Annotated[bool | None, Option(help="Stop at the document's end. Default: only with --input.")] = None,
-    return_full_text: Annotated[bool, Option("--return-full-text", help="JSON lines: begin each text with the prompt.")] = False,
-    stream: Annotated[bool, Option("--stream", help="Print text as it is generated; in JSON lines, a line per chunk.")] = False,
+    stop_at_end: Annotated[
+        bool | None, Option(help="Stop when the model ends the document. Default: on with --input, off otherwise.")
+    ] = None,
+    return_full_text: Annotated[bool, Option("--return-full-text", help="JSON lines: begin each text with its prompt.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Print text during generation; in JSON lines, a line per chunk.")] = False,
     which: Which = "latest",
     dtype: Dtype = None,
     tokenizer: TokenizerName = None,
     device: DeviceName = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Continue prompts with a trained model. Prints text, or JSON lines with --input or --output."""
+    """Continue prompts with a trained model. The result is text or, with --input or --output, JSON lines."""
     from ingot.backends.sampling import GenerationOptions
     from ingot.console.completions import generate_records, read_prompt
     from ingot.inference.prompt_files import read_prompts
@@ -228,8 +231,8 @@ def serve(
     path: ModelPath,
     host: Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; a public one needs --token.")] = "127.0.0.1",
     port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 takes any free port.", min=0, max=65535)] = 8000,
-    token: Annotated[str | None, Option(metavar="TEXT", help=f"Token that clients must send. Default: {TOKEN_VARIABLE}.")] = None,
-    name: Annotated[str | None, Option(metavar="TEXT", help="Model name shown to clients. Default: its folder's name.")] = None,
+    token: Annotated[str | None, Option(metavar="TEXT", help=f"Token clients must send. Default: ${TOKEN_VARIABLE}.")] = None,
+    name: Annotated[str | None, Option(metavar="TEXT", help="Model name shown to clients. Default: the run's or file's.")] = None,
     which: Which = "latest",
     dtype: Dtype = None,
     tokenizer: TokenizerName = None,

@@ -63,7 +63,7 @@ class SettingSpec:
             mapping = "mapping of names to numbers" if isinstance(part.get("additionalProperties"), dict) else "mapping"
             names = {"string": "text", "object": mapping, "array": f"list of {listed}"}
             signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-            # Bounds above 2**31 are not worth showing.
+            # Bounds of 2**31 and more only prevent overflow and are not shown.
             bounds = [f"{sign} {part[key]:g}" for key, sign in signs.items() if key in part and part[key] < 2**31]
             kind = names.get(part.get("type", ""), part.get("type"))
             boolean = ["true", "false"] if kind == "boolean" else []
@@ -81,7 +81,7 @@ def either(*words: str) -> str:
 
 
 def sections(family: str = DEFAULT_FAMILY) -> dict[str, type[BaseModel]]:
-    """Return the model class of each config section, in order; the model section is that of the given family."""
+    """Return the pydantic class of each config section, in order; `family` determines that of the model section."""
     others = {name: cast("type[BaseModel]", field.annotation) for name, field in Config.model_fields.items() if name != "model"}
     return {"model": FAMILIES[family], **others}
 
@@ -111,7 +111,7 @@ def known() -> list[str]:
 
 
 def setting_at(path: tuple[str, ...], family: str) -> SettingSpec | None:
-    """Return the setting at a path; a path inside a free-form mapping returns the setting of the whole mapping."""
+    """Return the setting at a path, or None; a path inside a free-form mapping gives the setting of the whole mapping."""
     setting = settings(family).get(".".join(path[:2]))
     return setting if setting and (len(path) == 2 or setting.free_form) else None
 
@@ -151,7 +151,7 @@ def leaf_values(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def value_of(config: Config, setting: SettingSpec) -> Any:
-    """Return the value of a setting in a config; list entries become mappings without default values."""
+    """Return the value of a setting in a config; list entries become mappings that omit default values."""
     section, _, name = setting.path.partition(".")
     value = getattr(getattr(config, section), name)
     return [item.model_dump(exclude_defaults=True) for item in value] if setting.items else value

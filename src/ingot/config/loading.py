@@ -23,7 +23,7 @@ from ingot.config.text import NULLS, Plain, format_value, parse_yaml, plain_data
 from ingot.errors import ConfigError, Setting
 
 SettingPath = tuple[str, ...]
-Problem = str | ConfigError  # a message that contains the paths of settings, or an error that has the settings as fields
+Problem = str | ConfigError  # a message with setting paths in its text, or an error with its settings as fields
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
         problems.append(_mistake(setting, value, origin, details=mistakes))
     if not problems:  # report checks across settings only if each single value is valid
         problems = [str(detail["ctx"]["error"]) for detail in across]
-    # Raise one error for all problems, in which the setting paths of the validators' messages become fields.
+    # Raise one error for all problems, with each setting path in the messages replaced by a placeholder.
     named: list[Setting] = []
 
     def number(setting: Setting) -> str:
@@ -299,7 +299,7 @@ class Sources:
 
 
 def _documents(recipe: str | None, file: Path | str | None, measured: Mapping[str, Any]) -> tuple[list[_Source], str | None]:
-    """Return the YAML documents to merge (bases first, with the recipe's measured values), and a name for the run."""
+    """Return the YAML documents to merge, bases before the files that build on them, and a name for the run."""
     below = _chain(find_recipe(recipe).path, f"recipe {recipe}") if recipe is not None else []
     below += [(f"recipe {recipe}, measured", measured)] if measured else []
     if file is None:
@@ -316,7 +316,7 @@ def _chain(path: Path, origin: str, above: tuple[Path, ...] = ()) -> list[_Sourc
     real = Path(os.path.realpath(path))
     if real in above:
         circle = " -> ".join(step.name for step in (*above, path))
-        raise ConfigError(f"the `base:` lines form a cycle: {circle}; remove one")
+        raise ConfigError(f"the `base:` lines form a cycle: {circle}; remove one of these lines")
     if path.exists() and not path.is_file():  # reading a pipe could block forever
         raise ConfigError(f"{path} cannot be read: it is not a regular file; give a YAML file, such as a run's config.yaml")
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ingot.config.schema import Config
 
 FLOAT = 4  # bytes per fp32 value
-ACTIVATIONS = {True: 2.0, False: 34.0}  # values stored per token, channel and block, by whether blocks are recomputed
+ACTIVATIONS = {True: 2.0, False: 34.0}  # activations stored per token, channel and block; the keys say if blocks are recomputed
 FULL = 0.75  # fraction of device memory to use; the rest is a margin, because the estimate is rough
 HELD_STEPS = 4  # steps whose rows are in memory at once: two prefetched, one being copied to the device, one being computed
 
@@ -37,7 +37,7 @@ def state_bytes(config: Config, size: Size) -> int:
 
 
 def step_bytes(config: Config, world_size: int) -> int:
-    """Return the bytes that input rows take on one rank; tokens and targets have four bytes each."""
+    """Return the bytes that input rows take on one rank; each token and each target has four bytes."""
     return HELD_STEPS * 2 * 4 * (config.training.tokens_per_step // max(1, world_size))
 
 

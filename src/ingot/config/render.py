@@ -12,7 +12,7 @@ from ingot.config.fields import DEFAULT_FAMILY, SettingSpec, sections, settings,
 from ingot.config.schema import FAMILIES, Config
 from ingot.config.text import format_value
 
-WIDTH = 100  # columns of the commented YAML
+WIDTH = 100  # maximum line length of the commented YAML
 
 
 def dump_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
@@ -39,7 +39,7 @@ def commented_yaml(config: Config, heading: str) -> str:
         for setting in _settings_of(section, config.model.family):
             lines += [comment(setting.description, "  "), comment(f"({setting.allowed}; {_default(setting)})", "  ")]
             lines += _entry(config, setting, {})
-            for key, item in setting.items.items():  # indented below the setting, where list entries go
+            for key, item in setting.items.items():  # described below the setting, indented like its list entries
                 text = f"{key}: {item.description} ({item.allowed}; {_default(item)})"
                 lines.append(comment(text, "    ", "  "))
             lines.append("")
@@ -91,7 +91,7 @@ def _table(listed: Iterable[SettingSpec]) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for setting in listed:
         default = "required" if setting.required else f"`{format_value(setting.default)}`"
-        # For a model setting: the values that other file formats support, unless they support all of them.
+        # `portable` names the values of a model setting that other file formats support; shown unless they support all.
         targets: dict[str, list[str]] = {k: v for k, v in setting.schema.get("portable", {}).items() if v != "any"}
         limits = [f"{target} {' or '.join(map(str, values))}" for target, values in targets.items()]
         everything = all(set(values) >= set(setting.choices) for values in targets.values())
@@ -106,7 +106,7 @@ def json_schema() -> dict[str, Any]:
     schema = Config.model_json_schema()
     base = {
         "type": "string",
-        "description": "A recipe (`ingot recipes`) or YAML file that provides the values this file does not set.",
+        "description": "A recipe (`ingot recipes`) or YAML file that provides the values that this file does not set.",
     }
     schema["properties"] = {"base": base, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Ingot config"}

@@ -1,7 +1,7 @@
 """Every setting of a run: its name, type, default and meaning, and the checks across settings.
 
 `--help`, the commented YAML of `ingot init`, docs/configuration.md and the JSON schema are generated from this file. A field's
-description says what the value does and in which unit. Model settings are in model/settings.py.
+description says what the value does and in which unit. The model settings are defined in model/settings.py.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class PhaseSection(Section):
     """A phase of the run with its own mix of buckets."""
 
     tokens: Positive = Field(
-        description="Number of target tokens to train on in this phase. The next phase starts at the following step; the last "
-        "phase has no end."
+        description="Number of target tokens to train on in this phase. The next phase begins at the first step after them; the "
+        "last phase lasts until the end of the run."
     )
-    mix: dict[str, Rate] = Field(description="Weight of each bucket, as in data.mix.")
+    mix: dict[str, Rate] = Field(description="Sampling weight of each bucket in this phase, as in data.mix.")
 
 
 class DataSection(Section):
@@ -35,45 +35,45 @@ class DataSection(Section):
 
     path: str = Field(
         "sample:shakespeare",
-        description="Training data: a folder made by `ingot data prepare`, a folder {train,val}/BUCKET/ with .bin and .idx or "
-        "with .jsonl files, a single .jsonl or .txt file, or sample:shakespeare, the text that comes with the package. "
-        "sample:shakespeare+bpe:2048 also selects a tokenizer, which is used if data.tokenizer is null.",
+        description="Training data: a folder made by `ingot data prepare`; a folder with train/BUCKET/ and val/BUCKET/ that "
+        "contain .bin and .idx or .jsonl files; a single .jsonl or .txt file; or sample:shakespeare, a text that comes with the "
+        "package. sample:shakespeare+bpe:2048 also names the tokenizer to use if data.tokenizer is null.",
     )
     tokenizer: str | None = Field(
         None,
-        description="Tokenizer for the sample, .jsonl and .txt files or .bin with .idx: byte, char, bpe:N (byte-level BPE with a "
-        "vocabulary of N, trained on the training text), gpt2, a file (.model or tokenizer.json) or a name on the Hugging Face "
-        "hub. null: byte for the sample. A prepared folder contains its tokenizer; if this is set too, it must be the same one.",
+        description="Tokenizer of the data: byte, char, bpe:N (byte-level BPE with N ids, trained on the training text), gpt2, a "
+        "file (.model or tokenizer.json) or a name on the Hugging Face hub. null: byte for sample:shakespeare. A prepared "
+        "folder contains its tokenizer; if this setting names one too, both must be the same.",
     )
     trust_tokens: bool = Field(
         False,
-        description="Accept the tokens in other programs' files without checking them. false: refuse the files if the tokenizer "
-        "encodes the decoded tokens differently. Use true for random tokens and for lossy tokenizers.",
+        description="true: use the token files of other programs without checking them, for example random tokens or those of a "
+        "lossy tokenizer. false: refuse such files if decoding some tokens and encoding the text again gives different tokens.",
     )
     seq_len: Size = Field(256, description="Tokens per training row.")
     sampling: Literal["shuffle", "redraw", "random", "stream", "pack", "document"] = Field(
         "shuffle",
         description="Order of the data. shuffle: each window of seq_len tokens once per epoch, reshuffled every epoch. redraw: "
-        "documents reshuffled every epoch, concatenated, cut into rows from a random offset, and the rows shuffled; each token "
-        "once per epoch. random: windows at random positions, drawn with replacement. stream: tokens in file order, starting "
-        "over at the end. pack: whole documents, reshuffled every epoch and packed into rows; documents longer than a row are "
-        "split. document: one document per row, padded to seq_len; longer documents are split.",
+        "documents are reshuffled every epoch, concatenated and cut into rows from a random offset, and the rows are shuffled; "
+        "each token is used once per epoch. random: windows at random positions, drawn with replacement. stream: tokens in file "
+        "order, starting over at the end. pack: whole documents, reshuffled every epoch and packed into rows; a document longer "
+        "than a row is split. document: one document per row, padded to seq_len; a longer document is split.",
     )
     overlap: Count = Field(
         0,
-        description="pack and document: a document longer than a row is split into chunks. Each chunk starts with this many "
-        "tokens of the previous chunk as context and does not predict them again. At most half of seq_len.",
+        description="With data.sampling=pack or document, the number of tokens that a chunk of a document longer than a row "
+        "repeats from the previous chunk, as context that is not predicted again. At most half of data.seq_len.",
     )
-    epochs: Positive | None = Field(None, description="The run ends after this many epochs. null: the data repeats forever.")
+    epochs: Positive | None = Field(None, description="End the run after this many epochs. null: repeat the data without limit.")
     mix: dict[str, Rate] = Field(
         {},
-        description="Sampling weight of each bucket: {web: 3, books: 1} draws three of four rows from web. A bucket without a "
-        "weight is not read. Empty: each token once per epoch, whatever its bucket.",
+        description="Sampling weight of each bucket (a named part of the data): {web: 3, books: 1} draws three of four rows from "
+        "web. A bucket without a weight is not read. Empty: read each token once per epoch, whatever its bucket.",
     )
     phases: list[PhaseSection] = Field(
         [],
-        description="Several mixes, one after another, instead of data.mix. Each bucket continues where it stopped in the "
-        "previous phase.",
+        description="Phases of the run, one after another, each with its own mix, instead of data.mix. Each bucket continues "
+        "where it stopped in the previous phase.",
     )
     exhausted: Literal["halt", "renormalise"] = Field(
         "halt",
@@ -82,57 +82,58 @@ class DataSection(Section):
     )
     already_read: str | None = Field(
         None,
-        description="pack and document: a file that lists documents to skip in the first epoch. `gpt-simple train` writes it "
-        "when it resumes a run of the original program, with the documents that run has already read.",
+        description="With data.sampling=pack or document, a file that lists documents to skip in the first epoch. `gpt-simple "
+        "train` writes it when it resumes a run of the original gpt-simple, to skip what that run has already read.",
     )
     spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
         1,
-        description="stream: read each step in this many equal parts. Each part starts one token after the last target of the "
-        "previous part. A list sets the number of rows of each part and is repeated until the step is full.",
+        description="With data.sampling=stream, read each step in this many equal parts, each starting one token after the last "
+        "target of the previous part. A list gives the rows of each part and is repeated until the step is full.",
     )
     document_mask: bool = Field(
         False,
         description="Tokens attend only within their own document, in training and in evaluation. false: they attend to all "
         "earlier tokens of the row.",
     )
-    seed: Seed = Field(1337, description="Seed of the data order only.")
+    seed: Seed = Field(1337, description="Random seed of the data order; training.seed is used for everything else.")
 
 
 class EvaluationSection(Section):
     """Evaluation of the model during and after training."""
 
-    every: Count = Field(0, description="Steps between evaluations. 0: only at the end.")
+    every: Count = Field(0, description="Steps between evaluations. 0: only those of evaluation.points and the final one.")
     points: Count = Field(
         0,
-        description="Number of evaluations, spread evenly over budget.seconds, the final one included. 0: only those of `every`.",
+        description="Evaluations spread evenly over budget.seconds, including the final one. 0: only those of evaluation.every.",
     )
     at_start: bool = Field(False, description="Also evaluate before the first step.")
     at_end: bool = Field(True, description="Evaluate when the run is complete.")
     rows: Positive | None = Field(
         None,
-        description="Rows of the validation split scored by each evaluation during training. null: all. The last evaluation "
-        "scores final_rows instead.",
+        description="Number of rows of the validation split that each evaluation during training scores. null: all rows. The "
+        "final evaluation scores evaluation.final_rows instead.",
     )
     final_rows: Positive | Literal["auto"] | None = Field(
         "auto",
-        description="Rows scored by the last evaluation and for the artifact, spread evenly over the validation split. null: "
-        "all. auto: all, unless budget.seconds is set, budget.artifact_bytes is not, and scoring all would take more than 10 "
-        "seconds and more than half the budget; then only as many rows as fit in that time. Evaluations during training are "
-        "limited in the same way and together take at most as long as the training. Reports say if a score covers fewer rows.",
+        description="Number of rows, spread evenly over the validation split, that are scored by the final evaluation and for "
+        "the artifact. null: all rows. auto: all rows; but if budget.seconds is set, budget.artifact_bytes is not, and scoring "
+        "all rows would take more than 10 seconds and more than half of the budget, only as many as can be scored in the longer "
+        "of these two times. Evaluations during training are then limited in the same way and together take at most as long as "
+        "the training. Reports say if a score covers only part of the rows.",
     )
     train_rows: Positive | None = Field(
-        None, description="Rows of the training split that every evaluation also scores. null: none."
+        None, description="Number of rows of the training split that every evaluation also scores. null: none."
     )
     whole_rows: bool = Field(
-        False, description="Skip the last row if the text does not fill it completely. false: score every token of the split."
+        False, description="Skip the last validation row if the text does not fill it. false: score every token of the split."
     )
     stride: Positive | None = Field(
         None,
-        description="Tokens between the starts of two validation rows. null: data.seq_len, so that rows do not overlap. With a "
-        "smaller stride each row scores only its last `stride` tokens, which see more context; evaluation then takes "
-        "seq_len / stride times as long.",
+        description="Tokens between the starts of consecutive validation rows. null: data.seq_len, so that rows do not overlap. "
+        "With a smaller stride, only the last `stride` tokens of each row are scored, so that they see more context; evaluation "
+        "then takes seq_len / stride times as long.",
     )
-    micro_batch: Positive = Field(64, description="Rows per forward pass on one rank.")
+    micro_batch: Positive = Field(64, description="Rows per forward pass of an evaluation, on one rank.")
     bytes: Literal["text", "pieces"] = Field(
         "text",
         description="How val_bpb counts bytes. text: UTF-8 bytes of the original text, counted during preparation. pieces: bytes "
@@ -142,27 +143,26 @@ class EvaluationSection(Section):
         0, description="Number of tokens to generate at each evaluation and write to samples/. 0: no samples."
     )
     sample_prompt: str = Field("", description="Prompt of the samples. Empty: the start of a document.")
-    temperature: Rate = Field(0.8, description="Sampling temperature of the samples.")
-    top_k: Count = Field(0, description="Sample only from the k most likely tokens. 0: from all tokens.")
+    temperature: Rate = Field(0.8, description="Temperature at which the samples are generated.")
+    top_k: Count = Field(0, description="Sample only from the k most likely tokens. 0: sample from all tokens.")
     tasks: str | list[str] | None = Field(
         None,
-        description="Tasks that each evaluation also scores, as in `ingot eval --tasks`: hellaswag, lambada, arc_easy, "
-        "arc_challenge, piqa, winogrande, blimp; a list, or several separated by commas. null: none.",
+        description="Tasks that each evaluation also scores, as a list or separated by commas: any of hellaswag, lambada, "
+        "arc_easy, arc_challenge, piqa, winogrande and blimp. null: none.",
     )
     task_data: str | None = Field(
-        None,
-        description="Folder with the task files, see docs/tasks.md. null: download them from the Hugging Face hub.",
+        None, description="Folder with the task files (see docs/tasks.md). null: download them from the Hugging Face hub."
     )
     task_items: Positive | None = Field(100, description="Number of items to score from the start of each task file. null: all.")
     task_truncate: bool = Field(
-        False, description="Truncate the start of task texts that are longer than the context. false: such texts are an error."
+        False, description="Cut the beginning of task texts longer than the context. false: treat such texts as an error."
     )
 
 
 class GroupSection(Section):
     """A group of parameters with its own optimizer and learning rate."""
 
-    name: Annotated[str, Field(min_length=1)] = Field(description="Name of the group, to which training.stages can refer.")
+    name: Annotated[str, Field(min_length=1)] = Field(description="Name of the group, by which training.stages can refer to it.")
     match: Annotated[str, Field(min_length=1)] = Field(
         description="Pattern for parameter names: * matches any text, ? any character, [qk] a q or a k. A parameter belongs to "
         "the first group whose pattern matches."
@@ -171,15 +171,15 @@ class GroupSection(Section):
     learning_rate: Rate | None = Field(
         None, description="Peak learning rate. null: optimizer.learning_rate, or optimizer.muon_learning_rate with muon."
     )
-    momentum: Momentum | None = Field(None, description="muon: momentum after its warm-up. null: optimizer.muon_momentum.")
+    momentum: Momentum | None = Field(None, description="Muon's momentum after its warm-up. null: optimizer.muon_momentum.")
     weight_decay: Rate | None = Field(
         None,
         description="Decoupled weight decay of all parameters in the group, including gains and biases. null: "
         "optimizer.weight_decay, or optimizer.muon_weight_decay with muon.",
     )
-    beta1: Momentum | None = Field(None, description="adamw: decay of the first moment. null: optimizer.beta1.")
-    beta2: Momentum | None = Field(None, description="adamw: decay of the second moment. null: optimizer.beta2.")
-    epsilon: Rate | None = Field(None, description="adamw: added to the root of the second moment. null: optimizer.epsilon.")
+    beta1: Momentum | None = Field(None, description="AdamW's decay of the first moment. null: optimizer.beta1.")
+    beta2: Momentum | None = Field(None, description="AdamW's decay of the second moment. null: optimizer.beta2.")
+    epsilon: Rate | None = Field(None, description="AdamW adds this to the root of the second moment. null: optimizer.epsilon.")
 
 
 class OptimizerSection(Section):
@@ -199,9 +199,9 @@ class OptimizerSection(Section):
         None, description="Peak learning rate of parameters that are not matrices, such as gains and biases. null: learning_rate."
     )
     weight_decay: Rate = Field(0.1, description="Decoupled weight decay of AdamW, on tensors with two or more dimensions.")
-    beta1: Momentum = Field(0.9, description="AdamW: decay of the first moment, the mean of gradients.")
-    beta2: Momentum = Field(0.95, description="AdamW: decay of the second moment, the mean of squared gradients.")
-    epsilon: Rate = Field(1e-8, description="AdamW: added to the root of the second moment.")
+    beta1: Momentum = Field(0.9, description="AdamW's decay of the first moment, a running mean of gradients.")
+    beta2: Momentum = Field(0.95, description="AdamW's decay of the second moment, a running mean of squared gradients.")
+    epsilon: Rate = Field(1e-8, description="AdamW adds this to the root of the second moment.")
     clip_norm: Rate = Field(
         1.0, description="Maximum global gradient norm; larger gradients are scaled down to it. 0: no clipping."
     )
@@ -209,30 +209,30 @@ class OptimizerSection(Section):
     muon_weight_decay: Rate = Field(0.0, description="Decoupled weight decay of Muon.")
     muon_weight_decay_schedule: Literal["constant", "falling", "rising"] = Field(
         "constant",
-        description="Muon: schedule of the weight decay over the budget, in addition to that of the learning rate. falling: "
-        "linearly to 0. rising: down to 0.25 times the value at half of the budget, then up to 1.25 times the value at the end.",
+        description="How Muon's weight decay changes over the budget, besides following the learning rate. constant: not at all. "
+        "falling: linearly to 0. rising: to 0.25 times its value at half of the budget, then to 1.25 times at the end.",
     )
-    muon_cautious: bool = Field(False, description="Muon: decay only those weights that the update also moves towards 0.")
+    muon_cautious: bool = Field(False, description="Let Muon decay only those weights that its update also moves towards 0.")
     muon_beta2: Momentum | None = Field(
         None,
-        description="NorMuon: divide each row of an update (each column of a wide matrix) by its running root mean square with "
-        "this decay, and keep the norm of the whole update. null: plain Muon.",
+        description="Use NorMuon, with this decay: divide each row of an update (each column of a wide matrix) by its running "
+        "root mean square, then restore the norm of the whole update. null: use plain Muon.",
     )
-    muon_momentum: Momentum = Field(0.95, description="Muon: momentum.")
+    muon_momentum: Momentum = Field(0.95, description="Momentum of Muon, after the momentum warm-up if there is one.")
     muon_momentum_start: Momentum | None = Field(
-        None, description="Muon: momentum of the first step; it then moves linearly to muon_momentum. null: no warm-up."
+        None, description="Muon's momentum at the first step, from which it rises linearly to muon_momentum. null: no warm-up."
     )
-    muon_momentum_warmup_steps: Count = Field(0, description="Muon: steps of the linear momentum warm-up.")
-    muon_nesterov: bool = Field(True, description="Muon: Nesterov momentum.")
-    muon_iterations: Annotated[int, Field(ge=1, le=100)] = Field(5, description="Muon: iterations of the orthogonalisation.")
+    muon_momentum_warmup_steps: Count = Field(0, description="Number of steps of Muon's linear momentum warm-up.")
+    muon_nesterov: bool = Field(True, description="Use Nesterov momentum in Muon.")
+    muon_iterations: Annotated[int, Field(ge=1, le=100)] = Field(5, description="Iterations of Muon's orthogonalisation.")
     muon_coefficients: Literal["newton-schulz", "polar-express"] = Field(
         "newton-schulz",
-        description="Muon: polynomials of the orthogonalisation. newton-schulz: the same polynomial in each iteration. "
+        description="Polynomials of Muon's orthogonalisation. newton-schulz: the same polynomial in every iteration. "
         "polar-express: an optimal polynomial for each iteration.",
     )
-    muon_normalise_rows: bool = Field(False, description="Muon: scale all rows of an update to the same norm.")
+    muon_normalise_rows: bool = Field(False, description="Scale all rows of each of Muon's updates to the same norm.")
     muon_precision: Literal["auto", "bf16", "fp32"] = Field(
-        "auto", description="Muon: dtype of the orthogonalisation. auto: bf16 on GPUs, fp32 on CPUs."
+        "auto", description="dtype of Muon's orthogonalisation. auto: bf16 on GPUs, fp32 on CPUs."
     )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
@@ -241,23 +241,23 @@ class OptimizerSection(Section):
     )
     schedule: Literal["constant", "cosine", "wsd", "budget", "warmdown"] = Field(
         "cosine",
-        description="Learning rate after the warm-up. constant. cosine: down to the floor over decay_steps. wsd: constant, then "
-        "linear over the last decay_steps. budget: constant, then linear over the last decay_fraction of the budget (seconds or "
-        "steps, whichever is further along), with the floor at its end. warmdown: constant, then linear over the last "
-        "decay_steps; with budget.seconds set, over the time that this many steps take on average.",
+        description="Learning rate after the warm-up. constant: the peak throughout. cosine: down to the floor at step "
+        "decay_steps. wsd: constant, then linear to the floor over the last decay_steps. budget: the same over the last "
+        "decay_fraction of the budget (seconds or steps, whichever is further along). warmdown: the same over the last "
+        "decay_steps or, if budget.seconds is set, over the time that they take on average.",
     )
     warmup_steps: Count = Field(0, description="Steps over which the learning rate rises linearly from 0.")
     decay_steps: Positive | None = Field(
         None,
-        description="cosine: step at which the floor is reached (null: max_steps). wsd: length of the final decay (null: a fifth "
-        "of max_steps). warmdown: length of the final decay.",
+        description="Length of the decay in steps. cosine: from the start of the run (null: training.max_steps). wsd: at the end "
+        "of the run (null: a fifth of training.max_steps). warmdown: at the end of the run.",
     )
-    decay_fraction: Fraction = Field(0.5, description="budget: fraction of the budget over which the learning rate decays.")
+    decay_fraction: Fraction = Field(0.5, description="Fraction of the budget over which schedule=budget lowers the rate.")
     floor: Fraction = Field(0.1, description="Final learning rate as a fraction of its peak.")
     groups: list[GroupSection] = Field(
         [],
-        description="Parameter groups, selected by name, with their own optimizer and learning rate. All other parameters are "
-        "grouped by kind.",
+        description="Parameter groups, selected by name, each with its own optimizer and learning rate. Parameters that match no "
+        "group are grouped by kind (such as embedding, head and matrix).",
     )
 
     @property
@@ -283,12 +283,12 @@ class StageSection(Section):
     seq_len: Positive | None = Field(
         None, description="Tokens per row: data.seq_len or a divisor of it; one stage must use data.seq_len. null: data.seq_len."
     )
-    rate: Rate = Field(1.0, description="Factor on all learning rates, in addition to the schedule.")
-    rates: dict[str, Rate] = Field({}, description="Factors on the learning rates of individual groups: {matrix: 0.5}.")
+    rate: Rate = Field(1.0, description="Factor on all learning rates in this stage, in addition to the schedule.")
+    rates: dict[str, Rate] = Field({}, description="Factors on the learning rates of parameter groups, such as {matrix: 0.5}.")
     model: dict[str, int | float] = Field(
         {},
-        description="Keyword arguments for the model's method `set`: {window: 128}. Evaluation, samples and the exported model "
-        "use the arguments of the last stage.",
+        description="Keyword arguments that the model's method `set` gets when the stage begins, such as {window: 128}. "
+        "Evaluation, samples and the exported model use the arguments of the last stage.",
     )
 
 
@@ -298,23 +298,24 @@ class TrainingSection(Section):
     max_steps: Count | None = Field(None, description="Number of optimizer steps. null: train until budget.seconds are spent.")
     tokens_per_step: Positive = Field(
         16384,
-        description="Tokens per optimizer step over all ranks. With the micro-batch and the number of ranks, it determines the "
-        "gradient accumulation.",
+        description="Tokens per optimizer step, summed over all ranks. The number of gradient accumulation steps follows from "
+        "it, the micro-batch and the number of ranks.",
     )
     stages: list[StageSection] = Field(
         [], description="Stages, one after another, with their own batch size, row length and learning rates. Empty: one stage."
     )
     micro_batch: Positive | Literal["auto"] = Field(
         "auto",
-        description="Rows per forward pass on one rank. auto: on a GPU, Ingot times the whole step, half of it, a quarter and so "
-        "on, and uses the smallest size that is about as fast as the fastest; elsewhere the whole step, up to 16,384 tokens.",
+        description="Rows per forward pass on one rank. auto: on a GPU, Ingot times all of a step's rows at once, half of them, "
+        "a quarter and so on, and uses the smallest number that is about as fast as the fastest; elsewhere, at most 16,384 "
+        "tokens.",
     )
-    seed: Seed = Field(1337, description="Seed of the initial weights and dropout.")
+    seed: Seed = Field(1337, description="Random seed of the initial weights and of dropout.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps or mlx. auto: the fastest available device.")
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
         "auto",
-        description="CPU threads per rank. Changing it changes rounding. auto: OMP_NUM_THREADS if set, else the "
-        "fastest number, measured when the run begins; resumed sessions keep it.",
+        description="CPU threads per rank; results depend slightly on it, through rounding. auto: OMP_NUM_THREADS if set, else "
+        "the fastest number, which is measured when the run begins and kept when it is resumed.",
     )
     precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto",
@@ -324,38 +325,38 @@ class TrainingSection(Section):
     compile: bool | Literal["auto", "blocks"] = Field(
         "auto",
         description="Use torch.compile. true: compile the whole model. blocks: compile each block and the loss separately, which "
-        "starts faster and may make steps slightly slower. auto: the whole model, on CUDA, if it is expected to save time.",
+        "starts faster and may make steps slightly slower. auto: true on CUDA if that is expected to save time, else false.",
     )
     compile_optimizer: bool | Literal["auto"] = Field(
         "auto",
-        description="Compile Muon's step on CUDA, which launches fewer kernels but starts slower. auto: only for NorMuon with a "
-        "compiled model.",
+        description="Compile Muon's step on CUDA: it launches fewer kernels, but the run takes longer to start. auto: only for "
+        "NorMuon with a compiled model.",
     )
     cuda_graphs: bool | Literal["auto"] = Field(
         "auto",
         description="Record the forward and backward pass of a compiled model as CUDA graphs, on one CUDA device: short steps "
         "then do not wait for kernel launches, but take more memory. auto: for steps of at most 32,768 tokens and built-in "
-        "models of up to 200 million parameters, without stages, document_mask and deterministic.",
+        "models of up to 200 million parameters, unless stages, document_mask or deterministic is used.",
     )
     deterministic: bool = Field(
         False,
-        description="Compute bit-identical results on a GPU for two equal runs, or a run that is stopped and resumed, with the "
-        "same micro_batch. Slower; only the gpt2 family is compiled. CPUs are deterministic for a fixed number of threads.",
+        description="Make GPU results bit-identical between equal runs with the same micro_batch, even if they are stopped and "
+        "resumed. Slower; only the gpt2 family is compiled. CPUs are deterministic for a fixed number of threads.",
     )
     loss_chunk: Positive | None = Field(
         None,
-        description="Tokens whose logits are in memory at once. null: the whole micro-batch. Smaller chunks take less memory "
-        "and slightly more time.",
+        description="Number of tokens whose logits are in memory at once. null: those of the whole micro-batch. Smaller chunks "
+        "take less memory and slightly more time.",
     )
     kernels: Literal["auto", "off"] | list[Kernel] = Field(
         "auto",
-        description="Ingot's own kernels, on NVIDIA GPUs in bf16. loss: softcap, loss and gradient in one pass over the "
-        "logits. rotary: norm, rotation and gain of queries and keys. qkv: one matmul for queries, keys and values of golf and "
-        "llama, with FlashAttention 4. mlp: the activation of golf, frontier and gpt2, fused into the matmuls around it. gate: "
-        "llama's gated activation, on Hopper with the extra flash. scales: the branch scales of golf, folded into the weights. "
-        "stream: the residual stream of gpt2 and llama in bf16. A list: only these kernels. auto: all that run on this device; "
-        "with at most 32,768 tokens per step and GPU and no cuda_graphs only loss, scales and stream, because launching the "
-        "others would take more time than they save. off: none.",
+        description="Which of Ingot's own kernels to use, on NVIDIA GPUs in bf16. loss: softcap, loss and gradient in one pass "
+        "over the logits. rotary: norm, rotation and gain of queries and keys. qkv: one matmul for queries, keys and values of "
+        "golf and llama, with FlashAttention 4. mlp: the activation of golf, frontier and gpt2, fused into the matmuls around "
+        "it. gate: llama's gated activation, on Hopper GPUs with the extra `flash`. scales: the branch scales of golf, folded "
+        "into the weights. stream: the residual stream of gpt2 and llama in bf16. auto: all kernels that run on this device; "
+        "but with at most 32,768 tokens per step and GPU and without cuda_graphs, only loss, scales and stream, because "
+        "launching the others would take more time than they save. off: none.",
     )
     fp8_head: bool = Field(
         False,
@@ -364,26 +365,26 @@ class TrainingSection(Section):
     )
     gradient_checkpointing: bool | Positive | Literal["auto"] = Field(
         False,
-        description="true: keep only the inputs of blocks and recompute the rest in the backward pass, which takes less memory "
-        "and a third more time. A number k: only in every k-th block. MLX recomputes every block. auto: in every block if the "
-        "estimate for a micro-batch without it exceeds three quarters of the device's memory; never for a custom "
-        "model.",
+        description="Recompute activations in the backward pass, which takes less memory and a third more time. true: keep only "
+        "the inputs of blocks and recompute the rest. A number k: do so only in every k-th block (MLX: in every block). auto: "
+        "in every block if a micro-batch would otherwise take more than an estimated three quarters of the device's memory; "
+        "never for a custom model.",
     )
     ddp_python_reducer: bool = Field(
         False,
-        description="Compiled models on several ranks: overlap gradient communication with the backward pass through torch's "
-        "Python reducer, which also works with gradient checkpointing and document masks. false: with either of these, "
-        "gradients are sent after the backward pass.",
+        description="With a compiled model on several ranks, overlap gradient communication with the backward pass through "
+        "torch's Python reducer, which also works with gradient checkpointing and document masks. false: if either of these is "
+        "used, gradients are sent after the backward pass.",
     )
     eager: bool = Field(
         True,
-        description="mlx: evaluate each micro-batch before the next. false: evaluate the whole step at once, which takes more "
-        "memory.",
+        description="On MLX, evaluate each micro-batch before starting the next. false: evaluate the whole step at once, which "
+        "takes more memory.",
     )
     priming_steps: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] = Field(
         "auto",
         description="Warm-up steps that are run and undone before the clock starts, so that compilation does not count against "
-        "the budget. auto: 2 if the model is compiled, else none.",
+        "the budget. auto: 2 if the model is compiled, else 0.",
     )
     weights: str | None = Field(
         None,
@@ -391,32 +392,32 @@ class TrainingSection(Section):
         "resumes from a checkpoint.",
     )
     output_dir: str | None = Field(
-        None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run in it is resumed."
+        None, description="The run folder. null: runs/<recipe>-<time>. An unfinished run in this folder is resumed."
     )
     resume: Literal["auto", "never"] | str = Field(
         "auto",
-        description="auto: resume from the newest valid checkpoint in output_dir. never: fail if output_dir has checkpoints. "
-        "The path of a checkpoint or of another run: copy its state into output_dir and resume there.",
+        description="auto: resume from the newest valid checkpoint in output_dir, if there is one. never: fail if output_dir has "
+        "checkpoints. The path of a checkpoint or of another run: copy its state into output_dir and resume from there.",
     )
     max_runtime_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="Wall-clock limit of this session in seconds, including start-up and evaluation. The session saves and stops "
-        "before this limit. null: the value of SLURM_JOB_END_TIME, INGOT_MAX_RUNTIME or GPT_SIMPLE_MAX_RUNTIME, else no limit.",
+        description="Seconds after which this session must have saved and stopped, start-up and evaluation included. null: the "
+        "time left until SLURM_JOB_END_TIME, else INGOT_MAX_RUNTIME or GPT_SIMPLE_MAX_RUNTIME, else no limit.",
     )
     walltime_reserve_seconds: Rate | None = Field(
         None,
-        description="Seconds of the wall-clock limit reserved for the last save. null: twice the longest save so far, but at "
-        "least 30 s or a tenth of the session, whichever is less.",
+        description="Seconds of training.max_runtime_seconds that are reserved for the last save. null: twice the duration of "
+        "the longest save so far, but at least 30 s or a tenth of the session, whichever is less.",
     )
     save_every: Count = Field(0, description="Steps between checkpoints. 0: only save_seconds applies.")
     save_seconds: Rate = Field(300.0, description="Seconds between checkpoints. 0: only save_every applies.")
     keep_last: Positive | None = Field(
         2,
-        description="Number of regular checkpoints to keep, newest first. The last one saved at a stop, the last one saved at "
-        "completion, the best one and milestones are also kept. null: keep all.",
+        description="Number of most recent regular checkpoints to keep. The best checkpoint, milestones and the last checkpoints "
+        "saved at a stop and at the end of the run are kept in addition. null: keep all.",
     )
     keep_every: Count = Field(
-        0, description="Checkpoints at multiples of this step count are milestones, which are never deleted. 0: none."
+        0, description="Checkpoints at multiples of this step count are milestones, which are never deleted. 0: no milestones."
     )
 
 
@@ -441,28 +442,28 @@ class ArtifactSection(Section):
     score: bool = Field(True, description="Load the artifact in a fresh process and report its bits per byte.")
     quantiser: Literal["none", "int8", "int8-golf", "std", "gptq"] = Field(
         "int8",
-        description="none: weights in `dtype`. int8: large matrices as int8 with one scale per row. int8-golf: the same with "
-        "the golf challenge's rule, whose scales are at least 1/127. std: `bits` bits per weight, with a step size proportional "
-        "to the standard deviation of the row, rounded to nearest. gptq: the same step sizes, with rounding that minimises the "
-        "change of each matrix's outputs on training text.",
+        description="How the weights are stored. none: unquantised, in artifact.dtype. int8: large matrices as int8 with one "
+        "scale per row. int8-golf: the same with the golf challenge's rule, whose scales are at least 1/127. std: artifact.bits "
+        "bits per weight, rounded to the nearest multiple of a step size that is proportional to the standard deviation of the "
+        "row. gptq: the step sizes of std, with rounding that minimises the change of each matrix's outputs on training text.",
     )
     bits: int = Field(6, ge=2, le=8, description="Bits per weight of quantised matrices (quantisers std and gptq only).")
     k: StdMultiple | Literal["auto"] = Field(
         "auto",
-        description="Clipping range of quantised matrices, in standard deviations of the row: a smaller k means finer steps and "
-        "a larger file. auto: the finest steps for which the file fits in budget.artifact_bytes, with more bits if needed; 8 "
-        "without a size limit.",
+        description="Clipping range of quantised matrices, in standard deviations of the row (quantisers std and gptq only): a "
+        "smaller k means finer steps and a larger file. auto: the finest steps for which the file fits in "
+        "budget.artifact_bytes, with more than artifact.bits if too many weights would be clipped; 8 without a size limit.",
     )
-    embedding_bits: int = Field(8, ge=2, le=8, description="Like bits, for embeddings, lookup tables and the head.")
+    embedding_bits: int = Field(8, ge=2, le=8, description="Like artifact.bits, for embeddings, lookup tables and the head.")
     embedding_k: StdMultiple | Literal["auto"] = Field(
         "auto",
-        description="Like k, for embeddings, lookup tables and the head. auto: with a size limit and k=auto, the value that "
-        "scores best on training text; else 5.",
+        description="Like artifact.k, for embeddings, lookup tables and the head. auto: if there is a size limit and artifact.k "
+        "is auto, the value that scores best on training text; otherwise 5.",
     )
     codec: Literal["none", "zlib", "lzma", "rans"] = Field(
-        "lzma", description="Compression of the whole file. rans: an entropy coder, the smallest for weights of few bits."
+        "lzma", description="Compression of the whole file. rans (an entropy coder) is smallest for weights of few bits."
     )
-    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="dtype of the weights with quantiser=none.")
+    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="dtype of the weights if artifact.quantiser is none.")
     tokenizer: bool = Field(
         True, description="Include the tokenizer, so that the artifact alone can generate text. false: a smaller file."
     )
@@ -482,17 +483,15 @@ class TrackingSection(Section):
     )
     wandb_run_name: str | None = Field(None, description="Name of the W&B run. null: the name of the run folder.")
     wandb_mode: Literal["online", "offline"] | None = Field(
-        None,
-        description="offline: keep metrics in the run folder for `wandb sync`. null: the value of WANDB_MODE, else online.",
+        None, description="offline: keep metrics in the run folder for `wandb sync`. null: the value of WANDB_MODE, else online."
     )
     trackio_project: str | None = Field(
         None,
-        description="trackio project to log to, in its local database. The run is named after its folder, plus a random suffix. "
-        "Needs the extra `trackio`. null: no trackio run.",
+        description="trackio project to log to, in trackio's local database. The run is named after its folder, plus a random "
+        "suffix. Needs the extra `trackio`. null: no trackio run.",
     )
     tensorboard: bool = Field(
-        False,
-        description="Also write TensorBoard events to tensorboard/. Needs the extra `tensorboard`.",
+        False, description="Also write TensorBoard events to tensorboard/ in the run folder. Needs the extra `tensorboard`."
     )
 
 
@@ -557,13 +556,13 @@ def _check_rows(config: Config) -> None:
     for name, tokens in batches.items():
         if tokens % seq_len:
             below = tokens // seq_len * seq_len
-            nearest = f"{below:,} and {below + seq_len:,}" if below else f"{seq_len:,}"
-            raise ValueError(f"{name}={tokens:,} is not a multiple of data.seq_len={seq_len:,}; the nearest multiple: {nearest}")
+            nearest = f"multiples are {below:,} and {below + seq_len:,}" if below else f"multiple is {seq_len:,}"
+            raise ValueError(f"{name}={tokens:,} is not a multiple of data.seq_len={seq_len:,}; the nearest {nearest}")
     if config.model.context is not None and config.model.context < seq_len:
         context = f"model.context={config.model.context}"
         raise ValueError(f"{context} is shorter than data.seq_len={seq_len}; raise it or set it to null")
     if config.stride > seq_len:
-        raise ValueError(f"evaluation.stride={config.stride} is longer than data.seq_len={seq_len} and would skip tokens")
+        raise ValueError(f"evaluation.stride={config.stride} is longer than data.seq_len={seq_len}; it would skip tokens")
     spans = data.spans if isinstance(data.spans, int) else sum(data.spans)
     if data.sampling == "stream" and config.rows_per_step % spans:
         total = "" if isinstance(data.spans, int) else f", {spans} rows in all,"
@@ -579,7 +578,7 @@ def _check_data(data: DataSection, training: TrainingSection) -> None:
     if data.overlap > data.seq_len // 2:
         raise ValueError(f"data.overlap={data.overlap} is more than half of data.seq_len={data.seq_len}")
     if data.epochs is not None and data.sampling == "random":
-        raise ValueError("data.epochs: data.sampling=random draws with replacement and has no epochs; use shuffle")
+        raise ValueError("data.epochs is set, but data.sampling=random draws with replacement, without epochs; use shuffle")
     if data.mix and data.phases:
         raise ValueError("data.mix and data.phases are both set, but each phase has its own mix; leave data.mix out")
     mixes = {"data.mix": data.mix} if data.mix else {f"data.phases.{i}.mix": phase.mix for i, phase in enumerate(data.phases)}
@@ -626,7 +625,7 @@ def _check_stages(config: Config) -> None:
         name = f"training.stages.{number}"
         if (stage.share is None) == (stage.steps is None):
             has = "neither share nor steps" if stage.share is None else "both share and steps"
-            raise ValueError(f"{name} has {has}; set exactly one: it is the length of the stage")
+            raise ValueError(f"{name} has {has}; set exactly one of them, as the length of the stage")
         if stage.seq_len is not None and seq_len % stage.seq_len:
             problem = "is longer than" if stage.seq_len > seq_len else "does not divide"
             advice = "shorter rows must divide the longest ones into equal parts"
@@ -644,7 +643,7 @@ def _check_stages(config: Config) -> None:
         raise ValueError(f"training.stages: {rows}, but data.seq_len={seq_len}; set it to {longest}")
     shares, steps = [stage.share for stage in stages if stage.share], [stage.steps for stage in stages if stage.steps]
     if shares and steps:
-        raise ValueError("training.stages: some stages have a share and some have steps; use one of them for all")
+        raise ValueError("training.stages: some stages have a share and some have steps; use the same one in all of them")
     if shares and abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"training.stages: the shares add up to {sum(shares):g}, not to 1")
     if steps and max_steps is not None and sum(steps) > max_steps:

@@ -68,7 +68,7 @@ def parse_yaml(text: str, name: str, aliases: bool = False) -> Any:
 
 
 def scalar(text: str) -> Any:
-    """Parse an unquoted scalar of an untyped setting as null, a boolean or a number, else a string."""
+    """Parse an unquoted scalar of an untyped setting as null, a boolean or a number if possible, else as a string."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:

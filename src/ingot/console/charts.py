@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 4.6, 3.6  # panel size of an image, in inches
-MAX_MARKED_POINTS = 20  # lines with fewer points get a marker at each
+MAX_MARKED_POINTS = 20  # in an image, lines with fewer points get a marker at each point
 TEXT_LINES, TEXT_COLUMNS = 17, 52  # size of the text panel in lines and characters
 BRAILLE = 0x2800
-DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of a braille cell: two columns, each from top to bottom
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of a braille character: two columns, each from top to bottom
 COLOURS = ("36", "33", "35", "32", "34", "31")
 MIN_WIDTH = 20  # minimum width of a plot in cells
 
 
 class Panel(NamedTuple):
-    """A chart of several lines by name; each line has at least one point."""
+    """A chart of one or more named lines, each with at least one point."""
 
     title: str
     axis: str  # label of the horizontal axis
@@ -30,7 +30,7 @@ class Panel(NamedTuple):
 
 
 def run_panels(curves: Mapping[str, Curves], axis: str, speed: bool = False) -> list[Panel]:
-    """Return panels for loss, bits per byte, accuracies and, with `speed`, tokens per second, with a line per run."""
+    """Return panels for loss, bits per byte, accuracies and, with `speed`, tokens per second, each with one line per run."""
     tasks = [(run, task, points) for run, curve in curves.items() for task, points in curve.tasks.items()]
     panels = {
         "training loss, nats per token": [(name, curve.loss) for name, curve in curves.items()],
@@ -82,7 +82,7 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
     margin = max(map(len, labels))
     columns = max(MIN_WIDTH, width - margin - 3)
     dots: dict[tuple[int, int], int] = defaultdict(int)  # (row, column) -> braille bits
-    owner: dict[tuple[int, int], int] = {}  # (row, column) -> the curve drawn last in this cell
+    owner: dict[tuple[int, int], int] = {}  # (row, column) -> number of the curve drawn last there
     letters: dict[tuple[int, int], str] = {}
     wide, high = right - left or 1.0, top - bottom or 1.0
     for number, (_, points) in enumerate(panel.lines):
@@ -97,7 +97,7 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
                 dots[cell] |= DOTS[dot_x % 2][3 - dot_y % 4]
                 owner[cell] = number
         end = height - 1 - places[-1][1] // 4, places[-1][0] // 2
-        while end in letters and end[1]:  # several curves may end in the same cell
+        while end in letters and end[1]:  # move a letter left if its cell already has one
             end = end[0], end[1] - 1
         letters[end], owner[end] = ascii_lowercase[number % 26], number
     lines = [panel.title]

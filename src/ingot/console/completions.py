@@ -1,6 +1,6 @@
 """Completions as JSON lines, on stdout or in a file, with everything else on stderr.
 
-`ingot generate` and `gpt-simple generate` use one model for all prompts; requests of `gpt-simple batch-generate` name one each.
+`ingot generate` and `gpt-simple generate` use one model for all prompts; each `gpt-simple batch-generate` request names its own.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Say = Callable[[str], None]
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str | None:
-    """Return the prompt as given, from stdin for `-`, or from a file; the final line break is dropped."""
+    """Return the given prompt, or read it from stdin (`-`) or a file and drop its final line break."""
     if prompt is not None and file is not None:
         raise ConfigError("give either --prompt TEXT or --prompt-file FILE, not both")
     if file is None and prompt != "-":
         if prompt is not None and not is_utf8(prompt):
-            raise DataError("--prompt is not UTF-8 text; give it as UTF-8")
+            raise DataError("--prompt is not valid UTF-8; encode it as UTF-8")
         return prompt
     if file is None and sys.stdin is None:
         raise ConfigError("--prompt - reads stdin, which is closed; give the text itself")
@@ -60,6 +60,6 @@ def write_lines(records: Sequence[Mapping[str, Any]], output: Path | None, say: 
         return
     with writing_output(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        # A lone surrogate in a request's field is escaped as in the input, \ud800.
+        # A lone surrogate, which a request can contain as \ud800, is written in the same form.
         write_atomically(output.resolve(), lines.encode(errors="backslashreplace"))
     say(f"{output}: {len(records)} texts")

@@ -1,7 +1,7 @@
 """Report errors in one line with the exit code of their class, and end the program.
 
 A launcher ends all ranks when one fails, so the rank that has the original error must print it first; a rank that only noticed
-the failure of another one waits.
+another rank's failure waits.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def explained(
 ) -> Iterator[Outcome]:
     """Print an error in one line and set the exit code; `name` and `advise` translate settings and advice for the program.
 
-    An error that occurs on every rank is printed by the first rank only. With `every_rank`, another rank also prints its error if
-    it is still alive after a wait: no other rank reported one. `stopped` is the exit code after a signal before the run began.
+    An error that occurs on every rank is printed by the first rank only. With `every_rank`, another rank also prints its error
+    if it is still alive after a wait, because then no rank has reported one. `stopped` is the exit code of a stop before the run.
     """
     outcome = Outcome()
     for stream_name in ("stdout", "stderr"):
@@ -116,7 +116,7 @@ def explained(
         try:
             first = ranks_from_environment().first
         except ConfigError:
-            first = True  # the rank could not be determined
+            first = True  # the environment does not name a valid rank
         found_by_all = isinstance(error, ConfigError | DataError | CheckpointError)
         speaks = not isinstance(error, PeerLost) and (first or not found_by_all)
         if not speaks:
@@ -134,7 +134,7 @@ def explained(
         _drop_stdout()
         outcome.code = BROKEN_PIPE
     except (Exception, SystemExit) as error:
-        if isinstance(error, OSError) and error.filename is None:  # it comes from writing to stdout
+        if isinstance(error, OSError) and error.filename is None:  # raised while writing to stdout
             _drop_stdout()
         outcome.error = _user_error(error)
         if outcome.error is None:
@@ -144,14 +144,14 @@ def explained(
 
 
 def stop_exit_code(words: Sequence[str]) -> int:
-    """Return the value of --stop-exit-code in an unparsed command line, 0 if it is absent."""
+    """Return the value of --stop-exit-code in an unparsed command line, or 0 if it is absent or invalid."""
     pairs = zip(words, [*words[1:], ""], strict=False)
     given = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--stop-exit-code"]
     return int(given[-1]) if given and given[-1].isdecimal() and int(given[-1]) < 256 else 0
 
 
 def process_start() -> float:
-    """Return the Unix time at which this program, or its rank's launcher, started."""
+    """Return the Unix time at which this program or, if this is a rank, its launcher started."""
     if STARTED_AT in os.environ:
         with suppress(ValueError):
             return float(os.environ[STARTED_AT])
@@ -176,6 +176,6 @@ class _VisibleFormatter(logging.Formatter):
 
 
 def _drop_stdout() -> None:
-    """Redirect stdout to /dev/null; otherwise Python reports an error when it flushes stdout at exit."""
+    """Redirect stdout, whose reader is gone, to /dev/null, so that Python's flush at exit does not report an error."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

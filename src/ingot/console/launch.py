@@ -26,7 +26,7 @@ from ingot.runtime.processes import cpu_count, die_with
 from ingot.runtime.signals import STOPPING, handler_after_stop, replace_handler
 
 _Rank = subprocess.Popen[bytes]
-# Ended ranks with their exit codes, and received signals; put() is safe in a signal handler.
+# Events are ended ranks with exit codes, and received signals; a SimpleQueue's put() is safe in a signal handler.
 _Events = queue.SimpleQueue[tuple[_Rank, int] | signal.Signals]
 
 
@@ -43,12 +43,12 @@ def launch(
     command: Sequence[str] | None = None,
     grace_seconds: float = 10.0,
 ) -> int:
-    """Run `python -m module <argv>`, or another command, as `nproc` ranks; return the exit code of the first to fail, or 0.
+    """Run `python -m module <argv>`, or `<command> <argv>`, as `nproc` ranks; return the exit code of the first to fail, or 0.
 
     On several machines the exit code is torchrun's: 1 for any failure. `program` is the name in error messages.
     """
     if nproc < 1 or not 0 <= node_rank < nnodes:
-        raise ConfigError(f"--nproc-per-node {nproc} has to be at least 1, and --node-rank {node_rank} from 0 to {nnodes - 1}")
+        raise ConfigError(f"--nproc-per-node {nproc} must be at least 1, and --node-rank {node_rank} from 0 to {nnodes - 1}")
     if nnodes > 1 and master_port is None:
         raise ConfigError(f"--nnodes {nnodes} needs --master-port: all nodes must be given the same port")
     if master_port is not None and not 1 <= master_port <= 65535:
@@ -89,7 +89,7 @@ def launch(
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for rank in ranks:
             threading.Thread(target=lambda rank: events.put((rank, rank.wait())), args=(rank,), daemon=True).start()
-        # torchrun forwards SIGTERM and dies of SIGUSR1 and SIGUSR2.
+        # torchrun forwards SIGTERM, but SIGUSR1 and SIGUSR2 would kill it.
         instead = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), signal.SIGTERM) if nnodes > 1 else {}
         return _supervise(program, ranks, events, grace_seconds, instead)
 
@@ -97,7 +97,7 @@ def launch(
 def _supervise(
     program: str, ranks: list[_Rank], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]
 ) -> int:
-    """Wait for all ranks and forward signals, mapped by `instead`; after a failure the others get the grace period to exit."""
+    """Wait for all ranks and forward signals, translated by `instead`; after a failure, kill what outlives the grace period."""
     alive, exit_code, deadline = list(ranks), 0, None
     while alive:
         try:
@@ -124,7 +124,7 @@ def _supervise(
 
 @contextlib.contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
-    """Put received signals into the queue, except those that the parent process ignores, as with nohup."""
+    """Put received signals into the queue, except those that this process inherited as ignored (nohup)."""
     seen: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:

@@ -41,7 +41,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def write_file(path: Path, text: str, force: bool = False) -> None:
-    """Write a file atomically; raise an error if it exists, unless forced."""
+    """Write a file atomically; raise an error if it exists, unless `force` is set."""
     check_target(path, False, force)
     with writing_output(path), replace_file(path.resolve()) as file:
         file.write(text.encode())
@@ -57,7 +57,7 @@ def check_target(target: Path, folder: bool, force: bool) -> None:
     if exists and not force:
         raise ConfigError(f"{target} exists; --force replaces it, --output writes elsewhere")
     if exists and not (target.is_dir() if folder else target.is_file()):
-        raise ConfigError(f"{target} is not a {'folder' if folder else 'file'} and is not replaced")
+        raise ConfigError(f"{target} is not a {'folder' if folder else 'file'}, so it is not replaced")
 
 
 def visible(text: str) -> str:
@@ -81,7 +81,7 @@ class Parser(ArgumentParser):
 def split_overrides(args: Sequence[str], options: Sequence[str] = ()) -> dict[str, str | bool]:
     """Parse `--section.key value`, `--section.key=value` and bare `--section.key` (true) into settings by dotted path.
 
-    If a setting is repeated, the last one wins. An unknown option without a dot is compared with `options`, the command's own.
+    If a setting is repeated, the last one wins. An unknown option without a dot is compared with the command's own `options`.
     """
     settings: dict[str, str | bool] = {}
     rest = list(args)

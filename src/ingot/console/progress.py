@@ -17,9 +17,9 @@ from ingot.errors import shown
 from ingot.runs.reporter import BeginReport, EvaluationReport, LineReporter, Reporter, StepReport
 from ingot.runtime.ranks import ranks_from_environment
 
-TICK_SECONDS = 0.25  # redraw interval without progress, so that the clock keeps moving
+TICK_SECONDS = 0.25  # redraw interval while there is no progress, so that displayed times advance
 REDRAW_SECONDS = 0.1  # minimum time between redraws
-BAR, NARROW_BAR, WIDE = 24, 12, 100  # cells of the normal and the narrow bar, and columns from which the normal one is used
+BAR, NARROW_BAR, WIDE = 24, 12, 100  # widths of the two bars in cells; the narrow one is for lines below 100 cells
 START_OF_LINE, ERASE, UP = "\r", "\x1b[K", "\x1b[A"
 COLOUR_OR_CELL = re.compile(r"\x1b\[[\d;]*m|.")
 
@@ -62,7 +62,7 @@ def bar(fraction: float, width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds as s, min or h."""
+    """Format a duration in seconds, minutes or hours, depending on its length."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -98,7 +98,7 @@ class StatusLine:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="status line", daemon=True)
         self._drawn_cells, self._columns, self._drawn_at = 0, 0, 0.0
-        self._ends_open = False  # an unfinished line was printed, which must not be overwritten
+        self._ends_open = False  # True after a printed line without line break, which must not be overwritten
         self._replaced: list[tuple[str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -120,7 +120,7 @@ class StatusLine:
             setattr(sys, name, stream)
 
     def draw(self, often: bool = False) -> None:
-        """Draw the line; with `often`, at most every REDRAW_SECONDS."""
+        """Draw the line; with `often`, only if the last drawing is at least REDRAW_SECONDS ago."""
         with self._lock:
             if self._ends_open or self._over.is_set() or (often and time.monotonic() - self._drawn_at < REDRAW_SECONDS):
                 return
@@ -144,7 +144,7 @@ class StatusLine:
             columns = os.get_terminal_size(self._stream.fileno()).columns or 80
         except (OSError, ValueError):
             columns = 80
-        # Most terminals that have become narrower have wrapped the line into several rows (xterm does not).
+        # When a terminal becomes narrower, most terminals wrap the line into several rows (xterm does not).
         rows = max(0, self._drawn_cells - 1) // columns if columns < self._columns else 0
         self._drawn_cells, self._columns = 0, columns
         return f"{START_OF_LINE}{ERASE}{UP}" * rows + f"{START_OF_LINE}{ERASE}"
@@ -203,7 +203,7 @@ class LiveReporter(LineReporter):
         self._left = _left(report.max_steps, report.resumed_at, report.budget_seconds, report.elapsed_seconds)
         model, data = f"{report.parameters:,} parameters on {report.device}", f"{report.train_tokens:,} train tokens"
         resumed = f"resumed_at step {report.resumed_at:,}" if report.resumed_at else ""
-        self._write("  ".join(filter(None, (model, data, resumed, self._left))))  # log.txt has the kernels and the micro-batch
+        self._write("  ".join(filter(None, (model, data, resumed, self._left))))  # kernels and micro-batch are only in log.txt
 
     def step(self, report: StepReport, log: bool) -> None:
         self._left = _left(report.max_steps, report.step, report.budget_seconds, report.elapsed_seconds)
@@ -260,7 +260,7 @@ def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[
 def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Callable[..., None] | None]]:
     """Yield a function that prints lines, and a function that shows the progress of successive tasks (None without a terminal).
 
-    The second function takes the task, the amount done, the total and optionally another name to show.
+    The second function takes the task, the amount done, the total and optionally a name to show instead.
     """
     if not is_terminal(sys.stderr):
         yield warn, None

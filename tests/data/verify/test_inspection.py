@@ -138,7 +138,7 @@ def test_the_command_prints_numbers_a_histogram_and_beginnings(command, folder):
     assert lines[0] == f"{folder}: byte tokenizer" and lines[2] == "train"
     assert "documents 4" in lines and "bytes per token 0.9130" in lines
     used = len(set("".join(TRAIN).encode())) + 1
-    assert f"vocabulary 260 ids, {used} used, {260 - used} never" in lines
+    assert f"vocabulary 260 ids, {used} used, {260 - used} never used" in lines
     assert "101 'a' 8 17.39%" in lines
     assert "2 to 3 2 ########################################" in lines
     assert lines[-1] == "document 0, 2 tokens: a"
