@@ -92,7 +92,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(ingot: Ingot, data, 
     for path in checkpoints(run).values():
         (path / "optimizer.safetensors").write_bytes(b"")
     line = one_line(ingot(*train_words(data, run), code=4))
-    assert str(checkpoints(run)[8] / "optimizer.safetensors") in line and "restore one" in line
+    assert str(checkpoints(run)[8] / "optimizer.safetensors") in line and "restore a checkpoint" in line
 
 
 def test_the_first_signal_saves_and_ends_and_the_run_goes_on_bitwise(ingot: Ingot, data, reference, tmp_path):

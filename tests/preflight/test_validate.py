@@ -313,7 +313,7 @@ def test_a_resume_in_a_folder_with_another_run_is_found_as_training_would_refuse
     shutil.copytree(saved, other := tmp_path / "other" / "checkpoints" / saved.name)
     [finding] = validate(config(training__resume=str(other))).findings
     assert (finding.code, finding.severity) == ("resume.resolve_failed", "error")
-    assert "holds another run, the newest at step 5" in finding.render()
+    assert "holds another run (newest checkpoint: step 5)" in finding.render()
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_second_process_is_refused_with_who_where_and_since_when(tmp_path: Pat
     with pytest.raises(RunError) as caught:
         RunLock(tmp_path).acquire()
     message = re.escape(f"{tmp_path} is in use by process {holder.pid} on {socket.gethostname()} since ")
-    message += r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC; wait for it, stop it, or choose another training\.output_dir"
+    message += r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC; wait for that process, stop it, or choose another training\.output_dir"
     assert re.fullmatch(message, str(caught.value))
 
 

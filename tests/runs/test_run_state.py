@@ -153,7 +153,7 @@ def test_of_two_processes_that_both_got_a_folder_the_one_whose_state_was_replace
             return False
         return True
 
-    told = r"in use by process 7 on there too.*choose another training\.output_dir"
+    told = r"also in use by process 7 on there, .*choose another training\.output_dir"
     with pytest.raises(RunError, match=told), Heartbeat(tmp_path, 0.02) as heartbeat:
         heartbeat.check()
         other = replace(read_state(tmp_path), host="there", pid=7, boot_id="another kernel")

@@ -81,7 +81,7 @@ def test_without_the_package_there_is_one_warning_and_the_others_go_on(tmp_path:
         for step in (1, 2):
             tracking.step(step_report(step), log=True)
     for name, line in zip(("wandb", "trackio", "tensorboard"), said, strict=True):
-        assert f"pip install 'ingot-lm[{name}]'" in line and line.endswith("training continues without it")
+        assert f"pip install 'ingot-lm[{name}]'" in line and line.endswith("training continues without this tracker")
 
 
 def test_trackio_goes_on_with_a_run_that_is_resumed_and_prints_nothing_of_its_own(

@@ -41,5 +41,5 @@ def test_ranks_are_whole_numbers(rank, world_size):
 
 @pytest.mark.parametrize(("rank", "world_size"), [("2", "2"), ("-1", "2"), ("0", "0")])
 def test_a_rank_outside_the_world_is_an_error(rank, world_size):
-    with pytest.raises(ConfigError, match=rf"RANK={rank} does not fit WORLD_SIZE={world_size}"):
+    with pytest.raises(ConfigError, match=rf"RANK={rank} must be at least 0 and less than WORLD_SIZE={world_size}"):
         ranks_from_environment({"RANK": rank, "WORLD_SIZE": world_size})

@@ -197,7 +197,7 @@ def test_a_damaged_checkpoint_is_kept_aside_and_its_step_can_be_saved_again(tmp_
 def test_when_every_checkpoint_is_damaged_none_is_used_and_none_is_moved(tmp_path):
     for step in (4, 8):
         (save(tmp_path, step) / "checkpoint.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"step-00000008.checkpoint\.json is damaged.*restore one"):
+    with pytest.raises(CheckpointError, match=r"step-00000008.checkpoint\.json is damaged.*restore a checkpoint"):
         newest_valid(tmp_path, refuse)
     assert list(saved_steps(tmp_path)) == [4, 8]
 
@@ -212,7 +212,7 @@ def test_a_checkpoint_of_a_newer_ingot_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("ingot.runs.checkpoints.VERSION", 2)
     path = save(tmp_path, 4)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=r"version 2 .* upgrade ingot"):
+    with pytest.raises(CheckpointError, match=r"version 2, .* upgrade Ingot"):
         load_checkpoint(path)
 
 
@@ -275,10 +275,10 @@ def test_a_run_folder_means_its_latest_checkpoint_or_its_best(tmp_path):
 
 def test_asking_for_a_best_checkpoint_before_there_is_one_says_what_to_do(tmp_path):
     save(tmp_path, 4, best_step=None)
-    with pytest.raises(CheckpointError, match="it was not evaluated; use the latest"):
+    with pytest.raises(CheckpointError, match="the run was not evaluated; use the latest checkpoint"):
         find_checkpoint(tmp_path, "best")
     save(tmp_path, 8, best_step=0)
-    with pytest.raises(CheckpointError, match="its best score is at step 0, which is not saved; use the latest"):
+    with pytest.raises(CheckpointError, match="the checkpoint of step 0, with the best score, was not kept; use the latest"):
         find_checkpoint(tmp_path, "best")
 
 

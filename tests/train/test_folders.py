@@ -92,7 +92,7 @@ def test_the_newest_checkpoint_of_the_run_itself_is_gone_on_from_and_an_older_on
     newest, older = (tmp_path / "run" / "checkpoints" / f"step-{step:08d}" for step in (8, 4))
     assert train(tmp_path / "run", training__resume=str(newest), training__max_steps=9).total_steps == 9
     with pytest.raises(
-        CheckpointError, match=r"has newer checkpoints, the newest at step 9; choose another training\.output_dir"
+        CheckpointError, match=r"has newer checkpoints \(newest checkpoint: step 9\); choose another training\.output_dir"
     ):
         train(tmp_path / "run", training__resume=str(older))
     assert 9 in kinds_of(tmp_path / "run")
@@ -101,7 +101,7 @@ def test_the_newest_checkpoint_of_the_run_itself_is_gone_on_from_and_an_older_on
 def test_a_state_is_not_brought_into_a_folder_that_holds_another_run(train: Train, tmp_path: Path) -> None:
     for name in ("one", "two"):
         train(tmp_path / name, training__max_steps=4)
-    with pytest.raises(CheckpointError, match=r"two holds another run, the newest at step 4"):
+    with pytest.raises(CheckpointError, match=r"two holds another run \(newest checkpoint: step 4\)"):
         train(tmp_path / "two", training__resume=str(tmp_path / "one"))
 
 
@@ -185,6 +185,6 @@ def test_a_run_whose_folder_another_host_got_too_ends_with_an_error_and_leaves_i
             time.sleep(0.05)
 
     other = Other()
-    with pytest.raises(RunError, match="in use by process 7 on there too"):
+    with pytest.raises(RunError, match="also in use by process 7 on there"):
         train(tmp_path / "run", other, tracking__heartbeat_seconds=0.1, training__max_steps=100)
     assert json.loads((tmp_path / "run" / "state.json").read_text()) == other.state

@@ -251,7 +251,7 @@ def test_when_all_checkpoints_are_damaged_the_run_is_refused(train: Train, tmp_p
     shutil.copytree(finished, tmp_path / "run")
     for path in saved_steps(tmp_path / "run" / "checkpoints").values():
         flip(path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="restore one or choose another"):
+    with pytest.raises(CheckpointError, match="restore a checkpoint or choose another"):
         train(tmp_path / "run")
 
 

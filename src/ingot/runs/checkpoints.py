@@ -1,8 +1,8 @@
 """Checkpoints: folders that are written atomically.
 
 `checkpoints/step-00000040/` holds safetensors files and checkpoint.json, which lists every tensor with its shape and offset, the
-checksum of every file and of itself, and everything the loop needs to resume. A checkpoint is written under another name, synced
-and renamed, so a kill at any moment leaves the earlier checkpoints untouched.
+checksum of every file and of itself, and everything the training loop needs to resume. A checkpoint is written under a temporary
+name, synced and renamed, so a kill at any moment leaves the earlier checkpoints untouched.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
         for group, listed in record["tensors"].items():
             tensors[group] = {}
             for name, entry in listed.items():
-                [part] = entry["parts"]  # no version has written sharded tensors
+                [part] = entry["parts"]  # every version of Ingot writes a tensor as one part
                 tensor = tensors[group][name] = files[part["file"]].pop(name)
                 if (tensor.dtype, list(tensor.shape)) != (entry["dtype"], entry["shape"]):
                     raise ValueError(f"the dtype or shape of {name!r:.100} in {part['file']} differs from {INDEX}")
         if any(files.values()):
-            raise ValueError(f"its files hold tensors that {INDEX} does not list")
+            raise ValueError(f"the tensor files hold tensors that {INDEX} does not list")
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing") from None
     except (ValueError, IsADirectoryError) as error:
@@ -111,31 +111,32 @@ def read_index(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise Unreadable(file, error.strerror) from None
     if isinstance(version := record.get("version"), int) and version > VERSION:
-        raise CheckpointError(f"{file} has version {version} and this ingot reads up to {VERSION}; upgrade ingot")
+        raise CheckpointError(f"{file} has version {version}, but this Ingot reads versions up to {VERSION}; upgrade Ingot")
     if checksum != _checksum(record):
         raise CheckpointError(f"{file} is damaged: its checksum does not match")
     step, progress, files, tensors = (record.get(name) for name in ("step", "progress", "files", "tensors"))
     whole = type(step) is int and step >= 0 and all(isinstance(value, dict) for value in (progress, files, tensors))
     # A valid checksum does not make the index trustworthy, so file names must not point outside the folder.
     if not whole or "model" not in tensors or any(Path(name).name != name for name in files):
-        raise CheckpointError(f"{file} is damaged: fields are missing or wrong")
+        raise CheckpointError(f"{file} is damaged: required fields are missing or invalid")
     return record
 
 
 def newest_valid(folder: Path, warn: Callable[[str], None], read_only: bool = False) -> Checkpoint | None:
-    """Return the newest valid checkpoint, or None if there are none; damaged ones are reported and renamed.
+    """Return the newest valid checkpoint, or None if the folder has no checkpoint; report and rename damaged checkpoints.
 
     An I/O error on a checkpoint is raised: the checkpoint may be valid, so falling back to an older one would lose work. With
-    `read_only` nothing is renamed.
+    `read_only`, damaged checkpoints are reported but not renamed.
     """
     damaged: list[tuple[Path, CheckpointError]] = []
     checkpoint = _first_valid(folder, load_checkpoint, lambda path, error: damaged.append((path, error)))
     if checkpoint is None and damaged:
-        setting = Setting("training.output_dir")
-        raise CheckpointError(f"no checkpoint is valid: {damaged[0][1]}", setting, advice="restore one or choose another {0}")
+        advice = "restore a checkpoint or choose another {0}"
+        raise CheckpointError(f"no checkpoint is valid: {damaged[0][1]}", Setting("training.output_dir"), advice=advice)
     for bad, why in damaged:
         kept = bad.with_name(bad.name + DAMAGED)
-        warn(f"{why}; the run resumes from an older one{'' if read_only else f', and the damaged one is kept as {kept.name}'}")
+        renamed = "" if read_only else f", and the damaged checkpoint is kept as {kept.name}"
+        warn(f"{why}; the run resumes from an older checkpoint{renamed}")
         if not read_only:
             shutil.rmtree(kept, ignore_errors=True)
             bad.rename(kept)
@@ -146,25 +147,24 @@ OnSkipped = Callable[[Path, CheckpointError], object]  # called with each damage
 
 
 def _first_valid(folder: Path, read: Callable[[Path], Checkpoint], on_skipped: OnSkipped) -> Checkpoint | None:
-    """Return the result of `read` for the newest checkpoint that is not damaged."""
     for path in reversed(saved_steps(folder).values()):
         try:
             return read(path)
         except Unreadable:
-            raise  # it may be valid, so an older one must not be used instead
+            raise  # the checkpoint may be valid, so an older one must not be used instead
         except CheckpointError as error:
             on_skipped(path, error)
     return None
 
 
 def read_kind(path: Path) -> Kind:
-    """Return the kind of a checkpoint; `regular` if its index cannot be read or comes from a version without kinds."""
+    """Return the kind of a checkpoint: `regular` if its checkpoint.json is unreadable or contains no kind."""
     kind: Any = (read_dict(path / INDEX) or {}).get("kind")
     return kind if kind in get_args(Kind) else "regular"
 
 
 def to_keep(saved: Sequence[tuple[int, Kind]], keep_last: int | None, keep_every: int) -> set[tuple[int, Kind]]:
-    """Return the (step, kind) pairs to keep: the newest regular ones, the newest shutdown and final ones, and milestones."""
+    """Return what to keep: the last `keep_last` regular checkpoints, the last of other kinds, and one per `keep_every` steps."""
     if keep_last is None:
         return set(saved)
     newest = {"regular": keep_last, "shutdown": 1, "final": 1}
@@ -173,9 +173,9 @@ def to_keep(saved: Sequence[tuple[int, Kind]], keep_last: int | None, keep_every
 
 
 def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | None) -> None:
-    """Delete old checkpoints, except the best one and those of `to_keep`.
+    """Delete the checkpoints that `to_keep` does not select, except the best one.
 
-    Raises OSError if a checkpoint cannot be deleted, after deleting the others.
+    If a checkpoint cannot be deleted, the remaining ones are deleted before OSError is raised.
     """
     saved = {(step, read_kind(path)): path for step, path in saved_steps(folder).items()}
     kept = to_keep(list(saved), keep_last, keep_every)
@@ -192,7 +192,7 @@ def retain(folder: Path, keep_last: int | None, keep_every: int, best: int | Non
 
 
 def update_progress(path: Path, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
-    """Replace the progress of a checkpoint, and its kind if given; its tensors stay as they are."""
+    """Replace the progress record of a checkpoint, and its kind if `kind` is given; its tensors stay unchanged."""
     before = read_index(path)
     record = {**before, "kind": kind or before.get("kind", "regular"), "progress": dict(progress)}
     write_atomically(path / INDEX, json.dumps({**record, "sha256": _checksum(record)}))
@@ -214,7 +214,7 @@ NAME_A_CHECKPOINT = "name a checkpoint or a run folder, auto or never"
 
 
 def find_checkpoint(path: Path, which: str = "latest") -> Checkpoint:
-    """Load the checkpoint at a path, or the latest or best one of a run folder."""
+    """Load the checkpoint at `path` or, if `path` is a run folder, the run's latest or best checkpoint."""
     return load_checkpoint(locate_checkpoint(path, which))
 
 
@@ -233,13 +233,13 @@ def locate_checkpoint(path: Path, which: str = "latest") -> Path:
         return newest
     best = read_index(newest)["progress"].get("best_step")
     if best not in steps:
-        why = "it was not evaluated" if best is None else f"its best score is at step {best}, which is not saved"
-        raise CheckpointError(f"{path} has no best checkpoint: {why}; use the latest")
+        why = "the run was not evaluated" if best is None else f"the checkpoint of step {best}, with the best score, was not kept"
+        raise CheckpointError(f"{path} has no best checkpoint: {why}; use the latest checkpoint")
     return steps[best]
 
 
 def resume_point(resume: str, run: Path | None, on_skipped: OnSkipped = lambda path, error: None) -> Checkpoint | None:
-    """Return the checkpoint that a run in this folder resumes from, given training.resume; None if it starts from scratch."""
+    """Return the checkpoint that a run in the folder `run` resumes from, given training.resume; None if it starts anew."""
     if resume == "never":
         return None
     newest = newest_index(run, on_skipped)
@@ -247,20 +247,20 @@ def resume_point(resume: str, run: Path | None, on_skipped: OnSkipped = lambda p
 
 
 def newest_index(run: Path | None, on_skipped: OnSkipped = lambda path, error: None) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint of a run; None if there is none."""
+    """Return the newest undamaged checkpoint of a run, without its tensors; None if the run has none."""
     return _first_valid(run / "checkpoints", open_index, on_skipped) if run is not None else None
 
 
 def open_index(path: Path) -> Checkpoint:
-    """Return a checkpoint without its tensors, from checkpoint.json alone."""
+    """Read a checkpoint without its tensors: only checkpoint.json is read."""
     index = read_index(path)
     return Checkpoint(path, index["step"], index["progress"], {}, index.get("kind", "regular"))
 
 
 def resume_source(resume: str, run: Path | None, newest: Checkpoint | None) -> Path:
-    """Return the checkpoint that training.resume names; `newest` is the newest one in the run's folder.
+    """Return the path of the checkpoint that training.resume names; `newest` is the newest checkpoint in the run's own folder.
 
-    If the run was already started from that checkpoint by the same command, return `newest`, so that the run resumes.
+    If the same command has already started this run from the named checkpoint, return the path of `newest` to resume the run.
     """
     path = named_path(resume, run)
     if newest is not None and started_from(newest, path):
@@ -280,11 +280,11 @@ def started_from(newest: Checkpoint, path: Path) -> bool:
 
 
 def occupied(resume: str, run: Path, why: str, step: int) -> CheckpointError:
-    """Return the error for a named checkpoint that cannot be used, because resuming from it would overwrite the run here."""
+    """Return the error for a checkpoint that cannot be resumed from, because that would overwrite the run in the folder `run`."""
     return CheckpointError(
-        f"{{0}}: {run} {why}, the newest at step {step}",
+        f"{{0}}: {run} {why} (newest checkpoint: step {step})",
         Setting("training.resume", resume),
         Setting("training.output_dir"),
         Setting("training.resume", "auto"),
-        advice="choose another {1} to start from there, or continue this run with {2}",
+        advice="choose another {1} to start from the named checkpoint, or continue the run in that folder with {2}",
     )

@@ -28,7 +28,7 @@ from ingot.runtime.locks import FolderLock
 from ingot.runtime.machine import made_by
 
 STOP = "stop"  # a file that asks the run to save and stop
-MODEL_COPY = "model.py"  # copy of a custom model
+MODEL_COPY = "model.py"  # copy of a custom model's source file
 WANDB_ID = "wandb.json"  # id of the run at Weights & Biases
 TRACKIO_ID = "trackio.json"  # name of the run at trackio
 EVENTS = "tensorboard"  # folder of TensorBoard event files
@@ -38,8 +38,8 @@ WRITTEN = (
     "samples/step-*.txt", "artifact/model.ingot", "artifact/model.safetensors", f"{EVENTS}/events.out.tfevents.*",
 )  # fmt: skip
 
-# Names of checkpoint folders. Reading a checkpoint needs numpy (runs/checkpoints.py); listing them does not.
-Kind = Literal["regular", "shutdown", "final"]  # saved during training, on a stop request, at the end of a completed run
+# Names in the checkpoints folder. They are not defined in runs/checkpoints.py, because that module imports numpy, which is slow.
+Kind = Literal["regular", "shutdown", "final"]  # saved during training, on a stop request, or at the end of a completed run
 INDEX = "checkpoint.json"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -51,7 +51,7 @@ def step_of(path: Path) -> int:
 
 
 def saved_steps(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints of a folder by step, oldest first, without reading them."""
+    """Return the paths of the checkpoints in a folder by step, oldest first, without reading the checkpoints."""
     try:
         with os.scandir(folder) as entries:
             folders = [(_NAME.fullmatch(entry.name), folder / entry.name) for entry in entries if entry.is_dir()]
@@ -63,13 +63,13 @@ def saved_steps(folder: Path) -> dict[int, Path]:
 
 
 def named_path(name: str, run: Path | None) -> Path:
-    """Resolve a path from a setting, relative to the working folder or else to the run folder."""
+    """Resolve a path from a setting, relative to the current folder or, if it does not exist there, to the run folder."""
     path = user_path(name)
     return run / path if run is not None and not path.exists() and (run / path).exists() else path
 
 
 def new_run_dir(recipe: str | None, root: Path = Path("runs"), now: datetime | None = None) -> Path:
-    """Create a folder for a new run: runs/<recipe>-<local time>, with suffix -2, -3, ... if it exists."""
+    """Create a folder for a new run: runs/<recipe>-<local time>, with the suffix -2, -3, ... if that folder exists."""
     name = f"{(recipe or 'run').replace('/', '-')}-{now or datetime.now():%Y%m%d-%H%M%S}"
     path, count = root / name, 1
     with writing(path):
@@ -93,21 +93,21 @@ class RunFolder:
         self.metrics, self._log = Metrics(path / "metrics.jsonl"), LineFile(self.log_path)
         self.samples, self.checkpoints, self.artifact = path / "samples", path / "checkpoints", path / "artifact"
         self._folders = (self.samples, self.checkpoints, self.artifact)
-        self.session = 1  # number of this session, counted in environment.json
+        self.session = 1  # number of this session: 1 plus the earlier sessions in environment.json
 
     def check_ownership(self, also: Sequence[str] = (), to_delete: Sequence[str] = ()) -> None:
-        """Raise an error if a run would overwrite files that no run wrote; `also` lists more file names to check."""
+        """Raise an error if a run here would overwrite files that no run wrote; `also` lists additional file names to check."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
-            # A run of any version owns this folder if it has a file that only runs write, or traces of a lock.
+            # A run of some version owns this folder if the folder has a file that only runs write, or a lock and all subfolders.
             claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
             marked = {"started_at", "packages", "argv"} <= self.environment().keys()
             saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
             if claimed or marked or saved or read_state(self.path) is not None:
                 return
             foreign = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
-            # A first save that was killed leaves only a partial checkpoint; `to_delete` are patterns of other known leftovers.
+            # A run killed during its first save leaves a partial checkpoint; `to_delete` lists patterns of additional leftovers.
             ours = (f"step-*{PARTIAL}", *to_delete)
             foreign += [
                 folder.name
@@ -124,7 +124,7 @@ class RunFolder:
     def claim(
         self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = (), to_delete: Sequence[str] = ()
     ) -> RunLock:
-        """Create the folder if necessary, check its ownership, lock it and remove temporary files of a killed process."""
+        """Check that the folder is new or a run's, create it if needed, lock it and remove killed processes' temporary files."""
         self.check_ownership(also, to_delete)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -141,12 +141,12 @@ class RunFolder:
         return lock
 
     def write_config(self, text: str) -> None:
-        """Write config.yaml, the resolved settings."""
+        """Write the resolved settings to config.yaml."""
         with writing(self.config_path):
             write_atomically(self.config_path, text)
 
     def environment(self) -> dict[str, Any]:
-        """Return environment.json of the last session; empty if there is none or it is damaged."""
+        """Return the content of environment.json, which the last session wrote; empty if the file is missing or damaged."""
         return read_dict(self.environment_path) or {}
 
     def write_environment(
@@ -156,9 +156,9 @@ class RunFolder:
         config: str | None = None,
         besides: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write environment.json: command, versions, machine and time, but no user name; earlier sessions move to `earlier`.
+        """Write environment.json: command, versions, machine and time, but no user name. Earlier sessions are kept in `earlier`.
 
-        `config` is the content of config.yaml if this session writes it; otherwise `besides` are the settings that it lacks.
+        `config`: the content of config.yaml if this session writes that file. `besides`: else, the settings that the file lacks.
         """
         last = self.environment()
         before = last.pop("earlier", [])
@@ -191,7 +191,7 @@ class RunFolder:
         self.metrics.append_record({"kind": kind, "time": utc_now(), "session": self.session, **report})
 
     def remove(self, path: Path) -> None:
-        """Remove a file: the result of an earlier session, or a stop file that was handled or left behind."""
+        """Remove a file if it exists, such as the result of an earlier session or a stop file."""
         with writing(path):
             path.unlink(missing_ok=True)
 
@@ -202,7 +202,7 @@ class RunFolder:
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
 
     def write_result(self, result: TrainingResult, export: Mapping[str, Any]) -> None:
-        """Write result.json: the result, with paths relative to the run folder, and facts from the export."""
+        """Write result.json: the session's result, with paths relative to the run folder, and facts about the artifact."""
         self.metrics.flush()
         self._log.flush()
         record = {"session": self.session, "ended_at": utc_now(), **asdict(result), "export": dict(export)}
@@ -218,7 +218,7 @@ class RunFolder:
         self._log.append(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {shown(line)}")
 
     def sample(self, step: int, text: str) -> Path:
-        """Write a text sample generated at a step; if the disk is full the run continues without it."""
+        """Write a text sample generated at a step; if the disk is full, the sample is lost and the run continues."""
         path = self.samples / f"step-{step:08d}.txt"
         with writing(path):
             try:
@@ -229,10 +229,10 @@ class RunFolder:
         return path
 
     def clear(self, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
-        """Delete the files that Ingot wrote, for `train --force`, and report it; all other files are kept.
+        """Delete the files that Ingot wrote, for `train --force`, and say which; all other files are kept.
 
-        `also`: patterns of files that a compatibility command writes. `keep`: files not to delete. The caller holds the
-        lock. The lock file and empty folders are kept, so that a process killed here can start again.
+        `also`: patterns of files that a compatibility command writes. `keep`: files not to delete. The caller must hold the
+        lock. The lock file and empty folders are kept, so that the command can be repeated if it is killed here.
         """
         kept = {path.resolve() for path in keep}
         doomed = {path for pattern in WRITTEN for path in self.path.glob(pattern) if path.is_file()}
@@ -257,7 +257,7 @@ class RunFolder:
 def holds_lock(path: Path, pid: int) -> bool:
     """Return True if a process on this machine holds the lock of a run folder, judging by its open files."""
     descriptors = Path(f"/proc/{pid}/fd")
-    if not descriptors.parent.parent.is_dir():  # without /proc the holder cannot be determined
+    if not descriptors.parent.parent.is_dir():  # without /proc the holder is unknown: check that the lock is held at all
         with suppress(OSError), FolderLock(path) as lock:
             return not lock.acquire()
     with suppress(OSError):  # the process has ended or belongs to another user

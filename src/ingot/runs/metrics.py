@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per line and each step exactly once, even after crashes and resumes.
+"""The file metrics.jsonl: one JSON object per line, and every step exactly once, even after crashes and resumes.
 
 A resumed run calls `truncate_after` before its first `append`: the killed process may have trained past its last checkpoint and
 may have died in the middle of a line.
@@ -29,7 +29,7 @@ class LineFile:
         self._lock = threading.Lock()
 
     def append(self, line: str) -> None:
-        """Write a line after the pending ones; if the disk is full it becomes pending too."""
+        """Write the pending lines and then this line; if the disk is full, this line becomes pending too."""
         with self._lock, writing(self.path):
             self._pending.append(line.encode(errors="backslashreplace") + b"\n")
             try:
@@ -66,7 +66,7 @@ class Metrics(LineFile):
         self.append(to_json(dict(record)))
 
     def truncate_after(self, step: int, evaluated: bool = True) -> int:
-        """Drop damaged lines, records of later steps and, unless `evaluated`, evaluations at this step; return their number."""
+        """Drop damaged lines, records after `step` and, unless `evaluated`, evaluations at `step`; return the dropped number."""
 
         def is_kept(line: bytes) -> bool:
             try:
@@ -89,7 +89,7 @@ class Metrics(LineFile):
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return True for a finite number that a float can hold; damaged files may hold anything."""
+    """Return True if a value read from a possibly damaged file is a finite number that a float can hold."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:

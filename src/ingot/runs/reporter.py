@@ -17,7 +17,7 @@ def task_metrics(task: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in task.items() if name != "items" and not name.endswith("_stderr")}
 
 
-PROGRESS_SECONDS = 30.0  # interval between progress lines in plain logs
+PROGRESS_SECONDS = 30.0  # seconds between progress lines in plain logs
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class BeginReport:
     tokens_per_step: int
     micro_batch: int
     attention: str  # attention kernel; "default" lets torch choose
-    resumed_at: int  # step; 0 at the start of a run
+    resumed_at: int  # step that the session resumes from; 0 for a new run
     max_steps: int | None = None
     budget_seconds: float | None = None
     elapsed_seconds: float = 0.0  # training time of earlier sessions
@@ -54,7 +54,7 @@ class StepReport:
     budget_seconds: float | None
     epoch: int
     mfu: float | None
-    spent: float  # used fraction of the budget, 0 to 1
+    spent: float  # fraction of the budget that is used up, 0 to 1
     targets: int = 0  # tokens predicted in this step; padded rows have fewer targets than tokens
     phase: int = 0  # index into data.phases
 
@@ -73,12 +73,12 @@ class EvaluationReport:
     best: bool
     trained_tokens: int = 0
     train_loss: float | None = None  # loss on evaluation.train_rows rows of the training split
-    other: dict[str, float] = field(default_factory=dict)  # bits per byte by the other byte count (text, pieces), if they differ
+    other: dict[str, float] = field(default_factory=dict)  # bits per byte by the byte count not in evaluation.bytes, if different
     rows: int = 0  # rows scored
-    rows_of: int = 0  # rows of the validation split
-    stride: int | None = None  # tokens from one row to the next in a sliding evaluation
+    rows_of: int = 0  # rows in the whole validation split
+    stride: int | None = None  # tokens between the starts of consecutive rows in a sliding evaluation
     buckets: dict[str, dict[str, float]] = field(default_factory=dict)  # per bucket: val_loss, val_bpb, tokens, bytes
-    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # per task: items, metrics and standard errors
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # per task: number of items, metrics, their standard errors
 
 
 class Reporter:
@@ -88,10 +88,10 @@ class Reporter:
         """Called before the first step of a session."""
 
     def primed(self, step: int, steps: int) -> None:
-        """Called after a warm-up step, whose effect on the weights is undone."""
+        """Called after each warm-up step; the effect of these steps on the weights is undone."""
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Called during slow work other than steps; a total of 0 means unknown."""
+        """Called during slow work other than training steps; `total` is 0 if unknown."""
 
     def step(self, report: StepReport, log: bool) -> None:
         """Called after a step; `log` is True every tracking.log_every steps."""
@@ -103,17 +103,17 @@ class Reporter:
         """Called with a text sample from the model."""
 
     def phase(self, number: int, tokens: int) -> None:
-        """Called when a phase of data.phases begins after `tokens` tokens; not for the first phase."""
+        """Called when the second or a later phase of data.phases begins, after `tokens` training tokens."""
 
     def saved(self, path: Path, kind: Kind = "regular") -> None:
         """Called from the saving thread when a checkpoint is on disk, and again if its kind changes from regular."""
 
     def tracked(self, report: StepReport | EvaluationReport) -> Mapping[str, float] | None:
-        """Return the metrics to send to trackers for a report; None: all of them under Ingot's names."""
+        """Return the metrics of a report to send to trackers, or None to send all metrics under Ingot's names."""
         return None
 
     def tracked_config(self) -> Mapping[str, Any] | None:
-        """Return the config to show in trackers; None: Ingot's config."""
+        """Return the config to show in trackers, or None to show Ingot's config."""
         return None
 
     def message(self, text: str) -> None:
@@ -221,6 +221,6 @@ def evaluation_line(report: EvaluationReport) -> str:
 
 
 def by_rows(rows: int | None, rows_of: int | None, stride: int | None = None) -> str:
-    """Return the suffix for a score whose rows overlap or cover only part of the split; else an empty string."""
+    """Return a suffix that says whether a score's rows overlap or cover only part of the split; empty if they do neither."""
     sliding = f"  sliding by {stride:,}" if stride else ""
     return sliding + (f"  by {rows:,} of {rows_of:,} rows" if rows and rows_of and rows < rows_of else "")

@@ -26,10 +26,10 @@ COLUMNS = {
     "train": (*AXES, "loss", "grad_norm", "learning_rate", "tokens_per_second", STEP_SECONDS),
     "evaluation": (*AXES, "val_bpb", "val_loss"),
 }
-MAX_BINS = 768  # about the width of a chart in pixels; 1,000 more lines change at most 884 bins
-MAX_AXIS = 2.0**53  # largest integer a float holds exactly; no step, token count or second of a run comes near it
+MAX_BINS = 768  # about the width of a chart in pixels
+MAX_AXIS = 2.0**53  # largest integer that a float holds exactly; no step, token count or time of a run comes near this limit
 BLOCK_BYTES = 1 << 20  # bytes read at once: about 3,000 lines, 10 ms
-LAST_LINE_BYTES = 4096  # bytes of the last line compared to detect that the file was replaced
+LAST_LINE_BYTES = 4096  # bytes at the end of the last line read that are compared to detect that the file was replaced
 
 Columns = NDArray[np.float64]
 Axis = Literal["steps", "tokens", "seconds"]
@@ -54,9 +54,9 @@ class Bins:
         return self._values[self.names.index(name), : self.lines]
 
     def push(self, columns: Columns) -> None:
-        """Add lines of shape (columns, lines)."""
+        """Append lines, given as an array of shape (columns, lines)."""
         before, self.lines = self.lines, self.lines + columns.shape[1]
-        if self.lines > self._values.shape[1]:  # at least double, so that reading a long file stays linear
+        if self.lines > self._values.shape[1]:  # at least double the capacity: reading then takes linear time
             self._values = np.hstack([self._values, np.empty((len(self.names), self.lines))])
         self._values[:, before : self.lines] = columns
 
@@ -70,7 +70,7 @@ class Bins:
         return {"low": np.fmin.reduceat(lines, starts, axis=1), "mean": mean, "high": np.fmax.reduceat(lines, starts, axis=1)}
 
     def points(self, x: str, y: str) -> list[Point]:
-        """Return (mean of x, mean of y) of every bin that has both."""
+        """Return (mean of column x, mean of column y) for every bin that has values in both columns."""
         pair = self.binned()["mean"][[self.names.index(x), self.names.index(y)]]
         return [(float(a), float(b)) for a, b in pair.T[np.isfinite(pair).all(axis=0)]]
 
@@ -82,7 +82,7 @@ MAX_STALLS = 64
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per step: percentiles by name, and (last step, seconds beyond the median) of stalls, longest first."""
+    """Seconds per step: percentiles by name, and (last step, seconds in excess of the median) of each stall, longest first."""
 
     percentiles: dict[str, float]
     stalls: list[tuple[int, float]]
@@ -90,7 +90,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Curves:
-    """Points of a run over one axis; `val_bpb` is empty if nothing was evaluated, `tasks` holds the accuracy on each task."""
+    """A run's curves over one axis. `val_bpb` is empty if nothing was evaluated; `tasks` holds the accuracy on each task."""
 
     loss: list[Point]
     val_bpb: list[Point]
@@ -99,24 +99,24 @@ class Curves:
 
 
 class Series:
-    """The numbers read so far from one metrics.jsonl. Only one thread may read."""
+    """The numbers read so far from one metrics.jsonl. Only one thread may call `read`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.generation = 0  # how often the file was replaced
+        self.generation = 0  # number of times that the file was replaced
         self._reset()
 
     def _reset(self) -> None:
         self.bins = {kind: Bins(names) for kind, names in COLUMNS.items()}
         self.lines = self.damaged = self.offset = 0  # `offset`: bytes read
-        self.evaluations: list[dict[str, Any]] = []  # records; their `tokens` are those trained so far, not those scored
+        self.evaluations: list[dict[str, Any]] = []  # records with `tokens` set to the tokens trained so far
         self._inode, self._last_line = 0, b""
         self._previous = np.full((3, 1), np.nan)  # step, elapsed seconds and session of the last train line
         self._tokens: Any = 0
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """Return the best evaluation; None if there is none."""
+        """Return the record of the best evaluation; None if nothing was evaluated."""
         return next((one for one in reversed(self.evaluations) if one.get("best") and is_number(one.get("val_bpb"))), None)
 
     def timing(self) -> Timing:
@@ -139,7 +139,7 @@ class Series:
         tasks: dict[str, list[Point]] = {}
         for record in self.evaluations:
             for name, task in record["tasks"].items():
-                # acc_norm scores by log-probability per character, which papers report for answers of different lengths.
+                # acc_norm ranks answers by log-probability per character; papers report it if the answers differ in length.
                 place, accuracy = record.get(x), task.get("acc_norm", task.get("acc"))
                 if is_number(place) and is_number(accuracy):
                     tasks.setdefault(name, []).append((float(place), accuracy))
@@ -160,7 +160,7 @@ class Series:
         """Read one block of new lines and return True if there may be more; raise OSError if the file cannot be read."""
         with open_to_read(self.path) as file:
             inode = os.fstat(file.fileno()).st_ino
-            # The last line read must still be at its offset; the inode alone proves nothing, because file systems reuse them.
+            # The last line read must still be at its offset. The same inode alone proves nothing: file systems reuse inodes.
             file.seek(self.offset - len(self._last_line))
             if self.offset and not (inode == self._inode and file.read(len(self._last_line)) == self._last_line):
                 self.generation += 1
@@ -174,10 +174,10 @@ class Series:
             self.offset += end
             self._last_line = content[content.rfind(b"\n", 0, end - 1) + 1 : end][-LAST_LINE_BYTES:]
             self._add(content[:end])
-        elif is_full:  # Ingot writes no line this long
+        elif is_full:  # the line is longer than a block, and Ingot never writes such a line
             self.damaged += 1
             self.offset, self._last_line = self.offset + BLOCK_BYTES, content[-LAST_LINE_BYTES:]
-        return is_full  # otherwise the last line may still be being written
+        return is_full  # after a block that is not full, only an incomplete line can be left
 
     def _add(self, content: bytes) -> None:
         parsed, damaged = parse_lines(content)
@@ -191,7 +191,7 @@ class Series:
             elif record.get("kind") == "train":
                 train.append(record)
                 self._tokens = record.get("tokens")
-            elif record.get("kind") == "evaluation":  # its "tokens" are those scored, not trained
+            elif record.get("kind") == "evaluation":  # its "tokens" counts scored tokens, not training tokens
                 tasks = record.get("tasks")
                 tasks = {name: task for name, task in tasks.items() if isinstance(task, dict)} if isinstance(tasks, dict) else {}
                 evaluations.append({**record, "tokens": record.get("trained_tokens", self._tokens), "tasks": tasks})
@@ -199,7 +199,7 @@ class Series:
             columns = _columns(train, (*COLUMNS["train"][:-1], "session"))
             steps, seconds, sessions = np.diff(np.hstack([self._previous, columns[[0, 2, -1]]]), axis=1)
             self._previous = columns[[0, 2, -1], -1:]
-            valid = (steps > 0) & (seconds >= 0) & (sessions == 0)  # nan before the first line of a session
+            valid = (steps > 0) & (seconds >= 0) & (sessions == 0)  # False for the first line of a session
             columns[-1] = np.divide(seconds, steps, out=np.full_like(seconds, np.nan), where=valid)
             self.bins["train"].push(columns)
         if evaluations:
@@ -209,7 +209,7 @@ class Series:
 
 def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
     """Return the records of complete lines, and the number of lines that are not JSON objects."""
-    try:  # parse all lines at once, which takes a third of the time
+    try:  # parse all lines at once, which takes a third of the time of parsing them one by one
         parsed = from_json(b"[" + content[:-1].replace(b"\n", b",") + b"]")
         if len(parsed) == content.count(b"\n") and all(type(record) is dict for record in parsed):
             return parsed, 0

@@ -1,13 +1,13 @@
 """A run's heartbeat (state.json), the lock on its folder, and its result (result.json, written when a session ends).
 
-The process of a run writes state.json every few seconds, so a stale one means that the process has died. Errors in the writing
-thread never stop the run: a full disk or a missing folder is reported once and retried. A crashed session leaves no result.json.
+The process of a run writes state.json every few seconds, so a stale file means that the process has died. Errors in the writing
+thread never stop the run: they are reported once, and the thread keeps trying. A crashed session leaves no result.json.
 
 Only one process may own a run folder at a time; on a single host the folder's lock enforces this. On a shared disk other hosts
-may not see the lock, and a lock file can be deleted, so after acquiring the lock a process checks whether another still writes
-state.json. It watches the file for changes, because the clocks of two hosts differ and a recent timestamp proves nothing. If two
-processes start at the same time without a shared lock, both acquire the folder. The one that finds its state.json overwritten by
-the other stops, in Heartbeat.check.
+may not see the lock, and a lock file can be deleted, so a process that has acquired the lock checks whether another process still
+writes state.json. It watches the file for changes: a recent timestamp proves nothing, because the clocks of two hosts differ. If
+two processes start at the same time without a shared lock, both take the folder. As soon as one of them finds its state.json
+overwritten by the other, it stops (Heartbeat.check).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STATE = "state.json"
 RESULT = "result.json"
 LOCK = ".lock"
 LOCK_TIMEOUT_SECONDS = 0.5  # the nanogpt command holds the lock briefly to test whether a folder is free
-CLOCK_SKEW_SECONDS = 300.0  # clocks of two hosts may differ by this much (Kerberos allows the same)
+CLOCK_SKEW_SECONDS = 300.0  # the clocks of two hosts may differ by up to this time (Kerberos allows the same difference)
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class State:
     budget_seconds: float | None = None
     loss: float | None = None
     val_bpb: float | None = None
-    val_rows: int | None = None  # rows scored
-    val_rows_of: int | None = None  # rows of the validation split
+    val_rows: int | None = None  # rows scored by the last evaluation
+    val_rows_of: int | None = None  # rows in the whole validation split
     tokens: int = 0
     tokens_per_second: float | None = None
     elapsed_seconds: float = 0.0
-    flops_per_token: float | None = None  # training FLOPs at data.seq_len
+    flops_per_token: float | None = None  # training FLOPs per token at the sequence length data.seq_len
     checkpoint: str | None = None
     error: str | None = None
-    stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: all steps done
+    stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data or bucket_exhausted:NAME; None: not stopped
 
     @property
     def age_seconds(self) -> float:
-        """Return the seconds since the last heartbeat by this host's clock; the clock of the run's host may differ."""
+        """Return the seconds since the last heartbeat by this host's clock, which may differ from the clock of the run's host."""
         return time.time() - datetime.fromisoformat(self.updated_at).timestamp()
 
 
@@ -82,7 +82,7 @@ class Heartbeat:
         now = utc_now()
         self._path, self._warn = folder / STATE, warn
         self._warned = self._written = False
-        self._stranger: State | None = None  # state of another process that replaced ours; may be only a copied file
+        self._stranger: State | None = None  # state of another process, found in place of ours; possibly just a copied file
         self._other: State | None = None  # state of another live process that writes to this folder
         self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # written next
         self._changing, self._writing = threading.Lock(), threading.Lock()
@@ -90,7 +90,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def update(self, **values: Any) -> None:
-        """Update fields of `State`."""
+        """Change fields of the run's `State`."""
         with self._changing:
             before, self.state = self.state, replace(self.state, **values)
         if "status" in values and values["status"] != before.status:
@@ -100,10 +100,10 @@ class Heartbeat:
         """Raise RunError if another process has taken over the folder."""
         if self._other is not None:
             raise RunError(
-                f"{self._path.parent} is in use by process {self._other.pid} on {self._other.host} too, and its disk does not "
+                f"{self._path.parent} is also in use by process {self._other.pid} on {self._other.host}, and its disk does not "
                 "share locks between hosts; this process ends",
                 Setting("training.output_dir"),
-                advice="start it again when the other process has ended, or choose another {0}",
+                advice="start this run again when the other process has ended, or choose another {0}",
             )
 
     def __enter__(self) -> Self:
@@ -131,7 +131,7 @@ class Heartbeat:
             if there is not None and there.status == "running" and (there.host, there.boot_id) != (mine.host, mine.boot_id):
                 before, self._stranger = self._stranger, there
                 if before is None and not durable:
-                    return  # the next beat shows whether it is alive
+                    return  # the next heartbeat shows whether the other process is alive
                 if before is not None and before.updated_at != there.updated_at:
                     self._other = there
             if self._other is not None:
@@ -148,18 +148,18 @@ class Heartbeat:
 
 
 def read_state(folder: Path) -> State | None:
-    """Read state.json of a run folder; None if there is none or it is damaged."""
+    """Read state.json in a run folder; return None if the file is missing or damaged."""
     try:
         state = State(**_values(State, read_json(folder / STATE)))
         valid = state.status in get_args(Status) and math.isfinite(state.age_seconds)
-        valid = valid and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # pids <= 0 would signal process groups
+        valid = valid and 0 < state.heartbeat_seconds < math.inf and state.pid > 0  # pids <= 0 stand for process groups
     except (OSError, ValueError, TypeError, OverflowError):
         return None
     return state if valid else None
 
 
 def _values(kind: type[State | TrainingResult], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a dataclass's fields in a record; raise TypeError if one is of another type."""
+    """Return a record's values for the fields of a dataclass; raise TypeError if a value does not have its field's type."""
     types: dict[str, Any] = {"None": type(None), "int": int, "float": int | float, "dict[str, float]": dict}
     types["0"] = object  # annotations are stripped in the one-file golf program
     values = {field.name: record[field.name] for field in fields(kind) if field.name in record}
@@ -171,7 +171,7 @@ def _values(kind: type[State | TrainingResult], record: Mapping[str, Any]) -> di
 
 
 def this_process() -> tuple[str, int, str]:
-    """Return host, process id and boot id; the same boot id means the same kernel, where locks are reliable."""
+    """Return host name, process id and boot id. Processes with the same boot id run on one kernel, where locks are reliable."""
     host = socket.gethostname()
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -190,12 +190,12 @@ class TrainingResult:
     """The result of a session."""
 
     status: Status
-    final_loss: float | None  # loss of the last step, nats per token
+    final_loss: float | None  # training loss of the last step, in nats per token
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
-    val_other: dict[str, float]  # bits per byte by the other byte count (text, pieces), if they differ
-    val_rows: int  # rows scored
-    val_rows_of: int  # rows of the validation split
+    val_other: dict[str, float]  # bits per byte by the byte count that evaluation.bytes does not name, if it is different
+    val_rows: int  # rows scored for val_bpb
+    val_rows_of: int  # rows in the whole validation split
     total_tokens: int
     total_steps: int
     training_seconds: float
@@ -204,13 +204,13 @@ class TrainingResult:
     artifact_path: Path | None
     artifact_bytes: int | None
     artifact_bpb: float | None  # score of the artifact, evaluated in a fresh process
-    artifact_rows: int | None  # rows scored for artifact_bpb; None: all
+    artifact_rows: int | None  # rows scored for artifact_bpb; None: all rows of the validation split
     sample: str | None
     run_dir: Path
-    stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data, bucket_exhausted:NAME; None: all steps done
+    stop_reason: str | None = None  # signal:NAME, walltime, stop_file, data or bucket_exhausted:NAME; None: not stopped
     data_fingerprint: str | None = None
-    val_stride: int | None = None  # tokens from one row to the next in a sliding evaluation; None: rows did not overlap
-    val_step: int | None = None  # step of the validation score; not the last step if evaluation.at_end is off
+    val_stride: int | None = None  # tokens between the starts of consecutive, overlapping rows; None: no overlap
+    val_step: int | None = None  # step of the validation score; may be before the last step if evaluation.at_end is off
     peak_memory_bytes: int | None = None  # peak on the first rank: GPU memory, or process memory without a GPU
 
 
@@ -226,14 +226,14 @@ def read_training_result(folder: Path) -> TrainingResult | None:
 
 
 class RunLock:
-    """An exclusive lock on a run folder, held until it is released or the process ends, even by a kill."""
+    """An exclusive lock on a run folder, held until it is released or the process ends for any reason."""
 
     def __init__(self, folder: Path, notify: Callable[[str], None] = lambda line: None, elsewhere: str = "another {0}") -> None:
         self.folder, self._notify, self._elsewhere = folder, notify, elsewhere
         self._lock = FolderLock(folder, LOCK)
 
     def acquire(self) -> Self:
-        """Acquire the lock; raise RunError naming the process that holds it. May wait for two heartbeat intervals."""
+        """Acquire the lock, or raise a RunError that names the process holding it. This may take two heartbeat intervals."""
         if self._lock.held is not False:
             return self
         with writing(self.folder / LOCK):
@@ -262,14 +262,14 @@ class RunLock:
         before, state = self._lock.read(), read_state(self.folder)
         holder = _record(before)
         if state is not None and state.status == "running":
-            # Holding the lock proves that the previous process on this host has ended if it locks the folder itself, or the very
-            # lock file that names that process: a lock file that was deleted and recreated is a different lock.
+            # The lock proves that the run's previous process on this host has ended if the locked file is the folder itself or
+            # the very lock file that names that process: a lock file that was deleted and recreated is a different lock.
             same_file = (holder.get("pid"), holder.get("boot_id")) == (state.pid, state.boot_id)
             dead = state.boot_id == boot_id and (self._lock.folder_held or bool(self._lock.held and same_file))
             if not dead and self._is_beating(state):
                 raise self._in_use({})
             self._notify(f"taking over from process {state.pid} on {state.host}, which was last heard of at step {state.step}")
-        if holder or not before.strip():  # never overwrite a file with other content
+        if holder or not before.strip():  # never overwrite a file that is not a lock file
             self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
 
     def _is_beating(self, seen: State) -> bool:
@@ -277,7 +277,7 @@ class RunLock:
         if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
             return False
         patience = 2.2 * seen.heartbeat_seconds + 0.5
-        self._notify(f"{self.folder} was in use on {seen.host} a moment ago; watching for {patience:.0f} s whether it still is")
+        self._notify(f"{self.folder} was in use on {seen.host} a moment ago; checking for {patience:.0f} s whether it is")
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             time.sleep(min(0.25, seen.heartbeat_seconds / 4))
@@ -293,12 +293,12 @@ class RunLock:
         if holder:
             since = str(holder["since"])[:19].replace("T", " ")
             who = f"process {holder['pid']} on {holder['host']} since {since} UTC"
-        advice = f"wait for it, stop it, or choose {self._elsewhere}"
+        advice = f"wait for that process, stop it, or choose {self._elsewhere}"
         return RunError(f"{self.folder} is in use by {who}", Setting("training.output_dir"), advice=advice)
 
 
 def is_lock(path: Path) -> bool:
-    """Return True if a file's content is that of a run's lock file; an empty one was just created."""
+    """Return True if a file is a run's lock file. An empty file counts, because lock files are empty when they are created."""
     content = FolderLock(path.parent, path.name).read()
     return path.is_file() and (not content or bool(_record(content)))
 

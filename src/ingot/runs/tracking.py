@@ -23,12 +23,12 @@ from ingot.runs.reporter import EvaluationReport, Reporter, StepReport, task_met
 from ingot.runtime.files import read_dict, write_atomically, writing
 
 Report = StepReport | EvaluationReport
-ChooseValues = Callable[[Report], Mapping[str, float] | None]  # None: use the values of `numbers_of`
-Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], None]]  # log(step, values) and close(failed)
+ChooseValues = Callable[[Report], Mapping[str, float] | None]  # returns None to send the values of `numbers_of`
+Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], None]]  # functions log(step, values), close(failed)
 
 
 class Tracking(Reporter):
-    """A reporter that sends logged steps and evaluations to trackers; a context manager that closes them."""
+    """A reporter that sends logged steps and evaluations to trackers; as a context manager, it closes the trackers."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Tracking(Reporter):
         choose_values: ChooseValues,
         warn: Callable[[str], None],
     ) -> None:
-        """Start the trackers enabled in the settings, after a given step; one that fails to start is reported and skipped."""
+        """Start the trackers enabled in the settings, for a run at `step`; if a tracker fails to start, report and skip it."""
         self._choose_values, self._warn = choose_values, warn
         self.wandb_id: str | None = None
         self.trackers: dict[str, Tracker] = {}
@@ -62,7 +62,7 @@ class Tracking(Reporter):
             title = before or f"{name}-{secrets.token_hex(4)}"
             write_id(folder / TRACKIO_ID, title)
             resume, off = "never" if before is None else "allow", dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
-            with redirect_stdout(io.StringIO()):  # it prints advertisements
+            with redirect_stdout(io.StringIO()):  # trackio prints advertisements
                 run = trackio.init(project=project, name=title, config=facts, resume=resume, **off)
             return (lambda step, values: run.log(dict(values), step=step)), (lambda failed: trackio.finish())
 
@@ -87,9 +87,9 @@ class Tracking(Reporter):
                 if wanted:
                     self.trackers[tracker] = start(wanted)
             except ConfigError as error:
-                warn(f"{error}; training continues without it")
-            except Exception as error:  # the exception classes have changed with the packages' versions
-                warn(f"{tracker} does not start: {_reason(error)}; {advice}training continues without it")
+                warn(f"{error}; training continues without this tracker")
+            except Exception as error:  # the exception classes differ between versions of the packages
+                warn(f"{tracker} does not start: {_reason(error)}; {advice}training continues without this tracker")
 
     def step(self, report: StepReport, log: bool) -> None:
         if log:
@@ -118,7 +118,7 @@ class Tracking(Reporter):
 
 
 def numbers_of(report: Report) -> dict[str, float]:
-    """Return the metrics of a report by the names sent to trackers: gpt-simple's names and a few more."""
+    """Return the metrics of a report to send to trackers, by name: gpt-simple's names and a few more."""
     if isinstance(report, EvaluationReport):
         perplexity = math.exp(min(report.val_loss, 20.0))
         values = {"eval/loss": report.val_loss, "eval/perplexity": perplexity, "eval/bpb": report.val_bpb}
@@ -137,13 +137,13 @@ def numbers_of(report: Report) -> dict[str, float]:
 
 
 def read_id(path: Path) -> str | None:
-    """Return the tracker's id of a run from a file in the run folder; None if there is none."""
+    """Return the id that a tracker knows a run by, from a file in the run folder; None if the file is missing or damaged."""
     run_id = (read_dict(path) or {}).get("id")
     return run_id if isinstance(run_id, str) else None
 
 
 def write_id(path: Path, run_id: str) -> None:
-    """Write the tracker's id of a run to a file in the run folder."""
+    """Write the id that a tracker knows a run by to a file in the run folder."""
     with writing(path):
         write_atomically(path, json.dumps({"id": run_id}))
 

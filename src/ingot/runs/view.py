@@ -1,7 +1,7 @@
-"""A read-only view of a run, shared by `ingot status`, plot, report, the live page and gpt-simple's status.
+"""Reading a run folder, for `ingot status`, `ingot plot`, `ingot report`, the live page and gpt-simple's status.
 
-Reading takes no lock: every file of a run folder is replaced atomically or only appended to. Nothing slow is imported for
-`Run.record`; the metrics are read, with numpy, when `Run.series` is first used.
+Reading takes no lock: every file of a run folder is replaced atomically or only appended to. `Run.record` imports nothing slow;
+numpy is imported, to read the metrics, when `Run.series` is first used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ingot.runs.series import Series
 
 RUNS = Path("runs")
-LEVELS = 3  # search depth for runs: runs/SWEEP/ARM/seed-N
+LEVELS = 3  # folder levels that are searched for runs, as in runs/SWEEP/ARM/seed-N
 MAX_SAMPLE_CHARACTERS = 20_000
 COPIED = (
     "stop_reason", "step", "max_steps", "loss", "val_bpb", "tokens", "tokens_per_second", "flops_per_token", "elapsed_seconds",
@@ -35,11 +35,11 @@ COPIED = (
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run: state.json, its age, and whether its process can still be running."""
+    """The status of a run, its state.json, the age of that file, and whether its process is on this system."""
 
     status: Status | Literal["crashed"]
     state: State
-    age_seconds: float  # by this host's clock; the clock of the run's host may differ
+    age_seconds: float  # since the last heartbeat, by this host's clock; the clock of the run's host may differ
     here: bool  # True if the process runs on this system, so that its pid is meaningful
 
 
@@ -106,7 +106,7 @@ class Run:
         status = self.status()
         pid = status.state.pid
         if not status.here:
-            raise RunError(f"the process {pid} of {self.path} is on {status.state.host}: use --force there")
+            raise RunError(f"the process {pid} of {self.path} runs on {status.state.host}; use --force on that host")
         if not holds_lock(self.path, pid):  # the pid in state.json may belong to any process
             raise RunError(f"process {pid} does not hold the lock of {self.path} or belongs to another user; no signal was sent")
         with suppress(ProcessLookupError):  # it has just ended
@@ -120,7 +120,7 @@ class Run:
         return Series(self._folder.metrics.path)
 
     def samples(self) -> dict[int, Path]:
-        """Return the text sample files by step; files with other names, such as copies, are skipped."""
+        """Return the paths of the text samples by step; files not named step-N.txt, such as copies, are skipped."""
         paths = [(path.stem.removeprefix("step-"), path) for path in sorted(self._folder.samples.glob("step-*.txt"))]
         return {int(step): path for step, path in paths if step.isdecimal()}
 
@@ -141,14 +141,14 @@ class Run:
         return saved_steps(self._folder.checkpoints)
 
     def result(self) -> dict[str, Any] | None:
-        """Return result.json of the last session; None if that session has not ended or the file is damaged."""
+        """Return the content of result.json; None if the last session has not ended or the file is damaged."""
         return read_dict(self.path / RESULT)
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
-    """Return the run folders among `folders` and up to LEVELS below them, each once, keyed by resolved path.
+    """Return the run folders among `folders` and in up to LEVELS levels below them, each once, keyed by resolved path.
 
-    A symlink may be changed later, so a run that is reachable several ways is listed by a path without symlinks if possible.
+    A symlink may be changed later, so a run that is reachable by several paths is listed by one without symlinks if possible.
     """
     runs: dict[str, Path] = {}
     waiting = [(folder, LEVELS) for folder in reversed(folders)]

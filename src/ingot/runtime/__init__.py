@@ -1,1 +1,1 @@
-"""Files, locks, processes, signals, devices and ranks. Imports nothing else from the package except errors."""
+"""Files, locks, processes, signals, devices and ranks. This package imports nothing from the rest of Ingot except errors.py."""

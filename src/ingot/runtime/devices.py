@@ -24,7 +24,7 @@ class Device:
     kind: str  # cpu, cuda or mps
     index: int  # index among the devices of its kind
     name: str  # shown in logs and files
-    peak_flops: float | None  # dense bf16 matmul rate; None if unknown
+    peak_flops: float | None  # dense bf16 matmul rate in FLOP/s; None if unknown
     precisions: tuple[str, ...]  # supported precisions, the preferred one first
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Device:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
 
     def precision(self, requested: str) -> str:
-        """Return bf16, fp16 or fp32: the requested precision, or for auto the preferred one of the device."""
+        """Return the precision to use (bf16, fp16 or fp32): the requested one or, for auto, the one that the device prefers."""
         if requested == "auto":
             return self.precisions[0]
         if requested not in self.precisions:
@@ -42,5 +42,5 @@ class Device:
 
 
 def data_sheet_flops(name: str) -> float | None:
-    """Return the dense bf16 matmul rate of a GPU by its name; None if unknown."""
+    """Return the dense bf16 matmul rate, in FLOP/s, of the GPU with this name; None if unknown."""
     return next((rate for part, rate in PEAK_FLOPS.items() if re.search(rf"\b{part}\b", name)), None)

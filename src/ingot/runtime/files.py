@@ -47,7 +47,7 @@ def write_atomically(path: Path, content: bytes | str, *, durable: bool = True) 
 
 @contextmanager
 def replace_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` when the block succeeds, else it is deleted; devices are never replaced."""
+    """Open a temporary file that replaces `path` if the block succeeds and is deleted otherwise; devices are never replaced."""
     temporary = temporary_beside(path)
     if not (path.is_symlink() or path.is_file() or path.is_dir()) and path.exists():
         raise OSError(errno.EINVAL, NO_PLAIN_FILE, str(path))
@@ -74,7 +74,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
     files that it writes.
     """
     path = path.resolve()  # a symlink may point to another disk
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):  # left behind by killed processes
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):  # temporary folders left behind by killed processes
         if _TEMPORARY.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
             with FolderLock(left) as lock:
                 if lock.acquire() and lock.held:
@@ -110,21 +110,21 @@ def temporary_beside(path: Path) -> Path:
 
 
 def open_to_read(path: Path) -> BufferedReader:
-    """Open a regular file for reading; raise EINVAL for a pipe or device, which may block forever."""
+    """Open a regular file for reading; raise EINVAL for a pipe or device, because reading from it may block forever."""
     return open(path, "rb", opener=open_plain)  # Path.open accepts no opener
 
 
 def open_plain(path: str, flags: int) -> int:
     """Open a regular file and return its descriptor; for use as the `opener` of open()."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):  # Python raises an error for folders
+    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISDIR(mode):  # open() rejects folders itself
         os.close(descriptor)
         raise OSError(errno.EINVAL, NO_PLAIN_FILE, str(path))
     return descriptor
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file; raise ValueError if it is not JSON, OSError if it cannot be read."""
+    """Return the parsed content of a JSON file; raise ValueError if it is not JSON, and OSError if it cannot be read."""
     with open_to_read(path) as file:
         if os.fstat(file.fileno()).st_size > MOST_JSON:
             raise ValueError("it is too large")
@@ -142,7 +142,7 @@ def read_dict(path: Path) -> dict[str, Any] | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a model's file; raise CheckpointError if it is missing or not JSON, Unreadable on I/O errors."""
+    """Return the JSON object in a file; raise CheckpointError if the file is missing or damaged, and Unreadable on I/O errors."""
     try:
         found = read_json(path)
     except FileNotFoundError:
@@ -158,12 +158,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def open_to_append(path: Path, buffering: int = 0) -> BinaryIO:
     """Open a file for appending; raise ELOOP for a symlink, because its target may be any file."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: a pipe must not block
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: do not block on a pipe
     return os.fdopen(os.open(path, flags, 0o666), "ab", buffering)
 
 
 def fsync_dir(path: Path) -> None:
-    """Sync a folder; only then is a renamed file in it durable."""
+    """Sync a folder, so that a file renamed in it survives a power cut under its new name."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -175,14 +175,14 @@ def fsync_dir(path: Path) -> None:
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Remove temporary files that killed processes left in a folder; only the owner of the folder may do this."""
+    """Remove temporary files that killed processes left in a folder; only the process that owns the folder may call this."""
     for leftover in folder.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(leftover.name) and leftover.is_file():
             leftover.unlink(missing_ok=True)
 
 
 def to_json(record: object, indent: int | None = None, escape: bool = True) -> str:
-    """Format a record as standard JSON: nan and infinities become null, paths become strings. `escape`: write only ASCII."""
+    """Format a record as standard JSON: nan and infinities become null, paths strings. With `escape`, the result is ASCII."""
     standard = json.loads(json.dumps(record, default=_plain), parse_constant=lambda name: None)
     return json.dumps(standard, indent=indent, ensure_ascii=escape)
 
@@ -226,7 +226,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def readable(path: Path, error: type[IngotError]) -> Iterator[None]:
-    """Convert OSError, MemoryError and ValueError during reading to `error`."""
+    """Convert an OSError, MemoryError or ValueError during reading to an error of class `error`."""
     try:
         yield
     except UnicodeDecodeError as wrong:
@@ -292,7 +292,7 @@ def save_picture(figure: Any, file: Path) -> None:
     import matplotlib
 
     image, form = io.BytesIO(), file.suffix.lower()[1:]
-    # SVGs keep text as text, which is small. For reproducible output, ids depend on the content only and the date is omitted.
+    # Text in SVGs stays text, which takes few bytes. For reproducible files, ids depend only on the content; there is no date.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ingot"}):
         figure.savefig(image, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
     with writing_output(file):

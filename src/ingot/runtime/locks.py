@@ -1,7 +1,7 @@
 """Exclusive folder locks with flock, which the kernel releases when the process ends for any reason.
 
-The folder itself is locked, so that deleting a lock file does not release the lock. A file in the folder can be locked too, since
-some network file systems lock only files open for writing; it also records the holder.
+The folder itself is locked, so that deleting a lock file does not release the lock. A lock file in the folder can be locked too,
+since some network file systems lock only files open for writing. The lock file also records which process holds the lock.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Self
 
 # Error numbers of file systems without locks; EBADF comes from NFS, which locks only files open for writing.
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-_OPEN_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # no symlinks; a pipe must not block
+_OPEN_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # do not follow symlinks or block on a pipe
 _RETRY_SECONDS = 0.05
 
 
 class FolderLock:
-    """An exclusive lock on a folder, held until it is released or the process ends, even if it is killed.
+    """An exclusive lock on a folder, held until it is released or the process ends for any reason.
 
     `held` is True if the lock is held, False if not, and None if the file system does not support locks. `folder_held` is True if
     the folder itself is locked, which proves that no other process on this machine holds the lock.
@@ -38,7 +38,7 @@ class FolderLock:
         _LOCKS.add(self)
 
     def acquire(self, wait_seconds: float | None = 0.0, notify: Callable[[], None] = lambda: None) -> bool:
-        """Acquire the lock and return True on success. `wait_seconds` None: wait forever. `notify` is called before a wait."""
+        """Acquire the lock within `wait_seconds` (None: no limit); return True on success. `notify` is called before a wait."""
         assert not self._descriptors, "the lock was already acquired"
         deadline = time.monotonic() + wait_seconds if wait_seconds is not None else None
         told = False
@@ -53,14 +53,14 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Release the lock. The lock file is kept, because removing it would race with the next process."""
+        """Release the lock. The lock file is kept, because the next process may already have opened it."""
         descriptors, self._descriptors = self._descriptors, []
         self.held = self.folder_held = False
         for descriptor in descriptors:
             os.close(descriptor)
 
     def read(self) -> bytes:
-        """Return the first 4,096 bytes of the lock file, which record the holder; empty if there is no file."""
+        """Return the first 4,096 bytes of the lock file, which record the holder; empty if the file is missing or unreadable."""
         assert self.file is not None
         with suppress(OSError):
             descriptor = os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -82,7 +82,7 @@ class FolderLock:
         self.release()
 
     def _try(self) -> bool:
-        """Try once to lock; if that fails, descriptors stay open until `release`."""
+        """Try once to acquire the lock; after a failure, descriptors stay open until `release` is called."""
         try:
             folder = self._open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             of_folder = _try_flock(folder)
@@ -132,7 +132,7 @@ _LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 def _release_in_forked_child() -> None:
-    # A forked child shares the lock and would keep it after the parent dies. Closing its copy does not unlock the parent's.
+    # A forked child shares the lock and would keep it after the parent dies. Closing the child's copy keeps the parent's lock.
     for lock in list(_LOCKS):
         lock.release()
 

@@ -63,7 +63,7 @@ OF_KERNELS = ("triton", "flash-attn-4", "quack-kernels", "nvidia-cutlass-dsl")  
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
+    """Return the installed versions of packages by name, leaving out packages that are not installed."""
     found = {}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -73,7 +73,7 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
 
 def has_flash4() -> bool:
     """Return True if FlashAttention 4 is installed."""
-    with suppress(Exception):  # an older FlashAttention may be installed, or one for another torch
+    with suppress(Exception):  # the import may fail: FlashAttention may be too old or built for a different torch version
         return find_spec("flash_attn.cute") is not None
     return False
 
@@ -89,7 +89,7 @@ NOT_INSTALLED = "ingot (not installed)"
 
 
 def made_by() -> str:
-    """Return the program name and version for output files."""
+    """Return the name and version of this program, which output files record."""
     if ONE_FILE:
         return str(getattr(globals().get("__loader__"), "made_by", NOT_INSTALLED))
     try:

@@ -28,7 +28,7 @@ def python_command(code: str, *arguments: str) -> list[str]:
 
 
 def end_with_parent() -> None:
-    """Exit when the parent process ends for any reason, which closes the other end of stdin."""
+    """Exit this process when stdin is closed, which happens when the parent process ends for any reason."""
 
     def watch() -> None:
         with suppress(OSError):
@@ -74,13 +74,13 @@ def _without_users_folders() -> list[str]:
 
 
 def shield_compile_workers() -> None:
-    """Restrict the import path of torch.compile's workers, to which torch would pass all of sys.path."""
+    """Keep the current folder and the script's folder out of the import path that torch.compile passes to its workers."""
     os.environ.setdefault("TORCH_CUSTOM_PYTHONPATH", os.pathsep.join(_without_users_folders()))
 
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Keep child processes from importing from the current folder: torch runs `python -c` to detect vector instructions."""
+    """Keep child processes, such as the `python -c` with which torch detects the CPU, from importing from the current folder."""
     given = "PYTHONSAFEPATH" in os.environ
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
@@ -100,7 +100,7 @@ def process_age(pid: int | str = "self") -> float | None:
 
 
 def is_alive(pid: int, heard_ago: float) -> bool:
-    """Return True if a process last seen `heard_ago` seconds ago is still running; a younger process has reused its pid."""
+    """Return True if a process last seen `heard_ago` seconds ago still runs; a younger process merely has the same pid."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, TypeError, OverflowError):

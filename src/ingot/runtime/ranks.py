@@ -16,7 +16,7 @@ RANK_PREFIXES = ("ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI_", "SLURM_PR
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process and the number of ranks."""
+    """The rank of this process, globally and on its machine, and the number of ranks."""
 
     rank: int = 0
     world_size: int = 1
@@ -32,13 +32,13 @@ class Ranks:
         return self.shares(rows)[self.rank]
 
     def shares(self, rows: int) -> list[range]:
-        """Return the rows of each rank: contiguous, and as even as possible."""
+        """Return the rows of a step that each rank processes: contiguous ranges of sizes that are as equal as possible."""
         ends = [rows * rank // self.world_size for rank in range(self.world_size + 1)]
         return [range(first, stop) for first, stop in pairwise(ends)]
 
 
 def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Return the ranks that torchrun set, or a single rank."""
+    """Return the ranks given by torchrun's environment variables; without these variables, this process is the only rank."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return Ranks()
     try:
@@ -49,7 +49,7 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
     except ValueError as error:
         raise ConfigError(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers: {error}") from None
     if not 0 <= ranks.rank < ranks.world_size:
-        raise ConfigError(f"RANK={ranks.rank} does not fit WORLD_SIZE={ranks.world_size}")
+        raise ConfigError(f"RANK={ranks.rank} must be at least 0 and less than WORLD_SIZE={ranks.world_size}")
     return ranks
 
 

@@ -1,4 +1,4 @@
-"""Random numbers as pure functions of a seed, step, rank or position; the same on every machine."""
+"""Random numbers that are pure functions of a seed, step, rank or position, and therefore the same on every machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 
 def permuted(places: NDArray[np.uint64], size: int, key: int) -> NDArray[np.uint64]:
-    """Apply a pseudo-random permutation of range(size), determined by `key`, to `places`, without a table.
+    """Apply the pseudo-random permutation of range(size) that `key` selects to `places`, without storing the permutation.
 
-    Four Feistel rounds permute a range of the next power of four; results outside range(size) are permuted again until inside.
+    Four Feistel rounds permute range(n), n being the next power of four; results >= size are permuted again until < size.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)

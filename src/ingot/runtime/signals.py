@@ -1,7 +1,7 @@
-"""Signals before and after a run: signals during start-up stop the program too, and repeated signals have no effect.
+"""Signals before and after training: a signal during start-up stops the program too, and a repeated signal has no effect.
 
 Start-up takes seconds, mostly for imports. A single process has nothing to save yet and exits at once. One of several ranks
-stores the signal until its run installs handlers, because the run must forward it to the other ranks.
+stores the signal until its run installs handlers, because the run must forward the signal to the other ranks.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ingot.errors import Interrupted
 
 # SIGINT is not listed, because Python raises KeyboardInterrupt for it.
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-REPEAT_SECONDS = 30.0  # after this time a signal ends the program again, if it still runs
+REPEAT_SECONDS = 30.0  # a signal that arrives this long after the first ends the program
 
 _heard: list[int] = []
 
 
 @contextmanager
 def listening_early(listens: bool = True) -> Iterator[None]:
-    """Handle stop signals before the run installs its handlers; blocked signals are delivered at the start of the block."""
+    """Handle stop signals until the run installs its own handlers; unblock stop signals that the caller has blocked."""
     try:
         if listens and threading.current_thread() is threading.main_thread():  # Python allows handlers only in the main thread
             for number in STOPPING:
@@ -57,7 +57,7 @@ def replace_handler(number: int, handler: Any) -> Any:
 
 
 def leave_closed_terminal() -> None:
-    """Redirect output to /dev/null if the terminal was closed: printing would fail, but the run must still save."""
+    """Redirect output to /dev/null if the terminal was closed, because printing would fail and the run must still save."""
     for stream in (1, 2):
         try:
             termios.tcgetattr(stream)
@@ -76,7 +76,7 @@ def handler_after_stop(number: int, before: Any) -> Any:
     """Return the signal handler to use after a run was stopped; it ignores repeated signals for REPEAT_SECONDS."""
     if number == signal.SIGINT or before is not signal.SIG_DFL:
         return before
-    # At exit, Python restores default handlers half a second before torch has shut down.
+    # At exit, Python restores the default handlers half a second before torch has shut down, so ignore the signal from then on.
     atexit.register(signal.signal, number, signal.SIG_IGN)
     until = time.monotonic() + REPEAT_SECONDS
 

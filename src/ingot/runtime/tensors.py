@@ -2,7 +2,7 @@
 
 The training loop handles tensors only in this form, so all backends write the same checkpoints. The format is safetensors (eight
 bytes of length, a JSON header, the data). It is implemented here so that files are written and hashed in one pass and do not
-depend on the installed version of the library.
+depend on the installed version of the safetensors package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES: dict[str, type[np.generic]] = {
     "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # names in safetensors to names in torch
-MAX_RANK, MAX_ITEMS = 32, 1 << 59  # limits of numpy 1 and of signed 64-bit sizes
+MAX_RANK, MAX_ITEMS = 32, 1 << 59  # most dimensions in numpy 1; most items with a size in 64 bits
 METADATA = "__metadata__"
 SCALE = "::scale"  # name suffix for the scales of a quantised tensor
 SMALL = 1024  # tensors of up to this many elements are not quantised
@@ -75,7 +75,7 @@ def write_tensors(path: Path, records: Iterable[TensorRecord], metadata: Mapping
 def read_tensors(path: Path, sha256: str | None = None) -> tuple[dict[str, TensorRecord], dict[str, str]]:
     """Return the tensors and metadata of a safetensors file; raise ValueError if the file is damaged or malicious."""
     with open_to_read(path) as file:
-        # A numpy buffer: frameworks share only writable memory, unlike bytes, and a bytearray would be zero-initialised first.
+        # Read into a numpy buffer: frameworks share only writable memory, which bytes is not, and a bytearray is zeroed first.
         data, done = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data, 0
         while done < len(data) and (count := file.readinto(data[done:])):
             done += count
@@ -144,4 +144,4 @@ def to_record(name: str, array: NDArray[Any], dtype: str) -> TensorRecord:
 # A batch of rows as a numpy array, used by data loading, evaluation and every backend.
 
 IGNORED = -1  # a target that is not predicted; equal to IGNORED in model/cross_entropy.py, which does not import this module
-Batch = NDArray[np.int32]  # (rows, planes, seq_len): tokens, targets and, with a document mask, the document of each token
+Batch = NDArray[np.int32]  # shape (rows, planes, seq_len); planes: tokens, targets and, with a document mask, document ids

@@ -130,7 +130,8 @@ def test_a_second_run_in_one_folder_is_refused_while_the_first_is_there(
     (second,) = refused
     assert second.code == 1 and second.out == ""
     assert re.fullmatch(
-        r"train_gpt\.py: error: logs is in use by process \d+ .*; wait for it, stop it, or choose another folder to run in\n",
+        r"train_gpt\.py: error: logs is in use by process \d+ .*; "
+        r"wait for that process, stop it, or choose another folder to run in\n",
         second.err,
     )
     assert not (tmp_path / "logs/second.txt").exists() and len(first.exact) == 2
