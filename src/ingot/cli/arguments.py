@@ -87,7 +87,6 @@ class SettingsCommand(TyperCommand):
         formatter.write("`ingot init` explains each of them; `ingot config show` shows their values.\n")
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Complete setting names as well as options."""
         from ingot.config.fields import known
 
         item = type(super().shell_complete(ctx, "-")[0])  # click's CompletionItem; its module depends on the version of typer

@@ -155,7 +155,9 @@ def verify_command(
     against: Annotated[Path | None, Option(metavar="TRAIN", help="Also search TRAIN for copies of validation text.")] = None,
     tokenizer: Annotated[str | None, Option(metavar="NAME", help="Tokenizer of the shards, if they do not name one.")] = None,
     ngram_words: Annotated[int, Option(metavar="N", help="Length, in words, of the n-grams that splits are compared by.")] = 13,
-    overlap_share: Annotated[float, Option(metavar="PART", help="Report documents with a larger share of copied n-grams.")] = 0.5,
+    overlap_share: Annotated[
+        float, Option(metavar="PART", help="Report validation documents of whose n-grams more than this fraction are in train.")
+    ] = 0.5,
     byte_gap: Annotated[
         float | None,
         Option(
@@ -334,7 +336,9 @@ def train_tokenizer_command(
     vocab_size: Annotated[int, Option(metavar="N", help="Size of the vocabulary, 257 to 65,536.", min=257, max=1 << 16)],
     output: Annotated[Path, Option(metavar="FILE", help="The file to write: .model for sentencepiece, .json for bpe.")],
     documents: Annotated[int | None, Option(metavar="N", help="Train on the first N documents only.", min=1, max=10**12)] = None,
-    mark_capitals: Annotated[bool, Option("--mark-capitals", help="sentencepiece: encode capitals as marks.")] = False,
+    mark_capitals: Annotated[
+        bool, Option("--mark-capitals", help="With --kind sentencepiece, encode a capital as a mark and a small letter.")
+    ] = False,
     text_field: TextField = "text",
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,

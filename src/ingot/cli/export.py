@@ -269,7 +269,7 @@ def import_weights(
     force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a model of Hugging Face (GPT-2, Llama), nanoGPT, golf or gpt-simple to an artifact for all other commands."""
+    """Convert a model of Hugging Face (GPT-2, Llama), nanoGPT, golf or gpt-simple to an artifact that other commands read."""
     from ingot.artifact.container import artifact_name, write_artifact
     from ingot.inference.model import foreign_weights
 

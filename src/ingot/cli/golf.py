@@ -30,7 +30,7 @@ def _group() -> None:
 @golf_commands.command("pack")
 def golf_pack(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders (logs/RUN_ID), one for each seed.")],
-    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Output. Default: records/DATE_NAME.")] = None,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Folder. Default: records/DATE_NAME.")] = None,
     name: Annotated[str | None, Option(metavar="TEXT", help="Title of the submission. Default: the first RUN's name.")] = None,
     author: Annotated[str, Option(metavar="TEXT", help="Name of the submission's author.")] = "",
     github_id: Annotated[str, Option(metavar="NAME", help="GitHub account of the author.")] = "",

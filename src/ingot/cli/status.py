@@ -88,7 +88,6 @@ def _data(run: Run) -> dict[str, str | None]:
 
 
 def _status_lines(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Format one run as a list of facts, several runs as a table."""
     facts = list(map(_status_facts, records))
     if len(facts) == 1:
         return columns([(name, value) for name, value in facts[0].items() if value])

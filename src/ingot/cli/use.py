@@ -232,7 +232,7 @@ def serve(
     host: Annotated[str, Option(metavar="ADDRESS", help="Address to listen on; a public one needs --token.")] = "127.0.0.1",
     port: Annotated[int, Option(metavar="N", help="Port to listen on; 0 takes any free port.", min=0, max=65535)] = 8000,
     token: Annotated[str | None, Option(metavar="TEXT", help=f"Token clients must send. Default: ${TOKEN_VARIABLE}.")] = None,
-    name: Annotated[str | None, Option(metavar="TEXT", help="Model name shown to clients. Default: the run's or file's.")] = None,
+    name: Annotated[str | None, Option(metavar="TEXT", help="Model name shown to clients. Default: the name of PATH.")] = None,
     which: Which = "latest",
     dtype: Dtype = None,
     tokenizer: TokenizerName = None,

@@ -37,7 +37,6 @@ class Given:
 
     @property
     def name(self) -> str:
-        """Return the dotted path."""
         return ".".join(self.path)
 
 

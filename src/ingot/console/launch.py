@@ -141,11 +141,10 @@ def _signals_into(events: _Events) -> Iterator[None]:
 
 
 def _kill(ranks: Sequence[_Rank]) -> None:
-    """Kill ranks together with their child processes."""
     for rank in ranks:
         if rank.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(rank.pid, signal.SIGKILL)
+                os.killpg(rank.pid, signal.SIGKILL)  # with its child processes
 
 
 def _free_port() -> int:

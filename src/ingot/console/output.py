@@ -20,7 +20,6 @@ json_printed = ContextVar("json_printed", default=False)  # True once this comma
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON."""
     json_printed.set(True)
     print(to_json(value, indent=2, escape=False))
 

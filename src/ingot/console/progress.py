@@ -76,7 +76,6 @@ class Work:
         self._unit, self._since = unit, time.monotonic()
 
     def parts(self, width: int) -> list[str]:
-        """Return the parts of the status line."""
         seconds = time.monotonic() - self._since
         if not self.total:
             return [self.what, duration(seconds)]
@@ -130,7 +129,6 @@ class StatusLine:
             self._drawn_cells, self._drawn_at = len(text), time.monotonic()
 
     def above(self, text: str, stream: TextIO | None = None) -> None:
-        """Print text above the line."""
         with self._lock:
             before = "" if self._ends_open else self._erased()
             self._ends_open = not text.endswith("\n")
