@@ -226,7 +226,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(train: Train, tmp
     (run / "checkpoints").rename(tmp_path / "elsewhere")
     (run / "checkpoints").mkdir()
     with pytest.raises(
-        CheckpointError, match=r"run has saved step-00000004, but .*checkpoints holds no checkpoint; restore them"
+        CheckpointError, match=r"run has saved step-00000004, but .*checkpoints holds no checkpoint; restore the checkpoints"
     ):
         train(run, training__max_steps=8)
     with pytest.raises(CheckpointError, match="has saved step-00000004"):

@@ -600,7 +600,7 @@ def test_a_run_that_began_with_weights_goes_on_without_them(train: Train, tmp_pa
 def test_weights_of_another_tokenizer_are_refused_by_its_name(train: Train, tmp_path):
     write_dataset([("train", "ab" * 4000), ("val", "ba" * 400)], tmp_path / "chars", CharTokenizer("abcdef"), source=None)
     first = train(tmp_path / "first", training__max_steps=1, data__path=str(tmp_path / "chars"))
-    said = r"trained with a tokenizer of 6 ids \(char\), but the data has a tokenizer of 260 \(byte\); prepare the text"
+    said = r"trained with a tokenizer of 6 ids \(char\), but the data has a tokenizer of 260 ids \(byte\); prepare the text"
     with pytest.raises(CheckpointError, match=said):
         train(tmp_path / "other", training__weights=str(first.run_dir))
 

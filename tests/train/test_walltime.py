@@ -192,7 +192,7 @@ def test_a_run_saves_and_stops_at_the_wall_clock_and_goes_on_bitwise(train: Trai
     told = [json.loads((tmp_path / "run" / name).read_text()) for name in ("state.json", "result.json")]
     assert [(one["status"], one["stop_reason"]) for one in told] == [("stopped", "walltime")] * 2
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "SLURM_JOB_END_TIME leaves" in log and f"stopped at step {stopped.total_steps} (walltime)" in log
+    assert "SLURM_JOB_END_TIME ends this session" in log and f"stopped at step {stopped.total_steps} (walltime)" in log
     monkeypatch.delenv("SLURM_JOB_END_TIME")
     assert train(tmp_path / "run").stop_reason is None
     assert json.loads((tmp_path / "run" / "state.json").read_text())["stop_reason"] is None

@@ -22,13 +22,13 @@ from ingot.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class Exported:
-    """The exported model file and its bits per byte, evaluated from the file; path is None if nothing was exported."""
+    """An exported model file and its score in bits per byte, measured on the file; `path` is None if nothing was exported."""
 
     path: Path | None = None
     bytes: int | None = None
     bpb: float | None = None
-    rows: int | None = None  # number of rows scored for `bpb`; None: all
-    facts: dict[str, Any] = field(default_factory=dict)  # further entries for result.json
+    rows: int | None = None  # number of validation rows that `bpb` was measured on; None: all rows
+    facts: dict[str, Any] = field(default_factory=dict)  # additional entries for result.json
 
 
 Exporter = Callable[[Trainer, Shutdown], Exported | None]  # called on every rank of a completed run
@@ -47,12 +47,12 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
                 exported = exporter(trainer, shutdown) or exported
         except Interrupted:
             status = "stopped"  # the next session finishes the evaluation and export
-        except IngotError:  # after a failed save (disk full), the export may fail too
+        except IngotError:  # if the last save failed (disk full), the export may fail too; the save's error is raised
             if unsaved is None:
                 raise
     if unsaved is not None:
         raise unsaved  # raised only now, so that the score and the artifact are written even though the last save failed
-    # Synchronise the reason again: after an evaluation the ranks only know that some rank received a stop request.
+    # Synchronise the stop reason: an interrupted evaluation only tells the ranks that one of them received a stop request.
     reason = int(trainer.backend.maximum([shutdown.last_reason()])[0]) if status == "stopped" else 0
     checkpoints = saved_steps(outputs.folder.checkpoints) if outputs is not None else {}
     result = TrainingResult(
@@ -80,7 +80,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
 
 
 def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., Any] = score_in_fresh_process) -> Exported | None:
-    """Write the artifact into the run folder, compare its size with the budget, and score it in a fresh process."""
+    """Write the artifact into the run folder, compare its size with budget.artifact_bytes, and score it in a fresh process."""
     config, progress, outputs = trainer.config, trainer.progress, trainer.outputs
     a, limit = config.artifact, config.budget.artifact_bytes
     scored = a.score and trainer.dataset.split("val").tokens > 1
@@ -101,7 +101,7 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., A
             if limit is not None and report.bytes > limit:
                 over = f"{report.bytes:,} bytes, {report.bytes - limit:,} more than budget.artifact_bytes={limit:,}"
                 fitting = f"ingot export {shlex.quote(str(outputs.folder.path))}"
-                trainer.reporter.message(f"{path} has {over}; to see what would fit: {fitting}")
+                trainer.reporter.message(f"{path} has {over}; to list the sizes that would fit, run: {fitting}")
     if trainer.backend.maximum([cut_short])[0]:
         raise Interrupted
     if report is None:

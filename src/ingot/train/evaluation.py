@@ -1,8 +1,8 @@
 """Evaluation during and after training: scores over all ranks, tasks, text samples, and a limit on evaluation time.
 
-With a training budget in seconds, evaluation time is limited too: scoring speed is measured, and from the slowest rank's speed
-all ranks compute the same number of rows to score. Runs without a time budget, runs with a budget in bytes and runs that set
-evaluation.final_rows always score the requested rows.
+If budget.seconds is set, evaluation time is limited too: scoring speed is measured, and from the slowest rank's speed all ranks
+compute the same number of rows to score. Runs without budget.seconds, runs with budget.artifact_bytes and runs that set
+evaluation.final_rows always score the requested number of rows.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ingot.train.outputs import RunOutputs
 from ingot.train.resume import Progress
 from ingot.train.stop import Clock, Shutdown
 
-# With this limit per evaluation, training, the final evaluation and that of the artifact take at most twice the budget.
+# An evaluation may take this share of budget.seconds: training and the evaluations of model and artifact fit in twice the budget.
 MAX_BUDGET_SHARE = 0.5
-MIN_ALLOWED_SECONDS = 10.0  # shorter evaluations are never reduced, because a short budget is often a trial run
-STOP_CHECK_INTERVAL = 16  # batches of an evaluation, or tokens of a sample, after which ranks agree on whether to stop
+MIN_ALLOWED_SECONDS = 10.0  # a shorter evaluation scores all requested rows, because a short budget is often a trial run
+STOP_CHECK_INTERVAL = 16  # ranks check for stop requests after this many batches of an evaluation or tokens of a sample
 
 
 def open_tasks(evaluation: EvaluationSection, context: int, tokenizer: Tokenizer) -> TaskRows:
@@ -43,7 +43,7 @@ def open_tasks(evaluation: EvaluationSection, context: int, tokenizer: Tokenizer
 
 
 class RunEvaluation:
-    """The evaluations of one session: scores, tasks and text samples of the current weights, recorded in the run's progress."""
+    """Evaluates the current weights of a run in one session: validation score, tasks and text samples."""
 
     def __init__(
         self,
@@ -60,30 +60,30 @@ class RunEvaluation:
         self._budget_seconds = config.budget.seconds or 0.0
         self._row_seconds: float | None = None  # seconds per row on the slowest rank
         self._last_seconds = 0.0  # duration of the last evaluation during training, on the slowest rank
-        self._reported: set[str] = set()  # topics already reported: each reduction is reported once
+        self._reported: set[str] = set()  # topics of the messages already shown; each topic is shown once
         final_rows = config.evaluation.final_rows
         self.final_limit = None if final_rows == "auto" else final_rows  # None: all rows, or as many as time allows
         bounded = final_rows == "auto" and config.budget.seconds is not None and config.budget.artifact_bytes is None
         self._bound = max(MIN_ALLOWED_SECONDS, MAX_BUDGET_SHARE * self._budget_seconds) if bounded else None  # None: no bound
         self.tasks: TaskRows | None = None
-        self.shutdown = Shutdown()  # placeholder until the run sets its own
+        self.shutdown = Shutdown()  # placeholder until training starts
         self.last_sample: str | None = None
         self.evaluator: Callable[[str], Evaluator] = cache(partial(evaluator_of, config, dataset))  # by split
-        # The number of rows per evaluation during training: the first evaluation determines it.
+        # The number of rows per evaluation during training, computed at the first evaluation and then cached.
         self._rows_during: Callable[[], int | None] = cache(partial(self.bounded_rows, config.evaluation.rows))
 
     def evaluate(self, final: bool = False) -> bool:
-        """Score the validation split and the tasks, and write a sample; return True if the score is the best so far."""
+        """Score the validation split and the tasks, and generate a sample; return True if the score is the best so far."""
         e, p = self.settings, self.progress
         with self.clock.paused():
             began = self.clock.now()
             rows = self._rows_at_end() if final else self._rows_during()
             score = self.score("val", rows)
-            # Scores are comparable only over the same rows: the final evaluation also scores the rows used during training.
+            # Only scores over the same rows are comparable, so the final evaluation also scores the rows used during training.
             several = e.every or e.points or e.at_start
             compared = self.score("val", self._rows_during()) if several and rows != self._rows_during() else score
             train_loss = self.score("train", e.train_rows).loss if e.train_rows else None
-            seconds = self.clock.now() - began  # tasks and sample excluded; a stop request during these discards the score
+            seconds = self.clock.now() - began  # without tasks and sample; a stop request during those discards the score
             tasks = {}
             if self.tasks is not None:
                 waiting = partial(self.reporter.waiting, "scoring tasks")
@@ -120,14 +120,14 @@ class RunEvaluation:
         return report.best
 
     def bounded_rows(self, limit: int | None) -> int | None:
-        """Return `limit`, or fewer validation rows if scoring that many takes too long. Must be called on every rank."""
+        """Return `limit`, or a smaller number of rows if scoring `limit` rows would take too long. Call on every rank."""
         evaluator, ranks = self.evaluator("val"), self.backend.ranks.world_size
         wanted = evaluator.count(limit)
         batch_rows = evaluator.micro_batch * ranks
         if self._bound is None or wanted <= batch_rows:
             return limit
         if self._row_seconds is None:
-            # Time a batch; if that suggests fewer rows, time another one, because the first may include compilation.
+            # Time a batch. If its time suggests scoring fewer rows, time a second one, because the first may include compilation.
             batch = next(evaluator.batches(evaluator.rows(evaluator.micro_batch)))
             for attempt in range(2):
                 self.reporter.waiting("measuring how fast rows are scored")
@@ -142,9 +142,9 @@ class RunEvaluation:
         rows = max(batch_rows, int(self._bound / self._row_seconds) * ranks)
         self._report_once(
             "rows",
-            f"scoring {wanted:,} rows would take about {wanted * self._row_seconds / ranks:.0f} s and budget.seconds is "
-            f"{self._budget_seconds:g}: {rows:,} of {evaluator.count(None):,} rows, spread evenly, are scored instead, also for "
-            "the artifact; set evaluation.final_rows=null to score all rows",
+            f"scoring {wanted:,} rows would take about {wanted * self._row_seconds / ranks:.0f} s, and budget.seconds is "
+            f"{self._budget_seconds:g}, so only {rows:,} of {evaluator.count(None):,} rows, spread evenly, are scored, for the "
+            "artifact too; set evaluation.final_rows=null to score all rows",
         )
         return rows
 
@@ -153,11 +153,11 @@ class RunEvaluation:
         if self.final_limit == wanted:
             return self._rows_during()
         rows = self.bounded_rows(self.final_limit)
-        # If both numbers are reduced, use the same rows for both, so that one pass is enough.
+        # If time is too short both at the end and during training, score the same rows for both, so that one pass is enough.
         return self._rows_during() if rows != self.final_limit and self._rows_during() != wanted else rows
 
     def has_time(self, training_seconds: float) -> bool:
-        """Return True if one more evaluation keeps total evaluation time below training time plus the limit of one evaluation."""
+        """Return True if, after one more evaluation, evaluations took at most the training time plus one evaluation's limit."""
         evaluation_seconds = self.progress.evaluation_seconds
         if self._bound is None or evaluation_seconds + self._last_seconds <= training_seconds + self._bound:
             return True
@@ -174,19 +174,19 @@ class RunEvaluation:
             self.reporter.message(message)
 
     def is_final(self) -> bool:
-        """Return True if this step already has the validation score that the end of the run requires."""
+        """Return True if this step's validation score already covers the rows that the end of the run requires."""
         p, limit = self.progress, self.final_limit
         enough = p.val_final and self._bound is not None if limit is None else p.val_rows >= limit
         return p.val_step == p.step and (p.val_whole or enough)
 
     def artifact_rows(self) -> int | None:
-        """Return the number of rows to score the artifact on; None: all. Must be called on every rank."""
+        """Return the number of rows to score the artifact on; None: all rows. Call on every rank."""
         if self.is_final():
             return None if self.progress.val_whole else self.progress.val_rows
         return self.bounded_rows(self.final_limit)
 
     def score(self, split: str, limit: int | None) -> Score:
-        """Score a split, or `limit` rows of it, over all ranks."""
+        """Score a split, or `limit` of its rows, on all ranks together."""
         evaluator = self.evaluator(split)
         rows = evaluator.rows(limit)
         ranks, began = self.backend.ranks, self.clock.now()
@@ -202,7 +202,7 @@ class RunEvaluation:
         return evaluator.total(sums)
 
     def _sample(self) -> str:
-        """Generate text after evaluation.sample_prompt; all ranks generate it and stop at the same token."""
+        """Continue evaluation.sample_prompt; all ranks generate the same text and stop at the same token."""
         self.reporter.waiting("sampling")
         e, tokenizer, ids = self.settings, self.dataset.tokenizer, list[int]()
         sampling = Sampling(e.temperature, e.top_k, seed=self.seed)

@@ -1,8 +1,8 @@
 """Quantise weights to a target file size: search the quantisation step sizes of matrices and embedding tables.
 
 Doubling a step size saves one bit per weight. For each of several step sizes for the embedding tables, a few size estimates are
-therefore enough to find the smallest step size for the matrices that meets the limit. The pair with the lowest loss on training
-text is selected; selecting on validation text would overfit to the text that is later scored.
+therefore enough to find the smallest step size for the matrices that meets the limit. The pair of step sizes with the lowest
+loss on training text is selected; selecting on validation text would overfit to the text that is scored later.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ingot.data.store.dataset import Dataset
 from ingot.eval.evaluator import evaluator_of
 from ingot.runtime.tensors import TensorRecord
 
-K = 8.0  # default of artifact.k without a size limit
+K = 8.0  # value of artifact.k=auto if there is no size limit
 EMBEDDING_K = 5.0
-EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for 8-bit codes
-MIN_K = 6.0  # smallest clipping threshold in standard deviations; hardly any matrix weights exceed it
-LARGEST_STEP = 1.0  # in standard deviations of a row; coarser codes retain almost no information
-TRIES = 5  # maximum number of attempts to approach the limit from below
-CLOSE = 0.001  # stop if at most this fraction of the limit is unused
-# Tokens of training text: half for calibration and half for scoring. A CPU uses a sixteenth as many as a GPU.
+EMBEDDING_KS = (8.0, 6.0, 5.0, 4.0)  # candidates for the clipping threshold of embedding tables with 8-bit codes
+MIN_K = 6.0  # smallest clipping threshold in standard deviations; hardly any weight of a matrix exceeds it
+LARGEST_STEP = 1.0  # in standard deviations of a row; larger steps retain almost no information
+TRIES = 5  # maximum number of attempts to bring a size just below the limit
+CLOSE = 0.001  # stop once at most this fraction of the size limit is unused
+# Number of tokens of training text that are used: half for calibration, half for scoring.
 GPU_TOKENS, CPU_TOKENS = 1 << 18, 1 << 14
 BATCH_TOKENS = 1 << 14
 
@@ -55,7 +55,7 @@ def find_codes(
     say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Codes:
-    """Return the codes of the large weights for the quantisers std and gptq; an empty dict for other quantisers."""
+    """Return the codes of matrices and embedding tables for the quantisers std and gptq, and {} for any other quantiser."""
     a = config.artifact
     if a.quantiser not in BY_MODEL:
         return {}
@@ -90,15 +90,15 @@ def fit_codes(
     say: Callable[[str], None],
     stop: Callable[[], bool],
 ) -> Codes:
-    """Return the codes for the best step sizes that meet the size limit, or for the coarsest if none do."""
+    """Return the codes for the step sizes that score best within the size limit, or for the largest ones if none meet it."""
 
     def matrices(step: float) -> Rounding:
-        """Return the Rounding for a step size in standard deviations, with the fewest bits >= artifact.bits that clip little."""
+        """Return the Rounding for a step size in standard deviations: the fewest bits >= artifact.bits that clip little."""
         by_bits = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(a.bits, 9)]
         return next((rounding for rounding in by_bits if rounding.k >= MIN_K), Rounding(8, MIN_K))
 
     def moved(step: float, over: float) -> float:
-        """Return the step size that makes the matrices `over` bytes smaller, clamped to sensible bounds."""
+        """Return a step size at which the matrices are about `over` bytes smaller, limited to the useful range."""
         octave = rounder.estimate(matrices(step), False) - rounder.estimate(matrices(2 * step), False)
         step *= 2 ** max(-3.0, min(3.0, over / max(octave, 1.0)))
         return min(max(step, MIN_K / 127), LARGEST_STEP)
@@ -107,9 +107,9 @@ def fit_codes(
     tried = [k * scale for k in EMBEDDING_KS] if a.embedding_k == "auto" else [a.embedding_k]
     embeddings = [Rounding(a.embedding_bits, k) for k in tried]
     code_bytes = rounder.round(matrices(K / 31), embeddings[0])
-    rest = size(rounder.codes()) - code_bytes  # size of everything except the codes
+    rest = size(rounder.codes()) - code_bytes  # size of the file without the codes, in bytes
     candidates = []
-    for rounding in embeddings:  # each with the smallest step size for matrices that is estimated to fit
+    for rounding in embeddings:  # pair each with the smallest step size for matrices that is estimated to fit
         step, matrix_bytes = K / 31, limit - rest - rounder.estimate(rounding, True)
         for _ in range(TRIES):
             step = moved(step, rounder.estimate(matrices(step), False) - matrix_bytes)
@@ -121,12 +121,12 @@ def fit_codes(
         estimate = rounder.round(steps.matrices, steps.embeddings) + rest
         bpb = bits_per_byte()
         say(f"{steps}: about {estimate:,.0f} bytes, {bpb:.4f} bits per byte of training text")
-        # Candidates over the limit are ranked by size, after all candidates within it.
+        # A candidate that exceeds the limit even with the largest step scores its size, and so ranks after all that fit.
         largest = steps.matrices.k / steps.matrices.most == LARGEST_STEP
         return estimate if largest and estimate > limit else bpb
 
     steps = candidates[0] if len(candidates) == 1 else min(candidates, key=score)
-    # Refine the best step sizes until the actual file is just below the limit.
+    # Refine the step size of the matrices until the actual file size is just below the limit.
     kept: tuple[Steps, Codes, int] | None = None
     for _ in range(TRIES):
         rounder.round(steps.matrices, steps.embeddings)

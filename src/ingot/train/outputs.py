@@ -1,4 +1,4 @@
-"""Outputs of the first rank: the locked run folder, the heartbeat, trackers, and checkpoints written by a thread."""
+"""Outputs of a run, written only by the first rank: the locked run folder, the heartbeat, and checkpoints saved by a thread."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.machine import installed
 from ingot.train.resume import check_sources, refuse_occupied
 
-STATE_BYTES = 12  # per parameter: the weight and AdamW's two moments in fp32
-SLOW_DISK = 200e6  # bytes per second, assumed before the first save
+STATE_BYTES = 12  # bytes per parameter in a checkpoint: the weight and AdamW's two moments in fp32
+SLOW_DISK = 200e6  # write speed in bytes per second that is assumed until a save has been timed
 
 
 class Saver:
@@ -60,7 +60,7 @@ class Saver:
                 return
             try:
                 retain(self._folder, self._keep_last, self._keep_every, best)
-            except (OSError, CheckpointError) as error:  # the checkpoint itself is saved
+            except (OSError, CheckpointError) as error:  # the new checkpoint has been saved
                 with suppress(CheckpointError):
                     reason = getattr(error, "strerror", None) or error
                     self._failed(f"cannot delete an old checkpoint in {self._folder}: {reason}")
@@ -72,7 +72,7 @@ class Saver:
         self._thread.start()
 
     def update(self, step: int, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
-        """Replace the progress stored in the checkpoint of a step; a change of its kind is reported like a save."""
+        """Replace the progress and, if given, the kind in a step's checkpoint; a change of kind is reported like a save."""
         self.wait()
         path = saved_steps(self._folder).get(step)
         if path is None:
@@ -85,7 +85,7 @@ class Saver:
                 self._done(path, kind)
 
     def lacks(self, step: int) -> bool:
-        """Wait for the pending save and return True if the step is not saved."""
+        """Wait for the save in progress, then return True if this step could not be saved."""
         self.wait()
         return self.error is not None and step not in saved_steps(self._folder)
 
@@ -96,13 +96,13 @@ class Saver:
             self._thread = None
 
     def expected_seconds(self, parameters: int) -> float:
-        """Return the expected duration of a save: the longest so far or, before the first, an estimate for a slow disk."""
+        """Return the expected duration of a save: the longest so far or, before the first save, an estimate for a slow disk."""
         return self.longest_seconds or parameters * STATE_BYTES / SLOW_DISK
 
 
 @dataclass(frozen=True)
 class RunOutputs:
-    """The run folder, its heartbeat and the saver. It exists only on the first rank."""
+    """The run folder with its heartbeat and its checkpoint saver; only the first rank has them."""
 
     folder: RunFolder
     heartbeat: Heartbeat
@@ -112,7 +112,7 @@ class RunOutputs:
 def claim_folder(
     resolved: ResolvedConfig, reporter: Reporter, stack: ExitStack, to_delete: Sequence[str] | None, facts: dict[str, Any]
 ) -> RunFolder:
-    """Lock the run folder for this process; with `to_delete`, delete the earlier run and all files that match these patterns."""
+    """Lock the run folder; if `to_delete` is given, delete the earlier run in it and all files that match these patterns."""
     config = resolved.config
     training, tracking, model = config.training, config.tracking, config.model
     folder = RunFolder(user_path(training.output_dir) if training.output_dir else new_run_dir(resolved.recipe))
@@ -122,7 +122,7 @@ def claim_folder(
     own_files += [WANDB_ID] if tracking.wandb_project is not None else []
     own_files += [TRACKIO_ID] if tracking.trackio_project is not None else []
     stack.enter_context(folder.claim(reporter.message, own_files, to_delete or ()))
-    folder.remove(folder.stop_path)  # a remaining stop file was meant for an earlier session
+    folder.remove(folder.stop_path)  # a stop file that already exists was meant for an earlier session
     sweep(folder.checkpoints)
     if to_delete is not None:
         check_sources(config, folder, facts)
@@ -134,28 +134,28 @@ def claim_folder(
 def open_outputs(
     resolved: ResolvedConfig, folder: RunFolder, checkpoint: Checkpoint | None, reporter: Reporter, stack: ExitStack
 ) -> RunOutputs:
-    """Write the config and environment of the session, and start the heartbeat and the saver."""
+    """Write the session's config and environment into the run folder, and start the heartbeat and the saver."""
     config, config_path = resolved.config, folder.config_path
     # Never overwrite the config file that the run was started from.
     keep_config = any(path.exists() and config_path.exists() and path.samefile(config_path) for path in resolved.files)
     config_yaml = None if keep_config else dump_yaml(config, resolved.origins)
-    other_settings: dict[str, Any] = {}  # settings that differ from the kept file
+    other_settings: dict[str, Any] = {}  # settings that differ from the kept config file
     if keep_config:
         in_file: dict[tuple[str, ...], Any] = {}
-        with suppress(ConfigError):  # the file alone may not be a valid config
+        with suppress(ConfigError):  # the file may be invalid without this session's other settings
             in_file = dict(leaf_values(load_config(file=config_path, environment={}).config))
         unshown = ("training", "output_dir"), ("training", "resume")
         own = [(path, value) for path, value in leaf_values(config) if path not in unshown]
         other_settings = {".".join(path): value for path, value in own if path not in in_file or in_file[path] != value}
     # Write environment.json first: it marks the folder as a run folder, so that a run killed at this point can be restarted.
     folder.write_environment(installed(packages(config.training.device)), config=config_yaml, besides=other_settings)
-    folder.remove(folder.result_path)  # so that a session that crashes does not look complete
+    folder.remove(folder.result_path)  # so that the run does not look complete if this session crashes
     if config_yaml is not None:
         folder.write_config(config_yaml)
     elif other_settings:
         kept = f"this run was started from {config_path}, which is not modified"
         others = ", ".join(f"{name}={value}" for name, value in other_settings.items())
-        reporter.message(f"{kept}; other settings are recorded in environment.json: {others}")
+        reporter.message(f"{kept}; settings that differ from this file are recorded in environment.json: {others}")
     if checkpoint is None and isinstance(config.model, FileSettings):
         with writing(folder.path / MODEL_COPY):
             write_atomically(folder.path / MODEL_COPY, user_path(config.model.file).read_bytes())

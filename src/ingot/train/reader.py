@@ -21,16 +21,16 @@ rows_of = attrgetter("sample", "samples", "seq_len", "phase", "places")  # the f
 
 @dataclass(frozen=True)
 class RankBatch:
-    """One rank's batch for one step, with the totals of the step over all ranks."""
+    """One rank's batch of a step, with the step's totals and the data position after it, which all ranks share."""
 
     batch: Batch
     targets: int  # number of targets in the step, over all ranks
     epoch: int
     next_sample: int  # index of the first sample of the next step
-    places: Places = field(default_factory=dict)  # rows read from each bucket by the end of the step
+    places: Places = field(default_factory=dict)  # number of rows read from each bucket by the end of the step
 
 
-# A plan, its batch (or the exception that there are not enough rows for it), and the buffer of the batch.
+# A plan, its batch (or the DataExhausted raised because too few rows are left for it), and the buffer that holds the batch.
 Ahead = tuple[StepPlan, RankBatch | DataExhausted, Batch]
 
 
@@ -38,8 +38,8 @@ class RowReader:
     """Prefetches one rank's rows step by step in a thread, into buffers allocated by `host_buffer`.
 
     `following` predicts the plan of the next step from the current plan and its batch. If the training loop requests a different
-    plan, the prefetched batches are dropped and prediction restarts from the requested plan. DataExhausted is raised only by the
-    step for which there are not enough rows, never by a predicted one.
+    plan, the prefetched batches are dropped and prediction restarts from the requested plan. DataExhausted is raised only when
+    the training loop requests a step for which there are not enough rows, not when that step is prefetched.
 
     A buffer is reused only after two more calls of `next`, so an asynchronous copy to a device has time to finish.
     """
@@ -52,7 +52,7 @@ class RowReader:
         ranks: Ranks,
         first: StepPlan,
         following: Callable[[StepPlan, RankBatch], StepPlan],
-        shapes: Sequence[StepPlan],  # one plan for every possible shape, to size the buffers
+        shapes: Sequence[StepPlan],  # one plan for each shape of batch that can occur, to size the buffers
         host_buffer: Callable[[tuple[int, int, int]], Batch],
     ):
         self._source, self._ranks, self._following = source, ranks, following
@@ -63,7 +63,7 @@ class RowReader:
         self._restart(first)
 
     def _restart(self, plan: StepPlan) -> None:
-        self._plan = plan  # of the next batch to read; only the thread changes it while it has work
+        self._plan = plan  # plan of the next batch to read; while reads are queued, only the reader thread changes it
         self._ready = deque(self._thread.submit(self._read) for _ in range(self.ahead))
 
     def next(self, plan: StepPlan) -> RankBatch:
@@ -99,8 +99,8 @@ class RowReader:
 def read_rank_batch(source: Rows, plan: StepPlan, ranks: Ranks, buffer: Batch) -> RankBatch:
     """Read a rank's share of a step into the front of a buffer and return it as a RankBatch.
 
-    Longer rows of the source are split into consecutive parts of the step's sequence length. A token keeps its document number
-    and its target, even if the target is in the next part.
+    Source rows that are longer than the step's sequence length are split into consecutive parts of that length. Each token keeps
+    its document number and its target, even if the target is in the next part.
     """
     share, pieces, planes = ranks.share(plan.samples), source.seq_len // plan.seq_len, source.planes
     size = (len(share) * pieces, planes, plan.seq_len)

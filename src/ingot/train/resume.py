@@ -1,4 +1,4 @@
-"""Progress of a run, the settings it must keep between sessions, and resuming a session from a checkpoint."""
+"""The progress of a run, the settings that must not change between its sessions, and resuming it from a checkpoint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FIXED: dict[str, tuple[str, ...]] = {
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
 }
-# Model settings not compared with those of training.weights: the first two have their own checks, the others affect no shape.
+# Model settings that are not compared with those of training.weights: two have checks of their own, two affect no tensor shape.
 NOT_COMPARED = ("context", "vocab_size", "dropout", "file")
 COMPLETE = "{} is complete: raise training.max_steps or budget.seconds to train longer, or start a new run"
 # Settings that do not affect a run's result.
@@ -56,7 +56,7 @@ class Progress:
     """The progress of a run. Weights, optimizer state, config and progress together determine the rest of the run."""
 
     step: int = 0
-    sample: int = 0  # index of the next row in the data order, in rows of data.seq_len tokens
+    sample: int = 0  # index of the next row to read, in rows of data.seq_len tokens
     tokens: int = 0
     elapsed_seconds: float = 0.0
     step_seconds: float = 0.0  # duration of the second longest of the recent steps
@@ -67,13 +67,13 @@ class Progress:
     val_whole: bool = False  # True if the score covers the whole validation split
     val_rows: int = 0  # number of rows scored
     val_rows_of: int = 0  # number of rows in the validation split
-    val_stride: int | None = None  # stride of a sliding-window evaluation in tokens
-    val_final: bool = False  # True if scored at the end of the run
-    val_other: dict[str, float] = field(default_factory=dict)  # val_bpb by the other byte count, if the two counts differ
+    val_stride: int | None = None  # stride in tokens of a sliding-window evaluation; None: rows did not overlap
+    val_final: bool = False  # True if the score is that of the final evaluation
+    val_other: dict[str, float] = field(default_factory=dict)  # bits per byte by the byte count that val_bpb does not use
     best_step: int | None = None
     best_bpb: float | None = None
     best_by: list[int | str | None] = field(default_factory=list)  # rows, stride and byte-counting rule of the best score
-    evaluation_seconds: float = 0.0  # total time of evaluations during training, if that is limited
+    evaluation_seconds: float = 0.0  # total time of evaluations during training; 0 if it is not limited
     resumed_from: str | None = None  # the checkpoint or run in another folder that this run started from
     wandb_id: str | None = None  # id of the Weights & Biases run, shared by all sessions
     starts: list[int] = field(default_factory=list)  # first steps of the stages that have begun
@@ -87,10 +87,10 @@ class Progress:
         self.val_rows, self.val_rows_of, self.val_stride = score.rows, score.rows_of, score.stride
 
     def record_best(self, score: Score) -> bool:
-        """Store this step's score if it is the best so far, and return True in that case. NaN is worse than any number."""
+        """Store this step's score and return True if it is the best so far, which a score that is not finite never is."""
         bpb = score.bits_per_byte
         by: list[int | str | None] = [score.rows, score.stride, score.rule]
-        # Scores over other rows, such as an earlier session's, are not comparable: the first score over new rows is the best.
+        # Scores that differ in rows, stride or rule are not comparable: the first score after a change of these is the best.
         best = math.isfinite(bpb) and (self.best_bpb is None or self.best_by not in ([], by) or not self.best_bpb <= bpb)
         if best:
             self.best_step, self.best_bpb, self.best_by = self.step, bpb, by
@@ -102,7 +102,7 @@ class Progress:
 
 
 def read_progress(checkpoint: Checkpoint) -> Progress:
-    """Read the progress from a checkpoint; raise CheckpointError if a value is missing or impossible."""
+    """Read the progress from a checkpoint; raise CheckpointError if a value is invalid."""
     names = {field.name for field in fields(Progress)}
     try:
         progress = TypeAdapter(Progress).validate_python({k: v for k, v in checkpoint.progress.items() if k in names})
@@ -110,24 +110,24 @@ def read_progress(checkpoint: Checkpoint) -> Progress:
         seconds = [progress.elapsed_seconds, progress.evaluation_seconds]
         if not all(0 <= number < MOST for number in [*counts, *seconds, *progress.places.values()]):
             raise ValueError
-    except (TypeError, ValueError):  # pydantic's error is a ValueError
+    except (TypeError, ValueError):  # pydantic's ValidationError is a ValueError
         raise CheckpointError(f"{checkpoint.path} is damaged: it does not contain the progress of its run") from None
     return progress
 
 
 def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
-    """Return the checkpoint in the run folder to resume from, after copying the one named by training.resume there, if any."""
+    """Return the checkpoint to resume from, if any; one that training.resume names is first copied into the run folder."""
     checkpoint, named = newest_valid(folder.checkpoints, say), config.training.resume
     if checkpoint is None and named == "auto":
         refuse_lost(folder.path)
     source = resume_source(named, folder.path, checkpoint) if named not in ("auto", "never") else None
-    if source is None or checkpoint is not None:  # already in the folder, or derived from an earlier session's copy
+    if source is None or checkpoint is not None:  # none is named, or an earlier session has already copied it
         if checkpoint is not None:
             check_fits(checkpoint, facts)
         return checkpoint
     original = load_checkpoint(source)
     check_fits(original, facts)
-    # Also start a new Weights & Biases run: two branches that log to the original run would overwrite each other's metrics.
+    # Start a new Weights & Biases run too: two runs that log to the original one would overwrite each other's metrics.
     progress = {**original.progress, "resumed_from": str(named_path(named, folder.path).resolve()), "wandb_id": None}
     with writing(folder.checkpoints):
         tensors = {group: list(records.values()) for group, records in original.tensors.items()}
@@ -137,19 +137,19 @@ def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Ca
 
 
 def refuse_lost(folder: Path) -> None:
-    """Raise an error if a run's checkpoints have been deleted: it would restart from scratch and overwrite its records."""
+    """Raise an error if a run's checkpoints have been deleted, because the run would restart and overwrite its records."""
     state = read_state(folder)
     if state is not None and state.checkpoint is not None and not saved_steps(folder / "checkpoints"):
         lost = f"{folder} has saved {state.checkpoint}, but {folder / 'checkpoints'} holds no checkpoint"
-        advice = "restore them (is their disk mounted?) or choose another {0}"
+        advice = "restore the checkpoints (is their disk mounted?) or choose another {0}"
         raise CheckpointError(lost, Setting("training.output_dir"), advice=advice)
 
 
 def refuse_occupied(folder: Path) -> None:
-    """Raise an error if a new run would start in a folder with checkpoints that must not be resumed."""
+    """Raise an error if a run that must not resume would start in a folder that already contains checkpoints."""
     if saved_steps(folder / "checkpoints"):
-        settings = Setting("training.resume", "never"), Setting("training.output_dir"), Setting("training.resume", "auto")
-        raise CheckpointError(f"{folder} already contains a run and {{0}}", *settings, advice="choose another {1} or set {2}")
+        named = Setting("training.resume", "never"), Setting("training.output_dir"), Setting("training.resume", "auto")
+        raise CheckpointError(f"{folder} already contains a run and {{0}} is set", *named, advice="choose another {1} or set {2}")
 
 
 def facts_of(config: Config, dataset: Dataset) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _sha256(name: str | None) -> str | None:
 
 
 def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
-    """Raise an error if fixed settings or the data have changed since the checkpoint, which makes this a different run."""
+    """Raise an error if the data or the settings that must not change differ from those of the checkpoint."""
     try:
         changed = changes(checkpoint.progress, facts)
     except (KeyError, TypeError, AttributeError):
@@ -182,7 +182,7 @@ def check_fits(checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
 
 
 def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Return the fixed settings and data that differ between a checkpoint's metadata and the current run."""
+    """Return how the data and the settings that must not change differ between a checkpoint's metadata and the current run."""
     changed = []
     for section, names in FIXED.items():
         saved, current = was["config"][section], now["config"][section]
@@ -198,19 +198,19 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
         "model.file": (was.get("model_file_sha256"), now["model_file_sha256"], "the contents of {0} have changed"),
         "data.already_read": (
             was.get("already_read_sha256"), now.get("already_read_sha256"),
-            "{0} lists other documents than before, so the rows would differ",
+            "{0} lists different documents than at the start of the run, so the rows would differ",
         ),
         "data.path": (
             was["data_fingerprint"], now["data_fingerprint"],
-            f"it was trained on other data than {now['config']['data']['path']} "
-            f"(fingerprint {was['data_fingerprint']:.12} and {now['data_fingerprint']:.12})",
+            f"it was trained on data with the fingerprint {was['data_fingerprint']:.12}, "
+            f"but {now['config']['data']['path']} has the fingerprint {now['data_fingerprint']:.12}",
         ),
     }  # fmt: skip
     return changed + [Change(name, *change) for name, change in others.items() if change[0] != change[1]]
 
 
 def starts_fresh(config: Config) -> bool:
-    """Return True if a run appears to have no checkpoint to resume from."""
+    """Return True if training.resume names no checkpoint and the run folder lists none."""
     folder = config.training.output_dir
     saved = folder is not None and bool(saved_steps(user_path(folder) / "checkpoints"))
     return config.training.resume in ("auto", "never") and not saved
@@ -226,7 +226,7 @@ def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer)
 
 
 def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
-    """Raise an error if the file of training.weights is missing or damaged, or if its parameter count is not the model's."""
+    """Raise an error if the file of training.weights is missing, damaged or has a different parameter count than the model."""
     path = locate_weights(user_path(str(config.training.weights)))
     if is_checkpoint(path) or tokenizer is None:  # reading gpt-simple's weights would require importing torch
         return
@@ -250,8 +250,8 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
     if had is not None and had != has:
         if tokenizer.vocab_size > had or weights.facts.get("tokenizer_fingerprint") not in (None, tokenizer.fingerprint()):
             kind = (weights.facts.get("tokenizer") or {}).get("kind", "another")
-            differs = f"{had:,} ids ({kind}), but the data has a tokenizer of {tokenizer.vocab_size:,} ({tokenizer.kind})"
-            advice = "prepare the text with the tokenizer of the weights and set {0} to the result"
+            differs = f"{had:,} ids ({kind}), but the data has a tokenizer of {tokenizer.vocab_size:,} ids ({tokenizer.kind})"
+            advice = "prepare the text with the tokenizer of the weights and set {0} to the prepared data"
             return CheckpointError(
                 f"{weights.path} was trained with a tokenizer of {differs}", Setting("data.path"), advice=advice
             )
@@ -267,7 +267,7 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
 
 
 def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
-    """Raise an error if a run with --force would start from a file that it deletes, or from a checkpoint that does not fit."""
+    """Raise an error if --force would delete the weights or checkpoint to start from, or if that checkpoint does not fit."""
     sources = {"training.weights": config.training.weights, "training.resume": config.training.resume}
     for setting, value in sources.items():
         if value in (None, "auto", "never"):
@@ -282,7 +282,7 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
 
 
 def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:
-    """Return the result if a run with exactly these settings has completed (and, with `require_files`, its files still exist)."""
+    """Return the result if a run with these result-affecting settings has completed and, with `require_files`, has its files."""
     if config.training.output_dir is None or config.training.resume == "never":
         return None
     folder = user_path(config.training.output_dir)

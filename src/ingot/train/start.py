@@ -46,13 +46,13 @@ def run(
 ) -> TrainingResult:
     """Train a model as configured and return the result.
 
-    A front end may pass a `reporter` with its own output format, an `exporter` that writes its own files, an open dataset, and
-    `began`, the Unix time at which the session's wall clock starts. With `force`, an earlier run in the folder is deleted first,
-    together with all files that match the patterns in `files`.
+    A front end may pass a `reporter` with its own output format, an `exporter` that writes its own files, a `dataset` that it has
+    opened, and `began`, the Unix time at which the session's wall clock starts. With `force`, an earlier run in the run folder is
+    deleted first, together with all files that match the patterns in `files`.
     """
     config, ranks = resolved.config, ranks_from_environment()
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with(os.getppid())()  # the parent is torchrun's agent; if it were killed, its ranks would keep training
+        die_with(os.getppid())()  # end with torchrun's agent, the parent: if it is killed, its ranks keep training otherwise
     began = began if began is not None else time.time()
     walltime = find_walltime(config.training, began)
     front = reporter = reporter if reporter is not None and ranks.first else Reporter()
@@ -65,7 +65,7 @@ def run(
         reporter.waiting("building the model")
         starting_up = stack.enter_context(collected_later())
         backend = open_backend(config, dataset.tokenizer.vocab_size, ranks)
-        # Before the folder is created, so that mismatched weights leave no run folder.
+        # Load the weights before the run folder is created, so that no folder is left behind if they do not fit the model.
         if config.training.weights is not None and (force or starts_fresh(config)):
             load_initial_weights(config, backend, dataset.tokenizer)
         shutdown = stack.enter_context(Shutdown(announce=ranks.first))
@@ -78,7 +78,7 @@ def run(
                 outputs = open_outputs(resolved, folder, checkpoint, reporter, stack)
                 shutdown.watch(folder.stop_path, walltime, partial(outputs.saver.expected_seconds, backend.parameters))
                 if walltime is not None:
-                    reporter.message(f"{walltime}; this session saves and stops before that")
+                    reporter.message(f"{walltime}; the session saves and stops before then")
             except IngotError as error:
                 backend.broadcast(json.dumps({"exit_code": error.exit_code}))
                 raise
@@ -131,12 +131,12 @@ def run(
             status = "stopped"  # a stop was requested after the last step
         result = finish(trainer, status, shutdown, exporter or export_artifact)
         reporter.end(result)
-        backend.close()  # not after a failure: the other ranks would exit before this one has reported the error
+        backend.close()  # only if training succeeded: otherwise other ranks might exit before this one reports its error
     return result
 
 
 def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -> tuple[Dataset, Rows]:
-    """Open a run's data and build its row order. All errors that need no framework and no run folder are raised here."""
+    """Open a run's data and build its row order. Errors that can be found without a framework or run folder are raised here."""
     data, evaluation, artifact = config.data, config.evaluation, config.artifact
     refuse_idle_ranks(config, world_size)
     if dataset is None:
@@ -150,5 +150,5 @@ def open_data(config: Config, world_size: int, dataset: Dataset | None = None) -
         settings = (Setting("evaluation.every", 0), Setting("evaluation.points", 0), Setting("evaluation.at_start", "false"))
         raise DataError(f"{data.path} has no validation text", *settings, advice="set {0}, {1} and {2}")
     if (during or evaluation.at_end) and val_tokens > 1:
-        evaluator_of(config, dataset, "val").count(None)  # raises for a split shorter than one row
+        evaluator_of(config, dataset, "val").count(None)  # raises an error if the split is shorter than one row
     return dataset, make_rows(data, config.rows_per_step, dataset)

@@ -2,7 +2,7 @@
 
 A run without `training.stages` has one stage. All stages count data in rows of data.seq_len tokens, the longest row length; a
 stage with shorter rows splits these, so that a single cursor tracks the data read across all stages. Phases, each with its own
-mix of buckets, begin after a given number of trained targets.
+mix of buckets, begin after the run has trained on a given number of tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def plan_step(config: Config, at: Position) -> StepPlan:
         ends = list(accumulate(stage.share or 0.0 for stage in stages))
         done = fraction_spent(config, at.step, at.seconds) + ROUNDING
     over = sum(done >= end for end in ends[:-1])  # the last stage lasts until the end of the run
-    stage = max(over, len(at.starts) - 1)  # raising the budget never returns to an earlier stage
+    stage = max(over, len(at.starts) - 1)  # a run whose budget is raised does not return to an earlier stage
     scale = learning_rate_scale(config, at.step, at.seconds)
     return _plan(config, at, stage, scale, muon_decay_scale(config, at.step, at.seconds))
 
@@ -66,14 +66,14 @@ def refuse_idle_ranks(config: Config, world_size: int) -> None:
 
 
 def following(config: Config, plan: StepPlan, read: RankBatch) -> StepPlan:
-    """Predict the plan of the step after `plan`, given its batch `read`; a prediction that ignores the clock may be wrong."""
+    """Predict the plan of the step after `plan`, given its batch; the prediction may be wrong, because it ignores the clock."""
     tokens, starts = plan.tokens + read.targets, (0,) * (plan.stage + 1)
     at = Position(plan.step + 1, read.next_sample, tokens, starts=starts, phases=plan.phase + 1, places=read.places)
     return plan_step(config, at)
 
 
 def starts_with(at: Position, plan: StepPlan) -> tuple[int, ...]:
-    """Return the first steps of all stages begun by the end of `plan`, including stages shorter than a step."""
+    """Return the first step of every stage that has begun by the end of `plan`, including stages shorter than a step."""
     return at.starts + (at.step,) * (plan.stage + 1 - len(at.starts))
 
 
@@ -86,8 +86,8 @@ def _plan(config: Config, at: Position, number: int, scale: float, muon_decay: f
     samples = (stage.tokens_per_step or config.training.tokens_per_step) // longest
     seq_len = stage.seq_len or longest
     phases = config.data.phases
-    over = sum(at.tokens >= end for end in accumulate(phase.tokens for phase in phases[:-1]))  # the last phase never ends
-    begun = min(at.phases, len(phases)) - 1  # lengthening other phases never returns to an earlier phase
+    over = sum(at.tokens >= end for end in accumulate(phase.tokens for phase in phases[:-1]))  # the last lasts until the end
+    begun = min(at.phases, len(phases)) - 1  # a run whose phases are lengthened does not return to an earlier phase
 
     def rates(group: ParameterGroup) -> GroupRates:
         lr = group.learning_rate * (scale * stage.rate * stage.rates.get(group.name, 1.0))

@@ -1,6 +1,7 @@
 """Stop conditions: training budget, signals, wall-clock limit and stop file, and their synchronisation over ranks.
 
-The first request makes the loop save and exit. After that, only SIGINT ends the process at once: schedulers repeat other signals.
+The first stop request makes the training loop save and exit. A SIGINT after that ends the process at once; other signals are
+ignored then, because schedulers repeat them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ingot.runtime.signals import STOPPING, handler_after_stop, heard_early, lea
 
 
 class Clock:
-    """A clock of training time over all sessions. It is paused while the run evaluates, samples or copies its state."""
+    """Measures training time over all sessions of a run; paused while the run evaluates, samples or copies its state."""
 
     def __init__(self, spent: float = 0.0, now: Callable[[], float] = time.perf_counter):
         self._spent, self.now = spent, now
@@ -50,7 +51,7 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause the clock for a block."""
+        """Pause the clock during a `with` block."""
         running = self._since is not None
         self.stop()
         try:
@@ -61,12 +62,12 @@ class Clock:
 
 
 def longest_but_one(seconds: Collection[float]) -> float:
-    """Return the second longest duration, or the only one. The longest is ignored: it may be due to a slow disk or a pause."""
+    """Return the second longest duration, because the longest may be due to a slow disk; a single duration is returned as is."""
     return sorted(seconds)[-2:][0] if seconds else 0.0
 
 
 def fits(elapsed: float, step_seconds: float, budget: float | None, overshoot: bool = False) -> bool:
-    """Return True if a step of `step_seconds` would end within the budget; with `overshoot`, if it would begin within it."""
+    """Return True if a step of `step_seconds` would end (with `overshoot`: begin) within the budget."""
     if budget is None:
         return True
     return elapsed < budget if overshoot else elapsed + step_seconds <= budget
@@ -75,24 +76,22 @@ def fits(elapsed: float, step_seconds: float, budget: float | None, overshoot: b
 SETTING = "training.max_runtime_seconds"
 JOB_END = "SLURM_JOB_END_TIME"
 VARIABLES = {JOB_END: "unix seconds", "INGOT_MAX_RUNTIME": "seconds above 0", "GPT_SIMPLE_MAX_RUNTIME": "seconds above 0"}
-RESERVE_SECONDS, RESERVE_SHARE = (
-    30.0,
-    0.1,
-)  # minimum reserve for the last save: these seconds or this share of the session, if less
-SAVES = 2  # saves that may have to finish before the end: the one being written, and the last
+# Minimum time reserved for the last save: this many seconds, or this share of the session if that is less.
+RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1
+SAVES = 2  # number of saves that the reserve has to cover: the one in progress, and the last one
 
 
 @dataclass(frozen=True)
 class Walltime:
-    """The wall-clock limit of a session: its end time, where it was set, and the time reserved for the last save."""
+    """The wall-clock limit of a session: its end, the setting or variable it comes from, and the reserve for the last save."""
 
     ends_at: float  # unix seconds
-    seconds: float  # length of the whole session
+    seconds: float  # length of the whole session until `ends_at`
     source: str
-    reserve: float | None = None  # seconds; None: estimated from the duration of saves
+    reserve: float | None = None  # reserve for the last save in seconds; None: estimated from earlier saves
 
     def __str__(self) -> str:
-        return f"{self.source} leaves {max(0.0, self.ends_at - time.time()):,.0f} s on the wall clock"
+        return f"{self.source} ends this session in {max(0.0, self.ends_at - time.time()):,.0f} s"
 
     def reserve_seconds(self, save_seconds: float) -> float:
         """Return the seconds reserved for the last save."""
@@ -107,7 +106,7 @@ def find_walltime(
     environment: Mapping[str, str] = os.environ,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Walltime | None:
-    """Return the wall-clock limit of a session that began at Unix time `began`, from the setting or else the environment."""
+    """Return the wall-clock limit, set in the config or else the environment, of a session that began at Unix time `began`."""
     source, number = SETTING, training.max_runtime_seconds
     for name, unit in VARIABLES.items() if number is None else ():
         if value := environment.get(name):
@@ -116,7 +115,7 @@ def find_walltime(
                     source, number = name, float(value)
                     break
             # Only warn, so that a variable set by the cluster does not prevent a job from training.
-            warn(f"{name}={value} in the environment is not a number of {unit}: it is ignored")
+            warn(f"{name}={value} in the environment is not a number of {unit}, so it is ignored")
     if number is None:
         return None
     ends_at = number if source == JOB_END else began + number
@@ -132,12 +131,12 @@ def find_walltime(
     return walltime
 
 
-WALLTIME, STOP_FILE = 1001, 1002  # reasons to stop; the others are signal numbers
-STOP_FILE_INTERVAL = 0.5  # seconds between checks for the stop file: network file systems are slow
+WALLTIME, STOP_FILE = 1001, 1002  # stop reasons that are not signals; a signal's reason is its number
+STOP_FILE_INTERVAL = 0.5  # seconds between checks for the stop file; more checks would be slow on a network file system
 
 
 class Shutdown:
-    """A context in which signals set `reason` instead of ending the program; the first rank also checks time and a stop file."""
+    """A context in which signals set `reason` and do not end the program; the first rank also checks the time and a stop file."""
 
     def __init__(self, announce: bool = True):
         self.reason = 0  # 0: no stop was requested
@@ -166,7 +165,7 @@ class Shutdown:
             signal.signal(number, handler_after_stop(number, handler) if self.reason and error is None else handler)
 
     def watch(self, stop_file: Path, walltime: Walltime | None, save_seconds: Callable[[], float]) -> None:
-        """Also stop when the stop file exists, and early enough before the wall-clock limit to save."""
+        """Also stop if the stop file exists, or if the wall-clock limit leaves just enough time to save."""
         self._stop_file, self._walltime, self._save_seconds = stop_file, walltime, save_seconds
 
     @property
@@ -185,12 +184,12 @@ class Shutdown:
         return self.reason
 
     def has_time(self, seconds: float) -> bool:
-        """Return True if after `seconds` more there is still time to save."""
+        """Return True if there will still be time to save `seconds` from now."""
         limit = self._walltime
         return limit is None or time.time() + seconds + limit.reserve_seconds(self._save_seconds()) < limit.ends_at
 
     def last_reason(self) -> int:
-        """Return this rank's stop reason after its save. A stop file takes precedence, so that it ends a chain of jobs."""
+        """Return the reason for which this rank has stopped. A stop file takes precedence, so that it ends a chain of jobs."""
         return STOP_FILE if self._stop_file is not None and self._stop_file.is_file() else self.reason
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -225,9 +224,10 @@ def reason_name(reason: int) -> str:
 def sync_clock_and_stop(
     group: Group, clock: Clock, shutdown: Shutdown, budget: BudgetSection, durations: Collection[float]
 ) -> tuple[float, int, bool]:
-    """Return the training seconds, the stop reason (0: none) and True if the budget is spent; the same on every rank.
+    """Return the training seconds, the stop reason (0: none) and whether the budget is spent; all ranks get the same values.
 
-    The next step is assumed to take as long as the second longest recent step, or near the wall-clock limit the longest one.
+    For the budget, the next step is assumed to take as long as the second longest recent step; for the wall-clock limit, as long
+    as the longest one.
     """
     # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
     elapsed = spent = -1.0

@@ -1,7 +1,7 @@
 """The training loop: schedule, step, report, evaluate, save, stop.
 
-All ranks run it in lockstep. Before each step they synchronise the first rank's clock and any rank's stop request; all other
-decisions depend only on the step number, so no rank ever decides alone.
+All ranks run the loop in lockstep. Before each step they synchronise the first rank's clock and any rank's stop request; all
+other decisions depend only on the step number, so no rank ever decides alone.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ingot.train.resume import Progress
 from ingot.train.step_plan import following, plan_step, shapes, starts_with
 from ingot.train.stop import Clock, Shutdown, fits, longest_but_one, sync_clock_and_stop
 
-ALWAYS_LOGGED_STEPS = 10  # always log the first steps, in which most failures show
+ALWAYS_LOGGED_STEPS = 10  # log every one of the first steps, in which most failures show
 RATE_WINDOW = 50  # recent steps over which tokens per second are averaged
 STEP_TIME_WINDOW = 20  # recent steps used to predict whether another one fits in the budget
 PRIMING_STEPS = 2  # warm-up steps of a compiled model: the second step may still compile
 MAX_OVERFLOWS = 100  # consecutive fp16 steps without an update before the run fails
-LARGE_VOCABULARY = 8192  # from this size on, the output head dominates the step time of small models on a CPU
+LARGE_VOCABULARY = 8192  # with this many ids or more, the output head dominates a small model's step time on a CPU
 
 
 class Trainer:
-    """One session of a run. It takes steps until the budget is spent or a stop is requested."""
+    """Trains a model during one session of a run, until the budget is spent or a stop is requested."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Trainer:
         self.evaluation = RunEvaluation(config, dataset, backend, self.clock, progress, reporter, outputs)
         self.facts: dict[str, Any] = {}  # metadata stored in every checkpoint, next to the progress
         self.saved_step: int | None = None  # step of the last checkpoint that was written or resumed from
-        self.end_reason: str | None = None  # set if the run ended because its data was exhausted
+        self.end_reason: str | None = None  # why the run ended, if its data was exhausted
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
         self._saved_at = progress.elapsed_seconds
         self._points = self._points_by(progress.elapsed_seconds)
@@ -99,7 +99,7 @@ class Trainer:
         try:
             current = replace(plan, sample=p.sample, phase=phase, places=p.places)
             return read_rank_batch(self.rows, current, self.backend.ranks, buffer)
-        except DataExhausted:  # the first training step will raise this again; tuning needs only the shape
+        except DataExhausted:  # the first training step raises this again; tuning needs only a batch of the right shape
             batch = buffer.reshape(-1, self.rows.planes, plan.seq_len)
             batch[:] = 0
             return RankBatch(batch, plan.rows * plan.seq_len, 0, p.sample)
@@ -123,7 +123,7 @@ class Trainer:
         c, p = self.config, self.progress
         durations = deque([p.step_seconds] if p.step_seconds else [], maxlen=STEP_TIME_WINDOW)
         try:
-            if self._evaluation_is_due() and p.val_step != p.step:  # due at the start, or skipped by an earlier stop
+            if self._evaluation_is_due() and p.val_step != p.step:  # due at step 0, or missed because an earlier session stopped
                 self.evaluation.evaluate()
                 if p.step:
                     self.update_checkpoint()
@@ -175,7 +175,7 @@ class Trainer:
         return e.at_start if step == 0 else bool(e.every) and step % e.every == 0
 
     def _points_by(self, elapsed: float) -> int:
-        """Return how many of the evaluation.points, except the last, are due after `elapsed` seconds of training."""
+        """Return how many of the evaluation.points evaluations, not counting the last, are due by `elapsed` training seconds."""
         points, seconds = self.config.evaluation.points, self.config.budget.seconds
         return min(int(points * elapsed / seconds), points - 1) if points and seconds else 0
 
@@ -201,7 +201,7 @@ class Trainer:
         self._pending = (pending, plan, rank_batch)
 
     def _finish_pending_step(self) -> None:
-        """Wait for the pending step, fail if its loss or gradient is not finite, and report it."""
+        """Wait for the pending step and report it; raise an error if its loss or gradient is not finite."""
         if self._pending is None:
             return
         pending, plan, rank_batch = self._pending
@@ -211,7 +211,7 @@ class Trainer:
         failed = self._overflows > MAX_OVERFLOWS or (result.skipped and not self.backend.uses_loss_scaling)
         if failed or not math.isfinite(result.loss):
             if not self.backend.ranks.first:
-                raise PeerLost  # every rank fails; the first reports it
+                raise PeerLost  # every rank fails here, and the first rank reports the error
             what = "gradient" if math.isfinite(result.loss) else "loss"
             measured = f"loss {result.loss}, gradient norm {result.grad_norm}"
             sound = "the weights were not updated and earlier checkpoints are intact"
@@ -265,8 +265,8 @@ class Trainer:
         vocabulary = f", use a tokenizer with fewer than {vocab_size:,} ids" if vocab_size >= LARGE_VOCABULARY else ""
         self.reporter.message(
             f"a step takes {seconds:.1f} s, more than a tenth of budget.seconds={budget.seconds:g}: only about "
-            f"{max(1, int(budget.seconds / seconds))} fit; lower training.tokens_per_step={tokens:,}{vocabulary}, train a "
-            "smaller model or raise budget.seconds"
+            f"{max(1, int(budget.seconds / seconds))} steps fit; lower training.tokens_per_step={tokens:,}{vocabulary}, train "
+            "a smaller model or raise budget.seconds"
         )
 
     def save(self, kind: Kind = "regular", wait: bool = False) -> None:
@@ -274,7 +274,7 @@ class Trainer:
         saver = self.outputs.saver if self.outputs is not None else None
         with self.clock.paused():
             missing = self.progress.step != self.saved_step
-            if not missing and kind != "regular":  # retry a step whose earlier save failed
+            if not missing and kind != "regular":  # save again if the earlier save of this step failed
                 missing = self.backend.maximum([saver is not None and saver.lacks(self.progress.step)])[0] > 0
             if missing:
                 self.progress.elapsed_seconds = self.clock.elapsed
