@@ -81,7 +81,7 @@ def test_an_artifact_without_its_tokenizer_takes_it_from_the_data(ingot: Ingot, 
     assert ingot(*words, "--tokenizer", tmp_path / "t.model").stdout == whole
     refused = ingot(*words, "--tokenizer", "byte", code=4)
     assert (
-        "was exported without its tokenizer, but byte is or has another tokenizer; give the tokenizer that it was trained with"
+        "was exported without its tokenizer, but byte is or has a different one; give the tokenizer that the model was"
         in one_line(refused)
     )
 

@@ -332,9 +332,9 @@ def test_eval_says_by_which_rows_and_bytes_it_scored_and_takes_others(overlappin
     assert (far["seq_len"], far["stride"]) == (32, 32) and far["rows"] == -(-usual["rows"] // 4)
     assert (short["seq_len"], short["stride"]) == (16, 16) and short["tokens"] == usual["tokens"]
     assert len({usual["val_bpb"], far["val_bpb"], short["val_bpb"]}) == 3
-    assert told("--stride", 33)["error"] == "a stride of 33 is outside 1 to 32, the row length"
-    assert "a row length of 33 tokens is outside 1 to 32" in told("--seq-len", 33)["error"]
-    assert "is outside 1 to 32," in told("--seq-len", 2**64)["error"]
+    assert told("--stride", 33)["error"] == "the stride must be from 1 to 32 tokens, the row length, not 33"
+    assert "a row length of 33 tokens is outside the range 1 to 32" in told("--seq-len", 33)["error"]
+    assert "is outside the range 1 to 32," in told("--seq-len", 2**64)["error"]
     plain = CliRunner().invoke(app, ["eval", str(overlapping), "--device", "cpu"]).stdout
     assert re.search(r"^rows +([\d,]+) of \1, 32 tokens long, 8 apart$", plain, re.M)
     assert re.search(r"^bytes +[\d,]+, of the text$", plain, re.M)

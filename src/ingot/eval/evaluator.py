@@ -2,7 +2,7 @@
 
 Bytes are counted in two ways. `pieces` sums the byte lengths of the target tokens, as golf does. `text` is the UTF-8 size of the
 original text, recorded during preparation: the tokens of a tokenizer that normalises text or merges white space decode to fewer
-bytes than the original, so counting by `pieces` would make it look worse than it is. For a part of a split, `text` is estimated
+bytes than the original, so counting by `pieces` would make the tokenizer look worse. For a part of a split, `text` is estimated
 as `pieces` times the ratio of the two over the whole split, which is exact for the whole split and for lossless tokenizers.
 
 Every target of the split is scored exactly once. Rows start `stride` tokens apart. If the stride equals the row length, rows do
@@ -35,7 +35,7 @@ Rule = Literal["text", "pieces"]
 
 @dataclass(frozen=True)
 class Score:
-    """Summed loss and bytes over the scored targets, and the metrics computed from them."""
+    """Loss and bytes, summed over the scored targets, and the metrics computed from the sums."""
 
     nats: float
     tokens: int
@@ -70,7 +70,7 @@ class Score:
 
     @property
     def other(self) -> dict[str, float]:
-        """Return the bits per byte by the other byte count, keyed by its name; empty if both counts are equal."""
+        """Return the bits per byte by the byte count that `rule` does not select, by metric name; {} if both counts are equal."""
         rule: Rule = "pieces" if self.rule == "text" else "text"
         return {} if self.piece_bytes == self.text_bytes else {f"val_bpb_{rule}": self.nats / math.log(2) / self._by(rule)}
 
@@ -79,7 +79,7 @@ class Score:
 
 
 def bucket_record(score: Score) -> dict[str, float]:
-    """Return a bucket's entry in metrics.jsonl; a bucket without a scored row has no loss."""
+    """Return a bucket's entry in metrics.jsonl; without a loss if no row of the bucket was scored."""
     counts: dict[str, float] = {"tokens": score.tokens, "bytes": score.bytes}
     return {"val_loss": score.loss, "val_bpb": score.bits_per_byte, **counts} if score.tokens and score.bytes else counts
 
@@ -96,7 +96,7 @@ class Evaluator:
     document_mask: bool = False
     rule: Rule = "text"
     whole_rows: bool = False  # drop the last row if it is incomplete
-    buckets: Mapping[str, Evaluator] = field(default_factory=dict)  # by name; their rows are numbered consecutively
+    buckets: Mapping[str, Evaluator] = field(default_factory=dict)  # by name; row numbers continue from bucket to bucket
 
     @property
     def parts(self) -> Mapping[str, Evaluator]:
@@ -109,7 +109,7 @@ class Evaluator:
         return np.arange(count, dtype=np.int64) * rows // count
 
     def count(self, limit: int | None) -> int:
-        """Return the number of rows to score: `limit`, but at most all rows of the split."""
+        """Return the number of rows to score: `limit`, or all rows of the split if `limit` is None or larger."""
         return self._all if limit is None else min(limit, self._all)
 
     @cached_property
@@ -120,12 +120,12 @@ class Evaluator:
         rows = targets // self.stride if self.whole_rows else -(-targets // self.stride)
         if rows <= 0:
             empty = "is empty; prepare the data with a larger --val-fraction or a --val-input"
-            short = f"of {targets + 1:,} tokens does not fill a row of {self.seq_len:,}"
+            short = f"of {targets + 1:,} tokens does not fill a row of {self.seq_len:,} tokens"
             raise DataError(f"the validation split {short if targets > 0 else empty}")
         return rows
 
     def batches(self, rows: NDArray[np.int64]) -> Iterator[Batch]:
-        """Yield the rows in micro-batches; targets scored by another row or past the end are -1."""
+        """Yield the rows in micro-batches; a target is -1 if another row scores it or it lies past the end of the split."""
         return (batch for _, batch in self.named_batches(rows))
 
     def named_batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Batch]]:
@@ -140,7 +140,7 @@ class Evaluator:
                 yield name, batch
 
     def calls(self, rows: NDArray[np.int64]) -> int:
-        """Return the number of batches for these rows."""
+        """Return the number of batches that `batches` yields for these rows."""
         return sum(-(-len(own) // self.micro_batch) for _, _, own in self._dealt(rows))
 
     def _dealt(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Evaluator, NDArray[np.int64]]]:
@@ -156,7 +156,7 @@ class Evaluator:
         window = self.split.read(start, min(start + self.seq_len + 1, self.split.tokens))
         line[0] = 0
         line[0, : len(window)] = window[: self.seq_len]
-        mine = slice(row * self.stride - start, row * self.stride - start + self.stride)  # targets scored by this row only
+        mine = slice(row * self.stride - start, row * self.stride - start + self.stride)  # the targets that only this row scores
         line[1, : len(window) - 1][mine] = window[1:][mine]
         if self.document_mask:
             line[2] = document_numbers(self.split, start, self.seq_len)
@@ -171,7 +171,7 @@ class Evaluator:
     ) -> Score:
         """Sum the loss and the bytes of `rows`; end early if `stop`, called with the batch number, returns True.
 
-        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times, as often as by other ranks.
+        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times, the same number on all ranks.
         """
         sums = {name: np.zeros(4) for name in self.parts}
         done = 0
@@ -218,7 +218,7 @@ def evaluator_of(config: Config, dataset: Dataset, split: str) -> Evaluator:
         if bucket.tokens <= 1:
             continue  # a single token has no target
         fields = {**vars(whole), "split": bucket}
-        if data.sampling in ("pack", "document") and split == "val":  # the training split is scored in windows
+        if data.sampling in ("pack", "document") and split == "val":  # the training split is always scored in windows
             bos = tokenizer.bos if bucket.eos is None else None
             packed = PackedRows(bucket, data.seq_len, 0, bos, data.document_mask, data.overlap, data.sampling == "document")
             buckets[name] = PackedEvaluator(**{**fields, "stride": data.seq_len}, packed=packed)  # packed rows never overlap
@@ -234,7 +234,7 @@ ALL_ROWS = 2**62  # more rows than any split has
 
 @dataclass(frozen=True)
 class PackedEvaluator(Evaluator):
-    """Scores a split whose rows are packed documents."""
+    """Scores a bucket in rows of packed documents, built as in training."""
 
     packed: PackedRows = field(kw_only=True)
 
@@ -259,7 +259,7 @@ class WindowEvaluator(Evaluator):
         if (repeats := self._repeats) is None:
             return
         starts = self.split.document_starts()
-        target = max(0, (row + 1) * self.stride - self.seq_len) + 1  # the first scored target of the row
+        target = max(0, (row + 1) * self.stride - self.seq_len) + 1  # position of the row's first target in the split
         first, last = np.searchsorted(starts, np.array([target, target + self.seq_len], np.uint64))
         for document in range(max(0, int(first) - 1), min(int(last), len(repeats))):
             begin = int(starts[document]) - target

@@ -1,4 +1,4 @@
-"""Check that an evaluation is valid: each token is scored exactly once, never sees the future, and probabilities sum to 1.
+"""Check that an evaluation is valid: tokens are scored exactly once, no prediction sees the future, probabilities sum to 1.
 
 The checks compare the summed loss of a batch, which `evaluate` uses too, with the loss after changing future tokens and with
 the probabilities that the model computes without targets. A model that fails a check may look better than it is.
@@ -16,11 +16,11 @@ import numpy as np
 from ingot.eval.evaluator import Evaluator
 from ingot.runtime.tensors import IGNORED, Batch
 
-ROWS, POSITIONS = 4, 4  # number of checked rows, and of positions per row
-SAME_SHAPE_TOLERANCE = 1e-3  # nats: passes of the same shape differ only by rounding, which is far less
-TOLERANCE = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 5e-2}  # nats per token: other shapes may use other kernels
+ROWS, POSITIONS = 4, 4  # number of rows that are checked, and of positions in each row
+SAME_SHAPE_TOLERANCE = 1e-3  # in nats; two passes of the same shape differ only by rounding errors, which are far smaller
+TOLERANCE = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 5e-2}  # in nats per token; passes of different shapes may use different kernels
 
-Probe = Callable[[Sequence[Sequence[int]], Sequence[int], int], Sequence[Any]]  # score_rows of a backend
+Probe = Callable[[Sequence[Sequence[int]], Sequence[int], int], Sequence[Any]]  # type of a backend's score_rows
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def _tiled(bucket: str, evaluator: Evaluator) -> Check:
     if passed:
         return Check(name, True, f"{scored:,} tokens, rows {how}")
     twice, never = int(np.count_nonzero(times > 1)), int(np.count_nonzero(times[1:] == 0))
-    return Check(name, False, f"{twice:,} tokens more than once, {never:,} never, {wrong:,} after another token, rows {how}")
+    found = f"{twice:,} tokens scored more than once, {never:,} never, {wrong:,} after a wrong token"
+    return Check(name, False, f"{found}; rows {how}")
 
 
 def _check_causal(lines: Sequence[Batch], score: Callable[[Batch], float], vocab_size: int, draw: Any) -> Check:
@@ -104,7 +105,7 @@ def _check_probabilities(
     largest, least, most = 0.0, np.inf, -np.inf
     for line in lines:
         one = line.copy()
-        one[0, 2:] = 0  # a single document, because the probabilities are computed without a document mask
+        one[0, 2:] = 0  # treat the row as one document, because the probabilities are computed without a document mask
         scored = np.flatnonzero(one[0, 1] != IGNORED)
         first, last = int(scored[0]), int(scored[-1])
         ids = [*one[0, 0, : last + 1].tolist(), int(one[0, 1, last])]

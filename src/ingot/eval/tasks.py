@@ -1,7 +1,7 @@
 """Benchmark tasks: multiple-choice questions and last-word prediction, from files or from the Hugging Face hub.
 
 Each item becomes the same request that lm-eval 0.4 makes: the log-probability of a continuation given a context, with lm-eval's
-prompt format and a space between the two. Accuracies therefore match lm-eval's exactly.
+prompt format and a space between context and continuation. Accuracies therefore match lm-eval's exactly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingot.runtime.files import open_to_read, readable, reading
 
 @dataclass(frozen=True)
 class Item:
-    """An item: the answer is the likeliest of its pairs; the continuation of a single pair must be the greedy one."""
+    """A task's item: the model answers with the likeliest pair; a single pair is right if greedy decoding continues it so."""
 
     pairs: tuple[tuple[str, str], ...]  # contexts and continuations, each continuation with a leading space
     gold: int = 0
@@ -50,7 +50,7 @@ class TaskScore:
     parts: dict[str, TaskScore] = field(default_factory=dict)  # scores per file, for a task with several files
 
     def record(self) -> dict[str, Any]:
-        """Return the score as JSON."""
+        """Return the score as a JSON object."""
         record: dict[str, Any] = {"items": self.items}
         for name, (value, error) in self.metrics.items():
             record |= {name: value, f"{name}_stderr": error}
@@ -70,7 +70,7 @@ def _item(pairs: Sequence[tuple[str, str]], gold: int = 0) -> Item:
 
 
 def _hellaswag(line: Mapping[str, Any]) -> Item:
-    """Read a HellaSwag record, either as published (activity_label, ctx_a, ctx_b) or with these joined as ctx."""
+    """Read a HellaSwag record, either as published (activity_label, ctx_a, ctx_b) or with these fields joined as ctx."""
     whole = line["ctx"]
     if "activity_label" in line:
         whole = f"{line['activity_label']}: {line['ctx_a']} {line['ctx_b'].capitalize()}"
@@ -82,7 +82,7 @@ def _cleaned(text: str) -> str:
 
 
 def _question(line: Mapping[str, Any]) -> Item:
-    """Read an ARC record (as published or from the hub) or a PIQA record; the question may also be named `query`."""
+    """Read an ARC record (as published or from the hub), a PIQA record, or a record with the fields query, choices and gold."""
     if "query" in line:
         return _choices(f"{line['query'].rstrip()}\nAnswer:", line["choices"], int(line["gold"]))
     if "goal" in line:
@@ -222,13 +222,13 @@ def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tu
             continue
         values["acc"].append(float(np.argmax(lls) == item.gold))
         if "acc_norm" in values:
-            lengths = [len(rest.removeprefix(" ")) for _, rest in item.pairs]  # of the choices in characters
+            lengths = [len(rest.removeprefix(" ")) for _, rest in item.pairs]  # length of each choice in characters
             values["acc_norm"].append(float(np.argmax(lls / np.array(lengths, float)) == item.gold))
     score, count = TaskScore(len(items), {}), len(items)
     for name, numbers in values.items():
         mean = sum(numbers) / count
         error = math.sqrt(sum((n - mean) ** 2 for n in numbers) / (count - 1)) / math.sqrt(count) if count > 1 else None
-        if name == "perplexity":  # derive its error from that of the mean log-probability
+        if name == "perplexity":  # derive a perplexity's error from that of the mean log-probability
             mean = math.exp(min(-mean, 700.0))
             error = None if error is None else mean * error
         score.metrics[name] = mean, error

@@ -1,8 +1,8 @@
 """Batched generation for many clients: a single thread generates, and requests that arrive together share a batch.
 
 A batch contains the requests that were waiting when it began and that have the same temperature and top_p. Batches alternate
-after every token, so that no client waits for another's long completion. A completion depends only on its own seed, so it is the
-same in any batch. The row of a client that has disconnected is dropped, and a batch without clients ends.
+after every token, so that no client waits for another's long completion. A completion depends only on its prompt and
+its own seed, not on the rest of its batch. The row of a client that has disconnected is dropped; a batch without clients ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Chunk:
 
     text: str
     ids: list[int]
-    scores: RowScores | None = None  # scores of these ids, except for the first token of a row
+    scores: RowScores | None = None  # scores of `ids`; the first token of a row has no score
     finish: str | None = None  # "stop" or "length"
     error: IngotError | None = None
 
@@ -54,7 +54,7 @@ class Completion:
     put: Callable[[Chunk], None]
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # number of top tokens reported per position; None: no scores
-    echo: bool = False  # return the prompt too
+    echo: bool = False  # True: return the prompt too
     stream: bool = False  # send chunks as they are generated; False: send a single chunk
     gone: threading.Event = field(default_factory=threading.Event)  # set when the client has disconnected
 
@@ -69,7 +69,7 @@ class Engine:
         self._batches: list[Generator[None]] = []
         self._at_once = AT_ONCE
         self._closed = False
-        self._lock, self._ended = threading.Lock(), False  # set when no more requests are accepted
+        self._lock, self._ended = threading.Lock(), False  # `_ended`: no more requests are accepted
         self._thread = threading.Thread(target=self._work, name="ingot-serve", daemon=True)
         self._thread.start()
 
@@ -205,7 +205,7 @@ def _max_logprobs(texts: Iterable[Completion]) -> int:
 
 
 def _fail(texts: Iterable[Completion], error: BaseException) -> None:
-    if isinstance(error, GeneratorExit):  # raised when its batch is closed
+    if isinstance(error, GeneratorExit):  # raised in a batch that is closed
         error = Closed()
     if isinstance(error, MemoryError):
         error = RunError("the device is out of memory; request fewer or shorter completions at once")
@@ -227,7 +227,7 @@ class Writing:
         self._echoed = len(self._held)  # number of prompt characters in `_held`, in which stop strings are ignored
 
     def push(self, token: int) -> Chunk | None:
-        """Add the next token; return the chunk to send now, without scores. The last chunk has a `finish`."""
+        """Add the next token; return the chunk to send now, if any, still without scores. The last chunk has a `finish`."""
         ended = token in self._ends
         self.row.append(token)
         self._held += self._decoder.finish() if ended else self._decoder.push([token])
@@ -240,11 +240,11 @@ class Writing:
         if self.text.stream and (self.text.logprobs is None or len(self.row) - self._sent >= SCORE_EVERY):
             written = self._held[self._echoed :]
             sizes = [size for stop in self.text.stop for size in range(1, len(stop)) if written.endswith(stop[:size])]
-            return self._cut(len(self._held) - max(sizes, default=0))  # hold back a possible start of a stop string
+            return self._cut(len(self._held) - max(sizes, default=0))  # hold back what may begin a stop string
         return None
 
     def _stopped(self) -> bool:
-        """Return True if a stop string occurs, and truncate the text before it."""
+        """Return True if the held text contains a stop string; if so, cut it off there."""
         positions = [self._held.find(stop, self._echoed) for stop in self.text.stop]
         first = min((position for position in positions if position >= 0), default=None)
         if first is not None:

@@ -35,7 +35,7 @@ from ingot.runtime.tensors import TensorRecord
 
 # A model before loading: the weights of a run, a checkpoint, an artifact or a foreign file, and the metadata to rebuild it.
 
-# Checkpoint metadata that exported files keep for their readers.
+# Names of the checkpoint metadata that exported files contain too.
 FACTS = ("config", "tokenizer", "tokenizer_fingerprint", "vocab_size", "data_fingerprint", "model_file_sha256", "step", "val_bpb")
 
 
@@ -51,12 +51,12 @@ class Weights:
 
     @property
     def names_data(self) -> bool:
-        """Return True if the file records its training data."""
+        """Return True if the file records which data the model was trained on."""
         return self.facts.get("data_fingerprint") is not None
 
 
 def open_weights(path: Path, which: str = "latest") -> Weights:
-    """Read a run folder (its latest or best checkpoint), a single checkpoint, an artifact, or a gpt-simple folder."""
+    """Read the weights of a run folder (latest or best checkpoint), a single checkpoint, an artifact, or a gpt-simple folder."""
     if path.is_file():
         artifact = read_artifact(path)
         return Weights(path, None, artifact.tensors, *_known(path, artifact.facts))
@@ -68,18 +68,18 @@ def open_weights(path: Path, which: str = "latest") -> Weights:
             weights = foreign_weights(theirs, records, settings, tokenizer, None if folder is None else str(folder))
         except ConfigError as error:
             raise CheckpointError(f"{theirs / MODEL} lacks the settings to build its model: {error}") from None
-        # Accept any tokenizer: the one saved with the model has one token (padding) more than the one used for its data.
+        # Accept any tokenizer: the one saved with the model has a padding token that the one used to prepare the data lacks.
         return replace(weights, run=theirs.parent.parent, facts={**weights.facts, "tokenizer_fingerprint": None})
     checkpoint = find_checkpoint(path, which)
     run = checkpoint.path.parent.parent if checkpoint.path.parent.name == "checkpoints" else None
     known = dict(checkpoint.progress)
     if (known.get("val_step"), known.get("val_whole")) != (checkpoint.step, True):
-        known["val_bpb"] = None  # the score is that of other weights or covers only part of the text
+        known["val_bpb"] = None  # the score is that of an earlier step or covers only part of the text
     return Weights(checkpoint.path, run, checkpoint.weights, *_known(checkpoint.path, known))
 
 
 def locate_weights(path: Path) -> Path:
-    """Return the artifact or checkpoint that a path refers to, without reading its weights; raise CheckpointError if none."""
+    """Return the artifact or checkpoint that a path refers to, without reading its weights."""
     if path.is_file():
         return path.resolve()
     if (theirs := _locate_gpt_simple(path, "latest")) is not None:
@@ -121,9 +121,9 @@ def foreign_weights(
     named: str | None = None,
     scoring: Mapping[str, Any] = MappingProxyType({}),
 ) -> Weights:
-    """Wrap a model that was not trained by ingot, given its `model` settings, in a complete config.
+    """Return a model that was not trained by ingot as Weights, with a complete config built from its `model` settings.
 
-    `named` is the name or path of its tokenizer. `scoring` is the result of `scoring_of`, if its file contains it.
+    `named` is the name or path of the model's tokenizer. `scoring` is the result of `scoring_of`, if the file contains it.
     """
     length = scoring.get("seq_len") or settings["context"]
     named = tokenizer.kind if tokenizer is not None and tokenizer.kind in ("byte", "gpt2") else named
@@ -143,7 +143,7 @@ def foreign_weights(
 
 
 def _locate_gpt_simple(path: Path, which: str) -> Path | None:
-    """Return the gpt-simple checkpoint at a path, or None; at equal steps ingot's own checkpoint is preferred: it stores more."""
+    """Return the gpt-simple checkpoint at a path; None if there is none or ingot's own, which stores more, is as recent."""
     if is_checkpoint(path):
         return path
     if which != "latest" or not (found := saved_checkpoints(path)):
@@ -160,7 +160,7 @@ def as_checkpoint(weights: Weights) -> Checkpoint:
 
 
 def model_file(weights: Weights) -> Path:
-    """Return the Python file of a custom model: the unmodified copy in its run folder or in the folder of the artifact.
+    """Return the Python file of a custom model: the unmodified copy in its run folder or next to the artifact.
 
     An artifact may come from an untrusted source, so it must not select which code on this machine runs.
     """
@@ -175,7 +175,7 @@ def model_file(weights: Weights) -> Path:
 
 
 AT_ONCE = 64  # maximum batch size of completions: larger batches slow down each step without raising throughput
-LONGEST_ROW = 1 << 20  # longest row for a model with rotary embeddings
+LONGEST_ROW = 1 << 20  # longest row, in tokens, on which a model with rotary embeddings can be evaluated
 BATCH_TOKENS = 1 << 16  # maximum tokens of a batch, prompts included; limits the KV cache
 
 
@@ -225,13 +225,13 @@ class LoadedModel:
         """Return the prompt and its completion; the options are those of `stream`."""
         return prompt + "".join(self.stream(prompt, **options))
 
-    # For help() and completion in notebooks.
+    # Show the options in help() and in the auto-completion of notebooks.
     generate.__signature__ = inspect.signature(stream).replace(return_annotation="str")  # type: ignore[attr-defined]
 
     def generate_batch(
         self, prompts: Sequence[str], options: GenerationOptions | None = None, seeds: Sequence[int] | None = None
     ) -> list[str]:
-        """Return the completion of every prompt; prompt i uses seeds[i], or else seed + i, and does not depend on its batch."""
+        """Return the completion of every prompt; prompt i is sampled with seeds[i] (default: seed + i), whatever its batch."""
         options = options or GenerationOptions()
         ids, sampling = self._ids(prompts, options), options.sampling(len(prompts))
         seeds = sampling.seeds if seeds is None else seeds
@@ -295,7 +295,7 @@ class LoadedModel:
         return set(ends_of(self.tokenizer))
 
     def cast(self, dtype: str) -> LoadedModel:
-        """Cast the weights to another dtype; use the model only for generation afterwards."""
+        """Cast the weights to `dtype`; after that, the model can only be used for generation."""
         if dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {dtype}; choose from {', '.join(DTYPES)}")
         if not self.backend.cast(DTYPES[dtype]):
@@ -312,7 +312,7 @@ class LoadedModel:
         stride: int | None = None,
         seq_len: int | None = None,
     ) -> Score:
-        """Return loss and bits per byte on the validation split of `data`, by default of the training data.
+        """Return loss and bits per byte on the validation split of `data` (default: the data the model was trained on).
 
         Row length and stride default to those of training; with `seq_len` but no `stride`, rows do not overlap.
         """
@@ -320,13 +320,13 @@ class LoadedModel:
         return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
 
     def self_test(self, data: str | None = None, *, stride: int | None = None, seq_len: int | None = None) -> list[Check]:
-        """Check that `evaluate` is valid: each token is scored exactly once, never sees the future, and has a probability."""
+        """Check that `evaluate` scores tokens exactly once, that none sees the future, and that probabilities sum to 1."""
         vocab_size, backend = self.tokenizer.vocab_size, self.backend
         evaluator, head_rows = self._evaluator(data, stride, seq_len), self.weights.config.model.vocab_size or vocab_size
         return self_test(evaluator, backend.score, backend.score_rows, vocab_size, head_rows, backend.precision)
 
     def _evaluator(self, data: str | None, stride: int | None, seq_len: int | None) -> Evaluator:
-        """Build the evaluator for the validation split of `data`, by default of the training data."""
+        """Build the evaluator for the validation split of `data` (default: the data the model was trained on)."""
         config, path = self.scored_by(stride, seq_len), self.weights.path
         choose = "choose the text to score it on with --data DIR"
         if data is None and not self.weights.names_data:
@@ -342,7 +342,7 @@ class LoadedModel:
                 raise
             dataset = open_dataset(where, config.data.tokenizer, config.data.trust_tokens)
         if data is None and named.startswith(PREFIX) and dataset.fingerprint != self.weights.facts["data_fingerprint"]:
-            version = f"another version of {named}, which held out other works"
+            version = f"another version of {named}, with different validation texts"
             raise DataError(f"{path} was trained on {version}; --data {named} scores it on text that it may have been trained on")
         own, theirs = self.tokenizer, dataset.tokenizer
         same = own.fingerprint() == theirs.fingerprint()
@@ -350,24 +350,24 @@ class LoadedModel:
             shared = range(min(own.vocab_size, theirs.vocab_size))
             same = all(own.decode_bytes([i]) == theirs.decode_bytes([i]) for i in shared)
         if not same:
-            prepared = f"{data or config.data.path} was prepared with another tokenizer than {path} was trained with"
+            prepared = f"{data or config.data.path} was prepared with a different tokenizer than {path} was trained with"
             raise DataError(f"{prepared}; prepare the text with the model's tokenizer")
         return evaluator_of(config, dataset, "val")
 
     def scored_by(self, stride: int | None = None, seq_len: int | None = None) -> Config:
-        """Return the config that `evaluate` uses; raise ConfigError if the model cannot process such rows."""
+        """Return the config that `evaluate` uses; raise ConfigError if the row length or stride is not possible."""
         config = self.weights.config
         if seq_len is not None:
             most = config.model.context or config.data.seq_len
-            if config.model.family not in ("gpt2", "file"):  # gpt2 and custom models may have learnt positions
+            if config.model.family not in ("gpt2", "file"):  # gpt2 and custom models may have learned positional embeddings
                 most = max(most, LONGEST_ROW)
             if not 1 <= seq_len <= most:
-                where = f"1 to {most:,}, the limit of {self.weights.path}"
+                where = f"the range 1 to {most:,}, the limit of {self.weights.path}"
                 raise ConfigError(f"a row length of {seq_len:,} tokens is outside {where}")
             config = _with(_with(config, "data", seq_len=seq_len), "evaluation", stride=None)
         if stride is not None:
             if not 1 <= stride <= config.data.seq_len:
-                raise ConfigError(f"a stride of {stride:,} is outside 1 to {config.data.seq_len:,}, the row length")
+                raise ConfigError(f"the stride must be from 1 to {config.data.seq_len:,} tokens, the row length, not {stride:,}")
             config = _with(config, "evaluation", stride=stride)
         return config
 
@@ -383,7 +383,7 @@ def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dty
 def settings_on(weights: Weights, device: str) -> Config:
     """Return the config for opening weights on a device."""
     layers, own = weights.config.model.layers, weights.config.model.family == "file"
-    if not own and layers > len(weights.tensors):  # an untrusted file may request any size
+    if not own and layers > len(weights.tensors):  # the config of an untrusted file may request any number of layers
         raise CheckpointError(f"{weights.path} has fewer tensors than model.layers={layers:,} needs; it is damaged")
     config = _with(weights.config, "training", device=device)
     return _with(config, "model", file=str(model_file(weights))) if own else config
@@ -411,6 +411,6 @@ def find_tokenizer(weights: Weights, name: str | None = None, data: str | None =
             raise CheckpointError(f"{path} was exported without its tokenizer, which cannot be found: {error}") from None
     if facts.get("tokenizer_fingerprint") not in (None, chosen_tokenizer.fingerprint()):
         was = "contains its tokenizer" if own is not None else "was exported without its tokenizer"
-        other = f"{name or data or section.tokenizer or section.path} is or has another tokenizer"
-        raise CheckpointError(f"{path} {was}, but {other}; give the tokenizer that it was trained with")
+        other = f"{name or data or section.tokenizer or section.path} is or has a different one"
+        raise CheckpointError(f"{path} {was}, but {other}; give the tokenizer that the model was trained with")
     return chosen_tokenizer

@@ -1,6 +1,6 @@
 """Complete many prompts with one or several models. Models are opened one at a time; the output keeps the order of the input.
 
-Prompts are JSON lines: one object with a `prompt` per line. Its other fields are copied to the output line.
+Prompts are JSON lines: one object with a `prompt` per line. The object's other fields are copied to the output line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Request:
 
 
 class Problems(ConfigError):
-    """An error that lists all problems of a file, one per line."""
+    """All problems found in a prompt file, reported in a single error."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -54,7 +54,7 @@ def expand(path: str) -> str:
 
 
 def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | None, options: GenerationOptions) -> list[Request]:
-    """Read the requests of a file; the arguments are defaults for omitted fields. Raise Problems with all errors of the file."""
+    """Read the requests of a prompt file; the other arguments are defaults for omitted fields. Raise Problems with all errors."""
     requests: list[Request] = []
 
     def add(line: str, fields: dict[str, Any]) -> list[str]:
@@ -73,7 +73,7 @@ def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | No
         reference = chosen.get("checkpoint") or chosen.get("output_dir") or model
         line_dtype, line_options = chosen.get("dtype") or dtype, replace(options, **overrides)
         if chosen.get("checkpoint") and chosen.get("output_dir"):
-            problems.append("model has a checkpoint and an output_dir; give one of them")
+            problems.append("model has a checkpoint and an output_dir; give only one of them")
         if line_dtype not in DTYPES:
             problems.append(f"model.dtype must be one of {', '.join(DTYPES)}, not {line_dtype!r}")
         if reference is None:
@@ -131,7 +131,7 @@ class Load:
 
 
 def plan_loads(requests: Sequence[Request], locate: Callable[[str], Path]) -> list[Load]:
-    """Group requests by model, so that every model is opened only once. Does not read any weights."""
+    """Group requests by model, so that every model is opened only once. Weights are not read here."""
     paths: dict[str, Path] = {}
     problems: list[str] = []
     for name in dict.fromkeys(request.model for request in requests):

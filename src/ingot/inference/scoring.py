@@ -27,7 +27,7 @@ def score_rows(
     firsts: Sequence[int],
     top: int = 1,
 ) -> list[RowScores]:
-    """Return log-probabilities of each row's tokens from position `first` (at least 1) on, in row order. Single rank only."""
+    """Return the log-probabilities of each row's tokens from its position in `firsts` (at least 1) on; only for a single rank."""
     by_row: dict[int, RowScores] = {}
     for _, scores in score_batches(backend, rows, firsts, top):
         by_row |= scores
@@ -41,7 +41,7 @@ def score_batches(
     top: int = 1,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, dict[int, RowScores]]]:
-    """Yield (number of rows scored so far by all ranks, scores of this rank's latest rows by row index).
+    """Yield, after each batch, (number of rows scored so far by all ranks, scores of this rank's rows by row index).
 
     Every rank must pass the same rows. Raises Interrupted on all ranks if `stop` returns True on any of them.
     """
@@ -66,7 +66,7 @@ def score_batches(
             raise Interrupted
         if anybody_full:
             if all(len(part) <= 1 for part in parts):
-                raise RunError("one row does not fit in the device's memory; use another device")
+                raise RunError("a single row does not fit in the device's memory; use a device with more memory")
             most //= 2
             continue
         order = order[end:]
@@ -100,7 +100,7 @@ def task_rows(items: Items, tokenizer: Tokenizer, context: int, truncate: Settin
 
     `truncate` names the setting that allows truncating such texts on the left, as lm-eval does; None: truncate them.
     """
-    most, rows = context + 1, []  # the last token is a target only
+    most, rows = context + 1, []  # one token more than the context, because a row's last token is only a target
     for (_, part), some in items.items():
         pairs = [pair for item in some for pair in item.pairs]
         longer = 0
@@ -109,12 +109,12 @@ def task_rows(items: Items, tokenizer: Tokenizer, context: int, truncate: Settin
             row = prefix + after
             longer += len(row) > most
             if len(after) >= most:
-                raise DataError(f"{part} has a continuation of {len(after):,} tokens; the model's context has {context:,}")
+                raise DataError(f"{part} has a continuation of {len(after):,} tokens, but the model's context has {context:,}")
             row = row[-most:]
             rows.append((row, max(1, len(row) - len(after))))
         if longer and truncate is not None:
             what = f"{longer:,} of {len(pairs):,} texts of {part} are longer than the model's context of {context:,} tokens"
-            raise ConfigError(what, truncate, advice="{0} cuts them from the left")
+            raise ConfigError(what, truncate, advice="{0} cuts off their beginnings")
     return TaskRows(items, rows)
 
 
@@ -149,7 +149,7 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
     """Return the ids of a context and of its continuation; trailing spaces of the context move to the continuation."""
     if not context:
         if (start := marks_of(tokenizer).bos) is None:
-            raise DataError(f"the {tokenizer.kind} tokenizer has no start token, and this task scores texts without a context")
+            raise DataError(f"the {tokenizer.kind} tokenizer has no start token, which this task needs to score whole texts")
         return [start], tokenizer.encode(continuation).tolist()
     kept = context.rstrip()
     whole, before = (text_ids(tokenizer, text) for text in (context + continuation, kept))

@@ -234,7 +234,7 @@ def test_a_model_of_the_original_is_scored_on_its_data_and_on_what_was_made_with
     model = load("out", device="cpu")
     losses = [model.evaluate(data).loss for data in ("data", "prepared")]
     assert losses[0] == pytest.approx(losses[1], abs=0.1) and 3 < losses[0] < 5
-    with pytest.raises(DataError, match=r"was prepared with another tokenizer than .*; prepare the text with the model's"):
+    with pytest.raises(DataError, match=r"was prepared with a different tokenizer than .*; prepare the text with the model's"):
         model.evaluate("sample:shakespeare")
 
 
