@@ -83,7 +83,7 @@ def test_a_grid_without_arms_is_refused(vary, said):
         ("a: 3\n", "the arm a needs settings below it"),
         ("a/b: {}\n", "is not a valid name of an arm"),
         (".: {}\n", "is not a valid name of an arm"),
-        ("..: {}\n", "is not a valid name of an arm; use letters, .*, not dots alone"),
+        ("..: {}\n", "is not a valid name of an arm; use letters, .* but not only dots"),
         ("a:\n  training: {seed: 3}\n", r"training\.seed cannot be set here"),
     ],
 )
@@ -219,6 +219,6 @@ def test_a_folder_with_a_run_of_other_settings_is_refused(tmp_path, resolve):
     trial.folder.mkdir(parents=True)
     (trial.folder / "config.yaml").write_text("base: demo\n")
     with pytest.raises(
-        ConfigError, match=r"seed-1 holds a run with other settings: .* was .* and is .*; choose another --output"
+        ConfigError, match=r"seed-1 holds a run with different settings: .* was .* and is now .*; choose another --output"
     ):
         plan_trials(arms, [1], tmp_path, resolve)

@@ -27,7 +27,7 @@ from ingot.train.resume import decisive_settings
 ScoreName = Literal["val_bpb", "artifact_bpb", "val_loss"]
 SEEDS = ("training.seed", "data.seed")
 BYTES = "evaluation.bytes"
-MAX_SCORE = 1e6  # nats or bits; a larger score is invalid
+MAX_SCORE = 1e6  # in nats or bits per byte; a larger score is treated as invalid
 LEVEL = 0.01  # significance level: a comparison with a smaller p-value is settled
 
 
@@ -39,7 +39,7 @@ class Scored:
     score: float
     seeds: tuple[int, ...]
     data: str  # fingerprint of the data
-    text_bytes: int | None  # size of the validation text; None if only part of it was scored
+    text_bytes: int | None  # size of the validation text in bytes; None if only part of it was scored
     part: str  # description of the part of the text that was scored; empty if all of it was
     sliding: str  # description of overlapping rows, empty if rows do not overlap
     settings: dict[str, Any]  # all settings that affect the result, except the seeds
@@ -72,12 +72,12 @@ class Comparison:
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], score: ScoreName = "val_bpb", read: Reader | None = None) -> Comparison:
-    """Compare the scores of two groups of runs; `read` replaces `read_scored`."""
+    """Compare the scores of two groups of runs; `read` reads a run (default: `read_scored`)."""
     sides = (_side(a, score, read or read_scored), _side(b, score, read or read_scored))
     runs = sides[0].runs + sides[1].runs
     if both := {path.resolve() for path in a} & {path.resolve() for path in b}:
         raise ConfigError(f"{min(both)} is given on both sides, which are then not independent; remove it from one side")
-    for run in runs[1:]:  # different texts, losses of different tokens, or bytes counted differently are not comparable
+    for run in runs[1:]:  # scores are not comparable if texts, tokens (for val_loss) or byte counts differ
         same_text = run.text_bytes is not None and run.text_bytes == runs[0].text_bytes and score != "val_loss"
         counted = [side.settings.get(BYTES) for side in (runs[0], run)]
         if not same_text and score != "val_loss" and counted[0] != counted[1]:
@@ -120,7 +120,7 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
         scores = [name for name in get_args(ScoreName) if is_number(result.get(name))]
         raise CheckpointError(f"{path} has no {score}; it has {' and '.join(scores) or 'no score'}")
     steps, at = result.get("total_steps"), result.get("val_step")
-    if score != "artifact_bpb" and at not in (None, steps):  # None: written by an older version
+    if score != "artifact_bpb" and at not in (None, steps):  # None in a result.json of an older version
         raise CheckpointError(
             f"{path} has the {score} of step {at}, not of its last step {steps}; train it with evaluation.at_end=true"
         )
@@ -131,7 +131,7 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
     sliding = by_rows(None, None, result.get("val_stride")).strip()
     if not part:
         text_bytes = evaluations[-1].get("bytes") if (evaluations := run.series.read().evaluations) else None
-    data = result.get("data_fingerprint") or settings.get("data.path")  # None: written by an older version
+    data = result.get("data_fingerprint") or settings.get("data.path")  # older versions stored no fingerprint
     return Scored(path, float(value), seeds, str(data), text_bytes, part, sliding, settings)
 
 

@@ -25,7 +25,7 @@ class Welch:
 
 
 def welch(a: Sequence[float], b: Sequence[float], at_least: int = 2) -> Welch:
-    """Run Welch's t-test on two samples of two or more numbers; a sample smaller than `at_least` counts as that large."""
+    """Run Welch's t-test on two samples of two or more numbers; smaller samples are treated as having `at_least`."""
     difference = statistics.fmean(b) - statistics.fmean(a)
     size_a, size_b = max(at_least, len(a)), max(at_least, len(b))
     error_a, error_b = statistics.variance(a) / size_a, statistics.variance(b) / size_b
@@ -53,7 +53,7 @@ def student_tail(t: float, freedom: float) -> float:
     """Return the upper tail probability of Student's t-distribution, P(T > t)."""
     if t < 0:
         return 1 - student_tail(-t, freedom)
-    # Integrate the density from t on by the trapezoidal rule, after substituting x = t + exp(pi/2 sinh(u)).
+    # Integrate the density from t to infinity by the trapezoidal rule, after substituting x = t + exp(pi/2 sinh(u)).
     u, width = np.linspace(-4.5, 4.5, 401, retstep=True)
     distance = np.exp(np.pi / 2 * np.sinh(u))
     front = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)

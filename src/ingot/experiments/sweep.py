@@ -1,7 +1,7 @@
 """Sweeps: train several arms (sets of settings), each with several seeds.
 
-Arms are interleaved seed by seed: changes on the machine then affect all arms alike, and an interrupted sweep has about equally
-many seeds of each arm.
+Arms are interleaved seed by seed, so that changes in the machine's speed affect all arms alike and an interrupted sweep has run
+about equally many seeds of each arm.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ NOT_SET = {
     "training.output_dir": "give --output instead",
     "training.resume": "a sweep always resumes its runs",
 }
-_NAME = re.compile(r"(?!\.+$)[\w.=,+-]+")  # valid folder names in the output; not . or ..
+_NAME = re.compile(r"(?!\.+$)[\w.=,+-]+")  # valid names of arms, which are also folder names; not . or ..
 
 
-Arms = dict[str, dict[str, Any]]  # the settings that each arm changes, by its name
+Arms = dict[str, dict[str, Any]]  # by name of the arm: the settings that it changes
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Trial:
 
 
 def make_arms(vary: Sequence[str], file: Path | None = None) -> Arms:
-    """Build all combinations of --vary arguments, such as optimizer.learning_rate=0.01,0.02, and the arms in a YAML file."""
+    """Combine the arms of a YAML file, if given, with all combinations of values in --vary SETTING=VALUE,VALUE arguments."""
     if not vary and file is None:
         raise ConfigError("there is nothing to sweep: give --vary SETTING=VALUE,VALUE or --arms FILE")
     varied: dict[str, list[Any]] = {}
@@ -86,7 +86,7 @@ def make_arms(vary: Sequence[str], file: Path | None = None) -> Arms:
             parts.append(f"{last if short[last] == 1 else name}={_shown(value)}")
         arm = re.sub(r"[^\w.=,+-]+", "-", ",".join(parts))
         if arm in arms:
-            raise ConfigError(f"two arms have the name {arm}; remove one of two equal values, or name the arms with --arms FILE")
+            raise ConfigError(f"two arms have the name {arm}; remove one of two equal values or name the arms with --arms FILE")
         arms[arm] = {**settings, **dict(values)}
     return arms
 
@@ -98,7 +98,7 @@ def read_seeds(text: str) -> list[int]:
         raise ConfigError(f"--seeds {text} is not a list of numbers such as 1,2,3")
     seeds = [int(word) for word in words]
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds {text} has a seed twice; both runs would be the same")
+        raise ConfigError(f"--seeds {text} contains a seed twice; the two runs would be identical")
     return seeds
 
 
@@ -128,16 +128,16 @@ def plan_trials(
             )
     check_one_text(trials[: len(arms)], score)
     for trial in trials:
-        if (trial.folder / "config.yaml").is_file():  # a run with other settings must not be resumed
+        if (trial.folder / "config.yaml").is_file():  # a run with different settings must not be resumed
             was, now = decisive_settings(Run.open(trial.folder).config), decisive_settings(trial.config)
             for name in [name for name in now if was.get(name) != now[name]]:
-                change = f"{name} was {_shown(was.get(name))} and is {_shown(now[name])}"
-                raise ConfigError(f"{trial.folder} holds a run with other settings: {change}; choose another --output")
+                change = f"{name} was {_shown(was.get(name))} and is now {_shown(now[name])}"
+                raise ConfigError(f"{trial.folder} holds a run with different settings: {change}; choose another --output")
     return trials
 
 
 def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
-    """Raise an error if scores of the arms would not be comparable: different texts or units. Tokenizers may differ."""
+    """Raise an error if the scores of the arms would differ in their texts or units; their tokenizers may differ."""
     first: tuple[str, object, str, int | None, bool] | None = None
     for trial in trials:
         data, evaluation = trial.config.data, trial.config.evaluation
@@ -171,7 +171,7 @@ def _read_arms(file: Path) -> Arms:
     for name, settings in tree.items():
         if not _NAME.fullmatch(name):
             raise ConfigError(
-                f"--arms {file}: {name!r} is not a valid name of an arm; use letters, digits and . = , + -, not dots alone"
+                f"--arms {file}: {name!r} is not a valid name of an arm; use letters, digits and . = , + - but not only dots"
             )
         if not isinstance(settings, dict | None):
             raise ConfigError(f"--arms {file}: the arm {name} needs settings below it, such as `data.sampling: redraw`")
@@ -202,10 +202,10 @@ EndTrial = Callable[[Trial, str | None], None]  # called with a finished trial a
 
 
 def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], end_trial: EndTrial) -> dict[Path, str]:
-    """Run all incomplete trials; return errors by run folder. `tick` is called every second."""
+    """Run all incomplete trials; return errors by run folder. `tick` is called every second while a trial runs."""
     errors = {}
     for trial in trials:
-        if completed_result(trial.config, require_files=False) is not None:  # its score is enough, so files may be missing
+        if completed_result(trial.config, require_files=False) is not None:  # only the score is needed: files may be missing
             continue
         tick(trial)
         if (error := train_apart(trial, tick)) is not None:
@@ -215,7 +215,7 @@ def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], end_trial
 
 
 def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None) -> str | None:
-    """Train in a separate process; return None, or the error, which is the last line that the process printed."""
+    """Train in a separate process; return None or, if it failed, an error with the last line that the process printed."""
     output = trial.folder.with_name(OUTPUT.format(trial.folder.name))
     with writing_output(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +252,7 @@ def _processes(device: str) -> Any:
 
 
 def _train(resolved: ResolvedConfig, output: Path) -> None:
-    """Train a trial in its own process; output of the process and its children is written to a file."""
+    """Train a run in this process; everything that the process and its children print is written to the file `output`."""
     with output.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -286,7 +286,7 @@ class TrialSummary:
 
     run: str
     seed: int
-    status: str  # status of the run; waiting if it has not started
+    status: str  # status of the run, or "waiting" if it has not started
     score: float | None
     tokens_per_second: float | None
     training_seconds: float
@@ -308,7 +308,7 @@ class ArmSummary:
 
 
 def summarise(trials: Sequence[Trial], score: ScoreName, errors: Mapping[Path, str] | None = None) -> list[ArmSummary]:
-    """Return a summary of each arm, in order."""
+    """Return a summary of each arm, in the order of `trials`."""
     arms: dict[str, list[TrialSummary]] = {}
     for trial in trials:
         run, error = Run(trial.folder), (errors or {}).get(trial.folder)

@@ -86,7 +86,7 @@ async def complete(request: Request, engine: Engine, name: str) -> Response:
                 raise Refused(f"the request has more than {MAX_BODY_BYTES:,} bytes", status=413)
     except ClientDisconnect:
         raise Refused("the client disconnected before its request was complete", status=CLIENT_CLOSED) from None
-    # In a thread, so that it does not block other requests.
+    # Read the request in a thread, so that encoding a long prompt does not block other requests.
     asked, prompts = await in_thread(read_request, bytes(body), model.tokenizer, model.context, name)
     rows = [prompt for prompt in prompts for _ in range(asked.n)]
     answer = Answer(model.tokenizer, name, rows, asked.logprobs, asked.echo)
@@ -179,7 +179,7 @@ async def _whole(
     choices: dict[int, dict[str, Any]] = {}
 
     async def disconnected() -> None:
-        # Not request.is_disconnected, which returns False too early behind middleware.
+        # request.is_disconnected is not used: behind middleware it may return False although the client has disconnected.
         while (await request.receive())["type"] != "http.disconnect":
             pass
 

@@ -60,7 +60,7 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """The fields of a request. Those at the end are accepted only with values that have no effect."""
+    """The fields of a request. Fields from `best_of` on are accepted only with values that have no effect."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     model: str | None = None
@@ -109,15 +109,15 @@ def read_request(body: bytes, tokenizer: Tokenizer, context: int | None, name: s
     given_prompts: Sequence[Any] = request.prompt if several else [request.prompt]
     if len(given_prompts) * request.n > MAX_TEXTS:
         texts = f"{len(given_prompts):,} prompts with n={request.n}"
-        raise Refused(f"{texts} are more than the {MAX_TEXTS} texts that a request may ask for", "prompt")
+        raise Refused(f"{texts} need more than the {MAX_TEXTS} completions that a request may ask for", "prompt")
     prompts = [_prompt(prompt, tokenizer, context) for prompt in given_prompts]
     longest = max(len(prompt.ids) for prompt in prompts)
     if context is not None and longest > context:
-        why = f"the prompt has {longest:,} tokens, and the model sees {context:,} at most"
+        why = f"the prompt has {longest:,} tokens, but the model's context has only {context:,}"
         raise Refused(why, "prompt", code="context_length_exceeded")
     if context is not None and longest + request.max_tokens > context and request.logprobs is not None and not request.stream:
-        why = f"{longest + request.max_tokens:,} tokens are more than the {context:,} that the model sees"
-        raise Refused(f"{why}; their logprobs need stream", "logprobs", code="context_length_exceeded")
+        why = f"prompt and completion have {longest + request.max_tokens:,} tokens, but the model's context has only {context:,}"
+        raise Refused(f"{why}; set stream to get logprobs", "logprobs", code="context_length_exceeded")
     return request, prompts
 
 
@@ -126,10 +126,10 @@ def _prompt(given: str | list[int], tokenizer: Tokenizer, context: int | None) -
         if wrong := [token for token in given if not 0 <= token < tokenizer.vocab_size]:
             raise Refused(f"the prompt has token {wrong[0]}, outside the vocabulary of {tokenizer.vocab_size:,} ids", "prompt")
         return Prompt(given or prompt_ids(tokenizer, ""), is_new=not given)
-    # A prompt that is certainly too long is rejected before encoding it, which can take quadratic time.
+    # A prompt that is certainly too long is rejected before it is encoded, because encoding can take quadratic time.
     size, is_long = len(given), context is not None and len(given) > SHORT_CHARACTERS * context
     if context is not None and is_long and size > context * (longest := int(tokenizer.token_bytes().max())):
-        why = f"the prompt has {size:,} characters, and the model sees {context:,} tokens of at most {longest} bytes"
+        why = f"the prompt has {size:,} characters, but the model's context has {context:,} tokens of at most {longest} bytes"
         raise Refused(why, "prompt", code="context_length_exceeded")
     try:
         return Prompt(prompt_ids(tokenizer, given), is_new=not given)
@@ -149,7 +149,7 @@ class Answer:
         self._head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": now, "model": name}
 
     def choice(self, index: int, piece: Chunk) -> dict[str, Any]:
-        """Return a choice's JSON for a chunk of a completion; raise Refused if it failed."""
+        """Return a choice's JSON for a chunk of a completion; raise Refused if the completion failed."""
         if piece.error is not None:  # 409 if the model was closed and can be opened again
             raise Refused(str(piece.error), status=409 if isinstance(piece.error, Closed) else 500)
         self._tokens[index] += len(piece.ids)
@@ -181,7 +181,7 @@ class Answer:
     def _word(self, token: int) -> str:
         """Return a token as text; partial characters and special tokens get a unique representation."""
         piece = self._tokenizer.decode_bytes([token])
-        if not piece or self._tokenizer.unfinished([token]):  # unfinished: it only capitalises the next letter
+        if not piece or self._tokenizer.unfinished([token]):  # an unfinished token only capitalises a letter
             return piece.decode("utf-8", "replace") + f"<|token {token}|>"
         try:
             return piece.decode()
@@ -195,14 +195,14 @@ class Places:
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, echo: bool) -> None:
         self._tokenizer, self._is_new = tokenizer, prompt.is_new
         self._decoder = StreamDecoder(tokenizer, at_start=echo or prompt.is_new)
-        self._echoed = len(prompt.ids) if echo else 0  # prompt tokens still to be echoed
+        self._echoed = len(prompt.ids) if echo else 0  # number of prompt tokens still to be echoed
         self._end = 0
 
     def next(self, token: int) -> int:
         """Return the next token's offset in characters."""
         begin = self._end
         self._end += len(self._decoder.push([token]))
-        with suppress(UnicodeDecodeError):  # a partial character starts where the last token ended
+        with suppress(UnicodeDecodeError):  # a partial character starts where the previous token ended
             begin = max(begin, self._end - len(self._tokenizer.decode_bytes([token]).decode()))
         self._echoed -= 1
         if self._echoed == 0:  # the completion is decoded separately from the prompt

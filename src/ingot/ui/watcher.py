@@ -1,7 +1,7 @@
 """The thread that reads all runs and sends changes to every open page.
 
-It reads once at startup and then while a page is open. Each round reads one block of lines per run, so a new line reaches the
-page within seconds even while long old runs are still being read.
+The thread reads once at startup, and after that only while a page is open. Each round reads one block of lines per run, so a new
+line reaches the page within seconds even while long old runs are still being read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ingot.runs.view import Run, find_runs, run_names
 from ingot.runtime.files import to_json
 
 MAX_STALLS = 8
-PAGE_RUNS = 200  # maximum number of runs read and shown at a time: each takes 0.3 MB
-# Statistics of each bin that are sent to the page, by column; the default is "mean".
+PAGE_RUNS = 200  # maximum number of runs read and shown at a time; each takes 0.3 MB of memory
+# The (column, statistic) pairs that are sent to the page for each bin, by kind of record.
 SENT = {
     "train": (
         *((name, "mean") for name in (*AXES, "grad_norm", "learning_rate", "tokens_per_second", "loss")),
@@ -39,7 +39,7 @@ SENT = {
 FROM_RESULT = ("artifact_bytes", "artifact_bpb", "final_loss", "val_loss", "tokens_per_second")
 POLL_SECONDS = 0.5  # interval between reads of growing files
 SCAN_SECONDS = 2.0  # interval between searches for new runs and checks whether processes are alive
-MAX_QUEUED = 2000  # queued messages per page; a slower page is disconnected and has to reconnect
+MAX_QUEUED = 2000  # maximum number of messages queued for a page; a page that falls further behind is disconnected
 
 Message = dict[str, Any]
 
@@ -50,15 +50,15 @@ class Page:
 
     loop: asyncio.AbstractEventLoop
     queue: asyncio.Queue[bytes | None]
-    greeted: bool = False  # True once it was sent the current state
+    greeted: bool = False  # True once the page has been sent the current state
 
 
 class WatchedRun:
-    """A run as shown on the page; files are read again when they change. One thread reads, any thread may build messages."""
+    """A run as shown on the page; files are read again when they change. One thread reads them, any thread may build messages."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.real_path = os.path.realpath(path)
-        self.id = hashlib.sha256(os.fsencode(self.real_path)).hexdigest()[:12]  # a path may not be valid UTF-8
+        self.id = hashlib.sha256(os.fsencode(self.real_path)).hexdigest()[:12]  # fsencode, because a path may not be valid UTF-8
         self.path, self.name = path, name
         self.facts = Message()
         self._reset()
@@ -68,7 +68,7 @@ class WatchedRun:
         self.series = self.run.series
         self.settings: dict[str, Any] | None = None  # settings that affect the result; None if unknown
         self.loaded = False  # True if all lines have been read
-        self._stamps: dict[str, tuple[int, int, int] | None] = {}  # inode, size and mtime of files; None: no such file
+        self._stamps: dict[str, tuple[int, int, int] | None] = {}  # inode, size and mtime of each file; None if it does not exist
         self._counts: tuple[int, int, int, bool] | None = None
         self._sent: dict[str, tuple[Bins, int, int]] = {}  # bins, with their number of lines and stride when last sent
 
@@ -101,7 +101,7 @@ class WatchedRun:
 
     def look(self) -> bool:
         """Update the facts if a file has changed or the process may have ended; return True if the facts have changed."""
-        config = self.loaded and self._has_changed("config.yaml")  # reading it is slow: read all metrics first
+        config = self.loaded and self._has_changed("config.yaml")  # reading the config is slow, so read all metrics first
         changed = [name for name in ("state.json", "result.json", "samples") if self._has_changed(name)]
         counts = (self.series.generation, self.series.lines, self.series.damaged, self.loaded)
         if not (config or changed or counts != self._counts or self.is_running):
@@ -112,7 +112,7 @@ class WatchedRun:
         before, self._counts = self.facts, counts
         if config:
             self.settings = None
-            with suppress(IngotError, TypeError):  # settings written by another version
+            with suppress(IngotError, TypeError):  # settings written by a different version of ingot may be invalid
                 self.settings = decisive_settings(self.run.config)
         timing, settings, result = self.series.timing(), self.settings, self.run.result() or {}
         # Runs with the same arm differ only in their seeds.
@@ -138,7 +138,7 @@ class WatchedRun:
         return {"type": "run", "id": self.id, "name": self.name, **self.facts}
 
     def bin_messages(self, everything: bool = False) -> list[Message]:
-        """Return messages with the bins that changed since the last call, or with all bins."""
+        """Return messages with the bins that changed since the last call or, if `everything`, with all bins."""
         messages = []
         for kind, columns in SENT.items():
             bins, before = self.series.bins[kind], self._sent.get(kind)
@@ -211,7 +211,7 @@ class Watcher:
         return page
 
     def close_page(self, page: Page) -> None:
-        """Send nothing more to a page."""
+        """Stop sending to a page."""
         with self._lock:
             self.pages = [other for other in self.pages if other is not page]
 

@@ -1,8 +1,8 @@
 """The web server of the live page.
 
-It reads only the run folders it was given; clients refer to a run by an id that we assign, never by a path. Stopping a run and
-opening a model require the token. Requests with a foreign Host header and cross-site requests are rejected, so that another
-website cannot read runs through a visitor's browser.
+The server reads only the run folders it was given; clients refer to a run by an id that the server assigns, never by a path.
+Stopping a run and opening a model require the token. Requests with a foreign Host header and cross-site requests are rejected,
+so that another website cannot read runs through a visitor's browser.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEEPALIVE_SECONDS = 15.0  # after this long without an event, a comment is sent 
 
 
 class Playground:
-    """The model for the page's prompt: the newest checkpoint of one run at a time, loaded on request."""
+    """The model that answers prompts on the page: the newest checkpoint of one run at a time, loaded on request."""
 
     def __init__(self, device: str, allow_custom_models: bool) -> None:
         self.device, self._allow_custom_models = device, allow_custom_models
@@ -43,7 +43,7 @@ class Playground:
         """Return the engine for a run's newest checkpoint, and the checkpoint's path."""
         checkpoints = run.checkpoints()
         if not checkpoints:
-            raise CheckpointError(f"{run.path} has no checkpoint yet; wait for its first")
+            raise CheckpointError(f"{run.path} has no checkpoint yet; wait until it has saved one")
         newest = checkpoints[max(checkpoints)]
         async with self._lock:
             if self._opened is None or self._opened[0] != newest:
@@ -57,12 +57,11 @@ class Playground:
 
         weights = open_weights(path)
         if weights.config.model.family == "file" and not self._allow_custom_models:
-            why = f"{path} has a custom model, whose Python file would run; start ingot ui with --allow-custom-models to open it"
+            why = f"opening {path} would run the Python file of its custom model; ingot ui --allow-custom-models permits that"
             raise Refused(why, status=403)
         return Engine(open_model(weights, find_tokenizer(weights), self.device))
 
     def close(self) -> None:
-        """Close the model."""
         if self._opened is not None:
             self._opened[1].close()
             self._opened = None
@@ -80,7 +79,7 @@ def make_app(watcher: Watcher, token: str, device: str = "cpu", allow_custom_mod
         await asyncio.to_thread(playground.close)
 
     async def close() -> None:
-        watcher.end_pages()  # event streams never end on their own
+        watcher.end_pages()  # an open event stream, which never ends by itself, would delay the shutdown
         await asyncio.to_thread(playground.close)
 
     app = FastAPI(lifespan=lifespan, dependencies=[Depends(check_local)], docs_url=None, redoc_url=None, openapi_url=None)
