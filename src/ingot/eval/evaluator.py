@@ -171,7 +171,7 @@ class Evaluator:
     ) -> Score:
         """Sum the loss and the bytes of `rows`; end early if `stop`, called with the batch number, returns True.
 
-        `evaluate` returns a batch's summed loss in nats. It is called at least `at_least` times, the same number on all ranks.
+        `evaluate` returns a batch's summed loss in nats. At least `at_least` calls are made, so that all ranks make equally many.
         """
         sums = {name: np.zeros(4) for name in self.parts}
         done = 0

@@ -25,7 +25,7 @@ from ingot.runtime.files import open_to_read, readable, reading
 
 @dataclass(frozen=True)
 class Item:
-    """A task's item: the model answers with the likeliest pair; a single pair is right if greedy decoding continues it so."""
+    """A task's item: the likeliest pair is the model's answer; a single pair is right if greedy decoding gives it."""
 
     pairs: tuple[tuple[str, str], ...]  # contexts and continuations, each continuation with a leading space
     gold: int = 0

@@ -42,7 +42,7 @@ NOT_SET = {
 _NAME = re.compile(r"(?!\.+$)[\w.=,+-]+")  # valid names of arms, which are also folder names; not . or ..
 
 
-Arms = dict[str, dict[str, Any]]  # by name of the arm: the settings that it changes
+Arms = dict[str, dict[str, Any]]  # maps the name of each arm to the settings that it changes
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def plan_trials(
 
 
 def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
-    """Raise an error if the scores of the arms would differ in their texts or units; their tokenizers may differ."""
+    """Raise an error if the arms' scores would be over different texts or in different units; their tokenizers may differ."""
     first: tuple[str, object, str, int | None, bool] | None = None
     for trial in trials:
         data, evaluation = trial.config.data, trial.config.evaluation

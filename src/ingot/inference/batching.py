@@ -205,7 +205,7 @@ def _max_logprobs(texts: Iterable[Completion]) -> int:
 
 
 def _fail(texts: Iterable[Completion], error: BaseException) -> None:
-    if isinstance(error, GeneratorExit):  # raised in a batch that is closed
+    if isinstance(error, GeneratorExit):  # raised in a batch when it is closed
         error = Closed()
     if isinstance(error, MemoryError):
         error = RunError("the device is out of memory; request fewer or shorter completions at once")

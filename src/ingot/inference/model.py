@@ -231,7 +231,7 @@ class LoadedModel:
     def generate_batch(
         self, prompts: Sequence[str], options: GenerationOptions | None = None, seeds: Sequence[int] | None = None
     ) -> list[str]:
-        """Return the completion of every prompt; prompt i is sampled with seeds[i] (default: seed + i), whatever its batch."""
+        """Return the completion of every prompt; prompt i is sampled with seeds[i] (default: seed + i) in any batch."""
         options = options or GenerationOptions()
         ids, sampling = self._ids(prompts, options), options.sampling(len(prompts))
         seeds = sampling.seeds if seeds is None else seeds
@@ -320,7 +320,7 @@ class LoadedModel:
         return evaluator.score(evaluator.rows(rows), self.backend.score, progress=progress)
 
     def self_test(self, data: str | None = None, *, stride: int | None = None, seq_len: int | None = None) -> list[Check]:
-        """Check that `evaluate` scores tokens exactly once, that none sees the future, and that probabilities sum to 1."""
+        """Check that `evaluate` scores every token once, that no prediction sees the future, and that probabilities sum to 1."""
         vocab_size, backend = self.tokenizer.vocab_size, self.backend
         evaluator, head_rows = self._evaluator(data, stride, seq_len), self.weights.config.model.vocab_size or vocab_size
         return self_test(evaluator, backend.score, backend.score_rows, vocab_size, head_rows, backend.precision)

@@ -47,7 +47,7 @@ def finish(trainer: Trainer, status: Status, shutdown: Shutdown, exporter: Expor
                 exported = exporter(trainer, shutdown) or exported
         except Interrupted:
             status = "stopped"  # the next session finishes the evaluation and export
-        except IngotError:  # if the last save failed (disk full), the export may fail too; the save's error is raised
+        except IngotError:  # if the last save failed (disk full), the export may fail too; the save's error is raised below
             if unsaved is None:
                 raise
     if unsaved is not None:
@@ -101,7 +101,7 @@ def export_artifact(trainer: Trainer, shutdown: Shutdown, score: Callable[..., A
             if limit is not None and report.bytes > limit:
                 over = f"{report.bytes:,} bytes, {report.bytes - limit:,} more than budget.artifact_bytes={limit:,}"
                 fitting = f"ingot export {shlex.quote(str(outputs.folder.path))}"
-                trainer.reporter.message(f"{path} has {over}; to list the sizes that would fit, run: {fitting}")
+                trainer.reporter.message(f"{path} has {over}; to find options that fit, run: {fitting}")
     if trainer.backend.maximum([cut_short])[0]:
         raise Interrupted
     if report is None:

@@ -73,7 +73,7 @@ class Progress:
     best_step: int | None = None
     best_bpb: float | None = None
     best_by: list[int | str | None] = field(default_factory=list)  # rows, stride and byte-counting rule of the best score
-    evaluation_seconds: float = 0.0  # total time of evaluations during training; 0 if it is not limited
+    evaluation_seconds: float = 0.0  # seconds spent on evaluations during training; 0 if that time is not limited
     resumed_from: str | None = None  # the checkpoint or run in another folder that this run started from
     wandb_id: str | None = None  # id of the Weights & Biases run, shared by all sessions
     starts: list[int] = field(default_factory=list)  # first steps of the stages that have begun
@@ -210,7 +210,7 @@ def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def starts_fresh(config: Config) -> bool:
-    """Return True if training.resume names no checkpoint and the run folder lists none."""
+    """Return True if training.resume names no checkpoint and the run folder contains none."""
     folder = config.training.output_dir
     saved = folder is not None and bool(saved_steps(user_path(folder) / "checkpoints"))
     return config.training.resume in ("auto", "never") and not saved

@@ -88,7 +88,7 @@ class Walltime:
     ends_at: float  # unix seconds
     seconds: float  # length of the whole session until `ends_at`
     source: str
-    reserve: float | None = None  # reserve for the last save in seconds; None: estimated from earlier saves
+    reserve: float | None = None  # seconds reserved for the last save; None: estimated from earlier saves
 
     def __str__(self) -> str:
         return f"{self.source} ends this session in {max(0.0, self.ends_at - time.time()):,.0f} s"

@@ -25,7 +25,7 @@ from ingot.runs.view import Run, find_runs, run_names
 from ingot.runtime.files import to_json
 
 MAX_STALLS = 8
-PAGE_RUNS = 200  # maximum number of runs read and shown at a time; each takes 0.3 MB of memory
+PAGE_RUNS = 200  # maximum number of runs read and shown at a time; limits memory and the size of the page
 # The (column, statistic) pairs that are sent to the page for each bin, by kind of record.
 SENT = {
     "train": (

@@ -57,7 +57,7 @@ class Playground:
 
         weights = open_weights(path)
         if weights.config.model.family == "file" and not self._allow_custom_models:
-            why = f"opening {path} would run the Python file of its custom model; ingot ui --allow-custom-models permits that"
+            why = f"opening {path} would run its custom model's Python file; start ingot ui with --allow-custom-models to do so"
             raise Refused(why, status=403)
         return Engine(open_model(weights, find_tokenizer(weights), self.device))
 
