@@ -45,9 +45,9 @@ def test_counts_of_the_manifest_are_those_of_the_validation_split(golf: Golf, da
     assert "warning" not in golf(DATA_PATH=str(data), ITERATIONS="0").out
     manifest(data, tokens_val=TOKENS + 1)
     said = golf.refuses(3, DATA_PATH=str(data))
-    assert f"has {TOKENS} tokens and its manifest lists {TOKENS + 1}" in said
+    assert f"has {TOKENS} tokens, but its manifest lists {TOKENS + 1}" in said
     manifest(data, tokens_val=TOKENS, docs_val=documents + 1)
-    assert f"has {documents} documents and its manifest lists {documents + 1}" in golf.refuses(3, DATA_PATH=str(data))
+    assert f"has {documents} documents, but its manifest lists {documents + 1}" in golf.refuses(3, DATA_PATH=str(data))
 
 
 def test_a_validation_split_cut_short_is_noticed_by_its_manifest(golf: Golf, data: Path) -> None:
@@ -83,7 +83,7 @@ def test_fewer_train_shards_than_published_are_a_warning_and_more_are_refused(go
     (said,) = re.findall("^note: warning: (.*)$", golf(DATA_PATH=str(data), ITERATIONS="0").out, re.M)
     assert "has 2 of the 80 train shards" in said
     manifest(data, files_train=1)
-    assert "has 2 train shards and" in golf.refuses(3, DATA_PATH=str(data))
+    assert "has 2 train shards, but" in golf.refuses(3, DATA_PATH=str(data))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"datasets": 5}', '{"datasets": [{"name": "toy", "stats": [1]}]}', "null"])
@@ -111,7 +111,7 @@ def test_files_of_another_name_are_not_trained_on_by_mistake(golf: Golf, data: P
 
 def test_a_validation_split_that_fills_no_row_is_refused(golf: Golf, data: Path) -> None:
     (data / "fineweb_val_000000.bin").write_bytes(shard(validation(data)[:32]))
-    assert golf.refuses(3, DATA_PATH=str(data)) == "the validation split has 32 tokens and needs more than TRAIN_SEQ_LEN=32"
+    assert golf.refuses(3, DATA_PATH=str(data)) == "the validation split has 32 tokens, but it needs more than TRAIN_SEQ_LEN=32"
 
 
 def test_another_vocabulary_than_the_tokenizers_is_refused_with_both(golf: Golf) -> None:

@@ -243,7 +243,7 @@ def test_any_other_argument_is_refused_with_the_variable_it_may_mean(golf: Golf,
     ran = run_here(golf.toys, word)
     assert (ran.code, ran.out, list(tmp_path.iterdir())) == (2, "", [])
     assert ran.err == (
-        f"train_gpt.py: error: train_gpt.py takes no arguments and was given {word}; set variables before the command, as in "
+        f"train_gpt.py: error: train_gpt.py takes no arguments, but was given {word}; set variables before the command, as in "
         f"{example} python train_gpt.py; --help lists them\n"
     )
 

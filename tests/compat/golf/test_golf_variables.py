@@ -103,7 +103,7 @@ def test_a_variable_that_looks_like_one_of_ours_is_named_with_it(name: str, mean
 
 
 def test_variables_of_records_are_named_as_such_and_everybody_elses_are_not_mentioned() -> None:
-    assert look_alikes({"EMA_DECAY": "0.9"}) == ["EMA_DECAY belongs to scripts of some records and has no effect here"]
+    assert look_alikes({"EMA_DECAY": "0.9"}) == ["EMA_DECAY belongs to the scripts of some records and has no effect here"]
     others = "PATH HOME _ LANG SHELL PWD TERM RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR OMP_NUM_THREADS"
     others += (
         " CUDA_VISIBLE_DEVICES TOKENIZERS_PARALLELISM SLURM_JOB_ID RUNPOD_POD_ID PYTHONPATH LD_LIBRARY_PATH DATA_DIR NCCL_DEBUG"
@@ -218,9 +218,9 @@ def test_accumulation_is_the_originals_where_it_has_one(ranks: int, steps: int) 
         ({"TRAIN_BATCH_TOKENS": "-8"}, "TRAIN_BATCH_TOKENS=-8 must be a whole number >= 1"),
         (
             {"TRAIN_BATCH_TOKENS": "400000", "TRAIN_SEQ_LEN": "4096"},
-            r"TRAIN_BATCH_TOKENS=400000 is not a multiple of 8 x TRAIN_SEQ_LEN=4096.*; the nearest: 393216 and 425984",
+            r"TRAIN_BATCH_TOKENS=400000 is not a multiple of 8 x TRAIN_SEQ_LEN=4096.*; nearest valid: 393216 and 425984",
         ),
-        ({"TRAIN_BATCH_TOKENS": "100"}, "the nearest: 8192$"),
+        ({"TRAIN_BATCH_TOKENS": "100"}, "nearest valid: 8192$"),
         (
             {"VAL_BATCH_SIZE": "16384", "TRAIN_SEQ_LEN": "4096"},
             "VAL_BATCH_SIZE=16384 divided by WORLD_SIZE=1 and GRAD_ACCUM_STEPS=8 is less than one sequence of "
@@ -252,7 +252,7 @@ def test_whatever_a_variable_is_set_to_it_has_a_meaning_or_a_sentence_with_its_n
 
 def test_tokens_that_no_eighth_of_a_step_has_are_left_out_with_a_note(golf: Golf) -> None:
     ran = golf(ITERATIONS="1", TRAIN_BATCH_TOKENS="519")
-    assert "note: a step trains on 512 of its 519 tokens, the whole sequences" in ran.out.splitlines()
+    assert "note: a step trains on 512 of its 519 tokens, which fill whole sequences" in ran.out.splitlines()
     assert ran.value("train_batch_tokens") == "519"
     assert ran.losses == golf(ITERATIONS="1", RUN_ID="whole").losses
 

@@ -174,7 +174,7 @@ def test_a_run_that_was_stopped_and_went_on_brings_both_parts_of_its_log(logs: P
         assert run_script(Script(), variables) == 0
         state = tmp_path / "logs" / "parts" / "state.json"
         state.write_text(state.read_text().replace("completed", "stopped"))
-        with pytest.raises(CheckpointError, match="is not finished: it is stopped"):
+        with pytest.raises(CheckpointError, match="is not finished: its status is stopped"):
             read_run(tmp_path / "logs" / "parts")
         assert run_script(Script(), variables | {"ITERATIONS": "4"}) == 0
     run = read_run(tmp_path / "logs" / "parts")

@@ -2,7 +2,7 @@
 
 Code counts towards a submission's size. The file holds every module that a golf run can reach, found by following imports from
 its entry point, without docstrings, comments and setting descriptions, compressed behind a readable loader. LEFT_OUT lists
-modules that such a run never uses: importing them works in the file, using them raises an error.
+modules that no golf run uses: in the file they can be imported, but using them raises an error.
 """
 
 from __future__ import annotations

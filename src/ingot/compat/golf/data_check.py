@@ -15,11 +15,11 @@ from ingot.data.loading.data_path import open_dataset
 from ingot.data.store.dataset import MANIFEST
 from ingot.errors import ConfigError, DataError
 
-COUNT_TOKENS = 1 << 22  # tokens counted per block
+COUNT_TOKENS = 1 << 22  # tokens that are read at once to count documents and bytes
 
 
 def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: Callable[..., list[str]]) -> dict[str, Any]:
-    """Raise an error for invalid data; on the first rank, log `lines` about the data and return its name and counts."""
+    """Raise an error if the data is invalid; on the first rank, log what `lines` returns, and return the name and counts."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
         for split in ("val", "train"):  # the validation split first, as the original does
@@ -27,7 +27,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
             if not files:
                 raise DataError(f"no files found for {pattern(values, split)}; run `ingot data download` or set DATA_PATH")
             if others := [file.name for file in files if not file.name.startswith("fineweb_")]:
-                raise DataError(f"{path} also holds {others[0]}, not a file of {pattern(values, split)}; move it elsewhere")
+                raise DataError(f"{path} also holds {others[0]}, which does not match {pattern(values, split)}; move it away")
     if not tokenizer.is_file():
         raise DataError(f"there is no tokenizer {tokenizer}; run `ingot data download` or set TOKENIZER_PATH")
     listed = listed_counts(path, tokenizer)
@@ -37,7 +37,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
     val, length = dataset.split("val"), values["TRAIN_SEQ_LEN"]
     usable = (val.tokens - 1) // length * length
     if usable <= 0:
-        raise DataError(f"the validation split has {val.tokens} tokens and needs more than TRAIN_SEQ_LEN={length}")
+        raise DataError(f"the validation split has {val.tokens} tokens, but it needs more than TRAIN_SEQ_LEN={length}")
     if not first:
         return {}
     shards = len(dataset.split("train").paths)
@@ -61,14 +61,14 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
     ):
         if expected not in (None, count):
             raise DataError(
-                f"the validation split in {path} has {count} {what} and its manifest lists {expected}; it is truncated or "
+                f"the validation split in {path} has {count} {what}, but its manifest lists {expected}; it is truncated or "
                 "from another dataset: download it again"
             )
     return {"dataset": name, "train_shards": shards, "scored_tokens": usable, "validation": validation}
 
 
 def listed_counts(dataset: Path, tokenizer: Path) -> dict[str, int]:
-    """Return the counts in the dataset's manifest; raise an error if it lists another tokenizer or fewer train shards."""
+    """Return the counts in the dataset's manifest; raise an error for the wrong tokenizer or surplus train shards."""
     if (listing := read_listing(dataset)) is None:
         return {}
     where, expected = listing.where, PurePosixPath(listing.file).name
@@ -80,13 +80,13 @@ def listed_counts(dataset: Path, tokenizer: Path) -> dict[str, int]:
     here = len(list(dataset.glob("fineweb_train_*.bin")))
     if here > counts.get("files_train", here):
         raise DataError(
-            f"DATA_PATH={dataset} has {here:,} train shards and {where} lists {counts['files_train']:,}; remove the shards of "
+            f"DATA_PATH={dataset} has {here:,} train shards, but {where} lists {counts['files_train']:,}; remove the shards of "
             "other datasets"
         )
     return counts
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:
-    """Return the glob for a split's files as the original writes it; `ingot data prepare` uses shorter names."""
+    """Return the glob pattern of a split's files: the original's, or that of `ingot data prepare` if such files exist."""
     name = "" if any(Path(values["DATA_PATH"]).glob(f"{split}_*.bin")) else "fineweb_"
     return os.path.join(values["DATA_PATH"], f"{name}{split}_*.bin")  # noqa: PTH118 (the log shows what the user wrote)

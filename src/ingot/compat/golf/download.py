@@ -30,7 +30,7 @@ from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import fsync_dir, reading, replace_file, temporary_beside, write_atomically
 
 TOKENIZER_FILES = ("model_path", "vocab_path", "path")  # keys in a tokenizer's manifest entry that may name its files
-TRAIN_SHARDS = 80  # default number
+TRAIN_SHARDS = 80  # train shards to download by default
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Plan:
 
 
 def dataset_name(variant: str) -> str:
-    """Return the dataset name for a variant: byte260, sp1024, or sp8192_anything for derived ones."""
+    """Return the dataset name for a variant, such as byte260, sp1024 or, for a derived variant, sp8192_NAME."""
     if not re.fullmatch(r"byte260|sp[0-9]+(_[A-Za-z0-9_]+)?", variant):
         raise ConfigError(f"unknown variant {variant!r}; give byte260, or sp followed by a vocabulary size, such as sp1024")
     return f"fineweb10B_{variant}"
 
 
 def plan_files(manifest: Record, variant: str, train_shards: int | None, repo: str) -> Plan:
-    """Return the files of a variant; by default at most 80 train shards."""
+    """Return the files of a variant to download: at most `train_shards` train shards (80 by default), and all other files."""
     entry = _entry(manifest, "datasets", dataset_name(variant), repo)
     try:
         available, val = (int(entry["stats"][key]) for key in ("files_train", "files_val"))
@@ -119,8 +119,8 @@ def download(
     names = [*plan.tokenizer, *plan.val, *plan.train, *docs]
     if not hub.offline and (absent := [name for name in names if name not in infos]):
         raise DataError(
-            f"{hub.repo} lacks {len(absent):,} of {len(names):,} files of its manifest, such as {start}{absent[0]}; choose "
-            "another variant or repository"
+            f"{hub.repo} lacks {len(absent):,} of {len(names):,} files that its manifest lists, such as {start}{absent[0]}; "
+            "choose another variant or repository"
         )
 
     def is_here(name: str) -> bool:
@@ -143,15 +143,15 @@ def download(
         if (folder / PREPARED).is_file():
             raise DataError(
                 f"{folder} was made by an export or a conversion ({PREPARED} is in it) and is not overwritten by a download; "
-                "choose another output, or move it away"
+                "choose another output folder, or move that folder away"
             )
-        # Training reads every shard in a folder, so foreign shards are an error. An existing tokenizer may be the user's own.
+        # Training reads every shard in a folder, so shards of other datasets are an error. A tokenizer may be the user's own.
         others = {f"{dataset}/{path.name}" for path in folder.glob("fineweb_*.bin")} - set(names)
         for name in [*sorted(others), *(name for name in plan.tokenizer if (output / name).is_file())]:
             if not is_here(name):
                 raise DataError(
                     f"{output / name} differs from {hub.repo} at {str(commit)[:12]} and is not overwritten; move it away or "
-                    "choose another output"
+                    "choose another output folder"
                 )
         with writing(manifest):
             if not manifest.is_file() or manifest.read_bytes() != content:
@@ -202,7 +202,7 @@ def place(blob: Path, target: Path) -> None:
                 shutil.copyfileobj(content, file)
             return
         second.replace(target)
-        second.unlink(missing_ok=True)  # rename() does nothing if both names link to the same file
+        second.unlink(missing_ok=True)  # rename() does nothing if `target` already links to the same file
         fsync_dir(target.parent)
 
 
@@ -212,12 +212,12 @@ def cached_challenge_fineweb(argv: Sequence[str], folder: Path = Path("data")) -
     parser = Parser(name, description="Download the challenge's FineWeb shards and their tokenizer.")
     add = parser.add_argument
     add("positional", nargs="?", type=int, metavar="N", help=argparse.SUPPRESS)
-    add("--train-shards", type=int, default=TRAIN_SHARDS, metavar="N", help=f"train shards to download ({TRAIN_SHARDS})")
-    add("--variant", default="sp1024", help="dataset variant: sp1024, byte260 or another one in the repository (sp1024)")
-    add("--skip-manifest", action="store_true", help="use the manifest.json already in the folder")
-    add("--with-docs", action="store_true", help="download docs_selected.jsonl and its source manifest too")
+    add("--train-shards", type=int, default=TRAIN_SHARDS, metavar="N", help=f"number of train shards (default {TRAIN_SHARDS})")
+    add("--variant", default="sp1024", help="dataset variant of the repository, such as byte260 (default sp1024)")
+    add("--skip-manifest", action="store_true", help=f"use the manifest.json that is already in {folder}/")
+    add("--with-docs", action="store_true", help="also download docs_selected.jsonl and its source manifest")
     add("--json", action="store_true", help="print the result as JSON")
-    with explained(name, interrupted="interrupted; the same command continues") as outcome:
+    with explained(name, interrupted="interrupted; run the same command again to continue") as outcome:
         args = parser.parse_args(list(argv))
         download_and_print(
             folder,

@@ -3,9 +3,9 @@
 The documents are docs_selected.jsonl from the Hub, with their count and sha256 in a sidecar file. The first documents are the
 validation split, so their order matters. Running the same command again resumes an export and keeps finished datasets.
 
-A JSON file specifies the tokenizers, each of which is trained on the documents, loaded from a file, or fixed. Training on the
-same documents reproduces golf's vocabulary: as in golf, documents that are longer than 4,192 bytes or contain U+2585 are skipped,
-and the others are stripped. The exported text is not stripped.
+A JSON file specifies the tokenizers. Each is trained on the documents, loaded from a file or, for bytes, fixed. Training on the
+same documents reproduces golf's vocabulary: as in golf, documents longer than 4,192 bytes or with U+2585 in them are left out,
+and whitespace is stripped from both ends of all others. The exported text is not stripped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BYTE_IDS = 260
 ALIASES = {
     "pure_byte": BYTE,
     "sentencepiece": SENTENCEPIECE,
-    # Names of functions in golf's own module, which older spec files give as the builder.
+    # Names of functions in golf's own module. Older spec files contain one of them as the value of `builder`.
     "build_pure_byte_tokenizer": BYTE,
     "build_sentencepiece_tokenizer": SENTENCEPIECE,
     "build_sentencepiece_bpe_tokenizer": SENTENCEPIECE,
@@ -84,7 +84,7 @@ class Spec(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        """Fill in missing entries; the kind follows from the builder, else from the dataset's name, else from a vocab_size."""
+        """Fill in missing entries; a missing kind follows from builder, else from dataset_suffix, else from vocab_size."""
         self._given = self.model_dump(exclude_unset=True)
         kind = self.kind or re.split(r"[:.]", self.builder)[-1]
         if not kind and (self.vocab_size or self.dataset_suffix == "byte260"):
@@ -108,7 +108,7 @@ class Spec(BaseModel):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the file names below tokenizers/; the first one holds the tokenizer itself."""
+        """Return the names of the tokenizer's files in tokenizers/; the first file holds the tokenizer itself."""
         if self.kind == BYTE:
             return (self.filename or f"fineweb_pure_byte_{self.vocab_size}.json",)
         stem = self.model_prefix or f"fineweb_{self.vocab_size}_bpe"
@@ -118,7 +118,7 @@ class Spec(BaseModel):
 def load_specs(
     path: Path, *, skip_byte: bool = False, train_documents: int | None = None, reuse: Sequence[str] = ()
 ) -> list[Spec]:
-    """Read the tokenizer specs in a file; `reuse` are VOCAB=MODEL pairs of existing SentencePiece models."""
+    """Read the tokenizer specs in a file; `reuse` lists VOCAB=MODEL pairs that name existing SentencePiece models."""
     models: dict[int, str] = {}
     for pair in reuse:
         vocabulary, _, model = pair.partition("=")
@@ -132,7 +132,7 @@ def load_specs(
     if isinstance(records, dict):
         records = records.get("tokenizer_specs", records.get("tokenizers"))
     if not isinstance(records, list) or not records:
-        raise ConfigError(f"{path} lists no tokenizers; it must be a list of specs, or an object with that list under tokenizers")
+        raise ConfigError(f"{path} lists no tokenizers; it must be a list of specs or an object whose key tokenizers holds one")
     specs = []
     for number, record in enumerate(records, 1):
         try:
@@ -188,7 +188,7 @@ def build(spec: Spec, documents: Iterable[str]) -> tuple[Tokenizer, dict[str, by
         if tokenizer.bos is None:
             raise DataError("it has no start-of-document token, which every document needs")
         if spec.reuse_model_path and tokenizer.vocab_size != spec.vocab_size:
-            raise DataError(f"{spec.reuse_model_path} has {tokenizer.vocab_size:,} ids and vocab_size says {spec.vocab_size:,}")
+            raise DataError(f"{spec.reuse_model_path} has {tokenizer.vocab_size:,} ids, but vocab_size is {spec.vocab_size:,}")
     except DataError as error:
         raise DataError(f"tokenizer {spec.name}: {error.render(lambda option: option.strip('-').replace('-', '_'))}") from None
     return tokenizer, dict(zip(spec.files, (model, vocabulary or vocabulary_lines(model)), strict=True))
@@ -219,9 +219,9 @@ class Export:
     root: str
     val_documents: int | None = None
     chunk_tokens: int = SHARD_TOKENS
-    workers: int | None = None  # encoding processes, one per processor by default; they do not affect the output
+    workers: int | None = None  # number of encoding processes, by default one per processor; it does not affect the output
     notify: Callable[[str], None] = lambda line: None
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None  # the task, bytes done and in total
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None  # task, bytes done, total bytes
 
     def run(self) -> dict[str, Any]:
         """Write the documents, tokenizers and shards; return the record that --json prints."""
@@ -236,14 +236,14 @@ class Export:
             held_out: int = next(n for n in (self.val_documents, sidecar.get("docs_val"), VAL_DOCUMENTS) if n is not None)
             if not 0 <= held_out <= count:
                 here = self.output / DOCS
-                raise ConfigError(f"validation needs {held_out:,} documents and {here} has {count:,}; set --num-val-docs")
+                raise ConfigError(f"validation needs {held_out:,} documents, but {here} has {count:,}; set --num-val-docs")
             built = []
             for spec in self.specs:
                 tokenizer, files = build(spec, self._read_docs(f"reading for {spec.name}"))
                 built.append((spec, tokenizer, files))
                 if tokenizer.vocab_size != spec.vocab_size:
                     ids = f"{tokenizer.vocab_size:,} ids instead of {spec.vocab_size:,}"
-                    warnings.append(f"tokenizer {spec.name} has {ids}: these documents and settings give no more")
+                    warnings.append(f"tokenizer {spec.name} has {ids}: training on these documents gives no more ids")
                     self.notify(f"warning: {warnings[-1]}")
             given = [spec._given for spec in self.specs]
             self._write("tokenizer_config.export.json", {"tokenizers": given})
@@ -315,8 +315,8 @@ class Export:
         sha256 = sha256 or file_sha256(path)
         if sidecar.get("docs_sha256", sha256) != sha256:
             raise DataError(
-                f"{path} has the sha256 {sha256[:12]} and {DOCS_SOURCE} says {str(sidecar['docs_sha256'])[:12]}: one is damaged "
-                "or describes other documents; remove both and run the command again, or ask the owner of the dataset"
+                f"{path} has the sha256 {sha256[:12]}, but {DOCS_SOURCE} says {str(sidecar['docs_sha256'])[:12]}: one file is "
+                "damaged or from another dataset; remove both and run the command again, or ask the owner of the dataset"
             )
         documents = sidecar.get("num_docs")
         if documents is None:
@@ -345,7 +345,7 @@ class Export:
                 try:
                     text = json.loads(line)["text"].encode(errors="replace").decode()
                 except (ValueError, LookupError, TypeError, AttributeError):
-                    raise DataError(f"{path}:{number} is not a JSON object with a text in its field 'text'") from None
+                    raise DataError(f"{path}:{number} is not a JSON object with a string in its field 'text'") from None
                 yield text
 
     def _dataset(
@@ -353,7 +353,7 @@ class Export:
     ) -> tuple[prepared.Manifest, bool]:
         """Write one tokenizer's shards; return the dataset's manifest, and whether it was written by this call.
 
-        dataset.json and a document index are written next to golf's own files, so that all other Ingot commands can read it.
+        dataset.json and a document index are written next to golf's own files, so that other Ingot commands can read the dataset.
         """
         name, target, path = spec.dataset, self.output / "datasets" / spec.dataset, self.output / DOCS
         work = {
@@ -369,12 +369,12 @@ class Export:
                 self.notify(f"{target} is already complete and is kept")
                 return manifest, False
         except DataError:
-            pass  # missing, or made from other data
+            pass  # the dataset is missing or damaged
         if any(target.glob("fineweb_*.bin")):
-            self.notify(f"{target} holds other shards, which are replaced once this export is complete")
+            self.notify(f"{target} holds different shards, which are replaced once this export is complete")
 
         def blocks(begin: Point) -> RuledBlocks:
-            """Yield the documents after those already written; empty documents count too."""
+            """Yield blocks of the documents that are not yet written, including empty documents."""
             if begin.documents:
                 self.notify(f"{target}: resuming after document {begin.documents:,}")
             texts = islice(self._read_docs(f"exporting {name}"), begin.documents, None)
@@ -436,18 +436,18 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
     about = "Download the challenge's documents and export them as shards of one or more tokenizers."
     parser = Parser(name, description=about, epilog=f"The variable {THREADS} sets the number of encoding processes.")
     add = parser.add_argument
-    add("--repo-id", default=repo, metavar="ID", help=f"dataset repository on the Hugging Face hub ({repo})")
-    add("--remote-root", default=prefix, metavar="DIR", help=f"folder of docs_selected.jsonl in the repository ({prefix})")
-    add("--output-root", type=Path, required=True, metavar="DIR", help="output folder: datasets/, tokenizers/, manifest.json")
-    add("--tokenizer-config", type=Path, default=specs_file, metavar="FILE", help=f"JSON file of tokenizer specs ({specs_file})")
-    add("--num-val-docs", type=int, metavar="N", help="use the first N documents for validation (as in the sidecar, or 50000)")
-    add("--chunk-tokens", type=int, default=SHARD_TOKENS, metavar="N", help=f"tokens per shard ({SHARD_TOKENS})")
-    add("--tokenizer-train-docs", type=int, metavar="N", help="train tokenizers on the first N documents (all)")
+    add("--repo-id", default=repo, metavar="ID", help=f"dataset repository on the Hugging Face hub (default {repo})")
+    add("--remote-root", default=prefix, metavar="DIR", help=f"the repository's folder of docs_selected.jsonl (default {prefix})")
+    add("--output-root", type=Path, required=True, metavar="DIR", help="folder for datasets/, tokenizers/ and manifest.json")
+    add("--tokenizer-config", type=Path, default=specs_file, metavar="FILE", help=f"tokenizer specs (default {specs_file})")
+    add("--num-val-docs", type=int, metavar="N", help="validate on the first N documents (default: from the sidecar, else 50000)")
+    add("--chunk-tokens", type=int, default=SHARD_TOKENS, metavar="N", help=f"tokens per shard (default {SHARD_TOKENS})")
+    add("--tokenizer-train-docs", type=int, metavar="N", help="train tokenizers on the first N documents (default: all)")
     add("--skip-byte", action="store_true", help="skip byte tokenizers")
-    about = "reuse the file MODEL as the SentencePiece tokenizer of VOCAB ids instead of training one; may be repeated"
+    about = "use the model file MODEL as the SentencePiece tokenizer with VOCAB ids instead of training one; may be repeated"
     add("--reuse-sp-model", action="append", default=[], metavar="VOCAB=MODEL", help=about)
     add("--json", action="store_true", help="print the result as JSON")
-    with explained(name, interrupted="interrupted; the same command continues") as outcome:
+    with explained(name, interrupted="interrupted; run the same command again to continue") as outcome:
         args = parser.parse_args(list(argv))
         try:
             workers = max(1, int(threads)) if (threads := os.environ.get(THREADS, "").strip()) else None
@@ -468,5 +468,5 @@ def download_hf_docs_and_tokenize(argv: Sequence[str], folder: Path = Path("data
             for split, title in (("train", "train"), ("val", "validation")):
                 files, tokens, documents = (stats[f"{what}_{split}"] for what in ("files", "tokens", "docs"))
                 print(f"  {title}: {documents:,} documents, {tokens:,} tokens, {files:,} {'shard' if files == 1 else 'shards'}")
-        print(f"{result['folder']}/manifest.json lists them, {result['seconds']:.1f} s")
+        print(f"manifest: {result['folder']}/manifest.json, written after {result['seconds']:.1f} s")
     return outcome.code

@@ -1,8 +1,8 @@
 """The model files of golf's scripts: torch files of train_gpt.py, .npz files of train_gpt_mlx.py, and quantised versions of both.
 
-The challenge's own scripts read them, so names, types and dtypes are fixed. Torch files and pickles can contain code, which never
-runs: only weights are loaded. The original's MLX and CUDA scripts rotate queries and keys in opposite directions; Ingot
-follows the CUDA script. In MLX files the two halves of each head's rows in c_q and c_k are therefore swapped, which is lossless.
+The challenge's own scripts read these files too, so names, types and dtypes are fixed. Torch files and pickles can contain code,
+which never runs: only weights are loaded. The original's MLX and CUDA scripts rotate queries and keys in opposite directions;
+Ingot follows the CUDA script. In MLX files, the two halves of each head's rows in c_q and c_k are therefore swapped (lossless).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def quantised(
 ) -> tuple[bytes, int]:
     """Return the quantised file before compression (a torch file or MLX's pickle) and the size of its tensors in bytes.
 
-    Tensors whose name contains an entry of `control` are never quantised; those matching `keep` stay float32.
+    Tensors with an entry of `control` in their names are never quantised; unquantised tensors with one of `keep` stay float32.
     """
     convert: Callable[[TensorRecord], Any] = to_array if mlx else tensor
     contents: dict[str, Any] = {"__quant_format__": FORMAT, "quantized": {}, "scales": {}, "dtypes": {}, "passthrough": {}}
@@ -115,7 +115,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
-    """Return the weights in any of these files, in their original dtypes and in Ingot's row order."""
+    """Return the weights in the content of a model file of any kind, in their original dtypes and in Ingot's row order."""
     try:
         if not content.startswith(ZIP):
             unpacker = zlib.decompressobj()
@@ -146,7 +146,6 @@ def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
 
 
 def _restored(contents: Any, record: Callable[[str, Any], TensorRecord]) -> dict[str, TensorRecord]:
-    """Dequantise the contents of a quantised file; raise ValueError if its parts do not match."""
     if not isinstance(contents, dict):
         raise ValueError("it is not a dict of weights")
     if contents["__quant_format__"] != FORMAT:
@@ -202,7 +201,7 @@ class _Unpickler(pickle.Unpickler):
         return partial(ALLOWED[module, name])  # a partial, because a pickle can modify the objects it is given
 
 
-# `ingot import`: shapes are read from the tensors, other settings are golf's defaults.
+# Functions for `ingot import`. The model's shape is read from the tensors; the other settings are golf's defaults.
 
 
 def is_golf(path: Path) -> bool:
@@ -222,15 +221,15 @@ def is_golf(path: Path) -> bool:
 def import_golf(
     path: Path, tokenizer: str | None, say: Callable[[str], None]
 ) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
-    """Return the weights, their model settings, the tokenizer, and golf's evaluation settings."""
+    """Read a golf model file; return its weights and model settings, the opened tokenizer, and golf's evaluation settings."""
     from ingot.inference.model import foreign_weights, open_model
 
     if tokenizer is None:
-        raise ConfigError(f"{path} does not contain a tokenizer; give the .model file that the run used with --tokenizer")
+        raise ConfigError(f"{path} does not contain a tokenizer; set --tokenizer to the .model file that the run used")
     weights = read_weights(read_file(path), str(path))
     settings, records, opened = model_settings(weights, path), list(weights.values()), open_tokenizer(tokenizer)
     if opened.vocab_size != settings["vocab_size"]:
-        raise DataError(f"{tokenizer} has {opened.vocab_size:,} ids and the model in {path} has {settings['vocab_size']:,}")
+        raise DataError(f"{tokenizer} has {opened.vocab_size:,} ids, but the model in {path} has {settings['vocab_size']:,}")
     try:
         open_model(foreign_weights(path, records, settings, opened), opened, "cpu")
     except ConfigError as error:

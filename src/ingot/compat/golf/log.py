@@ -19,7 +19,7 @@ RULE = "=" * 100
 
 
 class RunLog:
-    """Prints lines and appends them to the log and to a second file in the run folder, which holds this session only.
+    """Prints lines and appends them to the log and to a file in the run folder, which holds only the lines of this run.
 
     Nothing is printed before `show` and no file is created before `write`, so a run that fails to start leaves no log.
     """
@@ -50,13 +50,13 @@ class RunLog:
         self.line("\n".join([*program, RULE, f"Running Python {sys.version}", *machine, RULE]), console=False)
 
     def show(self) -> None:
-        """Print the path of the log and the lines so far; from now on every line is printed."""
+        """Print the path of the log and the lines so far; from now on, print every line at once."""
         lines, self._unshown = self._unshown or [], None
         if self._path is not None:
             print("\n".join([str(self._path), *lines]), flush=True)
 
     def write(self, folder: Path | None = None) -> None:
-        """Open the log and, given a run folder, the copy in it; write the lines so far."""
+        """Open the log and, if a run folder is given, the copy of the log in that folder; write the lines so far to both."""
         if self._path is None:
             return
         with writing(self._path):

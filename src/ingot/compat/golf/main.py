@@ -52,7 +52,7 @@ from ingot.train.end import Exported
 from ingot.train.stop import Shutdown
 from ingot.train.trainer import Trainer
 
-ALWAYS_LOGGED = 10  # the first steps are always logged
+ALWAYS_LOGGED = 10  # number of steps at the start that are always logged
 KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # in the log's order
 QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
 ROUND_TRIP = "final_int8_zlib_roundtrip"  # name of the quantised file's score in the log
@@ -69,7 +69,7 @@ class Script(Reporter):
     values: dict[str, Any]
     ranks: Ranks
     run_log: RunLog
-    data: dict[str, Any]  # facts about the data
+    data: dict[str, Any]  # name and counts of the data
     code = b""  # the code that a submission of this run would contain
     over = 0  # bytes by which the files of a submission exceed the limit
     epoch, train_tokens = 0, 1  # completed epochs of the training data, and tokens per epoch
@@ -92,7 +92,7 @@ class Script(Reporter):
         return sources, [f"Running PyTorch {framework_version()}", gpu]
 
     def data_lines(self, name: str, shards: int, listed: int | None, usable: int) -> list[str]:
-        """Return the log lines about the data: its name, train shards found and listed in the manifest, and scored tokens."""
+        """Return the log lines about the data, given its name, the train shards found and listed, and the scored tokens."""
         values = self.values
         lines = [
             f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}",
@@ -121,7 +121,7 @@ class Script(Reporter):
             self.run_log.line(line)
         note(f"run folder {report.run}, {report.device}, {report.precision}, {report.micro_batch} rows at once")
         if report.tokens_per_step != tokens:
-            note(f"a step trains on {report.tokens_per_step} of its {tokens} tokens, the whole sequences")
+            note(f"a step trains on {report.tokens_per_step} of its {tokens} tokens, which fill whole sequences")
         if report.resumed_at:
             note(f"resumes from step {report.resumed_at}")
             self.epoch = self.epochs(report.resumed_at)
@@ -143,7 +143,7 @@ class Script(Reporter):
 
     def epochs(self, step: int) -> int:
         """Return the number of epochs completed after `step` steps."""
-        tokens: int = self.values["TRAIN_BATCH_TOKENS"] // SPANS * SPANS + SPANS  # the last target of a chunk is never an input
+        tokens: int = self.values["TRAIN_BATCH_TOKENS"] // SPANS * SPANS + SPANS  # a chunk's last target is an extra token
         return step * tokens // self.train_tokens
 
     def primed(self, step: int, steps: int) -> None:
@@ -189,7 +189,7 @@ class Script(Reporter):
             line(f"Code size: {code} bytes")
             line(f"Total submission size: {len(state) + code} bytes")
             content, sizes = self.packed(weights, "raw_torch")
-            # The artifact folder keeps a copy: the next run overwrites PACKED.
+            # Keep a copy of the file in the run folder, because the next run overwrites PACKED.
             write_files({PACKED: content, folder / "artifact" / PACKED: content, folder / CODE: self.code})
             line(f"Serialized model int8+zlib: {len(content)} bytes {sizes}")
             total = len(content) + code
@@ -234,7 +234,7 @@ class Script(Reporter):
         return Exported(path, size, bits_per_byte, facts={"made_by": made_by(), "val_loss": loss, **facts, **self.data})
 
     def score(self, trainer: Trainer, name: str = ROUND_TRIP) -> tuple[float, float]:
-        """Score the model's current weights, log loss and bits per byte, rounded and exact, and return them."""
+        """Score the model's current weights; log the loss and bits per byte, rounded and exact, and return both."""
         began = time.perf_counter()
         score = trainer.evaluation.score("val", None)
         milliseconds = 1000 * (time.perf_counter() - began)
@@ -279,7 +279,7 @@ def main(arguments: Sequence[str] = (), carried: str | None = None, script: Scri
             name = word.replace("-", "_").upper()
             example = f"{name}={value or 'VALUE'}" if name in script.variables else "ITERATIONS=100"
             raise ConfigError(
-                f"{script.name} takes no arguments and was given {arguments[0]}; set variables before the command, as in "
+                f"{script.name} takes no arguments, but was given {arguments[0]}; set variables before the command, as in "
                 f"{example} python {script.name}; --help lists them"
             )
         else:
@@ -324,7 +324,7 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
             finally:
                 if new and {path.name for path in logs.iterdir()} <= {LOCK}:  # the run never started
                     with suppress(OSError):
-                        (logs / LOCK).unlink(missing_ok=True)  # before the lock is released: waiting processes check it
+                        (logs / LOCK).unlink(missing_ok=True)  # while the lock is held: processes waiting for it check the file
                         logs.rmdir()
     except IngotError as error:
         run_log.line(f"error: {error.render(script.rename, advice)}", console=False)
@@ -337,7 +337,7 @@ def _train(script: Script, resolved: ResolvedConfig) -> int:
 
     note = script.run_log.note
     script.run_log.show()
-    find_walltime(resolved.config.training, process_start(), warn=note)  # only for its warnings: the run has no log yet
+    find_walltime(resolved.config.training, process_start(), warn=note)  # called here so that its warnings are logged
     script.code = script.bundle() if script.ranks.first else b""
     result = run(resolved, script, script.export, process_start())
     if result.status == "stopped":

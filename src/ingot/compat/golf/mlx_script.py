@@ -31,12 +31,12 @@ STATE, PACKED = "_mlx_model.npz", "_mlx_model.int8.ptz"
 DTYPES = {"bf16": "mlx.core.bfloat16", "fp32": "mlx.core.float32"}
 MATRICES = (
     "attn.c_q.weight", "attn.c_k.weight", "attn.c_v.weight", "attn.proj.weight", "mlp.fc.weight", "mlp.proj.weight", "resid_mix",
-)  # parameters per block  # fmt: skip
+)  # names of a block's matrices  # fmt: skip
 VECTORS = ("attn.q_gain", "attn_scale", "mlp_scale")
 PROGRESS_EVERY = 25  # print progress every 25 validation batches
 
 mlx_variable: Rename = names_of_settings(
-    MLX_VARIABLES, {"data.spans": "the chunks by GRAD_ACCUM_STEPS and MLX_MAX_MICROBATCH_TOKENS"}
+    MLX_VARIABLES, {"data.spans": "the chunks set by GRAD_ACCUM_STEPS and MLX_MAX_MICROBATCH_TOKENS"}
 )
 
 
@@ -57,7 +57,7 @@ def read_mlx_variables(environment: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chunks:
-    """The split of a step into `parts` of `rows` sequences each; `of_part` lists the chunk sizes within a part."""
+    """The split of a step into `parts` of `rows` sequences each; `of_part` lists the sizes, in sequences, of a part's chunks."""
 
     parts: int
     rows: int
@@ -73,7 +73,7 @@ class Chunks:
 
 
 def translate_mlx(values: Mapping[str, Any], device: Device, folder: Path | None = None) -> ResolvedConfig:
-    """Return the config of a train_gpt_mlx.py run; errors name its variables."""
+    """Return the config of a train_gpt_mlx.py run; error messages name environment variables instead of settings."""
     chunks, on_gpu = Chunks.of(values), device.precisions[0] == "bf16"
     settings = {
         "training.device": "mlx",
@@ -165,7 +165,7 @@ class MLXScript(Script):
         ]
 
     def epochs(self, step: int) -> int:
-        chunks = self.chunks  # the last target of each chunk is never an input
+        chunks = self.chunks  # the last target of each chunk is an extra token
         tokens: int = chunks.parts * (chunks.rows * self.values["TRAIN_SEQ_LEN"] + len(chunks.of_part))
         return (step * tokens - 1) // self.train_tokens
 

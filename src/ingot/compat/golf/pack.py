@@ -1,6 +1,6 @@
 """A submission: the records folder that the challenge requires, built from finished runs that differ only in their seeds.
 
-A claim needs several seeds: the score is their mean, and p is the p-value of a one-sided t-test against the reference.
+A claim needs runs with several seeds: the score is their mean score, and p is that of a one-sided t-test against the reference.
 A train_gpt.py run has its code in its folder. For an `ingot train` run of the frontier family the code is generated:
 a `train_gpt.py` with the run's settings as its defaults (by_settings.py).
 """
@@ -51,7 +51,7 @@ class FinishedRun:
     environment: dict[str, Any]  # environment.json
     log: str
     program: str  # train_gpt.py or ingot train
-    changed: dict[str, tuple[str, str]]  # (baseline's value, this run's value) where they differ
+    changed: dict[str, tuple[str, str]]  # by name: (baseline's value, run's value), if they differ
     seed: int  # the only difference allowed between the runs of a submission
     limit: int  # size limit for artifact and code in bytes; 0 for none
     file: str  # file name of the artifact
@@ -61,7 +61,7 @@ class FinishedRun:
     parameters: int
     ranks: int
     device: str
-    data: tuple[str, ...]  # descriptions of the data; the first is the name of its folder
+    data: tuple[str, ...]  # descriptions of the data; the first one is the name of the data's folder
     tokenizer: str | None  # file name of the tokenizer
 
     @property
@@ -88,7 +88,7 @@ def pack(
 ) -> dict[str, Any]:
     """Write the records folder for some runs and return the content of its submission.json."""
     runs = sorted((read_run(path) for path in paths), key=lambda run: run.seed)
-    for before, run in zip([runs[0], *runs], runs, strict=False):  # neighbours: the runs are sorted by seed
+    for before, run in zip([runs[0], *runs], runs, strict=False):  # runs with equal seeds are neighbours
         if differ := _differences(runs[0], run):
             raise ConfigError(f"{runs[0].path} and {run.path} cannot be packed together: {'; '.join(differ)}")
         if run is not before and run.seed == before.seed:
@@ -96,7 +96,7 @@ def pack(
         if 0 < run.limit < run.total_bytes:
             fit = max(run.limit - len(run.code), 0) / len(run.artifact) * run.parameters
             raise ConfigError(
-                f"{run.path} has {run.total_bytes:,} bytes ({len(run.artifact):,} and {len(run.code):,} of code), "
+                f"{run.path} has {run.total_bytes:,} bytes (artifact {len(run.artifact):,}, code {len(run.code):,}), "
                 f"{run.total_bytes - run.limit:,} more than the limit of {run.limit:,}; "
                 f"about {fit:,.0f} of its {run.parameters:,} parameters would fit"
             )
@@ -166,7 +166,6 @@ def summarise(runs: Sequence[FinishedRun], reference: float) -> dict[str, Any]:
 
 
 def _artifact_name(run: FinishedRun, best: FinishedRun) -> str:
-    """Return the file name of a run's artifact: the challenge's own name for the best run, with the seed added for the others."""
     return run.file if run is best else run.file.replace(".", f"_seed{run.seed}.", 1)
 
 
@@ -189,19 +188,19 @@ def readme(runs: Sequence[FinishedRun], best: FinishedRun, s: Mapping[str, Any])
 
 {s["blurb"]}
 
-**val_bpb {s["val_bpb"]:.5f}** ({seeds}{against}), {s["bytes_total"]:,} bytes at most, with code.
+**val_bpb {s["val_bpb"]:.5f}** ({seeds}{against}), at most {s["bytes_total"]:,} bytes including the code.
 
 | seed | steps | ms per step | val_loss | val_bpb | artifact bytes | with code |
 | --- | --- | --- | --- | --- | --- | --- |
 {chr(10).join(scores)}
 
-Each score is of the artifact after writing it and reading it back, on the whole validation split.
+Each score is that of the artifact, read back from its file, on the whole validation split.
 Data: {"; ".join(best.data)}. {best.parameters:,} parameters, {best.result["training_seconds"]:.0f} s of training,
 {s["hardware"]}, torch {s["torch"]}, Python {s["python"]}.
 
 ## Settings
 
-The defaults of this `{CODE}` that differ from {"the baseline" if best.program == CODE else "ingot's defaults"}.
+These defaults of `{CODE}` differ from {"the baseline" if best.program == CODE else "ingot's defaults"}:
 
 | variable | baseline | here |
 | --- | --- | --- |
@@ -209,7 +208,7 @@ The defaults of this `{CODE}` that differ from {"the baseline" if best.program =
 
 ## Run it
 
-Needs torch, numpy, sentencepiece and pydantic. The first command trains, the second scores the artifact in this folder.
+`{CODE}` needs torch, numpy, sentencepiece and pydantic. The first command trains, the second scores the artifact in this folder.
 
 ```bash
 {where} SEED={best.seed} {start}
@@ -219,8 +218,8 @@ Needs torch, numpy, sentencepiece and pydantic. The first command trains, the se
 ## Files
 
 - `{CODE}`: the whole program, {len(best.code):,} bytes, with its sources packed inside
-- `{best.file}`: the artifact of seed {best.seed}, the best{f"; the others: {others}" if others else ""}
-- `train_seed{best.seed}.log` and the others: the log of each run
+- `{best.file}`: the artifact of seed {best.seed}, the best run{f"; artifacts of the other runs: {others}" if others else ""}
+- `train_seed*.log`: the log of each run
 - `submission.json`: the results in machine-readable form
 """
 
@@ -231,7 +230,7 @@ def read_run(folder: Path) -> FinishedRun:
     result, status = view.result(), view.status().status
     if result is None or result["status"] != "completed" or status != "completed":
         raise CheckpointError(
-            f"{folder} is not finished: it is {status}; resume it with the same command and RUN_ID={folder.name}"
+            f"{folder} is not finished: its status is {status}; resume it with the same command and RUN_ID={folder.name}"
         )
     try:
         environment, export = json.loads(_read(folder / "environment.json")), result["export"]
@@ -248,7 +247,7 @@ def read_run(folder: Path) -> FinishedRun:
     for what, content, expected in (("artifact", run.artifact, result["artifact_bytes"]), ("code", run.code, code_bytes)):
         if len(content) != expected:
             raise CheckpointError(
-                f"the {what} in {folder} has {len(content):,} bytes and its result.json says {expected:,}; it has changed"
+                f"the {what} in {folder} has {len(content):,} bytes, but result.json says {expected:,}; it has changed"
             )
     return run
 
@@ -296,18 +295,17 @@ def _changed(config: Config) -> dict[str, tuple[str, str]]:
 
 
 def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about a run of `ingot train`; raise an error if it cannot be packed or its score is not valid."""
     if result["checkpoint_path"] is None:
-        raise CheckpointError(f"{folder} has no checkpoint of its last step, which records its config; run it again and keep it")
+        raise CheckpointError(f"{folder} has no checkpoint of its last step, which holds its config; repeat the run and keep it")
     progress = read_index(folder / result["checkpoint_path"])["progress"]
     config = Config.model_validate(progress["config"])
     of_a_part = result["artifact_rows"] is not None or result["val_rows"] != result["val_rows_of"]
     for unfit, why in (
         (config.model.family != FAMILY, f"is neither a run of {CODE} nor one of ingot train with model.family={FAMILY}"),
         ((progress["tokenizer"] or {}).get("kind") != "sentencepiece", "has no SentencePiece tokenizer, which golf requires"),
-        (result["artifact_bpb"] is None, "has no score of its artifact; run it with artifact.score=true"),
-        (of_a_part, "was scored on a part of the validation split; run it with evaluation.final_rows=null"),
-        (config.stride != config.data.seq_len, "was scored with sliding windows; run it with evaluation.stride=null"),
+        (result["artifact_bpb"] is None, "has no score of its artifact; repeat the run with artifact.score=true"),
+        (of_a_part, "was scored on a part of the validation split; repeat the run with evaluation.final_rows=null"),
+        (config.stride != config.data.seq_len, "was scored with sliding windows; repeat the run with evaluation.stride=null"),
     ):
         if unfit:
             raise CheckpointError(f"{folder} {why}")
@@ -322,7 +320,7 @@ def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mappin
         "file": artifact.name,
         "artifact": _read(artifact),
         "code": packed_code(config),
-        # Loss and bits per byte are sums over the same targets, so their ratio is the same for the artifact as for the run.
+        # Loss and bits per byte are proportional for given targets, so their ratio is the same for the artifact as for the run.
         "val_loss": result["artifact_bpb"] * result["val_loss"] / result["val_bpb"],
         "parameters": sum(math.prod(tensor.shape) for tensor in read_artifact(artifact).tensors.values()),
         "ranks": progress["choices"]["world_size"],
@@ -333,15 +331,15 @@ def _settings_facts(folder: Path, result: Mapping[str, Any], environment: Mappin
 
 
 def check_sources(folder: Path, session: Mapping[str, Any], sources: Path = SOURCES) -> None:
-    """Raise an error if a session of the run used other sources than those being packed, judged by version and commit."""
-    version = session.get("made_by", NOT_INSTALLED).partition(",")[0]  # a submission's own file adds ", one file"
+    """Raise an error if a session of the run used different sources from those being packed, judging by version and commit."""
+    version = session.get("made_by", NOT_INSTALLED).partition(",")[0]  # a submission's train_gpt.py adds ", one file"
     if NOT_INSTALLED not in (version, made_by()) and version != made_by():
-        raise CheckpointError(f"{folder} was run by {version} and this is {made_by()}; pack it with {version}")
+        raise CheckpointError(f"{folder} was run by {version}, but this is {made_by()}; pack it with {version}")
     commit = str(session.get("git_commit"))
     with suppress(OSError):  # git is not installed
         command = ["git", "diff", "--quiet", commit, "HEAD", "--", "."]  # exits with 1 for changes, above 1 for an unknown commit
         recorded = re.fullmatch("[0-9a-f]{40,64}", commit)
         if recorded and subprocess.run(command, cwd=sources, capture_output=True, stdin=subprocess.DEVNULL).returncode == 1:
             raise CheckpointError(
-                f"{folder} was run with the sources of commit {commit[:12]}, not with these; check out that commit to pack it"
+                f"{folder} was run with commit {commit[:12]}, whose sources differ from these; check out that commit to pack it"
             )

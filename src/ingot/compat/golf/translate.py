@@ -1,4 +1,4 @@
-"""Translate the variables of golf's scripts to one Config; rules that apply only to golf are defined here."""
+"""Translate the environment variables of golf's scripts to a Config, applying the rules that are specific to golf."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.compat.options import Option, copied, names_of_settings
 from ingot.config.loading import ResolvedConfig, load_config
 from ingot.errors import ConfigError, Rename
 
-SPANS = 8  # chunks per step: ranks times accumulation steps in the original, and the same on any number of ranks here
+SPANS = 8  # chunks per step: ranks times accumulation steps in the original, and always 8 in Ingot
 NEVER = 1 << 31  # step interval that disables a log line
 SHAPE = ("VOCAB_SIZE", "NUM_LAYERS", "MODEL_DIM", "NUM_HEADS", "MODEL_FILE")  # variables that also apply to a custom model
 BASELINE_ONLY = {
@@ -35,7 +35,7 @@ variable: Rename = names_of_settings(VARIABLES, {"training.micro_batch": "TRAIN_
 
 
 def advice(ours: str) -> str:
-    """Return an error's advice in golf's terms."""
+    """Return the advice of an error message, replaced if it does not apply to golf."""
     return ADVICE.get(ours, ours)
 
 
@@ -45,14 +45,14 @@ def accumulation(world_size: int) -> int:
 
 
 def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = False, folder: Path | None = None) -> ResolvedConfig:
-    """Return the config of a train_gpt.py run; errors name its variables."""
+    """Return the config of a train_gpt.py run; error messages name environment variables instead of settings."""
     length, batch, unit = values["TRAIN_SEQ_LEN"], values["TRAIN_BATCH_TOKENS"], SPANS * values["TRAIN_SEQ_LEN"]
     tokens = batch // SPANS * SPANS  # the original drops the remainder
     if tokens < unit or tokens % unit:
         below = batch // unit * unit
         nearest = f"{below} and {below + unit}" if below else f"{unit}"
         raise ConfigError(
-            f"TRAIN_BATCH_TOKENS={batch} is not a multiple of {SPANS} x TRAIN_SEQ_LEN={length}; the nearest: {nearest}"
+            f"TRAIN_BATCH_TOKENS={batch} is not a multiple of {SPANS} x TRAIN_SEQ_LEN={length}; nearest valid: {nearest}"
         )
     steps, limit = accumulation(world_size), values["ARTIFACT_LIMIT_BYTES"]
     divisors = f"WORLD_SIZE={world_size} and GRAD_ACCUM_STEPS={steps}"
@@ -73,7 +73,7 @@ def make_config(
     folder: Path | None,
     name: Rename,
 ) -> ResolvedConfig:
-    """Build the config of a run from its variables and golf's fixed settings; `settings` holds those of one script."""
+    """Build the config of a run from its variables, the settings that golf fixes, and `settings`, which differ by script."""
     if not v["TOKENIZER_PATH"].endswith(".model"):
         raise ConfigError(f"TOKENIZER_PATH={v['TOKENIZER_PATH']} must be a SentencePiece .model file")
     warmdown, cap, every = v["WARMDOWN_ITERS"], v["MAX_WALLCLOCK_SECONDS"], max(v["VAL_LOSS_EVERY"], 0)
@@ -123,7 +123,7 @@ def make_config(
 
 
 def rows_per_part(v: Mapping[str, Any], name: str, parts: int, divisors: str) -> int:
-    """Return the sequences per part if a variable's tokens are divided into `parts`; `divisors` names `parts` in errors."""
+    """Return the sequences per part when a variable's tokens are divided into `parts`; `divisors` describes `parts` in errors."""
     length = v["TRAIN_SEQ_LEN"]
     if (rows := int(v[name] // parts // length)) < 1:
         least = f"one sequence of TRAIN_SEQ_LEN={length}; give at least {parts * length}"

@@ -190,7 +190,7 @@ def test_a_file_that_is_listed_and_absent_is_named_before_anything_is_fetched(fo
     files = repository()
     del files[f"datasets/{VAL}"], files[f"datasets/{TRAIN.format(1)}"]
     folder.hub.commit(REPO, files)
-    with pytest.raises(DataError, match=f"{REPO} lacks 2 of 5 files of its manifest, such as datasets/{VAL}"):
+    with pytest.raises(DataError, match=f"{REPO} lacks 2 of 5 files that its manifest lists, such as datasets/{VAL}"):
         folder()
     assert not folder.hub.asked("GET", ".bin")
     assert not folder.path.exists()
@@ -538,7 +538,7 @@ def test_a_tokenizer_that_is_not_the_data_sets_is_refused_by_the_manifest(folder
     (folder / TRAIN.format(7)).write_bytes(shard(1))
     for index in (2, 3):
         (folder / TRAIN.format(index)).write_bytes(shard(1))
-    with pytest.raises(DataError, match=r"has 5 train shards and .* lists 4"):
+    with pytest.raises(DataError, match=r"has 5 train shards, but .* lists 4"):
         listed_counts(folder / SETS, folder / MODEL)
 
 

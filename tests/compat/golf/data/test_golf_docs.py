@@ -43,7 +43,7 @@ def test_documents_and_what_lies_beside_them_come_from_the_hub(repository):
 def test_documents_whose_hash_is_not_the_one_beside_them_are_refused(repository):
     repository.commit(DOCS, sidecar(lines(["other"])))
     with pytest.raises(
-        DataError, match=r"docs_selected.jsonl has the sha256 [0-9a-f]{12} and docs_selected.source_manifest.json"
+        DataError, match=r"docs_selected.jsonl has the sha256 [0-9a-f]{12}, but docs_selected.source_manifest.json"
     ):
         repository()
     assert not (repository.out / "datasets").exists()
@@ -59,7 +59,7 @@ def test_a_sidecar_that_counts_wrong_is_refused_and_nothing_is_published(reposit
 
 def test_documents_without_text_are_refused_without_an_option_that_the_script_has_not(repository):
     repository.commit(b'{"content": "a"}\n')
-    with pytest.raises(DataError, match=r"docs_selected.jsonl:1 is not a JSON object with a text in its field 'text'$"):
+    with pytest.raises(DataError, match=r"docs_selected.jsonl:1 is not a JSON object with a string in its field 'text'$"):
         repository(val_documents=0)
 
 

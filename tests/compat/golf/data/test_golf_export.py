@@ -126,7 +126,7 @@ def test_all_or_none_of_the_documents_may_be_validation(folder, held_out, files)
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
-        ({"val_documents": 4}, "validation needs 4 documents and .* has 3"),
+        ({"val_documents": 4}, "validation needs 4 documents, but .* has 3"),
         ({"val_documents": None}, "validation needs 50,000 documents"),
         ({"val_documents": -1}, "validation needs -1 documents"),
         ({"chunk_tokens": 0}, "--chunk-tokens 0 is out of range"),
@@ -228,7 +228,7 @@ def test_downloaded_shards_are_not_replaced_without_a_word(folder):
     assert not folder.said("replaced")
     (folder / "datasets/fineweb10B_byte260/dataset.json").unlink()
     folder()
-    assert folder.said("holds other shards, which are replaced")
+    assert folder.said("holds different shards, which are replaced")
 
 
 def test_a_file_where_the_folder_belongs_is_not_touched(folder):
@@ -384,7 +384,7 @@ def test_a_model_is_used_again_even_in_its_own_place(folder):
     [
         (None, "there is no file"),
         (b"damaged", "not a SentencePiece model"),
-        (sentencepiece_file(), "has 274 ids and vocab_size says 290"),
+        (sentencepiece_file(), "has 274 ids, but vocab_size is 290"),
     ],
 )
 def test_a_model_that_cannot_be_used_again_is_refused_before_anything_is_made(folder, tmp_path, content, said):

@@ -143,7 +143,7 @@ def test_a_manifest_refuses_another_tokenizer_and_more_shards(mlx: MLXGolf, list
     assert said.startswith(f"DATA_PATH={data} was made with the tokenizer fineweb_1024_bpe.model by ")
     assert re.search(r"not with TOKENIZER_PATH=\S+/toy\.model$", said)
     said = mlx.refuses(3, DATA_PATH=str(listed_shards(files_train=1)))
-    assert said.startswith(f"DATA_PATH={data} has 2 train shards and ") and "manifest.json lists 1;" in said
+    assert said.startswith(f"DATA_PATH={data} has 2 train shards, but ") and "manifest.json lists 1;" in said
 
 
 def test_a_misspelled_variable_and_one_of_the_other_script_are_warned_about(mlx: MLXGolf) -> None:
@@ -238,7 +238,7 @@ def test_a_killed_run_ends_with_the_bytes_of_an_unbroken_one(mlx: MLXGolf, whole
 def test_a_run_does_not_go_on_with_other_chunks(mlx: MLXGolf, stop: None) -> None:
     mlx(STOP_AT="step:2/")
     said = mlx.refuses(4, MLX_MAX_MICROBATCH_TOKENS="64")
-    assert "the chunks by GRAD_ACCUM_STEPS and MLX_MAX_MICROBATCH_TOKENS was [5, 3] and is 8" in said
+    assert "the chunks set by GRAD_ACCUM_STEPS and MLX_MAX_MICROBATCH_TOKENS was [5, 3] and is 8" in said
 
 
 def test_runs_of_other_names_have_files_of_their_own(mlx: MLXGolf, whole: tuple[Path, Ran], tmp_path: Path) -> None:
