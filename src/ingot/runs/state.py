@@ -161,7 +161,6 @@ def read_state(folder: Path) -> State | None:
 def _values(kind: type[State | TrainingResult], record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record's values for the fields of a dataclass; raise TypeError if a value does not have its field's type."""
     types: dict[str, Any] = {"None": type(None), "int": int, "float": int | float, "dict[str, float]": dict}
-    types["0"] = object  # annotations are stripped in the one-file golf program
     values = {field.name: record[field.name] for field in fields(kind) if field.name in record}
     for field in fields(kind):
         names = str(field.type).split(" | ")
