@@ -253,7 +253,7 @@ def cut_a_shard(folder, ingot):
 @pytest.mark.parametrize(
     ("plant", "found"),
     [
-        (copy_a_validation_document, "overlap-documents: .*val_000000.bin, document 2 of val, .* is document 6 of train"),
+        (copy_a_validation_document, "overlap-documents: .*val_000000.bin, document 2 of val, .* equals document 6 of train"),
         (flip_a_byte, "shard-sha256: .*train_000001.bin: has changed since it was written"),
         (
             cut_a_shard,
@@ -286,7 +286,7 @@ def test_verify_finds_that_another_tokenizer_made_the_tokens(ingot, english, tmp
 def test_verify_finds_that_another_tokenizer_is_given(ingot, prepared):
     result = ingot("data", "verify", prepared, "--tokenizer", "gpt2")
     assert result.exit_code == 3
-    assert re.search(r"(?m)^tokenizer-mismatch: .*its tokenizer \(byte, .*is not the one given \(gpt2, ", result.stdout)
+    assert re.search(r"(?m)^tokenizer-mismatch: .*its tokenizer \(byte, .*is not the given tokenizer \(gpt2, ", result.stdout)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_the_program_warns_of_files_it_passed_over_on_stderr_alone(text):
     ]
     result = subprocess.run(command, cwd=text.parent, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout)["ignored_files"] == 1
-    assert result.stderr == f"files ignored because hidden, a README.md or not {WHAT}: 1, such as b.rst\n"
+    assert result.stderr == f"1 files ignored, such as b.rst: they are hidden, a README.md or not {WHAT}\n"
 
 
 def test_the_commands_load_nothing_heavy_before_they_run():

@@ -144,9 +144,9 @@ def test_an_arm_on_tokens_without_a_tokenizer_is_told_by_its_name_and_once(tmp_p
     with pytest.raises(DataError) as found:
         plan_trials(make_arms([f"data.path={tmp_path}", "training.max_steps=2"]), [1], tmp_path / "out", resolve)
     assert re.sub(r"arm \S+:", "arm A:", str(found.value)) == (
-        f"arm A: {tmp_path} holds tokens but does not name their tokenizer; set it with data.tokenizer"
+        f"arm A: {tmp_path} holds tokens but does not name their tokenizer; set data.tokenizer to it"
     )
-    assert found.value.render(str.upper).endswith("set it with DATA.TOKENIZER")  # which a front end may call otherwise
+    assert found.value.render(str.upper).endswith("set DATA.TOKENIZER to it")  # which a front end may call otherwise
 
 
 def test_one_text_in_other_tokens_may_be_an_arm(tmp_path, resolve):

@@ -362,7 +362,7 @@ def test_the_report_names_every_section_and_finding(config, folder, saved):
     assert [line for line in lines if line and not line.startswith(" ")][:-1] == [
         "Model", "Data", "Curriculum", "Training plan", "Output", "Resume",
     ]  # fmt: skip
-    assert any(line.startswith("  [!] training.budget_mismatch: training.max_steps steps read 1.92K") for line in lines)
+    assert any(line.startswith("  [!] training.budget_mismatch: a run of training.max_steps steps reads 1.92K") for line in lines)
     record = json.loads(json.dumps(report_record(report, strict=True)))
     assert record["exit_code"] == 1 and record["findings"][0]["code"] == "training.budget_mismatch"
     assert record["data"]["splits"]["train"]["web"] == {"files": 1, "tokens": 920, "documents": 20}

@@ -1,6 +1,6 @@
-"""Text -> documents -> tokens -> shards -> batches.
+"""Turn text into batches: text -> documents -> tokens -> shards -> batches.
 
-Nothing is imported here, so that a command imports only the modules it needs.
+This file imports nothing, so that a command imports only the modules it needs.
 """
 
 SPLITS = ("train", "val")

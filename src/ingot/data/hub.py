@@ -38,14 +38,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RepoType = Literal["dataset", "model"]
-NetworkError: type[Exception] = errors.HfHubHTTPError.__mro__[1]  # base of httpx's exceptions, however the client imports it
+NetworkError: type[Exception] = errors.HfHubHTTPError.__mro__[1]  # httpx's base class, from which the client's errors derive
 ANSWER_SECONDS = 30.0
 CONNECT_SECONDS = 3.0
 NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+))?(?::(?P<split>[\w.-]+))?")
-CONVERTED = "refs/convert/parquet"  # revision with the hub's converted copy: CONFIG/SPLIT/NUMBER.parquet
+CONVERTED = "refs/convert/parquet"  # revision with the copy that the hub converted to CONFIG/SPLIT/NUMBER.parquet
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
 WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}  # wildcards of data_files, as regular expressions
-EVERY = "*"  # given as CONFIG, selects the files of all configurations
+EVERY = "*"  # as CONFIG in a dataset's name: the files of all configurations
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FileInfo:
 
     size: int | None = None
     sha256: str | None = None
-    git_sha1: str | None = None  # small files have a git hash instead
+    git_sha1: str | None = None  # small files have this hash instead of a sha256
 
     def problem(self, path: Path) -> str | None:
         """Return a message if the size or hash of the file at `path` differs from the expected one, else None."""
@@ -86,7 +86,7 @@ class Unreachable(DataError):
 
 
 class Hub:
-    """One repository on the hub."""
+    """A repository on the Hugging Face hub."""
 
     def __init__(
         self, repo: str, repo_type: RepoType = "dataset", *, endpoint: str | None = None, cache: Path | None = None
@@ -123,7 +123,7 @@ class Hub:
         info: FileInfo = FileInfo(),  # noqa: B008 (frozen)
         count: Callable[[int], None] = lambda size: None,
     ) -> Path:
-        """Return a file in the client's cache, downloading it if necessary; if it does not match `info`, download it once more.
+        """Return a file in the client's cache; it is downloaded if necessary, and once more if it does not match `info`.
 
         `count` is called with the number of bytes received since the last call.
         """
@@ -138,7 +138,7 @@ class Hub:
                 count(int(size or 0))
 
             def update_transfer(self, *_: object, **settings: object) -> None:
-                """Ignore bytes on the wire, which are fewer than the file's because the hub deduplicates equal chunks."""
+                """Ignore the transferred bytes: they are fewer than the file's, because the hub deduplicates equal chunks."""
 
             set_transfer_postfix_str = update_transfer
 
@@ -148,7 +148,7 @@ class Hub:
             blob = Path(self._ask(path, partial(request, force_download=True)))
             problem = info.problem(blob)
         if problem:
-            raise DataError(f"{path} of {self.repo} was damaged in transfer: {problem}; try again, or ask its owner")
+            raise DataError(f"{path} of {self.repo} was damaged in transfer: {problem}; try again, or ask the repository's owner")
         return blob
 
     def snapshot(self, names: Sequence[str], commit: str | None = None) -> Path:
@@ -183,7 +183,7 @@ class Hub:
             return ConfigError(f"{self.repo!r} is not the name of a repository; write OWNER/NAME")
         if isinstance(error, errors.OfflineModeIsEnabled) or (self.offline and isinstance(error, errors.LocalEntryNotFoundError)):
             absent = f"{what} of {self.repo} is not in the hub's cache {self.cache}"
-            return Unreachable(f"HF_HUB_OFFLINE is set and {absent}; unset it to download")
+            return Unreachable(f"HF_HUB_OFFLINE is set and {absent}; unset HF_HUB_OFFLINE to download")
         if isinstance(error, errors.RevisionNotFoundError):
             return Missing(f"{repository} has no such revision")
         if isinstance(error, errors.EntryNotFoundError) and status is not None:
@@ -192,14 +192,14 @@ class Hub:
             advice = "check the name; for a private or gated repository, log in with `hf auth login` or set HF_TOKEN"
             return DataError(f"no access to {repository} (HTTP {status})", advice=advice)
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
-            advice = "make room or set HF_HOME to another disk"
+            advice = "make room or set HF_HOME to a folder on another disk"
             return DataError(f"cannot read or write {error.filename or self.cache}: {error.strerror}", advice=advice)
         reason = f"HTTP {status}" if status else str(error).strip().partition("\n")[0][:200] or type(error).__name__
         return Unreachable(f"gave up on {what} of {self.repo} at {self.endpoint}: {reason}; run the same command to resume")
 
 
 def connect(endpoint: str) -> None:
-    """Raise ConnectionError within seconds if the host accepts no connection."""
+    """Raise ConnectionError within seconds if the host does not accept a connection."""
     address = urlsplit(endpoint)
     if address.hostname is None or getproxies().get(address.scheme):
         return  # behind a proxy only the client knows how to connect
@@ -219,7 +219,7 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
     if not parts:
         raise ConfigError(f"{name} is not a dataset on the Hugging Face hub; write hf:ORG/NAME[/CONFIG][:SPLIT]")
     hub = Hub(parts["repository"])
-    note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # in the cache, deleted with it
+    note = hub.folder / ".ingot" / f"{quote(name, safe='')}.json"  # deleted when the cache is deleted
     try:
         listing = hub.listing()
         card = (listing.card.get("configs") if listing.card else None) or []
@@ -228,22 +228,22 @@ def fetch(name: str, instead: str = "give parquet files as input") -> list[Path]
             try:
                 listing = hub.listing(CONVERTED)
             except Missing:
-                raise DataError(f"{name} has no parquet files; download its files and give those that hold text") from None
+                raise DataError(f"{name} has no parquet files; download its files and use those with text as input") from None
             files = [file for file in listing.files if file.endswith(".parquet")]
             configs = [{"config_name": c, "data_dir": c} for c in sorted({file.partition("/")[0] for file in files})]
         revision = listing.commit
         chosen = select(files, configs, parts["config"], parts["split"] or "train", name)
         folder = hub.snapshot([glob.escape(file) for file in chosen], revision)
-        if missing := [file for file in chosen if not (folder / file).is_file()]:  # the client may fail without an exception
+        if missing := [file for file in chosen if not (folder / file).is_file()]:  # the client may fail without raising an error
             raise Unreachable(f"{missing[0]} of {hub.repo} did not arrive from {hub.endpoint}")
     except Unreachable as error:
-        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # no recorded selection, or a damaged one
+        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # the record may be missing or damaged
             record = read_json(note)
             paths = [hub.folder / "snapshots" / record["revision"] / file for file in record["files"]]
             if paths and all(path.is_file() for path in paths):
-                log.warning("%s; using the files of %s that were fetched before", error, name)
+                log.warning("%s; using the files of %s that were downloaded earlier", error, name)
                 return paths
-        raise DataError(f"cannot fetch {name}: {error}; try again online, or {instead}") from None
+        raise DataError(f"cannot fetch {name}: {error}; try again when online, or {instead}") from None
     with suppress(OSError):  # the cache may be read-only
         note.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(note, json.dumps({"revision": revision, "files": chosen}) + "\n")
@@ -259,7 +259,7 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
         folder = str(selected.get("data_dir") or "").strip("/")
         entries = selected.get("data_files", "**")
         entries = entries if isinstance(entries, list) else [entries]
-        by_split = all(isinstance(entry, dict) for entry in entries)  # else the split is selected by path
+        by_split = all(isinstance(entry, dict) for entry in entries)  # otherwise the split is recognised by the paths
         paths = [entry.get("path") for entry in entries if entry.get("split") in _words(split)] if by_split else entries
         patterns = []
         for path in chain.from_iterable(path if isinstance(path, list) else [path] for path in paths):
@@ -271,12 +271,12 @@ def select(files: Sequence[str], configs: Sequence[Mapping[str, Any]], config: s
         inside = [file for file in files if config in (None, EVERY) or f"/{config}/" in f"/{file}"]
         if not inside:
             folders = sorted({folder for file in files if (folder := file.rpartition("/")[0])})
-            raise DataError(f"{name}: no folder {config!r} with parquet files; there are: {_some(folders)}")
+            raise DataError(f"{name}: no folder {config!r} with parquet files; the folders with such files are {_some(folders)}")
         chosen = _of_split(inside, split)
     if not chosen:
-        raise DataError(f"{name}: no parquet files for the split {split!r}; name another after a colon; files: {_some(files)}")
+        raise DataError(f"{name}: no parquet files for the split {split!r}; name one of these files' splits: {_some(files)}")
     if partial := next((file for file in chosen if "partial-" in file), None):
-        raise DataError(f"{name}: the hub has only part of it as parquet ({partial}); download the original files and give them")
+        raise DataError(f"{name}: the hub has only part of it as parquet ({partial}); download and use the original files")
     return sorted(chosen)
 
 
@@ -288,12 +288,12 @@ def _config(configs: Sequence[Mapping[str, Any]], wanted: str | None, name: str)
             raise DataError(f"{name} has several configurations; name one after a slash: {_some(list(names))}")
         return marked[0] if marked else names.get("default", configs[0])
     if wanted not in names:
-        raise DataError(f"{name}: no configuration {wanted!r}; there are: {_some(list(names))}")
+        raise DataError(f"{name}: no configuration {wanted!r}; choose one of {_some(list(names))}")
     return names[wanted]
 
 
 def _of_split(files: Sequence[str], split: str) -> list[str]:
-    """Return the files whose path contains the split's name as a word; if no path names a split, all files are train."""
+    """Return the files whose path contains the split's name as a word; if no path names a split, all files belong to train."""
     words = {file: set(re.split(r"[^a-z0-9]+", file.lower())) for file in files}
     if split == "train" and not any(words[file] & set(names) for file in files for names in SPLITS):
         return list(files)

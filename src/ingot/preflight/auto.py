@@ -1,7 +1,7 @@
 """`--recipe auto`: choose vocabulary, model shape, batch, row length and epochs from a short measurement and the data's size.
 
 A budget of F floating-point operations trains N parameters on T tokens with F = 6 N T, and T near 5 N is best. That gives 330,000
-parameters for 90 seconds of two CPU cores and 51 million for 300 seconds of an H200, close to the best size measured there. The
+parameters for 90 seconds of two CPU cores and 51 million for 300 seconds of an H200, close to the best sizes measured. The
 vocabulary grows with the model, unless it is already chosen: tokens of three bytes instead of one helped more than anything else
 on a CPU. All choices are ordinary settings of the recipe, and the user's settings override them.
 """
@@ -31,22 +31,22 @@ from ingot.runtime.ranks import Ranks
 from ingot.train.step_plan import shapes
 
 RECIPE = "auto"
-# In a quarter of 90 s, two cores reached 2.324 bits per byte with 3 tokens per weight, 2.352 with 1 and 2.360 with 11: about 4 is
-# best. The recipe frontier's larger model, which is better after 300 s on an H200 than the smaller one, trains on 6.
+# In 22.5 s, two cores reached 2.324 bits per byte with 3 tokens per weight, 2.352 with 1 and 2.360 with 11: about 4 is best. Of
+# the recipe frontier's two models, the larger one is better after 300 s on an H200; it trains on 6 tokens per weight.
 TOKENS_PER_WEIGHT = 5.0
 OPERATIONS = 6.0  # floating-point operations per token and weight, forward and backward
 STEPS = 2500  # steps to fit in a budget: the demo takes 2,543 in 90 s on two cores, the frontier 2,900 in 300 s on an H200
-SMALLEST = 2048  # minimum tokens per step: 50 s on one core reached 2.499 bits per byte, and 2.540 with half as many tokens
-# Maximum epochs over little data: after more, a small model memorises it. 27 KB of English as bytes, width 32: 4 epochs of 2,048
-# tokens a step reached 3.66 bits per byte, 8 reached 3.36 and 16 3.39; 8 epochs of 512 tokens with the decay below reached 3.27.
+SMALLEST = 2048  # minimum tokens per step: in 50 s one core reached 2.499 bits per byte, and 2.540 with half as many tokens
+# Maximum epochs over little data; after more, a small model memorises it. On 27 KB of English, a byte model of width 32 reached
+# 3.66, 3.36 and 3.39 bits per byte after 4, 8 and 16 epochs of 2,048-token steps; 3.27 after 8 of 512-token steps with OF_LITTLE.
 MOST_PASSES = 8
 READ_PER_WEIGHT = 20.0  # tokens read per weight if there is little data; half the width was then better by 0.03 bits per byte
 OF_LITTLE: dict[str, Any] = {"optimizer.muon_weight_decay": 1.0, "optimizer.weight_decay": 0.1}
 SMALLEST_OF_LITTLE = 512  # minimum tokens per step with little data
-GPU_UTILISATION = 0.33  # fraction of the matmul rate that training reaches: 1.5 M tokens/s, 28 M weights, H200 at 782 TFLOP/s
+GPU_UTILISATION = 0.33  # fraction of the matmul rate that training reaches: 1.5 M tokens/s with 28 M weights, H200 at 782 TFLOP/s
 PROBE_SECONDS = 1.5  # duration of the timed steps without a GPU
-# Vocabulary for a model of this many weights: in a quarter of 90 s on two cores, 2,048 ids reached 2.37 bits per byte, 1,024 ids
-# 2.42 and bytes 2.55; the frontier's models have 8,192, so the vocabulary grows with the fourth root of the weights.
+# Vocabulary size for a model of this many weights: in 22.5 s on two cores, 2,048 ids reached 2.37 bits per byte, 1,024 ids 2.42
+# and bytes 2.55; the frontier's models have 8,192 ids, so the vocabulary size grows with the fourth root of the weights.
 PROBED_IDS, FOR_WEIGHTS = 2048, 330_000
 BYTES_PER_ID = 1000  # minimum bytes of text per id: tokens seen too rarely are not learned
 # Settings for thousands of steps of a wide model with long rows, as in golf/frontier; the recipe's defaults suit a small model.
@@ -70,10 +70,10 @@ class Facts:
     on_gpu: bool
     rate: float  # floating-point operations per second that training reaches
     seconds: float
-    tokens: int  # tokens of the training text
+    tokens: int  # number of tokens in the training text
     vocab_size: int
     has_documents: bool
-    bytes: int  # bytes of the training text
+    bytes: int  # size of the training text in bytes
     tokenizer: str | None = None  # the chosen tokenizer; None if the data already has one
 
 
@@ -82,7 +82,7 @@ def _wanted_weights(operations: float) -> float:
 
 
 def choose_tokenizer(operations: float, text_bytes: int) -> str:
-    """Return the tokenizer for a budget of operations and a size of text."""
+    """Return the name of the tokenizer to learn for a budget in floating-point operations and a text of `text_bytes` bytes."""
     ids = PROBED_IDS * (_wanted_weights(operations) / FOR_WEIGHTS) ** 0.25
     most = 1 << int(math.log2(max(1, text_bytes // BYTES_PER_ID)))
     return "byte" if most < 512 else f"{BPE}{min(_power(ids), most)}"
@@ -122,8 +122,8 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str
         text = f"{facts.bytes:,} bytes are {text} ({learned})"
     order = "documents are redrawn each pass" if redrawn else "rows are shuffled"
     little = (
-        f"; this is little data: {MOST_PASSES} passes at most, because more would memorise it, {weights:,} weights instead of "
-        f"{wanted:,.0f} and a stronger weight decay; the run ends before its {facts.seconds:g} s are over"
+        f"; this is little data, which a model memorises in more than {MOST_PASSES} passes: the model has {weights:,} weights "
+        f"instead of {wanted:,.0f}, weight decay is stronger, and the run ends before its {facts.seconds:g} s are over"
     )
     return settings, (
         f"model: {layers} layers x {width}, {weights:,} weights: {facts.device} trains at {facts.rate / 1e9:,.1f} GFLOP/s, "
@@ -148,9 +148,9 @@ def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], 
         shape["training.tokens_per_step"] = math.ceil(SMALLEST / own["data.seq_len"]) * own["data.seq_len"]
     before = sources.load(shape | groups)
     if world_size > 1:
-        raise ConfigError("--recipe auto supports a single rank only; train with one rank and pass its config.yaml as --config")
+        raise ConfigError("--recipe auto supports only one rank; start a run with one rank and pass its config.yaml as --config")
     if before.config.budget.seconds is None:
-        raise ConfigError("--recipe auto needs a time budget, but budget.seconds is null; set it")
+        raise ConfigError("--recipe auto needs a time budget, but budget.seconds is null; set it to a number")
     output_dir = before.config.training.output_dir
     if not fresh and output_dir is not None and RunFolder(folder := user_path(output_dir)).config_path.is_file():
         kept = {".".join(path): value for path, value in leaf_values(Run.open(folder).config)}
@@ -200,7 +200,7 @@ def _facts(config: Config) -> Facts:
 
 
 def _width(weights: float, facts: Facts, heads: int) -> int:
-    """Return the width, a multiple of the heads and of 32 (128 on GPUs), whose model is closest to `weights`."""
+    """Return the width, a multiple of the heads and of 32 (128 on GPUs), whose model is closest in size to `weights` weights."""
     usual = range(128, 2049, 128) if facts.on_gpu else range(32, 513, 32)
     widths = [width for width in usual if width % (2 * heads) == 0] or [32 * heads]
     return min(widths, key=lambda width: abs(math.log(_weights(width, facts.vocab_size) / max(1.0, weights))))

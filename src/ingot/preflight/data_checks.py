@@ -1,4 +1,4 @@
-"""Findings of the checks before a run, and the checks of its data: it can be opened, and has the named buckets and enough tokens.
+"""Findings of the checks before a run, and checks that its data can be opened and has the named buckets and enough tokens.
 
 Each finding has a code that never changes its meaning; docs/validate.md explains them. An error or a budget finding keeps a run
 from starting. A folder of buckets is checked file by file, so that all missing files are reported at once. Other data is opened
@@ -32,7 +32,7 @@ TOLERANCE = 0.05  # relative difference allowed between the tokens of all phases
 
 
 Severity = Literal["error", "budget", "warning", "info"]
-# The errors that blocking findings raise, by the first part of their codes; others raise a ConfigError.
+# The class of the error that a blocking finding raises, by the first part of the finding's code; the default is ConfigError.
 KINDS: dict[str, type[IngotError]] = {"data": DataError, "curriculum": DataError, "resume": CheckpointError}
 CLEAN, BLOCKED, WARNED = 0, 1, 2  # exit codes of `validate`
 
@@ -68,7 +68,7 @@ class Findings(list[Finding]):
 
     @contextmanager
     def noting(self, code: str, kind: type[IngotError] = IngotError) -> Iterator[None]:
-        """Turn an error of `kind` raised in the block into a finding."""
+        """Turn an error of class `kind` that is raised in the `with` block into a finding."""
         try:
             yield
         except kind as error:
@@ -127,14 +127,14 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
     folder = None if data.path.startswith(PREFIX) else resolve(data.path)
     problem: Finding | None = None
     if not data.path.strip():
-        findings.add("data.path.empty", "error", "{0} is empty; set it to the training data", PATH)
+        findings.add("data.path.empty", "error", "{0} is empty; set it to the path of the training data", PATH)
     elif folder is not None and any((folder / split).is_dir() for split in SPLITS) and not (folder / MANIFEST).is_file():
         _look_at_buckets(folder, facts, findings)
     elif folder is not None and folder.name.endswith(FILE_SUFFIXES) and folder.is_file():
         facts.format = "jsonl" if folder.name.endswith(JSON_LINES) else "txt"
         facts.splits["train"] = {"all": BucketFacts(1, None, None)}
     if facts.format in ("jsonl", "txt"):
-        message = f"{data.path} is text; its tokens are counted when training prepares them"
+        message = f"{data.path} is text; its tokens are counted when training prepares it"
         findings.add("data.format.jsonl", "info", message, PATH)
     elif facts.has_buckets and data.tokenizer is None and len(findings) == before:
         message = f"{data.path} contains tokens but does not name their tokenizer; name it with {{0}}"
@@ -153,7 +153,7 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
             problem = Finding(code, "error", error)
         else:
             facts.dataset, facts.tokenizer, facts.format = dataset, dataset.tokenizer, facts.format or "tokens"
-            if not facts.has_buckets:  # else _look_at_buckets has counted them
+            if not facts.has_buckets:  # otherwise _look_at_buckets has already counted the tokens
                 for name, split in dataset.splits.items():
                     record = split.record
                     counts = {bucket.name: (bucket.tokens, bucket.documents) for bucket in record.buckets}
@@ -164,7 +164,7 @@ def look_at_data(config: Config, findings: Findings) -> RunData:
         try:
             facts.tokenizer = open_tokenizer(data.tokenizer)
         except IngotError as error:
-            if problem is not None and problem.code == "data.path.missing":  # its advice covers both data and tokenizer
+            if problem is not None and problem.code == "data.path.missing":  # its advice covers data and tokenizer
                 findings.append(problem)
             problem = Finding("tokenizer.load_failed", "error", error)
     if problem is not None:
@@ -213,7 +213,7 @@ def check_buckets(config: Config, facts: RunData, findings: Findings) -> None:
     if not any(mixes) or not facts.splits:
         return
     codes = [finding.code.split(".") for finding in findings if finding.blocks]
-    damaged = {".".join(parts[2:-1]) for parts in codes if parts[:2] == ["data", "train"]}  # these are already reported
+    damaged = {".".join(parts[2:-1]) for parts in codes if parts[:2] == ["data", "train"]}  # buckets already reported
     present = facts.splits.get("train", {}).keys() if facts.has_buckets else set[str]()
     if unknown := sorted(set[str]().union(*mixes) - damaged - present):
         message = f"{{0}} names buckets that {facts.path} does not have: {', '.join(unknown)}; it has "
@@ -230,10 +230,10 @@ def check_files(facts: RunData, world_size: int, workers: int | None, findings: 
         return
     name = min(counts, key=counts.__getitem__)
     if counts[name] < world_size:
-        message = f"bucket {name} has {counts[name]} files for {world_size} ranks; this is fine in Ingot: ranks share rows"
+        message = f"bucket {name} has {counts[name]} files for {world_size} ranks; this is fine in Ingot, where ranks share rows"
         findings.add("data.shards.fewer_than_world", "info", message)
     elif workers > counts[name] // world_size:
-        message = f"num_workers={workers} is more than the {counts[name]} files of bucket {name} can feed; it has no effect"
+        message = f"num_workers={workers} is more than the {counts[name]} files of bucket {name} can feed; Ingot ignores it"
         findings.add("data.num_workers.will_clamp", "warning", message)
 
 
@@ -252,7 +252,7 @@ def total_tokens(config: Config) -> int | None:
 
 
 def phases_of(config: Config) -> list[dict[str, Any]]:
-    """Return the tokens of each phase, its mix normalised to a sum of 1, and the tokens read from each bucket by its end."""
+    """Return the tokens of each phase, its mix normalised to a sum of 1, and the total tokens read from each bucket by then."""
     phases, taken = [], dict[str, float]()
     for phase in config.data.phases:
         mix = shares(phase.mix)
@@ -274,7 +274,7 @@ def check_supply(config: Config, facts: RunData, total: int | None, allow_mismat
     if not config.data.phases and total is not None and tokens:
         if epochs is None:
             if total > tokens:
-                times = f"it is read {total / tokens:.1f} times"
+                times = f"the data is read {total / tokens:.1f} times"
                 message = f"{facts.path} has {count(tokens)} tokens but the run reads {count(total)}: {times}"
                 many = total > MANY_PASSES * tokens and config.budget.seconds is None
                 advice = "lower {0} or prepare more text" if many else ""
@@ -286,7 +286,7 @@ def check_supply(config: Config, facts: RunData, total: int | None, allow_mismat
             supply = min((epochs * (buckets[name].tokens or 0) / share for name, share in needed.items()), default=supply)
         if total > supply:
             step = int(supply // max(1, total // max(1, config.training.max_steps or 1)))
-            message = f"{facts.path} has {count(supply)} tokens for this mix, but {{0}} steps read {count(total)}"
+            message = f"{facts.path} supplies {count(supply)} tokens, but a run of {{0}} steps reads {count(total)}"
             advice = f"lower {{0}}, raise {{1}} or add data: the run {'halts' if halts else 'ends'} at about step {step:,}"
             findings.add("data.shorter_than_plan", "warning", message, MAX_STEPS, EPOCHS, advice=advice)
     if not config.data.phases:
@@ -301,7 +301,7 @@ def check_supply(config: Config, facts: RunData, total: int | None, allow_mismat
     demand = sum(phase.tokens for phase in config.data.phases)
     if total is not None and abs(total - demand) > TOLERANCE * demand:
         more = "more" if total > demand else "fewer"
-        message = f"{{0}} steps read {count(total)} tokens, {more} than the {count(demand)} of the phases"
+        message = f"a run of {{0}} steps reads {count(total)} tokens, {more} than the {count(demand)} of the phases"
         severity: Severity = "warning" if allow_mismatch else "budget"
         advice = "change {0} or the tokens of {1}"
         findings.add("training.budget_mismatch", severity, message, MAX_STEPS, PHASES, advice=advice)

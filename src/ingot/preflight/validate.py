@@ -54,7 +54,7 @@ from ingot.train.step_plan import Position, plan_step, refuse_idle_ranks
 from ingot.train.stop import find_walltime
 
 MICRO_BATCH, CHECKPOINTING = Setting("training.micro_batch"), Setting("training.gradient_checkpointing")
-IDLE_ROWS = 1024  # unused rows of the embedding that are normal: vocabularies are rounded up
+IDLE_ROWS = 1024  # number of unused embedding rows that is normal, because vocabulary sizes are rounded up
 UNREADABLE = "resume.trainer_state_unreadable"
 
 
@@ -116,7 +116,7 @@ def validate(
         vocab_size = bpe_size(config.data.tokenizer or "")  # training will learn this tokenizer
     if not vocab_size:
         vocab_size = GPT2_PADDED_VOCAB_SIZE
-        message = f"the vocabulary size is unknown; the size of the model assumes {GPT2_PADDED_VOCAB_SIZE:,} ids"
+        message = f"the vocabulary size is unknown; the model's size is estimated for {GPT2_PADDED_VOCAB_SIZE:,} ids"
         findings.add("model.vocab_unknown", "warning", message)
     size = model_size(config, vocab_size)
     report = Report(config, ranks, data, vocab_size, total, output, size, findings=findings)
@@ -164,7 +164,7 @@ def check_before_training(
 
 
 def _check_device_and_model(config: Config, world_size: int, findings: Findings) -> None:
-    """Check that the device supports the settings and that a custom model's file is valid Python, without importing either."""
+    """Check that the device supports the settings and that a custom model's file is valid Python, without importing anything."""
     if not DEVICES.fullmatch(config.training.device):
         setting = Setting("training.device", config.training.device)
         findings.add("training.device_unknown", "error", "{0} is not a device; use auto, cpu, cuda, cuda:N, mps or mlx", setting)
@@ -226,7 +226,7 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
 
     def on_skipped(path: Path, error: CheckpointError) -> None:
         oldest = path == next(iter(saved_steps(path.parent).values()))
-        findings.append(Finding(UNREADABLE, "error" if oldest else "warning", error))  # no older checkpoint to try
+        findings.append(Finding(UNREADABLE, "error" if oldest else "warning", error))  # no older checkpoint is left to try
 
     try:
         if resume == "never" and output is not None:
@@ -278,7 +278,7 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
 
 
 def foreign_checkpoint(resume: str, output: Path | None) -> Saved | None:
-    """Return the gpt-simple checkpoint that a run resumes from; None for a new run or one with an Ingot checkpoint."""
+    """Return the gpt-simple checkpoint that a run resumes from; None for a new run or a run with an Ingot checkpoint."""
     if resume == "never" or output is None:
         return None
     last = max(saved_steps(output / "checkpoints"), default=-1)
@@ -302,7 +302,7 @@ def foreign_checkpoint(resume: str, output: Path | None) -> Saved | None:
 # The report as JSON and as text.
 
 MARKS = {"error": "x", "budget": "$", "warning": "!", "info": "i"}
-SECTIONS = {  # part of the record, and prefixes of the codes that belong to it
+SECTIONS = {  # title of a section -> key of the record, and prefixes of the codes of its findings
     "Model": ("model", ("model.",)),
     "Data": ("data", ("data.", "tokenizer.")),
     "Curriculum": ("curriculum", ("curriculum.",)),
@@ -361,7 +361,7 @@ def report_lines(report: Report, name: Rename = str, advise: Rename = str) -> li
 
 
 def _facts(value: Any, label: str = "") -> Iterator[str]:
-    """Yield a part of the record as lines; an inner mapping without mappings in it, such as a bucket's, is one line."""
+    """Yield a part of the record as lines; a mapping that contains no mappings, such as a bucket's, is one line."""
     if isinstance(value, list):
         value = {f"phase {number}": item for number, item in enumerate(value, 1)}
     if not isinstance(value, dict):

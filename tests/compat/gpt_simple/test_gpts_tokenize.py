@@ -102,7 +102,7 @@ def test_several_processes_write_the_same_bytes(tmp_path):
 
 def test_mistakes_are_told_before_anything_is_written(tmp_path):
     lines(tmp_path / "in" / "a.jsonl", "text")
-    with pytest.raises(ConfigError, match="an overlap of 9 does not fit windows of 16 tokens"):
+    with pytest.raises(ConfigError, match="an overlap of 9 tokens does not fit windows of 16"):
         tokenize(tmp_path / "in", tmp_path / "out", "byte", WindowRule(16, 9))
     with pytest.raises(DataError, match=r"there is no folder .*; give the folder with the \.jsonl"):
         tokenize(tmp_path / "none", tmp_path / "out", "byte", WindowRule())

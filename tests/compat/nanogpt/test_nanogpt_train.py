@@ -42,7 +42,7 @@ def test_the_lines_are_those_that_people_search_for(train):
 def test_what_ingot_warns_of_is_warned_of_here_in_the_words_of_the_keys(train, monkeypatch):
     monkeypatch.setenv("INGOT_MAX_RUNTIME", "1")  # which are over: it stops after the first iteration
     many = train(words(max_iters=20_000, lr_decay_iters=20_000))
-    assert re.search(r"^data\.repeated: .* it is read 5\d\d\.\d times; lower max_iters or prepare more text$", many.err, re.M)
+    assert re.search(r"^data\.repeated: .* data is read 5\d\d\.\d times; lower max_iters or prepare more text$", many.err, re.M)
     assert "data.repeated" not in train(words()).err
 
 
@@ -136,7 +136,7 @@ def test_a_run_of_train_py_is_a_run_folder_of_ours(train):
         ({"init_from": "gpt5"}, 2, "unknown weights 'gpt5'; give gpt2, "),
         ({"init_from": "scrach"}, 2, "can also be resume or, in train.py, scratch"),
         ({"out_dir": ""}, 2, "out_dir is empty; give a folder"),
-        ({"block_size": 5000}, 3, "4,500 tokens and a row needs block_size"),
+        ({"block_size": 5000}, 3, "4,500 tokens but a row needs block_size"),
         ({"device": "abacus"}, 2, "device=abacus is not a device"),
         ({"eval_interval": 0}, 2, "eval_interval=0 must be a whole number >= 1"),
         ({"out_dir": "data/words/train.bin"}, 2, "train.bin is not a folder"),

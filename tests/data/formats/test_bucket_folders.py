@@ -85,7 +85,7 @@ def test_the_fingerprint_follows_the_windows_too(tmp_path):
 
 
 def test_a_folder_of_tokens_needs_to_be_told_its_tokenizer(folder):
-    with pytest.raises(DataError, match=r"does not name their tokenizer; set it with data\.tokenizer"):
+    with pytest.raises(DataError, match=r"does not name their tokenizer; set data\.tokenizer to it"):
         open_dataset(str(folder))
 
 
@@ -97,7 +97,7 @@ def test_a_tokenizer_that_did_not_make_the_tokens_is_refused(folder):
 
 def test_a_bucket_without_validation_is_named(folder):
     write_pair(folder / "train" / "code" / "0.bin", [[5, EOS]])
-    with pytest.raises(DataError, match=r"train/code has files and .*val/code has none"):
+    with pytest.raises(DataError, match=r"train/code has files but .*val/code has none"):
         open_dataset(str(folder), "byte")
 
 

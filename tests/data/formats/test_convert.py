@@ -218,11 +218,11 @@ def test_a_meta_that_lists_no_characters_must_have_as_many_ids_as_the_tokenizer(
 
 def test_what_the_tokens_stand_for_must_be_known_once_and_only_once(tmp_path):
     source = nanogpt(tmp_path / "in", 5)
-    refused("does not name its tokenizer; give --tokenizer", convert, source, tmp_path / "out", "ingot", error=ConfigError)
+    refused("name its tokenizer; name it with --tokenizer", convert, source, tmp_path / "out", "ingot", error=ConfigError)
     prepared(tmp_path / "ours", BYTE, ["a"])
     ours = open_tokens(tmp_path / "ours")
-    refused("names its own tokenizer, byte", convert, ours, tmp_path / "out", "shards", tokenizer="gpt2", error=ConfigError)
-    refused("is a prepared folder already", convert, ours, tmp_path / "out", "ingot", error=ConfigError)
+    refused("already names its tokenizer, byte", convert, ours, tmp_path / "out", "shards", tokenizer="gpt2", error=ConfigError)
+    refused("is already a prepared folder", convert, ours, tmp_path / "out", "ingot", error=ConfigError)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_what_the_tokens_stand_for_must_be_known_once_and_only_once(tmp_path):
         ({"layout": FileLayout(shard_tokens=2**31)}, "--shard-tokens 2,147,483,648 is out of range"),
         ({"layout": FileLayout(name="../x")}, "--name '../x' is not a valid file name"),
         ({"layout": FileLayout(name="")}, "--name '' is not a valid file name"),
-        ({"to": "gpt-simple", "layout": FileLayout(overlap=2000)}, "an overlap of 2,000 does not fit windows of 3,072 tokens"),
+        ({"to": "gpt-simple", "layout": FileLayout(overlap=2000)}, "an overlap of 2,000 tokens does not fit windows of 3,072"),
         ({"tokenizer": "gpt3"}, "unknown tokenizer 'gpt3'"),
     ],
 )

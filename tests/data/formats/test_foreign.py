@@ -136,17 +136,17 @@ def text_shards(tmp_path):
 
 def test_a_meta_that_is_not_understood_needs_the_tokenizer_to_be_named(tmp_path):
     folder = other_vocabulary(tmp_path / "d")
-    with pytest.raises(DataError, match=r"260 ids that are not single characters; name the tokenizer .* with data\.tokenizer"):
+    with pytest.raises(DataError, match=r"260 ids that are not single characters; set data\.tokenizer to the tokenizer"):
         open_dataset(str(folder))
     assert open_dataset(str(folder), "byte").tokenizer.kind == "byte"
 
 
 def test_ids_that_stand_for_no_text_are_numbers_where_one_says_so(tmp_path):
     folder = nanogpt(tmp_path / "d", [3, 1, 4, 1, 5] * 50, None)
-    with pytest.raises(DataError, match=r"data\.tokenizer is number but .* has no meta\.pkl; write one with vocab_size"):
+    with pytest.raises(DataError, match=r"data\.tokenizer is number but .* has no meta\.pkl; write a meta\.pkl with vocab_size"):
         open_dataset(str(folder), "number")
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 7}))
-    with pytest.raises(DataError, match=r"7 ids that are not single characters; .* or number if they do not represent text"):
+    with pytest.raises(DataError, match=r"7 ids that are not single characters; .* or to number if the ids do not"):
         open_dataset(str(folder))
     found = open_dataset(str(folder), "number").tokenizer
     assert (found.kind, found.vocab_size, found.decode([3, 1])) == ("number", 7, "3 1")
@@ -168,7 +168,7 @@ def test_a_tokenizer_that_did_not_make_the_shards_is_refused(text_shards, tmp_pa
 
 def test_a_folder_of_nanogpt_without_meta_is_not_taken_for_gpt2s_if_it_is_not(tmp_path):
     folder = nanogpt(tmp_path / "d", ByteTokenizer().encode_document(TEXT).tolist(), None)
-    with pytest.raises(DataError, match=r"without a meta\.pkl; put that file next to them"):
+    with pytest.raises(DataError, match=r"without a meta\.pkl, GPT-2's tokenizer is the default"):
         open_dataset(str(folder))
 
 

@@ -136,7 +136,7 @@ def test_a_single_file_is_enough(tmp_path):
 
 
 def test_what_cannot_be_told_is_refused_and_says_what_to_do(tmp_path):
-    refused("there is no such file or folder; give one with dataset.json, train.bin", open_tokens, tmp_path / "gone")
+    refused("there is no such file or folder; give a path to dataset.json, train.bin", open_tokens, tmp_path / "gone")
     refused("no token data at", open_tokens, tmp_path)
     folder_of(tmp_path, **{"a.txt": b"x"})
     refused("holds text (a.txt) and no tokens; prepare it with: ingot data prepare --input", open_tokens, tmp_path)

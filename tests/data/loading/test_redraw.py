@@ -195,5 +195,5 @@ def test_tokens_without_an_index_and_without_a_mark_are_refused(tmp_path):
 def test_text_shorter_than_a_row_is_refused(tmp_path):
     dataset = golf_shards(tmp_path / "shards", [*b"abcdefgh" * 2, ByteTokenizer().bos, *b"abcdefg"], "byte")
     assert make_rows(DataSection(seq_len=23, sampling="redraw"), 1, dataset).seq_len == 23
-    with pytest.raises(DataError, match=r"24 tokens and a row needs data\.seq_len \+ 1 = 25"):
+    with pytest.raises(DataError, match=r"24 tokens but a row needs data\.seq_len \+ 1 = 25"):
         make_rows(DataSection(seq_len=24, sampling="redraw"), 1, dataset)

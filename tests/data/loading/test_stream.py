@@ -172,7 +172,7 @@ class Held:
 @pytest.mark.parametrize("sampling", ["shuffle", "random", "stream"])
 def test_text_shorter_than_a_row_is_refused(split, sampling):
     assert make_rows(DataSection(seq_len=999, sampling=sampling), 1, Held(split)).seq_len == 999
-    with pytest.raises(DataError, match=r"1,000 tokens and a row needs data\.seq_len \+ 1 = 1,001"):
+    with pytest.raises(DataError, match=r"1,000 tokens but a row needs data\.seq_len \+ 1 = 1,001"):
         make_rows(DataSection(seq_len=1000, sampling=sampling), 1, Held(split))
 
 

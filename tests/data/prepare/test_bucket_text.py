@@ -102,7 +102,7 @@ def test_a_line_that_is_not_an_object_with_text_is_named_by_file_and_line(lines,
 
 def test_a_bucket_of_text_without_validation_is_named(lines):
     write_lines(lines / "train" / "code" / "a.jsonl", ["x"])
-    with pytest.raises(DataError, match=r"train/code has files and .*val/code has none"):
+    with pytest.raises(DataError, match=r"train/code has files but .*val/code has none"):
         open_dataset(str(lines), "byte")
 
 

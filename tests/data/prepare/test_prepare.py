@@ -210,7 +210,7 @@ def test_files_of_a_folder_that_are_no_text_are_passed_over_with_a_warning(tmp_p
     summary = prepare([source], tmp_path / "out", "byte")
     assert (summary.ignored_files, summary.empty_documents) == (2, 1)
     assert [record.getMessage() for record in caplog.records] == [
-        f"files ignored because hidden, a README.md or not {WHAT}: 2, such as {source / 'README.md'}"
+        f"2 files ignored, such as {source / 'README.md'}: they are hidden, a README.md or not {WHAT}"
     ]
 
 
@@ -565,7 +565,7 @@ def test_inputs_may_be_named_another_way_when_killed_work_goes_on(tmp_path, whol
 def test_kept_work_that_is_removed_is_named_with_the_reason(tmp_path, whole, caplog):
     partial = killed(tmp_path, 15)
     prepare_corpus(tmp_path, val_fraction=0.2)
-    assert str(partial) in caplog.text and "its work was different (what is held out differed)" in caplog.text
+    assert str(partial) in caplog.text and "that run did different work (what is held out differed)" in caplog.text
 
 
 def touch_input(tmp_path, partial):

@@ -81,5 +81,5 @@ def test_they_are_converted_there_and_back(prepared, tokenizer, tmp_path, to):
 def test_a_format_of_16_bits_refuses_them(prepared, tmp_path):
     from ingot.errors import DataError
 
-    with pytest.raises(DataError, match=r"token 70,\d+ does not fit train\.bin, whose ids have 16 bits"):
+    with pytest.raises(DataError, match=r"token 70,\d+ does not fit the 16-bit ids of train\.bin"):
         convert(open_tokens(prepared), tmp_path / "out", "nanogpt")

@@ -246,7 +246,7 @@ def test_another_json_file_is_no_dataset(folder, content):
 
 def test_a_newer_version_asks_for_an_upgrade(folder):
     edit(folder, lambda record: record.update(version=3))
-    with pytest.raises(DataError, match=r"has version 3 but this version of ingot reads up to 2; upgrade ingot"):
+    with pytest.raises(DataError, match=r"has version 3 but this version of ingot reads only versions up to 2; upgrade ingot"):
         Dataset.open(folder)
 
 
@@ -311,7 +311,7 @@ def test_shards_that_do_not_add_up_are_noticed_at_opening(folder):
 
 def test_a_document_index_of_another_size_is_noticed_at_opening(folder):
     (folder / "train.index").write_bytes(bytes(8))
-    with pytest.raises(DataError, match=r"train\.index has 8 bytes instead of the 24 of 2 documents"):
+    with pytest.raises(DataError, match=r"train\.index has 8 bytes instead of the 24 that 2 documents need"):
         Dataset.open(folder)
 
 

@@ -138,7 +138,10 @@ def test_another_text_field_can_be_named(tmp_path):
         ('{"text": "b"', "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("3", "expected a JSON object with a field 'text', found int"),
-        ('{"body": 1, "id": 2}', "no field 'text'; fields found: 'body', 'id'; name the right one with --text-field"),
+        (
+            '{"body": 1, "id": 2}',
+            "no field 'text'; fields found: 'body', 'id'; name the one that holds the text",
+        ),
         ("{}", "no field 'text'; fields found: none"),
         ('{"text": 3}', "field 'text' is not a string but int"),
         ('{"text": null}', "field 'text' is null"),
@@ -221,10 +224,15 @@ def test_a_table_may_have_a_file_mark_blank_lines_and_long_fields(tmp_path):
 @pytest.mark.parametrize(
     ("name", "contents", "line", "problem"),
     [
-        ("a.csv", "body,id\nx,1\n", 1, "no column 'text'; columns found: 'body', 'id'; name the right one with --text-field"),
+        (
+            "a.csv",
+            "body,id\nx,1\n",
+            1,
+            "no column 'text'; columns found: 'body', 'id'; name the one that holds the text",
+        ),
         ("a.csv", "text,text\nx,y\n", 1, "2 columns are named 'text'; keep one of them"),
-        ("a.csv", "text,id\nx,1\n\ny,2,3\n", 4, "3 columns where the first row names 2"),
-        ("a.tsv", "text\tid\nx\n", 2, "1 columns where the first row names 2"),
+        ("a.csv", "text,id\nx,1\n\ny,2,3\n", 4, "3 columns, but the first row names 2"),
+        ("a.tsv", "text\tid\nx\n", 2, "1 columns, but the first row names 2"),
         ("a.csv", 'text,id\nx,1\n"y,2\nz,3\n', 4, "not a row of a table (unexpected end of data)"),
         ("a.csv", 'text,id\n"x"y,1\n', 2, "not a row of a table"),
     ],
@@ -392,10 +400,10 @@ def test_without_a_card_the_names_of_files_say_it(files, config, split, chosen):
 @pytest.mark.parametrize(
     ("files", "configs", "config", "split", "problem"),
     [
-        (FILES, CARD, "gone", "train", "no configuration 'gone'; there are: sample-10BT, default, eval"),
+        (FILES, CARD, "gone", "train", "no configuration 'gone'; choose one of sample-10BT, default, eval"),
         (FILES, CARD[::2], None, "train", "hf:o/n has several configurations; name one after a slash: sample-10BT, eval"),
         (FILES, CARD, None, "test", "no parquet files for the split 'test'"),
-        (["en/0.parquet"], [], "fr", "train", "no folder 'fr' with parquet files; there are: en"),
+        (["en/0.parquet"], [], "fr", "train", "no folder 'fr' with parquet files; the folders with such files are en"),
         (["d/partial-train/0.parquet"], [], None, "train", "the hub has only part of it as parquet"),
     ],
 )
@@ -443,9 +451,9 @@ def test_a_dataset_on_the_hub_is_its_parquet_files(ask):
         )
         said = ask(hub.endpoint, *names)
         assert said[:3] == ["train0 train1", "test0 test1", "test0 test1"]
-        assert said[3] == "DataError hf:org/text has no parquet files; download its files and give those that hold text"
+        assert said[3] == "DataError hf:org/text has no parquet files; download its files and use those with text as input"
         assert said[4].startswith(f"DataError no access to dataset repository org/gone at {hub.endpoint} (HTTP 404); check")
-        assert said[5].startswith("DataError hf:org/name:no: no parquet files for the split 'no'; name another after a colon")
+        assert said[5].startswith("DataError hf:org/name:no: no parquet files for the split 'no'; name one of")
         assert said[6].startswith("ConfigError hf:! is not a dataset on the Hugging Face hub; write hf:ORG/NAME")
 
 
@@ -546,7 +554,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(ask):
     assert said.startswith("DataError cannot fetch hf:org/name: gave up on the file list of org/name at http://127.0.0.1:9")
     (said,) = ask("http://127.0.0.1:9", "hf:org/name", HF_HUB_OFFLINE="1")
     assert said.startswith("DataError cannot fetch hf:org/name: HF_HUB_OFFLINE is set and the file list of org/name")
-    assert said.endswith("; try again online, or give parquet files as input")
+    assert said.endswith("; try again when online, or give parquet files as input")
 
 
 class CardHub(BaseHTTPRequestHandler):
@@ -598,4 +606,4 @@ def test_the_card_and_the_copy_on_the_hub_are_found_by_the_real_client(ask):
         server.shutdown()
         server.server_close()
     assert said[:3] == [f"{'1' * 40}/b/0.parquet"] * 2 + [f"{'3' * 40}/default/train/0000.parquet"]
-    assert said[3] == "DataError hf:org/copy/gone: no configuration 'gone'; there are: default"
+    assert said[3] == "DataError hf:org/copy/gone: no configuration 'gone'; choose one of default"

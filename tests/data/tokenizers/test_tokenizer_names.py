@@ -92,7 +92,7 @@ def test_a_folder_with_several_models_asks_for_one(tmp_path):
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(DataError, match=f"no tokenizer in {tmp_path}; it needs tokenizer.json, a .model"):
+    with pytest.raises(DataError, match=f"no tokenizer in {tmp_path}; expected tokenizer.json, a .model"):
         open_tokenizer(str(tmp_path))
 
 
@@ -206,7 +206,7 @@ def test_what_the_hub_cannot_give_is_one_line_that_says_what_to_do(ask, hub):
     assert [line.split()[0] for line in said] == ["DataError"] * 4
     absent = "tokenizer org/gone, which is not a local file or folder: no access to model repository org/gone at"
     assert f"{absent} {hub.endpoint}" in said[0]
-    assert "no tokenizer in org/none; it needs tokenizer.json, a .model" in said[1]
+    assert "no tokenizer in org/none; expected tokenizer.json, a .model" in said[1]
     assert "org/damaged: this is not a tokenizer.json, or it is damaged" in said[2]
     assert "cannot fetch the tokenizer hf:not a name" in said[3]
     hub.gated, hub.token = True, "secret"

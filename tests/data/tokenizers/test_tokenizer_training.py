@@ -120,7 +120,7 @@ def test_progress_ends_at_the_total(text, kind):
 def test_more_ids_than_the_text_has_pieces_for_is_refused_with_the_most_it_has(text, kind):
     with pytest.raises(DataError, match=r"enough different pieces for \d+ ids, fewer than --vocab-size 60,000") as caught:
         train(text, kind, 60_000)
-    most = int(str(caught.value).split("give ")[1].split()[0])
+    most = int(str(caught.value).split("lower --vocab-size to ")[1].split()[0])
     assert sorted(path.name for path in text.parent.iterdir()) == ["in.txt"]
     assert train(text, kind, most)[1].vocab_size == most
 
@@ -150,7 +150,7 @@ def test_text_of_nothing_but_blanks_is_refused(tmp_path, kind, content):
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
-        ({"output": "out.json"}, ConfigError, "a sentencepiece tokenizer is a .model file"),
+        ({"output": "out.json"}, ConfigError, "--output out.json must end in .model"),
         ({"inputs": "gone.txt"}, DataError, "no input at"),
     ],
 )

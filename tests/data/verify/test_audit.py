@@ -211,7 +211,7 @@ def test_an_id_outside_the_vocabulary_is_found_where_it_stands(folder):
     edit(folder, lambda record: record["splits"]["val"]["shards"][0].update(sha256=sha256))
     finding = next(one for one in audit(folder).findings if one.code == "token-range")
     assert (finding.file, finding.place) == (str(shard), "token 40")
-    assert "2 in val, the largest 300" in finding.problem
+    assert "val has 2, the largest is 300" in finding.problem
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_a_tokenizer_under_the_fingerprint_of_another_is_found(folder):
 def test_another_tokenizer_than_the_one_inside_is_a_finding(folder, tmp_path):
     (finding,) = audit(folder, tokenizer="gpt2").findings
     assert finding.code == "tokenizer-mismatch"
-    assert "its tokenizer (byte, 260 ids" in finding.problem and "is not the one given (gpt2, 50,257 ids" in finding.problem
+    assert "its tokenizer (byte, 260 ids" in finding.problem and "is not the given tokenizer (gpt2, 50,257 ids" in finding.problem
     assert codes(folder, tokenizer="byte") == []
 
 
@@ -345,7 +345,7 @@ def test_a_tokenizer_that_cannot_be_read_leaves_the_files_to_check(folder):
 def test_text_that_the_tokenizer_folds_too_much_of_is_a_finding(tmp_path):
     folder = prepare(tmp_path / "set", ["The    cats " * 9] * 3, ["A     cat"], toy_sentencepiece())
     finding = next(one for one in audit(folder, overlap_share=1).findings)
-    assert finding.code == "byte-count" and "% apart (the limit is 5.00%)" in finding.problem
+    assert finding.code == "byte-count" and "% (the limit is 5.00%)" in finding.problem
     assert codes(folder, byte_gap=0.9, overlap_share=1) == []
 
 
@@ -402,7 +402,7 @@ def test_a_validation_document_in_train_is_found_with_its_place(tmp_path):
     (finding,) = report.findings
     assert finding.code == "overlap-documents" and finding.place.startswith("document 3 of val, token ")
     begin = sum(len(one) + 1 for one in TRAIN[:7])
-    assert f"is document 7 of train ({folder / 'train_000000.bin'}, token {begin:,}), token for token" in finding.problem
+    assert f"equals document 7 of train ({folder / 'train_000000.bin'}, token {begin:,}), token for token" in finding.problem
     assert (report.comparisons[0].copied, report.comparisons[0].similar) == (1, 0)
 
 
@@ -410,7 +410,7 @@ def test_a_validation_document_in_train_is_found_with_its_place(tmp_path):
 def test_a_copy_in_other_case_white_space_or_punctuation_is_found(tmp_path, change):
     (finding,) = audit(prepare(tmp_path / "set", [*TRAIN, change(VAL[0])])).findings
     assert finding.code == "overlap-documents"
-    assert f"is document {len(TRAIN)} of train" in finding.problem and "except for case, white space" in finding.problem
+    assert f"equals document {len(TRAIN)} of train" in finding.problem and "except for case, white space" in finding.problem
 
 
 def test_a_validation_document_inside_a_longer_train_document_is_found(tmp_path):
@@ -519,7 +519,7 @@ def test_the_share_of_every_document_is_that_of_its_runs_of_words(tmp_path_facto
 def test_a_copied_document_longer_than_a_block_is_found_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(audit_module, "READ_TOKENS", 100)
     (finding,) = audit(prepare(tmp_path / "set", [*TRAIN[:3], VAL[0], *TRAIN[3:]])).findings
-    assert finding.code == "overlap-documents" and "is document 3 of train" in finding.problem
+    assert finding.code == "overlap-documents" and "equals document 3 of train" in finding.problem
 
 
 def test_memory_does_not_grow_with_train(tmp_path, monkeypatch):
@@ -577,7 +577,7 @@ def test_bare_shards_are_checked_with_the_tokenizer_that_is_given(tmp_path, toke
 
 
 def test_bare_shards_without_a_tokenizer_ask_for_one(tmp_path):
-    with pytest.raises(ConfigError, match="does not name its tokenizer; give --tokenizer"):
+    with pytest.raises(ConfigError, match="does not name its tokenizer; name it with --tokenizer"):
         audit(bare(tmp_path / "bare"))
 
 
@@ -680,7 +680,7 @@ def test_a_manifest_cannot_name_a_file_outside_its_folder(tmp_path):
     manifest = json.loads((tmp_path / "root/manifest.json").read_text())
     manifest["tokenizers"][0]["model_path"] = "../elsewhere.model"
     (tmp_path / "root/manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ConfigError, match="give --tokenizer"):
+    with pytest.raises(ConfigError, match="name it with --tokenizer"):
         audit(folder)
 
 
@@ -697,7 +697,7 @@ def test_a_model_without_a_piece_for_a_space_is_found(tmp_path):
     [
         ({}, "no token data at"),
         ({"a.txt": b"text"}, "holds text"),
-        ({"train.bin": bytes(8) + b"\1" * 4000}, "in the format nanogpt; convert it to a prepared folder with: ingot data"),
+        ({"train.bin": bytes(8) + b"\1" * 4000}, "cannot be inspected or verified; convert it with: ingot data"),
     ],
 )
 def test_a_folder_that_is_neither_says_what_to_do(tmp_path, files, said):

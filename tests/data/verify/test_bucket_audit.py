@@ -76,5 +76,5 @@ def test_another_tokenizer_is_noticed(pairs):
 
 def test_pairs_need_a_tokenizer(pairs):
     assert EOS == 2
-    with pytest.raises(ConfigError, match="does not name its tokenizer; give --tokenizer"):
+    with pytest.raises(ConfigError, match="does not name its tokenizer; name it with --tokenizer"):
         inspect(pairs)

@@ -108,7 +108,7 @@ def test_bare_shards_are_inspected_with_the_tokenizer_that_is_given(tmp_path):
     write_shard(tmp_path / "fineweb_train_000000.bin", ids)
     train = inspect(tmp_path, tokenizer="byte").splits["train"]
     assert (train.documents, train.bytes, train.piece_bytes) == (4, None, len("".join(TRAIN).encode()))
-    with pytest.raises(ConfigError, match="give --tokenizer"):
+    with pytest.raises(ConfigError, match="name it with --tokenizer"):
         inspect(tmp_path)
 
 

@@ -1,8 +1,8 @@
 """Convert token data from one format into another, document by document.
 
 Formats differ in their document separators: a BOS token before each document (prepared folders, shards), an EOS token after each
-document (nanoGPT, gpt-simple), or no separator (characters). The code calls separators marks. They are removed on reading and
-added on writing, so a document keeps its tokens and nothing is re-tokenized.
+document (nanoGPT, gpt-simple), or no separator (nanoGPT's character data). Separators, which the code calls marks, are removed
+on reading and added on writing, so a document keeps its tokens and nothing is re-tokenized.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ingot.runtime.files import write_atomically
 
 log = logging.getLogger(__name__)
 
-NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # the file name that golf's scripts expect, and the default bucket
+NAMES = {"shards": "fineweb", "gpt-simple": "main"}  # default names of shard files (as golf expects) and of a bucket
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of a conversion; `bytes` of a split is the size of its decoded text, or None without a tokenizer."""
+    """The result of a conversion; `bytes` of a split is the size of its decoded text, or None if the tokenizer is unknown."""
 
     source: Path
     found: str
@@ -71,7 +71,7 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Write a dataset to the folder `output` in the format `to`. `mark` is the separator id if no tokenizer defines one."""
+    """Write a dataset to the folder `output` in the format `to`. `mark` is the separator's id if no tokenizer defines it."""
     started = time.monotonic()
     _check(source, output, to, mark, layout)
     check_output(output, overwrite)
@@ -94,7 +94,7 @@ def convert(
             writer = _writer(stage.folder, split, to, opened, layout, wide, files)
             text_bytes = 0
             for bucket, documents in source.split(split).bucket_documents(read_marks) if split in source.tokens else ():
-                if bucket is not None and buckets != [NAMES["gpt-simple"]]:  # gpt-simple's bucket for data without buckets
+                if bucket is not None and buckets != [NAMES["gpt-simple"]]:  # a single bucket "main": data without buckets
                     writer.begin_bucket(bucket)
                 for document in documents:
                     if opened:
@@ -105,8 +105,8 @@ def convert(
                 records[split] = record
             counts[split] = SplitCounts(writer.state.documents, writer.state.tokens, text_bytes if opened else None, None)
         if "train" not in counts or not counts["train"].documents:
-            raise DataError(f"{source.folder} has nothing to train on: no training documents")
-        if opened and to == "nanogpt" and opened.kind != "gpt2":  # nanoGPT assumes GPT-2's vocabulary without a meta.pkl
+            raise DataError(f"{source.folder} has nothing to train on: it contains no training documents")
+        if opened and to == "nanogpt" and opened.kind != "gpt2":  # without a meta.pkl nanoGPT assumes GPT-2's vocabulary
             write_atomically(stage.folder / META, meta_bytes(opened))
         if opened and to == "ingot":
             origin = {"converted_from": source.format, "input": str(source.folder), "bytes": "size of the decoded tokens"}
@@ -123,25 +123,25 @@ def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: Fil
     if to not in OPENERS:
         raise ConfigError(f"unknown format {to!r}; choose one of {', '.join(OPENERS)}")
     if source.format == to == "ingot":
-        raise ConfigError(f"{source.folder} is a prepared folder already")
+        raise ConfigError(f"{source.folder} is already a prepared folder")
     if mark is not None and not 0 <= mark < MAX_VOCABULARY:
-        raise ConfigError(f"--mark {mark} is not a token id; give 0 to {MAX_VOCABULARY - 1:,}")
+        raise ConfigError(f"--mark {mark} is not a token id; give a number from 0 to {MAX_VOCABULARY - 1:,}")
     if not 1 <= layout.shard_tokens <= MAX_TOKENS:
-        raise ConfigError(f"--shard-tokens {layout.shard_tokens:,} is out of range; give 1 to {MAX_TOKENS:,}")
+        raise ConfigError(f"--shard-tokens {layout.shard_tokens:,} is out of range; give a number from 1 to {MAX_TOKENS:,}")
     if layout.name is not None and not re.fullmatch(r"\w[\w.-]*", layout.name):
         raise ConfigError(f"--name {layout.name!r} is not a valid file name; use letters, digits, dots, - and _")
     if output.resolve() in (source.folder.resolve(), *source.folder.resolve().parents):
-        raise ConfigError(f"output {output} contains the source; give another folder")
+        raise ConfigError(f"output {output} contains the source {source.folder}; give a folder that does not")
 
 
 def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:
     """Return the source's tokenizer, or the tokenizer called `name` after checking that it produced the source's tokens."""
     if (own := source.known_tokenizer) is not None:
         if name not in (None, own.kind):
-            raise ConfigError(f"{source.folder} names its own tokenizer, {own.kind}; leave --tokenizer {name} out")
+            raise ConfigError(f"{source.folder} already names its tokenizer, {own.kind}; leave out --tokenizer {name}")
         return own
     if name is None and to == "ingot":
-        raise ConfigError(f"{source.folder} does not name its tokenizer; give --tokenizer (gpt2, a .model, tokenizer.json)")
+        raise ConfigError(f"{source.folder} does not name its tokenizer; name it with --tokenizer (gpt2, a .model or .json file)")
     if name is None:
         return None
     opened = open_tokenizer(name)
@@ -187,18 +187,18 @@ def _writer(
 
 
 class StreamWriter:
-    """Writes a stream into files of at most `limit` tokens; a document may continue in the next file.
+    """Writes documents into files of at most `limit` tokens; a document may continue in the next file.
 
-    As in all writers, `state` counts documents and tokens, including separators and repeated tokens.
+    `state` counts documents and tokens; separators and repeated tokens count as tokens.
     """
 
     def __init__(self, limit: int, open_file: Callable[[int], TokenWriter]) -> None:
-        self.state = SavedSplit()  # only its documents and tokens are counted
+        self.state = SavedSplit()  # only its fields `documents` and `tokens` are used
         self._limit, self._open, self._files = limit, open_file, 0
         self._file: TokenWriter | None = None
 
     def begin_bucket(self, name: str) -> None:
-        """Do nothing: these formats have no buckets."""
+        """Do nothing: nanoGPT data and shards have no buckets."""
 
     def add_document(self, parts: Document) -> None:
         self.state.documents += any(map(len, parts))
@@ -220,11 +220,11 @@ class StreamWriter:
 
 
 class PairWriter:
-    """Writes SPLIT/BUCKET/NUMBER.bin and .idx; a new file starts at `shard_tokens` tokens, never inside a document."""
+    """Writes SPLIT/BUCKET/NUMBER.bin and .idx; a file ends after the document with which it reaches `shard_tokens` tokens."""
 
     def __init__(self, folder: Path, files: ExitStack, layout: FileLayout, width: int = 2) -> None:
         check_windows(layout.max_length, layout.overlap)
-        self.state = SavedSplit()  # only its documents and tokens are counted
+        self.state = SavedSplit()  # only its fields `documents` and `tokens` are used
         self._folder, self._files, self._layout, self._width, self._number = folder, files, layout, width, 0
         self._file: TokenWriter | None = None
         self._offsets: list[int] = []

@@ -1,9 +1,9 @@
 """gpt-simple's data: train/BUCKET and val/BUCKET with pairs of .bin (tokens) and .idx (window offsets).
 
 A document longer than a window is stored as several windows, each of which may repeat the end of the previous one; the .idx
-records the overlap. Reading merges them into one document with every token once. The recorded overlap is too large where windows
-overlap by more than half, and windows that only repeat a document may follow its end, so repeated tokens are compared with the
-previous window before they are dropped.
+records the overlap. Reading merges the windows into one document in which every token occurs once. The recorded overlap is too
+large if windows overlap by more than half, and a document may be followed by windows that only repeat its end, so repeated
+tokens are compared with the previous window before they are dropped.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ingot.errors import ConfigError, DataError
 from ingot.runtime.files import reading
 
 MAGIC, VERSION = b"GPTS", 1
-HEADER = struct.Struct("<4sIII")  # magic, version, bytes per token, windows
+HEADER = struct.Struct("<4sIII")  # magic, version, bytes per token, number of windows
 DTYPES = {2: "<u2", 4: "<u4"}  # bytes per token -> dtype
-AGAIN = "copy it again or tokenize again"
+AGAIN = "copy the files again or tokenize the text again"
 
 
 def open_gpt_simple(path: Path, strict: bool = True) -> Dataset:
     """Open a folder with train/ and val/, one bucket, or one .bin with its .idx.
 
-    With `strict` the first damaged pair raises; otherwise damaged pairs are skipped and listed in `problems`.
+    With `strict` the first damaged pair raises an error; otherwise damaged pairs are skipped and listed in `Dataset.problems`.
     """
     files = {split: files for split, files in find_pairs(path).items() if files}
     if not files:
@@ -58,7 +58,7 @@ def open_gpt_simple(path: Path, strict: bool = True) -> Dataset:
 
 
 def find_pairs(path: Path) -> dict[str, list[Path]]:
-    """Return the .bin files of each split in order; a folder without train/ and val/ is one bucket of the train split."""
+    """Return the .bin files of each split, sorted by path; a folder without train/ and val/ is one bucket of the train split."""
     if not path.is_dir():
         return {"train": [path.with_suffix(".bin")] if path.with_suffix(".idx").is_file() else []}
     folders = {split: path / split for split in SPLITS if (path / split).is_dir()}
@@ -70,7 +70,7 @@ def find_pairs(path: Path) -> dict[str, list[Path]]:
 
 
 def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
-    """Return the bytes per token, the offsets of the windows and the end of the last, and each window's overlap in tokens."""
+    """Return the bytes per token, the starts of all windows with the end of the last, and each window's overlap in tokens."""
     with reading(path):
         contents = path.read_bytes()
     if (size := len(contents)) < HEADER.size:
@@ -85,7 +85,7 @@ def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
     repeats = np.frombuffer(contents, "<u2", count, HEADER.size + 8 * (count + 1))
     lengths = np.diff(offsets)
     if offsets[0] != 0 or (lengths <= 0).any():
-        raise DataError(f"{path} is damaged: its offsets do not increase from 0; {AGAIN}")
+        raise DataError(f"{path} is damaged: its window offsets do not increase from 0; {AGAIN}")
     if (repeats > lengths).any():
         raise DataError(f"{path} is damaged: a window repeats more tokens than it has; {AGAIN}")
     return width, offsets, repeats
@@ -106,7 +106,7 @@ class Pair:
         return map_tokens(self.path, self.dtype.str, 0, self.tokens)
 
     def documents(self, eos: int | None) -> Iterator[Document]:
-        """Yield whole documents without EOS tokens. In a file with EOS tokens, a window without one continues in the next."""
+        """Yield whole documents without EOS tokens. In a file with EOS tokens, windows without one continue in the next."""
         tokens = np.asarray(self.map())
         marked = self.tokens > 0 and int(tokens[-1]) == eos
         document: Document = []
@@ -169,7 +169,7 @@ class WindowSplit(Split):
 def check_windows(max_length: int, overlap: int) -> None:
     """Raise an error if the overlap is more than half a window, or more than an .idx can record."""
     if not 0 <= 2 * overlap <= max_length or max_length < 1 or overlap > 0xFFFF:
-        problem = f"an overlap of {overlap:,} does not fit windows of {max_length:,} tokens"
+        problem = f"an overlap of {overlap:,} tokens does not fit windows of {max_length:,}"
         raise ConfigError(f"{problem}; give at most half the window length, and at most 65,535")
 
 
@@ -192,12 +192,12 @@ def index_bytes(offsets: list[int], repeats: list[int], width: int) -> bytes:
 
 
 def token_width(vocab_size: int) -> int:
-    """Return the bytes per token in a .bin: 4 for vocabularies of 65,536 ids or more."""
+    """Return the bytes per token in a .bin: 2, or 4 for vocabularies of 65,536 ids or more."""
     return 2 if vocab_size < 1 << 16 else 4
 
 
 def _repeated(window: IdArray, last: IdArray | None, recorded: int, ended: bool) -> int | None:
-    """Return how many repeated tokens of a window to drop (all, if its document has ended); None if no tokens are repeated."""
+    """Return how many tokens at the start of a window repeat `last` (all, if its document has ended); None if none do."""
     if last is None:
         return None
 

@@ -42,10 +42,10 @@ def open_nanogpt(path: Path, strict: bool = True) -> Dataset:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads only values of built-in types: without classes and functions, a pickle cannot run code."""
+    """An unpickler that accepts only built-in types: a pickle without classes and functions cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name} is not a part of a vocabulary")
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a vocabulary")
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -56,9 +56,9 @@ def read_meta(path: Path) -> dict[str, Any]:
         meta = _PlainUnpickler(io.BytesIO(contents)).load()
     except Exception as error:  # damaged pickles raise almost any exception
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"{path} is rejected: {reason}; it is damaged or not nanoGPT's: remove it and give --tokenizer") from None
+        raise DataError(f"{path} is rejected: {reason}; it is damaged or not nanoGPT's; remove it and give --tokenizer") from None
     if not isinstance(meta, dict) or type(meta.get("vocab_size")) is not int:
-        raise DataError(f"{path} has no vocab_size; it is not nanoGPT's: remove it and give --tokenizer")
+        raise DataError(f"{path} has no vocab_size, so nanoGPT did not write it; remove it and give --tokenizer")
     return meta
 
 
@@ -78,21 +78,21 @@ def char_tokenizer(path: Path) -> CharTokenizer | None:
 
 
 def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
-    """Open the tokenizer of a nanoGPT folder: from its meta.pkl, else the named one, else GPT-2's."""
+    """Open the tokenizer of a nanoGPT folder: the one in its meta.pkl, otherwise the one called `name`, otherwise GPT-2's."""
     path = folder / META
     if name == "number":
         if not path.is_file():
-            raise DataError(f"{{0}} is number but {folder} has no {META}; write one with vocab_size", TOKENIZER)
+            raise DataError(f"{{0}} is number but {folder} has no {META}; write a {META} with vocab_size", TOKENIZER)
         return NumberTokenizer(read_meta(path)["vocab_size"])
     if not path.is_file():
         return open_tokenizer(name or "gpt2")
     if (characters := char_tokenizer(path)) is not None:
         if name not in (None, "char"):
-            raise DataError(f"{{0}} is {name} but {folder} is character data, as its {META} shows; leave it out", TOKENIZER)
+            raise DataError(f"{{0}} is {name} but {folder} is character data, as its {META} shows; leave {{0}} out", TOKENIZER)
         return characters
     if name is None:
         size = read_meta(path)["vocab_size"]
-        advice = "name the tokenizer that made them with {0}, or number if they do not represent text"
+        advice = "set {0} to the tokenizer that made the tokens, or to number if the ids do not represent text"
         raise DataError(f"{path} has {size:,} ids that are not single characters", TOKENIZER, advice=advice)
     tokenizer = open_tokenizer(name)
     check_meta_size(folder, tokenizer)
@@ -108,7 +108,7 @@ def check_meta_size(folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def meta_bytes(tokenizer: Tokenizer) -> bytes:
-    """Return a meta.pkl for nanoGPT's train.py and sample.py; ids that are not whole characters map to their decoded text."""
+    """Return a meta.pkl for nanoGPT's train.py and sample.py; it maps each id to its text, with U+FFFD for partial characters."""
     itos = {token: tokenizer.decode_bytes([token]).decode("utf-8", "replace") for token in range(tokenizer.vocab_size)}
     stoi: dict[str, int] = {}
     for token, text in itos.items():

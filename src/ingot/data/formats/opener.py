@@ -1,7 +1,7 @@
 """Open token data of any format: detect the format of a folder, and check that the named tokenizer produced its tokens.
 
-Every format becomes the same `Dataset`. Files are never guessed to be token data: an unrecognised format is an error. Other
-programs do not record the tokenizer, and a wrong one gives wrong bits per byte, so samples of every file are decoded and
+Data of every format is opened as a `Dataset`. An unrecognised format is an error: files are never assumed to be token data. Most
+other programs do not record the tokenizer, and a wrong one gives wrong bits per byte, so samples of every file are decoded and
 re-encoded, which must give the same tokens.
 """
 
@@ -29,22 +29,22 @@ OPENERS: dict[str, Callable[[Path, bool], Dataset]] = {
     "gpt-simple": open_gpt_simple,
     "shards": open_shards,
 }
-LOOKED_FOR = f"{MANIFEST}, train.bin, .bin with .idx, or shards with a header"
+LOOKED_FOR = f"{MANIFEST}, train.bin, .bin files with .idx files, or shards with a header"
 TOKENIZER = Setting("data.tokenizer")
-SAMPLES, SAMPLE_TOKENS = 32, 4096  # number of samples from all files (at least 2 from each), and tokens in a sample
+SAMPLES, SAMPLE_TOKENS = 32, 4096  # total number of samples (at least 2 from each file), and tokens per sample
 
 
 def open_tokens(path: Path, format: str | None = None, strict: bool = True) -> Dataset:
-    """Open the token data at `path` in the given format, detected if None.
+    """Open the token data at `path`; if `format` is None, the format is detected.
 
-    With `strict` the first damaged file raises; otherwise defects are collected in the dataset's `problems`.
+    With `strict` the first damaged file raises an error; otherwise defects are collected in the dataset's `problems`.
     """
     if format is not None and format not in OPENERS:
         raise ConfigError(f"unknown format {format!r}; choose one of {', '.join(OPENERS)}")
     allow_open_files()
     with reading(path):
         if not path.exists():
-            raise DataError(f"no data at {path}: there is no such file or folder; give one with {LOOKED_FOR}")
+            raise DataError(f"no data at {path}: there is no such file or folder; give a path to {LOOKED_FOR}")
         if (format := format or detect(path)) is not None:
             return OPENERS[format](path, strict)
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
@@ -80,11 +80,11 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
     format = detect(folder) if folder.is_dir() else None
     if format in (None, "ingot"):
         return None
-    dataset, advice = open_tokens(folder, format), "name the tokenizer that made them with {0}"
+    dataset, advice = open_tokens(folder, format), "set {0} to the tokenizer that made the tokens"
     if format == "nanogpt":
         opened = nanogpt_tokenizer(folder, tokenizer)
         if tokenizer is None and not (folder / META).is_file():
-            advice = f"GPT-2's tokenizer is the default without a {META}; put that file next to them, or {advice}"
+            advice = f"without a {META}, GPT-2's tokenizer is the default; add the {META} or {advice}"
     else:
         tokenizer = tokenizer or (paired_tokenizer(folder) if format == "shards" else None)
         if tokenizer is None:
@@ -92,10 +92,10 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
         train, val = dataset.buckets("train"), dataset.buckets("val")
         for name in sorted(train.keys() ^ val.keys()):  # training reads and evaluates every bucket
             has, lacks = ("train", "val") if name in train else ("val", "train")
-            raise DataError(f"{folder / has / name} has files and {folder / lacks / name} has none; add some to it")
+            raise DataError(f"{folder / has / name} has files but {folder / lacks / name} has none; add files to the latter")
         opened = open_tokenizer(tokenizer)
     if problem := tokenizer_mismatch(dataset, opened, trust_tokens):
-        advice = f"{advice}; if the tokens differ on purpose, set {{1}}"
+        advice = f"{advice}; if the difference is intended, set {{1}}"
         raise DataError(problem, TOKENIZER, Setting("data.trust_tokens"), advice=advice)
     dataset.use_tokenizer(opened)
     return dataset

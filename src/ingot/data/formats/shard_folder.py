@@ -1,7 +1,7 @@
 """A folder of shards with 1,024-byte headers, as golf, modded-nanogpt and llm.c write them, and the manifest.json of golf's data.
 
 A BOS token precedes every document, and a document may continue in the next file. Golf's data has a manifest.json two folders
-above its shards, with the number of shards and documents and the tokenizer.
+above its shards, which records the tokenizer and the numbers of shards and documents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Record = dict[str, Any]
 def open_shards(path: Path, strict: bool = True) -> Dataset:
     """Open a folder of shards, or one shard.
 
-    With `strict` the first damaged shard raises; otherwise damaged shards are skipped and listed in `problems`.
+    With `strict` the first damaged shard raises an error; otherwise damaged shards are skipped and listed in `Dataset.problems`.
     """
     folder, problems, splits = path if path.is_dir() else path.parent, list[DataProblem](), {}
     every = sorted(file for file in path.glob("*.bin") if file.is_file()) if path.is_dir() else [path]
@@ -50,7 +50,7 @@ def open_shards(path: Path, strict: bool = True) -> Dataset:
 
 
 def shard_files(folder: Path, split: str) -> list[Path]:
-    """Return the shards named *_SPLIT_*, sorted by name, excluding files of byte counts."""
+    """Return a split's shards, which are named *_SPLIT_*.bin, sorted by name; files of byte counts are excluded."""
     return sorted(path for path in folder.glob(f"*_{split}_*.bin") if path.is_file() and "_bytes_" not in path.name)
 
 
@@ -89,7 +89,7 @@ def read_listing(dataset: Path) -> ManifestEntry | None:
 
 
 def paired_tokenizer(dataset: Path) -> str | None:
-    """Return the tokenizer that the manifest records for a shard folder: byte, or the path of its file; None without either."""
+    """Return the tokenizer that the manifest records for a shard folder, `byte` or the path of a file; None if it has neither."""
     if (listing := read_listing(dataset)) is None:
         return None
     path = listing.where.parent / listing.file.lstrip("/")  # the manifest is untrusted: paths must stay inside its folder
@@ -97,6 +97,6 @@ def paired_tokenizer(dataset: Path) -> str | None:
 
 
 def entries_of(manifest: Record, kind: str) -> list[Record]:
-    """Return the manifest's list of datasets or tokenizers, without entries that are not objects."""
+    """Return the manifest's list of datasets or tokenizers, skipping entries that are not JSON objects."""
     entries = manifest.get(kind)
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -30,7 +30,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
         buckets = find_buckets(folder, lambda file: file.name.endswith(SUFFIXES))
         if buckets or (folder.is_file() and folder.name.endswith(FILE_SUFFIXES)):
             return Dataset.open(prepared_lines(folder, buckets, tokenizer))
-    published = re.fullmatch(r"fineweb10B_(\w+)", folder.name)  # golf's data, unless its tokenizer file exists locally
+    published = re.fullmatch(r"fineweb10B_(\w+)", folder.name)  # golf's data, which `ingot data download` can fetch
     if published and folder.parent.name == "datasets" and not folder.exists() and not user_path(fitting).exists():
         command = f"ingot data download --variant {published[1]} --output {shlex.quote(str(folder.parent.parent))}"
         raise DataError(f"no data at {folder}: the folder does not exist; download it and its tokenizer with: {command}")
@@ -45,7 +45,7 @@ def open_dataset(path: str, tokenizer: str | None = None, trust_tokens: bool = F
     else:
         same = open_tokenizer(tokenizer).fingerprint() == dataset.tokenizer.fingerprint()
     if not same:
-        made_by = trained or f"{dataset.tokenizer.kind} of {dataset.tokenizer.vocab_size:,} ids"
+        made_by = trained or f"{dataset.tokenizer.kind} with {dataset.tokenizer.vocab_size:,} ids"
         problem = f"{{0}} is {tokenizer} but {path} was prepared with another tokenizer, {made_by}"
         advice = f"leave {{0}} out or prepare the text again with --tokenizer {tokenizer}"
         raise DataError(problem, Setting("data.tokenizer"), advice=advice)

@@ -37,7 +37,7 @@ class DataExhausted(Exception):
     def told(self, epochs: int | None) -> str:
         """Return the stop reason as a message for the user."""
         if self.bucket is None:
-            return f"the data is exhausted: data.epochs={epochs}"
+            return f"the data is exhausted: all of its epochs (data.epochs={epochs}) have been read"
         return (
             f"the bucket {self.bucket} is exhausted (data.epochs={epochs}) but the mix still draws from it: "
             f"{GO_ON_WITHOUT_BUCKET}, and continue this run"
@@ -114,7 +114,7 @@ class Sequential:
     tokens: int
     seq_len: int
     rows: int  # rows per step
-    spans: int | Sequence[int]  # number of equal spans per step, or a repeating list of the number of rows in each span
+    spans: int | Sequence[int]  # number of equal spans per step, or the rows per span as a list that repeats
 
     def epoch(self, sample: int) -> int:
         return int(self._place(np.array([sample], np.uint64))[0]) // self.tokens

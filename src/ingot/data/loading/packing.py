@@ -23,8 +23,8 @@ from ingot.errors import DataError
 from ingot.runtime.seeds import mix, permuted
 from ingot.runtime.tensors import IGNORED, Batch
 
-BLOCK = 1024  # documents packed at a time, enough to fill 98 to 99% of the positions in the rows
-DRAWN = 64  # blocks whose documents are drawn in one call: faster than one call per block
+BLOCK = 1024  # number of documents packed at a time, enough to fill 98 to 99% of the positions in the rows
+DRAWN = 64  # number of blocks whose documents are drawn in one call, which is faster than one call per block
 
 
 class DocumentPart(NamedTuple):
@@ -37,7 +37,7 @@ class DocumentPart(NamedTuple):
 
 
 class PackedRows(ByNumber):
-    """Documents packed into rows of `seq_len` tokens, or one document per row with `alone`.
+    """Documents packed into rows of `seq_len` tokens; with `alone`, every row holds only one document.
 
     `bos` is the id that begins every document. It is the target of a document's last token, so the model learns to predict the
     end of a document. Without a BOS id the last token has no target. If the split has an EOS id, the EOS token itself is a target
@@ -61,7 +61,7 @@ class PackedRows(ByNumber):
         self._already_read, self._eos = already_read, -1 if split.eos is None else split.eos
         self._starts, self._repeats = split.document_starts(), split.document_repeats()  # memory-mapped, so ranks share the pages
         self._blocks = max(1, -(-(len(self._starts) - 1) // BLOCK))  # blocks per epoch
-        self._firsts = [0]  # first sample of each block counted so far
+        self._firsts = [0]  # number of the first sample of each block whose rows have been counted
         self._rows_of = lru_cache(maxsize=1)(self._packed)  # keep only the most recently used block and group of blocks
         self._documents_of = lru_cache(maxsize=1)(self._drawn)
         self._lock = threading.Lock()  # shared by the training loop and the read-ahead thread
@@ -74,7 +74,7 @@ class PackedRows(ByNumber):
         with self._lock:
             while self._firsts[-1] < samples.stop and len(self._firsts) <= epochs * self._blocks:
                 self._count_block()
-            # The first sample after the last epoch, if it has been counted.
+            # The number of the first sample after the last epoch, if the rows of all epochs have been counted.
             ends = self._firsts[(end := epochs * self._blocks) : end + 1]
             return max(0, min([samples.stop, *ends]) - samples.start)
 
@@ -186,7 +186,7 @@ def rows_filled(lengths: NDArray[np.int64], capacity: int) -> int:
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Assign lengths to rows by best fit: the longest first, each to the fullest row with room; return each row's indices."""
+    """Assign lengths to rows by best fit: the longest first, each to the fullest row with room; return the indices per row."""
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (free positions, row) for each row that is not full, sorted
     for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -214,9 +214,9 @@ PART = 1 << 20  # documents drawn at a time
 class RedrawnRows(ByNumber):
     """Rows of `seq_len` tokens from documents that are reshuffled each epoch; every token is an input once per epoch.
 
-    The documents form a ring: a row may begin inside a document with which another row ends, and the target of the last token is
-    the first token. The last row of an epoch is padded with positions without targets. Tokens that a document repeats from the
-    previous one are skipped.
+    The documents form a ring: a row may begin inside the document in which another row ends, and the target of the ring's last
+    token is its first token. The last row of an epoch is padded with positions without targets. Tokens that a document repeats
+    from the previous document are skipped.
     """
 
     def __init__(self, split: Documents, seq_len: int, seed: int, documents: bool = False):
@@ -247,7 +247,7 @@ class RedrawnRows(ByNumber):
         return len(samples) * self.seq_len - empty * int(np.count_nonzero(rows == self._rows - 1))
 
     def _fill(self, batch: Batch, lines: NDArray[np.int64], rows: NDArray[np.int64], epoch: int) -> None:
-        """Write rows of one epoch, given by their indices in the ring, into the given rows of the batch."""
+        """Write the rows with the indices `rows` in an epoch's ring to the rows `lines` of the batch."""
         ring_ends, offset = self._ring(epoch)
         counts = np.minimum(self.seq_len, self.tokens - rows * self.seq_len)
         begins = (offset + rows * self.seq_len) % self.tokens

@@ -27,7 +27,7 @@ DRAWS = 2  # mixed into the seed so that bucket draws are independent of the ord
 
 
 class LimitedRows(ByNumber):
-    """The rows of `epochs` epochs; empty rows pad the last step, so that it can read the last rows of the data."""
+    """The rows of `epochs` epochs; if fewer rows are left than the last step needs, the step is padded with empty rows."""
 
     def __init__(self, source: FiniteRows, epochs: int) -> None:
         self.source, self.epochs, self.planes, self.seq_len = source, epochs, source.planes, source.seq_len
@@ -62,7 +62,7 @@ class MixedRows:
     epochs: int | None = None
     halt: bool = False
     phase: int = 0
-    places: Places = field(default_factory=dict)  # rows of each bucket read before the first requested sample
+    places: Places = field(default_factory=dict)  # number of rows read from each bucket before the first requested sample
 
     @property
     def planes(self) -> int:
@@ -73,7 +73,7 @@ class MixedRows:
         return next(iter(self.sources.values())).seq_len
 
     def at(self, phase: int, places: Places) -> MixedRows:
-        """Return a copy for a run that is in this phase and has read `places[name]` rows of each bucket."""
+        """Return a copy for a run that is in this phase and has read `places[name]` rows of every bucket `name`."""
         return replace(self, phase=phase, places=places)
 
     def after(self, samples: range) -> tuple[int, Places]:
@@ -161,7 +161,7 @@ def read_already_read(path: str, dataset: Dataset) -> dict[str, Mask]:
             read = record["buckets"].get(name, {"documents": documents, "read": []})
             if (listed := read["documents"]) != documents:
                 problem = f"{{0}} lists {listed:,} documents in the bucket {name}, but {dataset.folder} has {documents:,}"
-                raise DataError(problem, setting, advice="it belongs to different data; give the data that the run started with")
+                raise DataError(problem, setting, advice="it belongs to different data; use the data of the original run")
             masks[name] = np.zeros(documents, np.bool_)
             for first, stop in read["read"]:
                 if not 0 <= first <= stop <= documents:
@@ -184,7 +184,7 @@ class Rows(Protocol):
     def seq_len(self) -> int: ...
 
     def at(self, phase: int, places: Places) -> Rows:
-        """Return a copy for a run that is in this phase and has read `places[name]` rows of each bucket."""
+        """Return a copy for a run that is in this phase and has read `places[name]` rows of every bucket `name`."""
 
     def after(self, samples: range) -> tuple[int, Places]:
         """Return the number of the sample after `samples`, and how many rows of each bucket are read by then ({} without a mix).
@@ -193,7 +193,7 @@ class Rows(Protocol):
         """
 
     def read(self, samples: range, share: range, batch: Batch) -> int:
-        """Write those samples to the batch whose indices are in `share`, and return the number of targets in all samples.
+        """Write the samples whose indices are in `share` to the batch, and return the number of targets in all of `samples`.
 
         Raises DataExhausted if no rows are left.
         """
@@ -272,7 +272,7 @@ def make_rows(settings: DataSection, rows_per_step: int, dataset: Dataset) -> Ro
     sources = {}
     for name, bucket in buckets.items():
         if any(weights.get(name) for weights in mixes):
-            # Derived from the bucket's name, so that adding other buckets does not change the order within this one.
+            # The seed depends on the bucket's name, so that adding a bucket does not change the order within the existing ones.
             seed = mix(settings.seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
             sources[name] = _rows(settings, rows_per_step, dataset.tokenizer.bos, bucket, seed, already_read.get(name))
     return MixedRows(sources, tuple(mixes), settings.seed, settings.epochs, settings.exhausted == "halt")
@@ -288,11 +288,11 @@ def _rows(
         bos = bos if split.eos is None else None
         return PackedRows(split, seq_len, seed, bos, settings.document_mask, settings.overlap, alone, already_read)
     if settings.document_mask:
-        split.document_starts()  # fail on a damaged index now, not in the read-ahead thread
+        split.document_starts()  # a damaged index raises here, not in the read-ahead thread
     redrawn = RedrawnRows(split, seq_len, seed, settings.document_mask) if settings.sampling == "redraw" else None
     tokens = split.tokens if redrawn is None else redrawn.tokens
     if tokens <= seq_len:
-        problem = f"the text has {tokens:,} tokens and a row needs {{0}} + 1 = {seq_len + 1:,}"
+        problem = f"the text has {tokens:,} tokens but a row needs {{0}} + 1 = {seq_len + 1:,}"
         raise DataError(problem, Setting("data.seq_len"), advice="use more text or shorter rows")
     if redrawn is not None:
         return redrawn

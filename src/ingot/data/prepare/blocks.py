@@ -41,7 +41,7 @@ Block = Lines | list[str]
 
 
 def read_blocks(files: Sequence[Path], text_field: str, advance: Callable[[int], None], encoding: str = UTF8) -> Iterator[Block]:
-    """Yield the documents of files as blocks; `advance` receives the number of bytes read."""
+    """Yield the documents of files as blocks; `advance` is called with the number of bytes just read."""
     for has_lines, group in groupby(files, lambda path: READERS.get(kind_of(path)) is read_lines):
         if not has_lines:
             yield from text_blocks(read_documents(group, text_field, advance, encoding))

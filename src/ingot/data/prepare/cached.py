@@ -1,7 +1,7 @@
 """Text that is prepared on first use into a cache folder: the bundled sample, JSON lines and .txt files.
 
-The folder's name contains a hash of the tokenizer and the text: the packaged text of a sample, or the names, sizes, modification
-times and buckets of files. Changed files therefore count as different data, and a resumed run finds the data it started with.
+The folder's name contains a hash of the tokenizer and, for a sample, of its text or, for files, of their names, sizes,
+modification times and buckets. Changed files are therefore prepared again, and a resumed run finds the data it started with.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def _prepared_once(folder: Path, write: Callable[[], object]) -> Path:
     try:
         lock_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"cannot write {lock_folder}: {error.strerror}; choose another cache folder with INGOT_CACHE") from None
+        raise DataError(f"cannot write {lock_folder}: {error.strerror}; set INGOT_CACHE to a writable folder") from None
     lock = FolderLock(lock_folder)
     lock.acquire(None, lambda: log.warning("another process is preparing %s; waiting", folder))
     with lock:
-        if not is_sound(folder):  # another process may have written it meanwhile
-            shutil.rmtree(folder, ignore_errors=True)  # if it exists, it is damaged
+        if not is_sound(folder):  # another process may have written the folder meanwhile
+            shutil.rmtree(folder, ignore_errors=True)  # if the folder exists, it is damaged
             write()
     return folder
 
@@ -88,7 +88,7 @@ def is_sound(folder: Path) -> bool:
 
 
 def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
-    """Return the folder prepared from a JSON lines or .txt file or from buckets of JSON lines; prepare it if not cached."""
+    """Return the folder prepared from a JSON lines or .txt file or from buckets of JSON lines, preparing it if necessary."""
     files = [file for of_split in buckets.values() for of_bucket in of_split.values() for file in of_bucket] or [path]
     if not any(file_bytes(file) for file in files):
         raise DataError(f"{path} is empty; give a file with text")
@@ -106,7 +106,7 @@ def prepared_lines(path: Path, buckets: Buckets, tokenizer: str | None) -> Path:
     folder = cache_root() / f"{path.name.partition('.')[0]}-{opened.kind if opened else tokenizer.replace(':', '')}-{key[:16]}"
 
     def write() -> None:
-        log.warning("preparing %s into %s, once", path, folder)
+        log.warning("preparing %s; later runs reuse the result in %s", path, folder)
         try:
             prepare([path], folder, tokenizer, buckets=buckets or None)
         except DataError as error:

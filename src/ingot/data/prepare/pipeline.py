@@ -1,8 +1,8 @@
-"""Turn documents into a prepared folder: hold some out, encode them, write them, and resume after a kill.
+"""Turn documents into a prepared folder: hold some out for validation, encode and write them, and resume after a kill.
 
 Text is streamed in blocks, so memory is bounded by the longest document. The folder is created atomically (staging.py). Every
-33.5 million tokens the written files are synced and their sizes recorded. After a kill, the same command resumes from there: it
-reads the earlier text again without encoding it.
+33.5 million tokens the written files are synced and their sizes recorded. After a kill, the same command resumes from the last
+such record: it reads the earlier text again but does not encode it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SMALL_TEXT_BYTES, LARGER_TEXT = 1 << 19, "bpe:2048"  # default tokenizer: bytes 
 FEW_DOCUMENTS = 20  # up to this many documents, the end of each is held out; with more, whole documents are held out
 VAL_FRACTION = 0.1
 Piece = tuple[str, str]  # (split, text)
-Rule = Callable[[int], str]  # maps the index of a document to its split: the same for any number of workers and after a resume
+Rule = Callable[[int], str]  # maps the index of a document to its split, whatever the number of workers or interruptions
 RuledBlocks = Iterator[tuple[Rule, Block]]
 
 
@@ -74,7 +74,7 @@ def first_documents(count: int) -> Rule:
 
 
 def spread_documents(fraction: float) -> Rule:
-    """Return a rule that holds out document i where ceil(i * fraction) increases: evenly spaced, starting with the first."""
+    """Return a rule that holds out a fraction of the documents, evenly spaced: those where ceil(index * fraction) increases."""
     part = Fraction(str(fraction))  # exact, so that 0.1 means every tenth document, however many documents there are
     above, below = part.numerator, part.denominator
     return lambda number: "val" if -(-(number + 1) * above // below) > -(-number * above // below) else "train"
@@ -127,8 +127,8 @@ def prepare(
 
     `tokenizer` is char, bpe:N or a name for `open_tokenizer`, which also receives `bos`; None chooses by the size of the text.
     `encoding` applies to all files; with `skip_unreadable` files that cannot be decoded are skipped. `workers` is the number of
-    encoding processes, by default one per CPU; the result does not depend on this number.
-    `buckets` are the files of each bucket in both splits; `inputs` then only records where these files came from.
+    encoding processes, by default one per CPU for large texts; the result does not depend on this number.
+    `buckets` lists the files of each bucket in both splits; `inputs` is then only recorded as the origin of these files.
     """
     started = time.monotonic()
     held_out_by = {
@@ -138,9 +138,9 @@ def prepare(
         "--buckets": buckets,
     }
     if len(given := [name for name, value in held_out_by.items() if value not in (None, [])]) > 1:
-        raise ConfigError(f"{given[0]} and {given[1]} both choose the validation text; give one of them")
+        raise ConfigError(f"{given[0]} and {given[1]} both choose the validation text; give only one of them")
     check_output(output, overwrite)
-    opened = open_unless_learned(tokenizer or "byte", bos)  # before inputs are downloaded
+    opened = open_unless_learned(tokenizer or "byte", bos)  # a wrong name is an error before inputs are downloaded
     try:
         "".encode(encoding)  # raises for codecs that are not text encodings
         encoding = codecs.lookup(encoding).name
@@ -153,12 +153,12 @@ def prepare(
         files, val_files, ignored = _find(inputs, val_inputs)
     if skip_unreadable:
         for path in (unreadable := {path for path in files + val_files if not is_readable(path, encoding)}):
-            log.warning("%s is not %s and is skipped", path, encoding)
+            log.warning("%s is skipped because it is not %s", path, encoding)
         files, val_files = ([path for path in group if path not in unreadable] for group in (files, val_files))
     total = sum(map(file_bytes, files + val_files))
     if tokenizer is None and total > SMALL_TEXT_BYTES:
         tokenizer, opened = LARGER_TEXT, None
-        log.warning("no tokenizer is named: learning %s, better than bytes for more than 512 KB of text", tokenizer)
+        log.warning("no tokenizer is named: learning %s, which is better than bytes for more than 512 KB of text", tokenizer)
     advance = adding_up(progress, 2 * total if tokenizer == CHAR else total)
 
     def held_out(advance: Callable[[int], None]) -> tuple[str, RuledBlocks]:
@@ -263,7 +263,7 @@ def _find(inputs: Sequence[Path], val_inputs: Sequence[Path] | None) -> tuple[li
             raise DataError(f"{path} is given twice; a text may be used only once, in training or in validation")
         seen.add(resolved)
     if ignored := ignored + val_ignored:
-        log.warning("files ignored because hidden, a README.md or not %s: %d, such as %s", WHAT, len(ignored), ignored[0])
+        log.warning("%d files ignored, such as %s: they are hidden, a README.md or not %s", len(ignored), ignored[0], WHAT)
     return files, val_files, ignored
 
 

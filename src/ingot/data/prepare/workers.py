@@ -38,7 +38,7 @@ def in_order(blocks: Iterable[Block], submit: Callable[[Block], Future[Encoded]]
     while True:
         try:
             block = next(source, None)
-        except IngotError as error:  # raised after the results of the earlier blocks, which may be errors too
+        except IngotError as error:  # raised below, after the results of the earlier blocks, which may raise errors themselves
             block, problem = None, error
         if block is not None:
             weight = sum(map(len, block)) if isinstance(block, list) else len(block.data)  # bytes or characters
@@ -56,7 +56,7 @@ def in_order(blocks: Iterable[Block], submit: Callable[[Block], Future[Encoded]]
 
 @contextmanager
 def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
-    """Open an engine with this many worker processes; with one worker, encode in this process."""
+    """Yield a function that encodes blocks in `workers` child processes or, if `workers` is 1, in this process."""
     if workers <= 1:
         yield lambda blocks: (encode_block(tokenizer, block) for block in blocks)
         return
@@ -64,7 +64,7 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
     started: list[_Worker] = []
     own = threading.local()
 
-    def encode(block: Block) -> Encoded:  # each thread has a separate process
+    def encode(block: Block) -> Encoded:  # each thread has its own worker process
         if not hasattr(own, "worker"):
             own.worker = _Worker(spec)
             started.append(own.worker)
@@ -79,7 +79,7 @@ def local_engine(tokenizer: Tokenizer, workers: int) -> Iterator[Engine]:
         for worker in started:
             worker.stop()
         threads.shutdown()
-        for worker in started:  # including one that was still starting
+        for worker in started:  # again, because one may have been starting during the first loop
             worker.stop()
 
 
@@ -92,7 +92,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-            process_group=0,  # only the parent receives Ctrl-C; workers exit when it does
+            process_group=0,  # Ctrl-C reaches only the parent, whose exit ends the workers
         )
         self._spec: Any = spec  # sent with the first block
 
@@ -118,7 +118,7 @@ class _Worker:
 
 
 def run_worker() -> None:
-    """Run a worker: read a tokenizer spec and then blocks from stdin, until it is closed."""
+    """Run a worker: read a tokenizer spec and then blocks from stdin until it is closed; write encoded blocks to stdout."""
     requests, answers = os.fdopen(0, "rb", closefd=False), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # library output must not mix with the results on stdout
     with suppress(EOFError, BrokenPipeError):
@@ -133,5 +133,5 @@ def run_worker() -> None:
 
 
 def workers_for(tokenizer: Tokenizer, size: int) -> int:
-    """Return the default number of processes for an input of this many bytes."""
+    """Return the default number of worker processes for an input of `size` bytes."""
     return 1 if tokenizer.instant or size <= SMALL_BYTES else cpu_count()

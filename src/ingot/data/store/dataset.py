@@ -33,7 +33,7 @@ MANIFEST = "dataset.json"
 VERSION = 2  # the newest version that this code reads
 IDENTITY = ("format", "version", "tokenizer", "splits")  # the keys that the fingerprint covers
 OPTIONAL = ("piece_bytes", "document_index_sha256", "buckets")  # split keys that are missing in older data
-FINGERPRINT_BYTES = 4096  # bytes at the start and end of a foreign file that the fingerprint covers
+FINGERPRINT_BYTES = 4096  # number of bytes at each end of another program's file that the fingerprint covers
 
 Count = Annotated[int, Field(ge=0)]
 FileName = Annotated[str, Field(pattern=r"^\w+\.(bin|index)$")]  # never a path: files are in the folder of dataset.json
@@ -44,7 +44,7 @@ class _Record(BaseModel):
 
 
 class ShardRecord(_Record):
-    """One shard; `documents` counts those that begin in it, `bytes` is the size of its decoded text."""
+    """One shard; `documents` counts the documents that begin in the shard, `bytes` is the size of the shard's decoded text."""
 
     file: FileName
     tokens: Count
@@ -137,11 +137,11 @@ def foreign_record(folder: Path, sizes: Mapping[Path, int], **counts: Any) -> Sp
 class Split(TokenStream):
     """The tokens of one split and its document boundaries.
 
-    `record` describes all of its files; for damaged data opened for an audit, the stream contains only the readable ones.
+    `record` describes all files of the split; if damaged data is opened for an audit, the stream contains only readable files.
     `marks_after`: separators follow documents (EOS) instead of preceding them (BOS).
     """
 
-    eos: int | None = None  # the id after each document, in formats that have one; others may have a BOS id before each
+    eos: int | None = None  # the id after each document; None in formats with BOS ids or without separators
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Split(TokenStream):
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Return the offset of each document in the stream, followed by the end of the last."""
-        if self._starts is not None:  # every row with a document mask needs them
+        if self._starts is not None:  # kept, because every row with a document mask needs them
             return self._starts
         try:
             starts = self.index()
@@ -188,7 +188,7 @@ class Split(TokenStream):
             marks = np.fromiter(self.positions(self._mark), np.int64) if self._mark is not None else np.empty(0, np.int64)
             if not len(marks):
                 command = f"ingot data convert {self.folder} --mark ID"
-                raise DataError(f"{self.folder} does not record where documents begin; make a folder that does: {command}")
+                raise DataError(f"{self.folder} does not record where documents begin; make a folder that does with: {command}")
             starts = starts_at_marks(self.tokens, marks).astype(np.uint64)
         self._starts = starts
         return starts
@@ -235,13 +235,13 @@ class Bucket:
 
     def document_starts(self) -> NDArray[np.uint64]:
         """Return the offset of each document in the bucket, followed by the end of the last."""
-        if self._starts is None:  # every row with a document mask needs them
+        if self._starts is None:  # kept, because every row with a document mask needs them
             starts = self._split.document_starts()[self._documents.start : self._documents.stop + 1]
             self._starts = np.asarray(starts) - np.uint64(self._first_token)
         return self._starts
 
     def document_repeats(self) -> NDArray[np.uint16] | None:
-        """Return how many tokens each document repeats from the previous one; None if no document does."""
+        """Return how many tokens each document repeats from the previous document; None if no document repeats any."""
         repeats = self._split.document_repeats()
         return None if repeats is None else repeats[self._documents]
 
@@ -253,7 +253,7 @@ class NoTokenizer(DataError):
     """Raised for token data that does not record its tokenizer."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(f"{folder} holds tokens but does not name their tokenizer; set it with {{0}}", Setting("data.tokenizer"))
+        super().__init__(f"{folder} holds tokens but does not name their tokenizer; set {{0}} to it", Setting("data.tokenizer"))
 
 
 @dataclass(eq=False)
@@ -393,7 +393,7 @@ def prepare_command(source: Path | str, output: Path | str, tokenizer: str = "by
 
 @dataclass
 class SplitCounts:
-    """Counts of a split, None if unknown. `bytes` is the size of the original text, `piece_bytes` that of the decoded tokens."""
+    """Counts of a split (None: unknown). `bytes` is the size of the original text, `piece_bytes` that of the decoded tokens."""
 
     documents: int | None
     tokens: int
@@ -420,7 +420,7 @@ def tokenizer_problem(file: str, error: DataError) -> DataProblem:
 
 
 def readable_shards(paths: Sequence[Path], problems: list[DataProblem]) -> tuple[dict[Path, int], IdType]:
-    """Return the token counts of the readable shards and the widest dtype among them; append the defects of the others."""
+    """Return the token counts of the readable shards and the widest dtype among them; add the others' defects to `problems`."""
     sizes, dtype = {}, np.dtype(np.uint16)
     for path in paths:
         header = read_header(path)
@@ -442,7 +442,7 @@ def _read_manifest(file: Path, problems: list[DataProblem]) -> Manifest | None:
             problem = "does not describe an ingot dataset"
         elif isinstance(version := record.get("version"), int) and version > VERSION:
             advice = "upgrade ingot or prepare the data again"
-            problem = f"has version {version} but this version of ingot reads up to {VERSION}"
+            problem = f"has version {version} but this version of ingot reads only versions up to {VERSION}"
         else:
             manifest = Manifest.model_validate(record, strict=True)
             damaged = partial(DataProblem, "dataset-json", str(file))

@@ -1,8 +1,8 @@
-"""Token files: shards (a header of 256 int32 followed by the tokens, little-endian) and files of tokens without a header.
+"""Token files: shards (a header of 256 int32 values, then the tokens, all little-endian) and files of tokens without a header.
 
 The header holds a magic number, the version and the token count, then zeros. Tokens are uint16 in version 1 and uint32 in version
 2, which vocabularies of more than 65,536 ids need. A file whose size does not match its header is an error: otherwise training on
-a truncated copy would go unnoticed. llm.c has its own header for uint32 tokens.
+a truncated copy would go unnoticed. llm.c's shards of uint32 tokens have a different magic number and are accepted too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AGAIN = "copy the folder again or prepare the data again"
 
 @dataclass(frozen=True)
 class DataProblem:
-    """One defect of token data. Codes never change their meaning; docs/data-audit.md explains each."""
+    """One defect of token data. The meaning of a code never changes; docs/data-audit.md explains all codes."""
 
     code: str
     file: str
@@ -54,7 +54,7 @@ HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 TOKEN_BYTES = 2  # bytes per token in version 1
 MAX_TOKENS = 2**31 - 1  # the header stores the count as int32
-PART_TOKENS = 1 << 22  # tokens counted at a time: counting a long document at once takes many times its size in memory
+PART_TOKENS = 1 << 22  # tokens whose bytes are counted at a time; this takes many times their size in memory
 BUFFER_BYTES = 1 << 20
 
 
@@ -73,7 +73,7 @@ class TokenWriter:
     def append(self, tokens: NDArray[Any]) -> None:
         """Append tokens."""
         if tokens.dtype.itemsize > self._dtype.itemsize and (largest := int(tokens.max(initial=0))) >= NARROW:
-            raise DataError(f"token {largest:,} does not fit {self.path.name}, whose ids have 16 bits; choose another format")
+            raise DataError(f"token {largest:,} does not fit the 16-bit ids of {self.path.name}; choose a format with 32-bit ids")
         self._file.write(np.ascontiguousarray(tokens, self._dtype).data)
         self.tokens += len(tokens)
 
@@ -136,7 +136,7 @@ def open_plain(path: Path) -> NDArray[np.uint16]:
     with reading(path):
         size = path.stat().st_size
     if size % TOKEN_BYTES:
-        raise DataError(f"{path} has {size:,} bytes, an odd number, and a token has two; the file is cut short or not token data")
+        raise DataError(f"{path} has {size:,} bytes, an odd number, but each token has two; it is cut short or not token data")
     return map_tokens(path, "<u2", 0, size // TOKEN_BYTES)
 
 
@@ -172,7 +172,7 @@ class TokenStream:
         """Return the tokens of one file, memory-mapped on the first call."""
         tokens = self._maps.get(number)
         if tokens is None:
-            tokens = np.asarray(self.open_file(self.paths[number]))  # slicing a memmap takes three times as long
+            tokens = np.asarray(self.open_file(self.paths[number]))  # slicing an array is three times as fast as a memmap
             if len(tokens) != self.sizes[number]:
                 raise DataError(f"{self.paths[number]} was replaced while it was in use; start again with the new data")
             self._maps[number] = tokens

@@ -43,7 +43,7 @@ class StagedFolder:
         self.folder, self.work, self.saved = folder, work, saved
 
     def save(self, point: Any) -> None:
-        """Record a point from which this work can resume; all files it mentions must be synced to disk."""
+        """Record a point from which this work can resume; the files that the point mentions must already be synced to disk."""
         fsync_dir(self.folder)
         with (self.folder / JOURNAL).open("a", encoding="utf-8") as file:
             if not file.tell():
@@ -75,7 +75,7 @@ def staged(
         folder.mkdir(exist_ok=True)
         lock = undo.enter_context(FolderLock(folder))
         if not lock.acquire() or (lock.held is None and any(folder.iterdir())):
-            raise ConfigError(f"another process is writing {output}; wait for it, or remove {folder} if there is none")
+            raise ConfigError(f"another process is writing {output}; wait for that process, or remove {folder} if it is gone")
         stage = StagedFolder(folder, work, _last_point(folder, work, is_sound))
 
         def abandon(kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -90,7 +90,7 @@ def staged(
         if os.path.lexists(target):
             shutil.rmtree(old, ignore_errors=True)
         elif old.exists():
-            old.rename(target)  # the process that replaced it was killed before it renamed the new folder
+            old.rename(target)  # the process that was replacing the output was killed between its two renames
             log.warning("restored %s: the process that was replacing it was killed", target)
             check_output(output, overwrite)
         yield stage
@@ -142,9 +142,9 @@ def _last_point(folder: Path, work: Any, is_sound: Callable[[Path, Any], bool]) 
         if was == now and len(lines) > 1 and is_sound(folder, point := json.loads(lines[-1])):
             os.truncate(folder / JOURNAL, text.rfind(b"\n") + 1)
             return point
-        why = "they do not match its journal"
+        why = "they do not match the journal in that folder"
         if was != now:
-            why = f"its work was different ({', '.join(key for key in now if was.get(key) != now[key])} differed)"
+            why = f"that run did different work ({', '.join(key for key in now if was.get(key) != now[key])} differed)"
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         pass
     left = list(folder.iterdir())
@@ -161,13 +161,13 @@ LOCK = ".download.lock"
 
 
 def writing(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Convert an OSError while writing to a readable error."""
+    """Convert an OSError that is raised while writing into a readable error."""
     return files.writing(path, DataError, Setting("output"))
 
 
 @contextlib.contextmanager
 def alone_in(folder: Path, notify: Callable[[str], None]) -> Iterator[bool]:
-    """Create and lock a folder, waiting for other holders; yield False if it cannot be locked or written."""
+    """Create a folder and lock it, waiting for any process that holds the lock; yield False if the folder is read-only."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with FolderLock(folder, LOCK) as lock:

@@ -54,7 +54,7 @@ class SavedSplit(BaseModel):
         return sizes | {f"{name}.index": INDEX_BYTES * self.documents}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts that split and bucket records also have."""
+        """Return the counts that the records of splits and buckets contain."""
         return {count: getattr(self, count) for count in COUNTS}
 
 
@@ -132,7 +132,7 @@ class SplitWriter:
             number, begin = whole, int(ends[whole - 1])
 
     def add_document(self, parts: Iterable[IdArray]) -> None:
-        """Add one document without its text; its tokens are given in parts, because they may be larger than memory."""
+        """Add one document whose text is unknown; its tokens are given in parts, because they may be larger than memory."""
         start, state = self.state.tokens, self.state
         tokens, size = self._write_document(parts)
         if tokens:
@@ -143,7 +143,7 @@ class SplitWriter:
             state.piece_bytes += size
 
     def save(self) -> SavedSplit:
-        """Sync everything to disk and return the current state; it is mutable, and adding documents changes it."""
+        """Sync everything to disk and return `state`, an object that changes when documents are added."""
         if self._shard:
             self._shard.sync()
         self._index.flush()
@@ -170,12 +170,12 @@ class SplitWriter:
     def _write_document(self, parts: Iterable[IdArray], left: int | None = None) -> tuple[int, int]:
         """Add a document that may span several shards; return its token and byte counts.
 
-        `left` is the text size in bytes of a document in one part; without it the bytes are counted from the tokens.
+        `left` is the size of the text in bytes, for a document in one part; if it is None, bytes are counted from the tokens.
         """
         previous, begins, tokens, total = OUTSIDE, 1, 0, 0
         for ids in parts:
             while len(ids):
-                # Counting a whole document at once takes many times its size in memory.
+                # Counting the bytes of a whole document at once would take many times its size in memory.
                 part = ids[: min(self._shard_tokens - self.state.shard_tokens, PART_TOKENS)]
                 ids = ids[len(part) :]
                 sizes = self._tokenizer.target_bytes(np.append(np.int32(previous), part[:-1].astype(np.int32)), part)

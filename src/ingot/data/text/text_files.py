@@ -39,8 +39,8 @@ XZ_MEMORY = 1 << 30  # memory limit in bytes; `xz -9` needs 65 MB
 ZST_WINDOW = 1 << 31  # maximum window in bytes; large public dumps are written with `zstd --long=31`
 HUB = "hf:"  # prefix of a dataset name on the Hugging Face hub
 CACHED = re.compile(r"/datasets--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/")  # a folder in the hub's cache
-TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the right one with {0}"
-CONVERT = "convert it or leave it out; `ingot data prepare` has --encoding and --skip-unreadable"
+TEXT_FIELD, NAME_IT = Setting("--text-field"), "name the one that holds the text with {0}"
+CONVERT = "convert the file or leave it out, or use --encoding or --skip-unreadable of `ingot data prepare`"
 BYTE_ORDER_MARK = "\ufeff"  # removed at the start of a file, because it is not text
 JSON_WHITE = re.compile(r"[ \t\r\n]*")
 BATCH_ROWS = 256  # rows read at once from a parquet file
@@ -72,7 +72,7 @@ def read_lines(
                     record = JSON.decode(_decoded(data, path, bytes_before + len(line) - len(data)))
                 text = field_text(record, text_field)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}:{number}: not JSON ({error}); every line is one JSON object") from None
+                raise DataError(f"{path}:{number}: not JSON ({error}); every line must be one JSON object") from None
             except NotUtf8:
                 raise
             except DataError as error:
@@ -82,7 +82,7 @@ def read_lines(
 
 
 def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
-    """Yield the documents of a JSON file: objects or strings, in an array or one after another. The whole file is in memory."""
+    """Yield the documents of a JSON file: objects or strings, in an array or one after another. The file is read into memory."""
     text, end = _decoded(stream.read(), path).removeprefix(BYTE_ORDER_MARK), 0
     while (begin := next(JSON_WHITE.finditer(text, end)).end()) < len(text):
         try:
@@ -90,7 +90,7 @@ def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
             for element in value if isinstance(value, list) else [value]:
                 yield field_text({text_field: element} if isinstance(element, str) else element, text_field)
         except (DataError, ValueError, RecursionError) as error:
-            not_json = DataError(f"not JSON ({error}); a .json file holds an array of objects or strings")
+            not_json = DataError(f"not JSON ({error}); a .json file must hold an array of objects or strings")
             line = 1 + text.count("\n", 0, begin)
             raise (error if isinstance(error, DataError) else not_json).within(f"{path}:{line}") from None
 
@@ -113,7 +113,7 @@ def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) ->
             raise no_field(text_field, header, "column").within(f"{path}:1")
         for row in filter(None, rows):
             if len(row) != len(header):
-                raise DataError(f"{path}:{rows.line_num}: {len(row)} columns where the first row names {len(header)}")
+                raise DataError(f"{path}:{rows.line_num}: {len(row)} columns, but the first row names {len(header)}")
             yield row[header.index(text_field)]
     except csv.Error as error:
         advice = "quote fields that contain quotes, delimiters or line ends"
@@ -131,7 +131,7 @@ def check_pyarrow(what: str) -> None:
 def parquet_rows(
     path: Path, column: str | None = None, advance: Callable[[int], None] = lambda size: None
 ) -> Iterator[list[Any]]:
-    """Yield batches of rows: the values of one column, or dicts of all columns."""
+    """Yield batches of rows; a row is its value in `column` or, if `column` is None, a dict of all columns."""
     check_pyarrow(str(path))
     import pyarrow
     from pyarrow.parquet import ParquetFile  # type: ignore[import-not-found, import-untyped]
@@ -168,7 +168,7 @@ def field_text(record: Any, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise DataError(f"field {name!r} holds half a surrogate pair, which is not a character; remove it") from None
+        raise DataError(f"field {name!r} holds half a surrogate pair, which is not a character; remove that half") from None
     return text
 
 
@@ -198,20 +198,20 @@ READERS: dict[str, Callable[[BinaryIO, Path, str], Iterator[str]]] = {
     ".tsv": partial(read_table, delimiter="\t"),
     ".md": read_text,
 }
-README = "readme.md"  # skipped in folders: it describes the data
+README = "readme.md"  # skipped in folders, because it describes the data
 PARQUET = ".parquet"  # compressed internally, so .parquet.gz is not supported
 SUFFIXES = (*READERS, PARQUET)
 WHAT = f"{', '.join(SUFFIXES[:-1])} (also with {', '.join(CODECS)}) or {PARQUET}"
 
 
 def open_unpacked(path: Path, advance: Callable[[int], None], encoding: str = UTF8) -> BinaryIO:
-    """Open a file as UTF-8, decompressed according to its suffix; `advance` receives the number of bytes read from the disk."""
+    """Open a file, decompressed according to its suffix and converted to UTF-8; `advance` is called with the bytes just read."""
     chunks = _chunks(path, advance)
     return io.BufferedReader(_ChunkStream(chunks if encoding == UTF8 else _to_utf8(chunks, path, encoding)), CHUNK_BYTES)
 
 
 def is_readable(path: Path, encoding: str) -> bool:
-    """Return True if all bytes of a file can be decoded."""
+    """Return True if a whole file can be decoded with `encoding`; parquet files are not checked."""
     try:
         with reading(path):
             for _ in _to_utf8(_chunks(path, lambda _: None), path, encoding) if kind_of(path) != PARQUET else ():
@@ -302,7 +302,7 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
                 hub = f"; write a dataset on the hub as {HUB}{path}" if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path)) else ""
                 raise DataError(f"no input at {path}; give a file ({WHAT}) or a folder of them{hub}")
             elif not kind_of(path):
-                raise DataError(f"cannot read {path}: inputs are {WHAT} files, or folders of them; rename it if it is one")
+                raise DataError(f"cannot read {path}: inputs are {WHAT} files, or folders of them; rename the file if it is one")
             elif not path.stat().st_size:
                 raise DataError(f"{path} is empty; give a file with text")
             else:
@@ -316,7 +316,7 @@ def folder_of(path: Path) -> str:
 
 
 def commits(files: Iterable[Path]) -> dict[str, str]:
-    """Return the commit of each dataset from the hub; the paths of the files in the hub's cache contain it."""
+    """Return the commit of each dataset from the hub, which is part of the paths of its files in the hub's cache."""
     matches = (CACHED.search(str(path)) for path in files)
     return {match["repository"].replace("--", "/"): match["commit"] for match in matches if match}
 
@@ -329,7 +329,7 @@ def file_identity(path: Path) -> list[str | int]:
 
 
 def file_bytes(path: Path) -> int:
-    """Return the size of a file."""
+    """Return the size of a file in bytes."""
     with reading(path):
         return path.stat().st_size
 
@@ -352,7 +352,7 @@ def read_documents(
 ) -> Iterator[str]:
     """Yield every document: a whole .txt or .md file, or a line, element or row of other files.
 
-    `advance` receives the number of bytes read.
+    `advance` is called with the number of bytes just read.
     """
     for path in files:
         with reading(path):
@@ -414,5 +414,5 @@ def find_buckets(folder: Path, wanted: Callable[[Path], object]) -> Buckets:
     train, val = buckets["train"], buckets["val"]
     for name in sorted(train.keys() ^ val.keys()):
         has, lacks = SPLITS if name in train else reversed(SPLITS)
-        raise DataError(f"{folder / has / name} has files and {folder / lacks / name} has none; add some to it")
+        raise DataError(f"{folder / has / name} has files but {folder / lacks / name} has none; add files to the latter")
     return buckets if buckets["train"] else {}

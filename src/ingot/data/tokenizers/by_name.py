@@ -1,8 +1,8 @@
-"""Open a tokenizer by its name or its spec, and train the ones that depend on the text.
+"""Open a tokenizer by its name or its spec, and learn the tokenizers that depend on the text.
 
-A name is byte, gpt2, a file, a folder with one, or a tokenizer on the Hugging Face hub. The result is exactly the tokenizer that
-was named, or an error, never a fallback. `char` and `bpe:N` are learned from the text that they will encode and cannot be opened
-before that. `bpe:N` learns at most N ids of byte-level BPE, which is lossless, from training text only.
+A name is `byte`, `gpt2`, a tokenizer file, a folder with such a file, or a repository on the Hugging Face hub. The result is
+exactly the named tokenizer or an error, never a fallback. `char` and `bpe:N` are learned from the text that they will encode and
+cannot be opened before that. `bpe:N` learns at most N ids of byte-level BPE, which is lossless, from training text only.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ingot.runtime.files import open_to_read, user_path
 
 CHAR, BPE = "char", "bpe:"
 LEARNED_BYTES = 1 << 24  # bpe:N learns from this many bytes of training text; 2,048 ids from 5 MB take 2.4 s on one core
-SEAM_BYTES = 1 << 16  # how far back to search for a word boundary at which to truncate; Chinese has few spaces
+SEAM_BYTES = 1 << 16  # bytes searched backwards for a word boundary at which to truncate; Chinese has few spaces
 SUFFIXES = (".model", ".json")
 MERGES = {"encoder.json": "vocab.bpe", "vocab.json": "merges.txt"}  # GPT-2's vocabulary file -> its merges file
 HUB = "hf:"
 HUB_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 HOW = (
-    "byte, char, bpe:N, gpt2, a file (.model, tokenizer.json), a folder with one, or a name on the Hugging Face hub (ORG/NAME, "
-    "hf:NAME)"
+    "byte, char, bpe:N, gpt2, a file (.model, tokenizer.json), a folder with such a file, or a name on the Hugging Face hub "
+    "(ORG/NAME, hf:NAME)"
 )
 
 
@@ -52,11 +52,11 @@ def from_spec(spec: Mapping[str, Any]) -> Tokenizer:
     try:
         return kinds[kind]()
     except (LookupError, TypeError, ValueError) as error:
-        raise DataError(f"damaged tokenizer: {kind} needs other values in its description ({error!r})") from None
+        raise DataError(f"damaged tokenizer: its {kind} description has missing or wrong values ({error!r})") from None
 
 
 def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
-    """Open a tokenizer. `bos` names the BOS token if a tokenizer.json does not define a BOS token; "" means no BOS token."""
+    """Open a tokenizer. `bos` names the BOS token of a tokenizer.json that does not define one; "" means that it has none."""
     if name in ("byte", "gpt2"):
         _refuse_bos(bos, name)
         return ByteTokenizer() if name == "byte" else GPT2Tokenizer()
@@ -64,7 +64,7 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
         _refuse_bos(bos, name)
         raise ConfigError(f"a {name} tokenizer has to be learned from text first; prepare the text with --tokenizer {name}")
     if name == "number":
-        raise ConfigError("number is for nanoGPT folders whose ids do not represent text; their meta.pkl has the vocabulary size")
+        raise ConfigError("the tokenizer number is only for nanoGPT folders with a meta.pkl and ids that do not represent text")
     path = user_path(name)
     if name and not name.startswith(HUB) and path.exists():
         return _open_path(path, bos)
@@ -83,7 +83,7 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
 
 
 def open_unless_learned(name: str, bos: str | None = None) -> Tokenizer | None:
-    """Open a tokenizer; return None if it has to be learned from text, after checking that its name is valid without `bos`."""
+    """Open a tokenizer; if it has to be learned from text, check its name and that `bos` is None, and return None."""
     if not is_learned(name) or bos is not None:
         return open_tokenizer(name, bos)
     if name != CHAR:
@@ -108,7 +108,7 @@ def is_learned_as(name: str, tokenizer: Tokenizer, recorded_name: str | None) ->
 
 
 def bpe_size(name: str) -> int:
-    """Return the vocabulary size N of a tokenizer's name `bpe:N`."""
+    """Return N, the size of the vocabulary, from the tokenizer name `bpe:N`."""
     size = name.removeprefix(BPE)
     if not (size.isascii() and size.isdigit() and 257 <= int(size) <= NARROW):
         raise ConfigError(f"{name} does not say how many ids to learn; give {BPE}N, with N from 257 to {NARROW:,}")
@@ -144,7 +144,7 @@ def _open_path(path: Path, bos: str | None, shown: str | None = None) -> Tokeniz
         where = shown or path
         found = (sorted(path.glob(pattern)) for pattern in ("tokenizer.json", "*.model", *MERGES))
         if not (paths := next(filter(None, found), [])):
-            raise DataError(f"no tokenizer in {where}; it needs tokenizer.json, a .model, or encoder.json and vocab.bpe")
+            raise DataError(f"no tokenizer in {where}; expected tokenizer.json, a .model, or encoder.json and vocab.bpe")
         path, *others = paths
         if others:
             names = ", ".join(each.name for each in paths)
@@ -197,7 +197,7 @@ class RoundTrips(NamedTuple):
 
     @property
     def fit(self) -> bool:
-        """True if enough samples round-trip: the tokenizer produced the tokens."""
+        """True if so many samples round-trip that the tokenizer must have produced the tokens."""
         return self.tried - len(self.wrong) >= MIN_MATCHING * self.tried
 
 

@@ -1,8 +1,8 @@
 """GPT-2's byte-level BPE, from merge ranks shipped with the package; nothing is downloaded.
 
 The ids are OpenAI's: 50,256 byte sequences and <|endoftext|>, which precedes every document. Inside a text it is encoded as plain
-text. Files of the same vocabulary are accepted and verified; others are rejected, because they do not specify how text is
-pre-tokenized.
+text. Vocabulary files are accepted if they contain exactly GPT-2's vocabulary; others are rejected, because such files do not
+specify how text is pre-tokenized.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ingot.errors import DataError
 END_OF_TEXT = "<|endoftext|>"
 # GPT-2's pre-tokenization regex with possessive quantifiers: runs of letters, digits and punctuation need no backtracking.
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-# The regex engine panics on a million spaces before a word. All but the last form one word anyway, so the text is cut there.
+# The regex engine panics on a million spaces before a word. All spaces but the last form one word anyway: the text is cut there.
 WHITE = "[\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"
 CUT = re.compile(f"(?<!{WHITE}){WHITE}{{10000,}}+(?=.)", re.S)
 
@@ -61,8 +61,8 @@ def from_merges(vocabulary: bytes, merges: bytes) -> GPT2Tokenizer:
         raise DataError("these are not the vocabulary and merges of a byte-level BPE, or they are damaged") from None
     ranks = _ranks()
     if ids != ranks or merged != list(ranks)[256:]:
-        problem = f"{len(ids):,} ids and {len(merged):,} merges that are not GPT-2's"
-        raise DataError(f"{problem}; only a tokenizer.json says how text is split into words: give a tokenizer.json instead")
+        problem = f"the {len(ids):,} ids and {len(merged):,} merges are not GPT-2's"
+        raise DataError(f"{problem}; give a tokenizer.json, which also says how text is split into words")
     return GPT2Tokenizer()
 
 

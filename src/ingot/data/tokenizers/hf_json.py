@@ -1,8 +1,8 @@
 """Any tokenizer.json, through the library `tokenizers`.
 
-The bytes of an id are derived from the file. Byte-level vocabularies spell bytes in a fixed alphabet, which is exact.
-Vocabularies that write a space as U+2581 are read like SentencePiece's, and every space counts as one byte. For all others each
-id is decoded after a word, which is correct for word and subword vocabularies. Special tokens in a text become plain text.
+The bytes of an id are derived from the file. Byte-level vocabularies spell bytes in a fixed alphabet, so their bytes are exact.
+Vocabularies that write a space as U+2581 are read like SentencePiece's, and every space counts as one byte. In all other files
+each id is decoded after a word, which is correct for words and subwords. Special tokens in a text are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BYTE = re.compile("<0x([0-9A-F]{2})>")
 ALPHABET = byte_alphabet()
 DAMAGED = "this is not a tokenizer.json, or it is damaged"
 MAX_GROWTH = 1000  # maximum factor by which consecutive replacements may lengthen a text
-KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # Split behaviours that drop no text
+KEEPING = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")  # behaviours of Split that drop no text
 Entry = tuple[bytes | None, bool]  # the text of an id, and True if it begins with a word's leading space
 
 
@@ -138,7 +138,7 @@ def _build(contents: bytes) -> Any:
 
 @contextmanager
 def _explained(problem: str) -> Iterator[None]:
-    """Convert the library's exceptions to DataError; it has no exception classes, and its panics are not Exceptions."""
+    """Convert the library's exceptions to DataError; they have no class of their own, and panics are BaseExceptions."""
     try:
         yield
     except DataError:
@@ -186,7 +186,7 @@ def _pieces(tokenizer: Any, config: dict[str, Any], style: str) -> list[Entry]:
     model = config["model"]
     unknown = vocabulary.get(model.get("unk_token"), model.get("unk_id"))
     if isinstance(unknown, int) and style != "bytes" and unknown < len(table):
-        # In SentencePiece-style vocabularies unk starts a new text; in others it has no bytes and the space after it is text.
+        # In SentencePiece-style vocabularies <unk> starts a new text; elsewhere it has no bytes and the space after it is text.
         table[unknown] = (None if style == "spaces" else b"", False)
     if style == "spaces" and (b" ", True) not in table:
         raise NoSpacePiece(

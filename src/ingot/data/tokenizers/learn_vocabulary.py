@@ -1,8 +1,8 @@
 """Learn a vocabulary from text: SentencePiece BPE as golf trains it, or byte-level BPE as in GPT-2.
 
 Training is deterministic: the same text gives the same file. Text is streamed in chunks, but SentencePiece keeps all of it in
-memory. With `mark_capitals` a SentencePiece model encodes capitals as a mark before lower-case letters: `in The USA` becomes
-`in^ the^^ us^a`.
+memory. With `mark_capitals` a SentencePiece model encodes capitals as a mark before lower-case letters: with the marks ^ and ^^,
+`in The USA` becomes `in^ the^^ us^a`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Trainable = Literal["sentencepiece", "bpe"]
 VOCAB_SIZE = Setting("--vocab-size")
 SUFFIXES = {"sentencepiece": ".model", "bpe": ".json"}
 PORTION = 1 << 20  # characters per chunk; longer documents are split, between words where possible
-# The golf challenge's settings, and two more: by default SentencePiece skips long documents, and may omit the space from the
-# vocabulary if the text has few spaces.
+# The golf challenge's settings, and two of our own, because by default SentencePiece skips long documents and may omit the space
+# from the vocabulary if the text has few spaces.
 SETTINGS: dict[str, Any] = {
     "model_type": "bpe", "character_coverage": 0.999, "byte_fallback": True, "split_digits": True, "add_dummy_prefix": False,
     "normalization_rule_name": "nmt_nfkc", "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False,
     "max_sentence_length": 8 * PORTION, "required_chars": SPACE, "minloglevel": 4,
 }  # fmt: skip
-# SentencePiece's normalisation may expand one character to six, and it aborts the process on words of 65,536 characters.
+# SentencePiece's normalisation may expand one character to six, and SentencePiece aborts on words of 65,536 characters.
 LONG_WORD = re.compile("[^ ]{10000}(?=[^ ])")
 RESERVED = {0: " ", 0x2585: " "}  # SentencePiece skips a text that contains U+2585
 FOLDED = "nmt_nfkc"  # golf's normalisation; with capital marks, only its rules for white space and control characters apply
@@ -105,7 +105,7 @@ def train_tokenizer(
     `mark_capitals`: learn lower-case letters only and encode capitals as marks before them (sentencepiece only).
     """
     if output.suffix != SUFFIXES[kind]:
-        raise ConfigError(f"a {kind} tokenizer is a {SUFFIXES[kind]} file; give --output that suffix, not {output.name}")
+        raise ConfigError(f"--output {output.name} must end in {SUFFIXES[kind]}, as the file of a {kind} tokenizer does")
     if mark_capitals and kind != "sentencepiece":
         raise ConfigError(f"{{0}} is for --kind sentencepiece, not {kind}", Setting("--mark-capitals"))
     files, _ = find_files(inputs)
@@ -118,7 +118,7 @@ def train_tokenizer(
     tokenizer = SentencePieceTokenizer(contents) if kind == "sentencepiece" else from_json(contents, END_OF_TEXT)
     if tokenizer.vocab_size < vocab_size:
         most = f"the text has only enough different pieces for {tokenizer.vocab_size:,} ids, fewer than {{0}} {vocab_size:,}"
-        raise DataError(most, VOCAB_SIZE, advice=f"give {tokenizer.vocab_size} or less, or more text")
+        raise DataError(most, VOCAB_SIZE, advice=f"lower {{0}} to {tokenizer.vocab_size} or use more text")
     with writing_output(output):
         write_atomically(output.resolve(), contents)
     return tokenizer
@@ -187,7 +187,7 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Yield stripped texts. SentencePiece aborts the process if they contain no space, so one is added if necessary."""
+    """Yield stripped texts. SentencePiece aborts the process if they contain no space, so a text with one is then added."""
     spaced, letter = False, ""
     for text in (text.translate(RESERVED).strip() for text in texts):
         spaced = spaced or re.search(r"[^\W_] [^\W_]", text) is not None

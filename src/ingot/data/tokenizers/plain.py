@@ -66,7 +66,7 @@ def read_byte_file(contents: bytes) -> ByteTokenizer | None:
 
 
 class CharTokenizer(Tokenizer):
-    """The characters of a text in sorted order, id = position, as in nanoGPT; it has no special ids."""
+    """A tokenizer whose ids number the characters of a text in sorted order, as in nanoGPT; there are no special ids."""
 
     kind = "char"
 
@@ -75,7 +75,7 @@ class CharTokenizer(Tokenizer):
         self.vocab_size = len(self.characters)
         if self.vocab_size > NARROW:
             limit = f"the char tokenizer supports at most {NARROW:,}; use the byte tokenizer"
-            raise DataError(f"the text has {self.vocab_size:,} distinct characters and {limit}")
+            raise DataError(f"the text has {self.vocab_size:,} distinct characters, but {limit}")
         self._codes = _code_points(self.characters)
         self._ids = np.full(0x110000, -1, np.int32)  # indexed by code point; -1: not in the vocabulary
         self._ids[self._codes] = np.arange(self.vocab_size)
@@ -100,7 +100,7 @@ class CharTokenizer(Tokenizer):
 
 
 class NumberTokenizer(Tokenizer):
-    """Ids that do not represent text (notes, moves, bases); each decodes to its number with a leading space."""
+    """A tokenizer for ids that do not represent text (notes, moves, bases); an id decodes to its number after a space."""
 
     kind = "number"
     lossless = False

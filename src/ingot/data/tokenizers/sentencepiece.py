@@ -36,7 +36,7 @@ NORMALISERS, JOINED = (b"nfkc", b"nmt_nfkc", b"nfkc_cf", b"nmt_nfkc_cf"), set("<
 
 
 def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
-    """Return the spaces that begin words, and the punctuation that begins words after a letter or digit; None without a proof."""
+    """Return the spaces that begin words, and the punctuation that does so after a letter or digit; None if the proof fails."""
     fields = list(message_fields(contents))
     trainer, normaliser = (dict(message_fields(b"".join(value for key, value in fields if key == part))) for part in (2, 3))
     folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # folds: runs of spaces collapse to one space
@@ -121,7 +121,7 @@ class SentencePieceTokenizer(FileTokenizer):
         if not any(piece == b" " and starts for piece, starts, _ in table):
             raise NoSpacePiece(
                 "the model has no piece for a single space (U+2581): a space would become three byte pieces and bytes would be "
-                "counted wrong; train one on text with spaces in it"
+                "counted wrong; train a model on text with spaces in it"
             )
         if sum(piece is not None and piece.endswith(b" ") and not starts for piece, starts, _ in table) > sum(spaced):
             raise DataError("the model puts spaces after words (treat_whitespace_as_suffix), so bytes would be counted wrong")
@@ -168,7 +168,7 @@ class SentencePieceTokenizer(FileTokenizer):
     def _table(self) -> WordTable | None:
         if (starts := word_starts(self.contents, self._model)) is None:
             return None
-        # The normaliser does not treat a literal U+2581 as a space, but in pieces it is one.
+        # The normaliser does not treat U+2581 in a text as a space, but in a piece U+2581 stands for a space.
         return WordTable(self._encode_words, self.encode, *starts, foreign=SPACE.encode(), dtype=self.dtype)
 
     def _encode_words(self, words: list[bytes], at_start: bool) -> list[list[int]]:
@@ -179,7 +179,7 @@ class SentencePieceTokenizer(FileTokenizer):
 
 
 def _entry(model: Any, token: int, marks: str) -> tuple[bytes | None, bool, int]:
-    """Return the text of a piece, whether it begins with a space, and its byte count by golf's rule, without `marks`."""
+    """Return the text of a piece, whether it begins with a space, and its byte count by golf's rule (`marks` do not count)."""
     if model.is_control(token) or model.is_unknown(token) or model.is_unused(token):
         return None, False, 0
     name = str(model.id_to_piece(token))

@@ -28,7 +28,7 @@ IdType = np.dtype[np.unsignedinteger[Any]]
 VIEWED = (np.uint16, np.uint32, np.int32)  # dtypes of ids that are used without a copy
 NARROW = 1 << 16  # the largest vocabulary whose ids are stored in 16 bits
 MAX_VOCABULARY = 1 << 24  # far larger than any tokenizer's vocabulary
-MAX_FILE_BYTES = 1 << 26  # vocabularies of 262,144 ids take half of it; the limit keeps a damaged spec from exhausting memory
+MAX_FILE_BYTES = 1 << 26  # twice the size of files with 262,144 ids; the limit keeps a damaged spec from exhausting memory
 OUTSIDE = -1  # used as the previous token of a document's first token
 PACKED = "xz"  # spec key that holds the compressed tokenizer file
 
@@ -167,7 +167,7 @@ def unpack(spec: Mapping[str, Any]) -> bytes:
 
 
 class StreamDecoder:
-    """Decodes ids that arrive a few at a time; incomplete text, such as part of a character, is buffered until complete.
+    """Decodes ids that arrive a few at a time; incomplete text, such as part of a character, is buffered until it is complete.
 
     `at_start`: no text precedes the first id, so the space that SentencePiece adds before the first word is dropped.
     """
@@ -239,7 +239,7 @@ class PieceTokenizer(Tokenizer):
 
 
 class FileTokenizer(PieceTokenizer):
-    """A piece tokenizer read from a file, which its spec contains."""
+    """A piece tokenizer that is read from a file; its spec contains the file."""
 
     contents: bytes
 
@@ -255,7 +255,7 @@ class FileTokenizer(PieceTokenizer):
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the 256 characters that byte-level vocabularies use for bytes: printable ones unchanged, the rest from U+0100."""
+    """Return the 256 characters that stand for bytes in byte-level vocabularies: printable ones unchanged, others from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + position): byte for position, byte in enumerate(others)}

@@ -78,7 +78,7 @@ class WordTable:
             first, last = np.searchsorted(starts, [begin, end])
             ids, ends, words = self._encode_portion(joined[begin:end], starts[first:last] - begin)
             bounds[first:last] = total + ends[words]
-            # After a first word without ids, another word starts the document.
+            # If a document's first word has no ids, the next one starts the document, so the library encodes the whole text.
             by_library[first:last] |= ends[words] == ends[words + 1]
             bounds[last:] = total = total + len(ids)
             parts.append(ids)

@@ -2,7 +2,7 @@
 
 Tokens are counted in chunks of mapped shards, so memory grows only with the number of documents (8 bytes each). A check is
 skipped if the data that it depends on is already known to be broken, so that one defect is not reported ten times. Scripts rely
-on the codes, so they never change; a new kind of problem gets a new code.
+on the codes of problems, so codes never change; a new kind of problem gets a new code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OnTokens = Callable[[int], None]  # called with the number of tokens just read
 def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
     """Open a folder and collect its problems; the dataset has no tokenizer only if the tokenizer cannot be read.
 
-    `tokenizer` produced the tokens of another program's data; for a prepared folder it must match the recorded tokenizer.
+    `tokenizer` names the tokenizer of another program's data; for a prepared folder it must match the recorded tokenizer.
     """
     with reading(path):
         if not path.is_dir():
@@ -51,7 +51,7 @@ def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
     if dataset.format == "nanogpt":
         made_by = "" if dataset.known_tokenizer else " --tokenizer NAME"
         command = f"ingot data convert {shlex.quote(str(path))} --to ingot{made_by} --output DIR"
-        raise DataError(f"{path} holds tokens in the format nanogpt; convert it to a prepared folder with: {command}")
+        raise DataError(f"{path} is in the format nanogpt, which cannot be inspected or verified; convert it with: {command}")
     for split in dataset.splits.values():
         split.dtype = np.dtype(np.uint32)  # one dtype for all splits, so that equal documents are equal arrays
     own = dataset.known_tokenizer
@@ -60,13 +60,13 @@ def open_for_audit(path: Path, tokenizer: str | None = None) -> Dataset:
             own = _try_tokenizer(dataset, paired_tokenizer(path))
     given = _try_tokenizer(dataset, tokenizer)
     if tokenizer is None and own is None and dataset.format != "ingot":
-        raise ConfigError(f"{path} does not name its tokenizer; give --tokenizer (gpt2, a .model, tokenizer.json)")
+        raise ConfigError(f"{path} does not name its tokenizer; name it with --tokenizer (gpt2, a .model or .json file)")
     if not dataset.is_prepared:
         dataset.known_tokenizer = given or own
     if own is not None and given is not None and own.fingerprint() != given.fingerprint():
         own_text, given_text = (f"{t.kind}, {t.vocab_size:,} ids, {t.fingerprint()[:12]}" for t in (own, given))
-        problem = f"its tokenizer ({own_text}) is not the one given ({given_text})"
-        advice = "leave --tokenizer out, or prepare the text again with yours"
+        problem = f"its tokenizer ({own_text}) is not the given tokenizer ({given_text})"
+        advice = "leave out --tokenizer, or prepare the text again with the given tokenizer"
         dataset.problems.append(DataProblem("tokenizer-mismatch", str(path / MANIFEST), problem, advice, "tokenizer"))
     return dataset
 
@@ -145,7 +145,7 @@ class SplitInspection(SplitCounts):
 
 @dataclass(frozen=True)
 class Inspection:
-    """The contents of a folder."""
+    """The contents of a folder of tokens."""
 
     folder: Path
     tokenizer: str
@@ -155,10 +155,10 @@ class Inspection:
 def inspect(
     path: Path, split: str | None = None, *, tokenizer: str | None = None, top: int = 10, beginnings: int = 5
 ) -> Inspection:
-    """Inspect one split of a folder, or all; list the `top` most frequent ids and the beginnings of some documents."""
+    """Inspect one split of a folder (None: all splits); list the `top` most frequent ids and the beginnings of some documents."""
     dataset = open_for_audit(path, tokenizer)
     if dataset.problems:
-        raise DataError(f"{dataset.problems[0].line} (ingot data verify {path} lists everything)")
+        raise DataError(f"{dataset.problems[0].line} (ingot data verify {path} lists all problems)")
     if split is not None and split not in dataset.splits:
         raise DataError(f"{path} has no split {split!r}; it has {', '.join(dataset.splits)}")
     names = [split] if split else list(dataset.splits)
@@ -173,7 +173,7 @@ def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) 
     try:
         index = split.index() if isinstance(split, Split) else split.document_starts()
     except ValueError as problem:
-        message = f"{split.folder}: the document index of {split.name} {problem}; ingot data verify lists everything"
+        message = f"{split.folder}: the document index of {split.name} {problem}; ingot data verify lists all problems"
         raise DataError(message) from None
     counts, starts = count_documents(split, tokenizer, index)
     if (outside := int(counts.ids[tokenizer.vocab_size :].sum())) > 0:
@@ -196,7 +196,7 @@ def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) 
     if documents:
         sizes = np.diff(starts)
         powers = np.bincount(np.maximum(np.frexp(sizes.astype(np.float64))[1] - 1, 0))  # bins double: 1, 2 to 3, 4 to 7, ...
-        doublings = range(int(np.flatnonzero(powers)[0]), len(powers))  # the last power occurs
+        doublings = range(int(np.flatnonzero(powers)[0]), len(powers))  # from the first to the last bin that holds documents
         bins = [{"low": 1 << p, "high": (2 << p) - 1, "documents": int(powers[p])} for p in doublings]
         ends, middle = (int(sizes.min()), int(sizes.max())), (float(sizes.mean()), float(np.median(sizes)))
         lengths = {"shortest": ends[0], "mean": middle[0], "median": middle[1], "longest": ends[1], "histogram": bins}
@@ -214,12 +214,12 @@ def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) 
 # The audit.
 
 BYTE_GAP = 0.005  # allowed relative gap between decoded and original bytes, if the decoded bytes were not recorded
-FOLDED_GAP = 0.05  # allowed gap if they were recorded and match: SentencePiece collapses white space, 1% of Shakespeare's text
+FOLDED_GAP = 0.05  # allowed gap if the decoded bytes match the record: SentencePiece collapses white space, 1% of Shakespeare
 SAMPLED = 64  # documents that are decoded and re-encoded
 MAX_RUN_WORDS = 1000  # upper limit for `ngram_words`; a document has about as many n-grams as words
 FOLDS = (
-    "the tokens are right, but the tokenizer normalises this text; bits per byte of the original text stay right: for those of "
-    "the decoded tokens use a lossless tokenizer (--kind bpe), or raise --byte-gap"
+    "the tokens are right, but the tokenizer normalises this text; bits per byte of the original text stay right; if you need "
+    "bits per decoded byte, use a lossless tokenizer (--kind bpe), otherwise raise --byte-gap"
 )
 OTHER = "give the tokenizer that made the tokens, or prepare the text again"
 
@@ -273,10 +273,10 @@ def audit(
     """
     started = time.monotonic()
     if not 1 <= ngram_words <= MAX_RUN_WORDS:
-        raise ConfigError(f"--ngram-words {ngram_words} is out of range; give 1 to {MAX_RUN_WORDS:,}")
+        raise ConfigError(f"--ngram-words {ngram_words} is out of range; give a number from 1 to {MAX_RUN_WORDS:,}")
     for option, share in (("--byte-gap", byte_gap), ("--overlap-share", overlap_share)):
         if share is not None and not 0 <= share <= 1:
-            raise ConfigError(f"{option} {share} is not a fraction; give 0 to 1")
+            raise ConfigError(f"{option} {share} is not a fraction; give a number from 0 to 1")
     dataset = open_for_audit(path, tokenizer)
     trains = [dataset] if "train" in dataset.splits else []
     if against is not None and against.resolve() != path.resolve():
@@ -359,13 +359,13 @@ def _audit_split(
     if counts.outside is not None:
         vocabulary = f"the {tokenizer.kind} vocabulary of {tokenizer.vocab_size:,} ids"
         tokens = int(counts.ids[tokenizer.vocab_size :].sum())
-        problem = f"tokens outside {vocabulary} begin here: {tokens:,} in {split.name}, the largest {counts.largest:,}"
+        problem = f"tokens outside {vocabulary} begin here: {split.name} has {tokens:,}, the largest is {counts.largest:,}"
         where, place = split.place(counts.outside)
         problems.append(DataProblem("token-range", where, problem, OTHER, place))
     marked = (not complete or _check_marks(side, counts, index, problems)) and fits
     if marked and complete and split.is_prepared and (index is not None or tokenizer.bos is not None):
         _check_bytes(side, counts, byte_gap, problems)
-    if fits:  # check that sampled documents round-trip through the tokenizer; with a wrong one they hardly ever do
+    if fits:  # check that sampled documents round-trip through the tokenizer, which fails with nearly every wrong tokenizer
         numbers = np.unique(np.linspace(0, len(starts) - 2, SAMPLED).astype(np.int64)) if len(starts) > 1 else starts[:0]
         begins, ends = starts[numbers].tolist(), starts[numbers + 1].tolist()
         samples = (split.read(begin, min(end, begin + 2 * HEAD)) for begin, end in zip(begins, ends, strict=True))
@@ -390,7 +390,7 @@ def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] |
     unmarked, inside = np.setdiff1d(starts, marks), np.setdiff1d(marks, starts)
     if len(unmarked) or len(inside):
         counted = f"{len(unmarked):,} documents start without it and {len(inside):,} BOS tokens are inside documents"
-        problem = f"documents of {split.name} do not start with BOS (id {bos}) from here on: {counted}"
+        problem = f"from here on, BOS (id {bos}) does not mark the starts of documents in {split.name}: {counted}"
         file, place = split.place(int(min([*unmarked[:1], *inside[:1]])))
         problems.append(DataProblem("document-marks", file, problem, OTHER, place))
     return not (len(unmarked) or len(inside))
@@ -407,13 +407,13 @@ def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, 
     apart = abs(counted - record.bytes) / max(record.bytes, 1)
     if apart > gap or (lossless and counted != record.bytes):
         allowed = "this tokenizer is lossless" if lossless else f"the limit is {gap:.2%}"
-        problem = f"the tokens decode to {counted:,} bytes but the text has {record.bytes:,}: {apart:.2%} apart ({allowed})"
+        problem = f"the tokens decode to {counted:,} bytes but the text has {record.bytes:,}: a gap of {apart:.2%} ({allowed})"
         advice = OTHER if lossless or counted != record.piece_bytes else FOLDS
         problems.append(DataProblem("byte-count", file, f"{problem}; bits per decoded byte are off by as much", advice, place))
 
 
-# Train/validation overlap: validation documents that occur in train, whole or by word n-grams ("runs of words"). The hashes of
-# validation are kept in memory and train is streamed once against them, so memory grows only with the validation split.
+# Train/validation overlap: validation documents that occur in train, as a whole or with many of their word n-grams ("runs").
+# The hashes of validation are kept in memory and train is streamed once, so memory grows only with the validation split.
 
 Hashes = NDArray[np.uint64]
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication modulo 2**64 is invertible
@@ -526,4 +526,4 @@ def _overlap_problem(match: Match, val: ComparedSplit, train: ComparedSplit, run
         problem = f"{match.share:.0%} of its {run_words}-word n-grams are in train, most of them in {where}"
         return DataProblem("overlap-ngrams", file, problem, advice, place)
     how = "token for token" if match.kind == "tokens" else "except for case, white space and punctuation"
-    return DataProblem("overlap-documents", file, f"is {where}, {how}", advice, place)
+    return DataProblem("overlap-documents", file, f"equals {where}, {how}", advice, place)
