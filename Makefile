@@ -19,7 +19,7 @@ test: $(READY) $(ORIGINAL)/.ready $(MLX)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 # The cases that `make test` leaves out, and new examples for the tests that draw theirs.
 test-long: $(READY) $(ORIGINAL)/.ready $(MLX)

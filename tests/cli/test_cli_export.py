@@ -201,7 +201,7 @@ def test_one_checkpoint_and_another_artifact_can_be_exported(call, run, tmp_path
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (["--quantiser", "int4"], r"unknown quantiser 'int4'; choose none, int8, int8-golf"),
+        (["--quantiser", "int4"], r"unknown quantiser 'int4'; choose one of none, int8, int8-golf"),
         (["--codec", "rar"], r"'rar'.*zlib, lzma"),
         (["--dtype", "fp8"], r"unknown dtype 'fp8'"),
         (["--which", "worst"], r"choose latest or best"),

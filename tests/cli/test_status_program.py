@@ -47,7 +47,7 @@ def test_a_run_of_another_host_is_asked_by_the_file_and_never_signalled(ingot: I
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
         run = write_state(tmp_path / "run", host="elsewhere", boot_id="other", pid=bystander.pid)
         line = one_line(ingot("stop", run, "--force", code=1))
-        assert "is on elsewhere" in line and "--force" in line
+        assert "runs on elsewhere" in line and "--force" in line
         assert json.loads((run / "stop").read_text())["host"] == this_process()[0]
         assert bystander.poll() is None
         bystander.communicate(b"\n")

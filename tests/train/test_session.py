@@ -291,7 +291,7 @@ def test_a_run_is_not_continued_with_rows_that_are_cut_otherwise(train: Train, t
 
 def test_a_run_is_not_continued_on_other_data(train: Train, tmp_path, other_data):
     train(tmp_path / "run", training__max_steps=2)
-    with pytest.raises(CheckpointError, match="other data"):
+    with pytest.raises(CheckpointError, match="trained on data with the fingerprint"):
         train(tmp_path / "run", training__max_steps=2, data__path=str(other_data))
 
 

@@ -47,8 +47,8 @@ class DataSection(Section):
     )
     trust_tokens: bool = Field(
         False,
-        description="true: use the token files of other programs without checking them, for example random tokens or those of a "
-        "lossy tokenizer. false: refuse such files if decoding some tokens and encoding the text again gives different tokens.",
+        description="true: accept token files of other programs without checking them; needed for random tokens or a lossy "
+        "tokenizer. false: refuse them if decoding a sample of their tokens and encoding that text gives different tokens.",
     )
     seq_len: Size = Field(256, description="Tokens per training row.")
     sampling: Literal["shuffle", "redraw", "random", "stream", "pack", "document"] = Field(

@@ -200,7 +200,7 @@ def _facts(config: Config) -> Facts:
 
 
 def _width(weights: float, facts: Facts, heads: int) -> int:
-    """Return the width, a multiple of the heads and of 32 (128 on GPUs), whose model is closest in size to `weights` weights."""
+    """Return the width, a multiple of `heads` and of 32 (128 on GPUs), that brings the model closest to `weights` weights."""
     usual = range(128, 2049, 128) if facts.on_gpu else range(32, 513, 32)
     widths = [width for width in usual if width % (2 * heads) == 0] or [32 * heads]
     return min(widths, key=lambda width: abs(math.log(_weights(width, facts.vocab_size) / max(1.0, weights))))

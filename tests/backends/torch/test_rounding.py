@@ -165,7 +165,7 @@ def test_inputs_that_are_always_zero_do_no_harm(layer):
 def test_weights_that_are_not_finite_are_refused_by_name():
     model = torch.nn.Sequential(torch.nn.Linear(64, 32))
     model[0].weight.data[3, 3] = torch.inf
-    with pytest.raises(CheckpointError, match=r"^0\.weight contains values that are not finite"):
+    with pytest.raises(CheckpointError, match=r"^the weight 0\.weight contains values that are not finite"):
         TorchRounder(model, {})
 
 

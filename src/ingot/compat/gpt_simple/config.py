@@ -186,7 +186,9 @@ class TrainingConfig(KeySection):
     """The run."""
 
     per_device_batch_size: int = key(4, "Rows per forward pass of one rank.", low=1, sets="training.micro_batch")
-    gradient_accumulation_steps: int = key(4, "Forward passes of each rank in a step.", low=1, becomes="training.tokens_per_step")
+    gradient_accumulation_steps: int = key(
+        4, "Forward passes per rank and optimizer step.", low=1, becomes="training.tokens_per_step"
+    )
     max_steps: int = key(1000, "Number of optimizer steps in the run.", low=1, sets="training.max_steps")
     gradient_checkpointing: bool = key(True, "Recompute activations to save memory.", becomes="training.gradient_checkpointing")
     compile: bool = key(True, "Use torch.compile; if this key is not set, only on GPUs.", becomes="training.compile")

@@ -34,7 +34,7 @@ def fused_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float |
 
 @torch.library.custom_op("ingot::head_loss", mutates_args=())
 def _head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, with_grad: bool) -> tuple[Tensor, Tensor]:
-    """Return the summed loss and, if `with_grad`, its gradient for the logits (N, V), otherwise an empty tensor."""
+    """Return the summed loss and its gradient with respect to the logits (N, V), an empty tensor unless `with_grad`."""
     if hidden.is_cuda:
         from ingot.model.kernels.triton_loss import losses_of_logits_
 
