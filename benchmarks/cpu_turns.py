@@ -55,8 +55,12 @@ LOOP: dict[str, Any] = {
 def train(shape: str, settings: dict[str, Any]) -> None:
     """Train in blocks of steps: before each block read its number of steps from stdin, and exit at the end of stdin."""
     from ingot.config.loading import load_config
-    from ingot.runs.reporter import Reporter, StepReport
     from ingot.train.start import run
+
+    try:
+        from ingot.runs.reporter import Reporter, StepReport
+    except ImportError:  # the module's name in older versions, up to a513adc0
+        from ingot.runs.report import Reporter, StepReport  # type: ignore[no-redef]
 
     class Turns(Reporter):
         """Prints the times and losses of a block when its steps are done."""
