@@ -20,7 +20,7 @@ from ingot.model.settings import CONTROL
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, SCALE, SMALL, TensorRecord, to_array, to_record
 
 QUANTISERS = ("none", "int8", "int8-golf", "std", "gptq")
-BY_MODEL = ("std", "gptq")  # quantisers that need the loaded model; tensors for which they give no codes are stored as with int8
+BY_MODEL = ("std", "gptq")  # quantisers that need the loaded model; int8 stores the tensors that they leave out
 FORMATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 STAY_FLOATS = {"int8": SMALL, "int8-golf": 65536}  # tensors with at most this many elements are stored as floats
 LARGEST = np.float32(127)  # codes range from -127 to 127

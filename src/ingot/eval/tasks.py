@@ -212,7 +212,7 @@ def _lines(path: Path, text: bytes) -> Iterator[str]:
 
 
 def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tuple[float, bool]]]) -> TaskScore:
-    """Compute a task's metrics from the (log-probability, is greedy) of every pair of every item."""
+    """Compute a task's metrics from the (log-probability, is_greedy) of every context and continuation of its items."""
     values: dict[str, list[float]] = {name: [] for name in task.metrics}
     for item, pairs in zip(items, answers, strict=True):
         lls = np.array([log for log, _ in pairs])

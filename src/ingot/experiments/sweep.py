@@ -75,7 +75,7 @@ def make_arms(vary: Sequence[str], file: Path | None = None) -> Arms:
         is_list = text.strip().startswith("[")
         varied[name] = parse_yaml(text, f"--vary {name}") if is_list else [Plain(value.strip()) for value in text.split(",")]
         if not text.strip() or not varied[name]:
-            raise ConfigError(f"--vary {word} has no values; write it as --vary optimizer.learning_rate=0.01,0.02")
+            raise ConfigError(f"--vary {word} has no values; give them as in --vary optimizer.learning_rate=0.01,0.02")
     short = Counter(name.rpartition(".")[2] for name in varied)
     named = _read_arms(file) if file is not None else {"": {}}
     arms: Arms = {}

@@ -1,4 +1,4 @@
-"""`python train_gpt_mlx.py`: the challenge's script for Macs. It overrides how train_gpt.py handles variables, log and files.
+"""`python train_gpt_mlx.py`: the challenge's script for Macs. It differs from train_gpt.py in its variables, log and files.
 
 It writes RUN_ID_mlx_model.npz, arrays by name, and RUN_ID_mlx_model.int8.ptz, a zlib-compressed pickle (files.py).
 """

@@ -283,12 +283,18 @@ def make_parser() -> Parser:
             add("--device", default="auto", metavar="NAME", help="cuda, cpu or cuda:N (default: cuda if available, else cpu)")
             add("--dtype", default="bf16", choices=sorted(DTYPES), help="dtype of the weights (bf16)")
             add("--max-new-tokens", type=int, default=100, metavar="N", help="tokens to generate (100)")
-            add("--temperature", type=float, default=0.8, metavar="X", help="sampling temperature; 0 means --greedy (0.8)")
+            add(
+                "--temperature",
+                type=float,
+                default=0.8,
+                metavar="X",
+                help="sampling temperature (0.8); 0 is the same as --greedy",
+            )
             add("--top-k", type=int, default=50, metavar="K", help="sample from the K most likely tokens; 0: all tokens (50)")
             add("--top-p", type=float, default=0.95, metavar="P", help="total probability of the tokens to sample from (0.95)")
             add("--greedy", action="store_true", help="always take the most likely token")
             add("--repetition-penalty", type=float, default=1.0, metavar="X", help="values above 1 reduce repetition (1.0)")
-            add("--seed", type=int, metavar="N", help="seed of the sampling; the same seed gives the same completions")
+            add("--seed", type=int, metavar="N", help="sampling seed; the same seed gives the same completions")
             add("--return-full-text", action="store_true", help="put the prompt in front of its completion")
 
     add = parsers["train"].add_argument

@@ -162,7 +162,7 @@ def prepare(
     advance = adding_up(progress, 2 * total if tokenizer == CHAR else total)
 
     def held_out(advance: Callable[[int], None]) -> tuple[str, RuledBlocks]:
-        """Return a description of what is held out, and all blocks with their rules."""
+        """Return a description of the held-out text, and every block of documents with the rule that splits it."""
 
         def blocks(rule: Rule, paths: Sequence[Path] = files) -> RuledBlocks:
             return ((rule, block) for block in read_blocks(paths, text_field, advance, encoding))
