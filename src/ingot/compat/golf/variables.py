@@ -1,6 +1,6 @@
 """The environment variables of train_gpt.py and train_gpt_mlx.py: names, types, defaults, meaning and corresponding settings.
 
-docs/golf.md shows these tables. The defaults are those of the baseline script; the recipe golf/seq4096 has the settings of a record.
+docs/golf.md shows these tables. The defaults are the baseline script's; the recipe golf/seq4096 has those of a record.
 """
 
 from __future__ import annotations
