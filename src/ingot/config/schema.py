@@ -87,8 +87,8 @@ class DataSection(Section):
     )
     spans: Positive | Annotated[list[Positive], Field(min_length=1)] = Field(
         1,
-        description="With data.sampling=stream, split a step's rows into this many equal parts, each starting one token after the "
-        "last target of the previous part. A list gives the number of rows of each part; it is repeated to fill the step.",
+        description="With data.sampling=stream, split a step's rows into this many equal parts, each starting one token after "
+        "the last target of the previous part. A list gives the number of rows of each part; it is repeated to fill the step.",
     )
     document_mask: bool = Field(
         False,
