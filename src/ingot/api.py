@@ -30,7 +30,7 @@ def load(
     data: str | None = None,
     dtype: str | None = None,
 ) -> LoadedModel:
-    """Load a model from a run folder (latest or best checkpoint), a checkpoint or an artifact; `dtype` casts it, for generation.
+    """Load a model from a run folder (`which` checkpoint), a checkpoint or an artifact; `dtype` casts its weights for generation.
 
     The tokenizer of an artifact that was exported without one comes from `tokenizer`, a name or file, or from the folder `data`.
     """

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Self
 
 Rename = Callable[[str], str]
-LONGEST, TAIL = 1000, 300  # maximum message length; longer messages lose their middle, but keep the last TAIL characters
+LONGEST, TAIL = 1000, 300  # limit in characters; longer messages lose their middle, but keep the last TAIL characters
 
 
 def shown(text: str, kept: str = "\n\t") -> str:
-    """Escape control characters except those in `kept`: file names may contain them, but terminals must not receive them."""
+    """Escape control characters (for example in a file name) that a terminal must not receive, except those in `kept`."""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -39,14 +39,14 @@ class Setting:
     def render(self, name: Rename) -> str:
         """Return the setting as shown to the user, with its path renamed by `name`."""
         word = name(self.path)
-        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # origins only fit Ingot's own paths
+        origin = f" ({self.origin})" if self.origin and word == self.path else ""  # none for a renamed setting
         return f"{word}{'' if self.value is None else f'={self.value}'}{origin}"
 
 
 class IngotError(Exception):
     """Base class of errors shown to users: problems that are not bugs in Ingot.
 
-    In `what` and `advice`, {0} is replaced by the first of the settings, {1} by the second, and so on.
+    In `what` and `advice`, {0} is a placeholder for the first setting, {1} for the second, and so on.
     """
 
     exit_code = 1
@@ -62,7 +62,7 @@ class IngotError(Exception):
         return self
 
     def render(self, name: Rename = str, advise: Rename = str) -> str:
-        """Return the message; `name` renames the settings and `advise` replaces the advice."""
+        """Return the message, with its settings renamed by `name` and its advice rewritten by `advise`."""
         words = [setting.render(name) for setting in self.settings]
         what, advice = _fill(self.what, words), _fill(advise(self.advice), words)
         return one_line(self.where + (f"{what}{' ' if what.endswith(':') else '; '}{advice}" if advice else what))
@@ -100,7 +100,7 @@ class Unreadable(CheckpointError):
 
 @dataclass(frozen=True)
 class Change:
-    """A setting whose value differs from the checkpoint's; in `said`, {0} is the setting, {1} the old and {2} the new value."""
+    """A setting that differs from the checkpoint; in the template `said`, {0} is its name, {1} the old and {2} the new value."""
 
     setting: str
     was: object
@@ -108,7 +108,7 @@ class Change:
     said: str = "{0} was {1} and is {2}"
 
     def render(self, name: Rename = str) -> str:
-        """Return `said` filled in; `name` renames the setting and, called with SETTING=VALUE, may rename a value."""
+        """Return `said` with its placeholders filled in; `name` renames the setting, and values if it is given SETTING=VALUE."""
         words = [name(self.setting)]
         for value in map(_shown, (self.was, self.now)):
             renamed = name(f"{self.setting}={value}")
@@ -138,7 +138,7 @@ class CannotContinue(CheckpointError):
 
 
 class RunError(IngotError):
-    """Training cannot start or continue, for example because the loss is not finite or the folder is in use."""
+    """Training cannot start or continue, for example because the loss is not finite or the run folder is in use."""
 
     exit_code = 1
 

@@ -207,7 +207,7 @@ def verify_command(
 
 
 def print_splits(splits: Mapping[str, Any]) -> bool:
-    """Print the counts of each split; return True if they include piece bytes, which are shown if they differ from text bytes."""
+    """Print the counts of each split; if the bytes of the tokens differ from those of the text, print both and return True."""
     with_pieces = any(split.piece_bytes not in (None, split.bytes) for split in splits.values())
     titles = {"documents": "documents", "tokens": "tokens", "bytes": "bytes", "bytes_per_token": "bytes/token"}
     titles |= {"piece_bytes": "piece bytes"} if with_pieces else {}
@@ -237,7 +237,7 @@ Inputs = Annotated[
 ]
 MoreInputs = Annotated[list[Path] | None, Option("--input", metavar="PATH", help="One more PATH; may be repeated.")]
 TextField = Annotated[str, Option(metavar="NAME", help="Field or column that contains the text.")]
-LARGE_VOCABULARY = 8192  # from this size on, a step of the recipe demo takes seconds on a CPU: 3 s with 50,257 ids
+LARGE_VOCABULARY = 8192  # from this many ids on, a step of the recipe demo takes seconds on a CPU: 3 s with 50,257 ids
 GPT2_TOKENS = 100_000_000  # the recipe gpt2 (124M parameters) would memorise a smaller dataset
 
 
@@ -370,7 +370,7 @@ def train_tokenizer_command(
 
 
 def _inputs(options: list[Path] | None, arguments: list[Path] | None) -> list[Path]:
-    """Return the --input paths, then the positional ones: a shell expands `--input *.jsonl` to one --input and more arguments."""
+    """Return the --input paths, then the positional ones, because shells expand `--input *.txt` to `--input a.txt b.txt`."""
     inputs = [*(options or ()), *(arguments or ())]
     if not inputs:
         raise ConfigError("no input is given; name a file or folder, for example: ingot data prepare book.txt")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ingot.inference.model import Weights
 
 BY_RUN = "Default: as in the run's config."
-# (quantiser, dtype) alternatives, least lossy first. The quantisers std and gptq need calibration text and are only suggested.
+# Pairs (quantiser, dtype), least lossy first. std and gptq need calibration text, so they are only suggested, not tried.
 WAYS = (("none", "fp32"), ("none", "fp16"), ("none", "bf16"), ("int8", "fp32"), ("int8-golf", "fp32"))
 
 
@@ -76,7 +76,7 @@ def export(
         return
     if score and data is None and not source.names_data:
         raise ConfigError(f"{path} does not name the text it was trained on; give --data DIR or --no-score")
-    if score and device not in ("auto", "cpu"):  # detecting other devices imports their framework
+    if score and device not in ("auto", "cpu"):  # fail early if the device is missing; the check imports a framework
         from ingot.backends.open import find_device
 
         find_device(device)
@@ -94,7 +94,7 @@ def export(
                 with progress_bar("scoring the original model", unit="rows") as progress:
                     before = load(source.path, device=device, data=data).evaluate(data, progress=progress).bits_per_byte
         except IngotError:
-            _report(record, as_json)  # the file exists even if it could not be scored
+            _report(record, as_json)  # report the written file even if it could not be scored
             raise
         record |= {"val_loss": scored["val_loss"], "val_bpb": scored["val_bpb"], "checkpoint_val_bpb": before}
     _report(record, as_json)
@@ -116,7 +116,7 @@ def _export_file(
 
     check_codec(section.codec)
     target = _target(source, output, artifact_name(section.codec), force)
-    if source.config.model.family == "file":  # a custom model's Python file must be in the same folder as its artifact
+    if source.config.model.family == "file":  # a custom model: its artifact needs its Python file in the same folder
         file = model_file(source)
         copy = target.parent / file.name
         if target.parent.name != "artifact" or file.parent != target.resolve().parent.parent:  # not in the run folder
@@ -125,7 +125,7 @@ def _export_file(
             write_atomically(copy, file.read_bytes())
     tensors = list(source.tensors.values())
     codes: dict[str, list[Any]] = {}  # tensor records by name
-    if section.quantiser in BY_MODEL:  # calibrated on the run's text
+    if section.quantiser in BY_MODEL:  # this quantiser needs the text of the run for calibration
         from ingot.data.loading.data_path import open_dataset
         from ingot.train.fit_artifact import find_codes
 
@@ -175,7 +175,7 @@ def _export_layout(
     source: Weights, facts: Mapping[str, Any], layout: str, dtype: str, output: Path | None, force: bool
 ) -> tuple[Path, int]:
     gguf_file = output if layout == "gguf" and output is not None and output.suffix == ".gguf" else None
-    if gguf_file is not None:  # export to a temporary folder (it also gets a Modelfile), then move only the .gguf file
+    if gguf_file is not None:  # export to a temporary folder, then move only the .gguf file out of it
         check_target(gguf_file, False, force)
         output = gguf_file.with_name(f".{gguf_file.name}.export")
     target = _target(source, output, "ckpt.pt" if layout == "nanogpt" else layout, force or gguf_file is not None)
@@ -215,7 +215,7 @@ def _export_layout(
 
 
 def _target(source: Weights, output: Path | None, name: str, force: bool) -> Path:
-    """Return the output path, checked before anything is computed; the artifact in the run's own folder may be overwritten."""
+    """Check and return the output path before anything is computed; an artifact in the folder of its run may be overwritten."""
     if output is None and source.run is not None:
         from ingot.artifact.container import read_artifact
 
@@ -289,7 +289,7 @@ def import_weights(
 
 
 def _read(name: str, tokenizer: str | None) -> tuple[list[Any], dict[str, Any], Tokenizer, dict[str, Any]]:
-    """Return the weights, model settings, tokenizer, and evaluation settings if they are known."""
+    """Return the weights, settings and tokenizer of a model to import, and its evaluation settings if they are known."""
     from ingot.artifact.gpt_simple import is_checkpoint, saved_checkpoints
 
     path = user_path(name)

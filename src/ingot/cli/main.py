@@ -24,7 +24,7 @@ from ingot.errors import ConfigError
 from ingot.runtime.machine import made_by
 from ingot.runtime.signals import listening_early
 
-# For each command, the module in ingot.cli and the function; for a group of commands, the typer app instead.
+# The module in ingot.cli and the function of each command; for a group of commands, its typer app instead of a function.
 GROUPS = {
     "Train and use a model": {
         "train": "train.train",
@@ -50,7 +50,7 @@ GROUPS = {
 }
 COMMANDS = {name: place for commands in GROUPS.values() for name, place in commands.items()}
 WITH_SETTINGS = ("train", "sweep", "validate", "init")
-WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # errors about training.device name --device here
+WITH_DEVICE_OPTION = ("eval", "generate", "serve", "export", "ui")  # their errors name --device, not training.device
 COMMAND_BY_FOREIGN_NAME = {
     **dict.fromkeys(("sample", "predict"), "generate"),
     **dict.fromkeys(("evaluate", "score", "test"), "eval"),

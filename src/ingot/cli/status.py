@@ -60,7 +60,7 @@ def status(
 
 
 def _status_records(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return a record for each run; several runs are compared by their best scores."""
+    """Return a record for each run; if there are several, add their best scores and mark the best run for each text."""
     records = [run.record() for run in runs]
     if len(records) == 1:
         return records
@@ -121,12 +121,12 @@ def _status_facts(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _watch(runs: Sequence[Run], as_json: bool) -> None:
-    """Show runs until none is running or Ctrl-C is pressed: redraw in place on a terminal, else print them when they change."""
+    """Show runs until none is running or Ctrl-C is pressed: redraw them on a terminal, print changes elsewhere."""
     drawn, previous = 0, None
     in_place = is_terminal(sys.stdout) and not as_json
     try:
         while True:
-            began = time.process_time() if previous else math.inf  # not counting the first round, which reads all files
+            began = time.process_time() if previous else math.inf  # inf: ignore the first round, which reads all files
             records = _status_records(runs)
             running = any(record["status"] == "running" for record in records)
             facts = [{name: value for name, value in record.items() if name != "last_heard_seconds"} for record in records]

@@ -80,7 +80,7 @@ def train(
         from ingot.preflight.validate import check_before_training
         from ingot.train.start import open_data
 
-        # Checked once here, so that an error is not reported by every rank.
+        # Check the run once, before there are ranks that would all report the same error.
         open_data(resolved.config, world_size, check_before_training(resolved.config, world_size, warn, fresh=force))
         return launch(
             nproc_per_node, sys.argv[1:], nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
@@ -88,7 +88,7 @@ def train(
     if nnodes > 1 and "RANK" not in os.environ:
         raise ConfigError("--nnodes needs --nproc-per-node: the number of ranks each machine starts")
     with make_reporter() as reporter:
-        from ingot.preflight.validate import check_before_training  # imported below the live line: it takes a second
+        from ingot.preflight.validate import check_before_training  # takes a second, so the live line is shown first
         from ingot.train.start import run
 
         reporter.waiting("checking the run")
@@ -115,7 +115,7 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
         raise ConfigError(f"{name} cannot be set when {folder} is resumed; leave {name} or the run out")
     run = Run.open(folder)
     last = RunFolder(folder).environment()
-    besides = last.get("besides_config")  # settings of the last session that config.yaml lacks, if a user wrote it
+    besides = last.get("besides_config")  # settings of the last session that are missing from a config.yaml written by a user
     overrides = {**(besides if isinstance(besides, dict) else {}), **given, **own}
     resolved = load_config(file=run.config_path, overrides=overrides)
     if (saved := saved_config(folder)) is not None:
@@ -123,7 +123,7 @@ def _settings_of_run(folder: Path, given: Mapping[str, Any], report: Callable[[s
         changed = [name for name in before.keys() & now.keys() - given.keys() if before[name] != now[name]]
         if changes := "; ".join(Change(name, before[name], now[name]).render() for name in sorted(changed)):
             report(f"{run.config_path} has changed since the newest checkpoint: {changes}")
-    wrote_config = last.get("config_sha256") == file_sha256(run.config_path)  # by the last session, and unedited since
+    wrote_config = last.get("config_sha256") == file_sha256(run.config_path)  # the last session wrote it; no edits since
     return replace(resolved, files=()) if wrote_config else resolved
 
 
@@ -182,7 +182,7 @@ def sweep(
         resolved = load_config(recipe, config, given, sweep=settings)
         chosen, origins, defaults = resolved.config, resolved.origins, dict[str, Any]()
         if chosen.evaluation.final_rows == "auto" and origins["evaluation.final_rows"] not in ("command line", "sweep"):
-            defaults["evaluation.final_rows"] = None  # otherwise a slow arm would be scored on only part of the text
+            defaults["evaluation.final_rows"] = None  # all rows: "auto" would score a slow arm on only part of the text
         if origins["artifact.write"] == "default" and chosen.budget.artifact_bytes is None and score != "artifact_bpb":
             defaults["artifact.write"] = False  # exporting takes seconds, and this sweep compares another score
         return load_config(recipe, config, given, sweep={**defaults, **settings}) if defaults else resolved

@@ -187,7 +187,7 @@ def generate(
 
     prompt = read_prompt(prompt, prompt_file)
     options = GenerationOptions(
-        max_new_tokens=max(tokens, 1),  # --tokens 0 only prints the prompt
+        max_new_tokens=max(tokens, 1),  # with --tokens 0 nothing is generated, so the 1 is unused
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -260,7 +260,7 @@ def serve(
 
 
 def _served_name(path: Path, name: str | None) -> str:
-    """Return the model's public name: the given one, or that of its run folder or file without suffix; always valid UTF-8."""
+    """Return the model's public name, in valid UTF-8: `name` if given, else the name of the run folder or the file's stem."""
     resolved = path.resolve()
     folder = resolved.parent.parent if resolved.parent.name == "checkpoints" else resolved
     return shown(name or (resolved.stem if resolved.is_file() else folder.name), kept="")

@@ -35,7 +35,7 @@ class SettingSpec:
 
     @property
     def types(self) -> set[str]:
-        """Return the allowed JSON types of the value; an empty set means any type."""
+        """Return the JSON types that the value of the setting may have; an empty set means any type."""
         return {part["type"] for part in self._alternatives if "type" in part}
 
     @property
@@ -81,21 +81,21 @@ def either(*words: str) -> str:
 
 
 def sections(family: str = DEFAULT_FAMILY) -> dict[str, type[BaseModel]]:
-    """Return the pydantic class of each config section, in order; `family` determines that of the model section."""
+    """Return the pydantic class of each config section, in order; `family` selects the class of the model section."""
     others = {name: cast("type[BaseModel]", field.annotation) for name, field in Config.model_fields.items() if name != "model"}
     return {"model": FAMILIES[family], **others}
 
 
 @cache
 def settings(family: str = DEFAULT_FAMILY) -> dict[str, SettingSpec]:
-    """Return every setting of a run that uses this model family, by dotted path and in order."""
+    """Return every setting of a run that uses this model family, by dotted path, in the order of the schema."""
     return {path: setting for section, model in sections(family).items() for path, setting in _described(section, model).items()}
 
 
 def _described(prefix: str, model: type[BaseModel]) -> dict[str, SettingSpec]:
     specs: dict[str, SettingSpec] = {}
     schemas = model.model_json_schema()["properties"]
-    for name in sorted(model.model_fields, key="family".__ne__):  # family first: the rest of the section depends on it
+    for name in sorted(model.model_fields, key="family".__ne__):  # `family` first: it determines the other fields
         info, path = model.model_fields[name], f"{prefix}.{name}"
         schema = {"enum": list(FAMILIES), "type": "string"} if path == "model.family" else schemas[name]
         items = _described(path, get_args(info.annotation)[0]) if schema.get("type") == "array" else {}

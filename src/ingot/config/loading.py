@@ -28,7 +28,7 @@ Problem = str | ConfigError  # a message with setting paths in its text, or an e
 
 @dataclass(frozen=True)
 class Given:
-    """One value from one source. If several sources set the same path, the source with the highest level wins."""
+    """The value that one source sets at a path. If several sources set the same path, the one with the highest level wins."""
 
     path: SettingPath
     value: Any
@@ -43,8 +43,8 @@ class Given:
 def settle_family(given: list[Given], problems: list[Problem]) -> tuple[str, list[Given]]:
     """Return the model family and the values of its settings.
 
-    A source that selects a family discards values that lower sources set for another family only. Values from the same source
-    or from higher sources must be settings of the selected family.
+    A source that selects a family discards values from lower sources for settings that this family does not have. Values from
+    the same source or from higher sources must be for settings of the selected family.
     """
     family, chosen = "gpt2", Given((), None, "default", -1)
     named_at = {item.level for item in given if item.name == "model.family"}
@@ -129,7 +129,7 @@ def _convert(setting: SettingSpec, value: Any) -> Any:
 
 
 def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str, problems: list[Problem]) -> Config:
-    """Return the Config of a merged tree; if there are problems, raise one ConfigError that reports all of them."""
+    """Validate merged values and return the Config; if there are problems, raise one ConfigError that reports all of them."""
     details: dict[SettingPath, list[Mapping[str, Any]]] = {}
     try:
         config = Config.model_validate(tree)
@@ -145,7 +145,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
     for path, mistakes in details.items():
         setting = item_at(path, family) or setting_at(path, family)
         assert setting is not None, mistakes
-        within = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # a mapping may have several origins
+        within = {of: origin for of, origin in origins.items() if of[:2] == path[:2]}  # a mapping can mix origins
         origin = within.get(mistakes[0]["path"][:3]) or within.get(path[:2]) or next(iter(within.values()), "default")
         if mistakes[0]["type"] == "missing":
             problems.append(f"{setting.path} is not set ({setting.description.rstrip('.')})")
@@ -154,7 +154,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
         if len(path) == 4:
             value = value[int(path[2])][path[3]]
         problems.append(_mistake(setting, value, origin, details=mistakes))
-    if not problems:  # report checks across settings only if each single value is valid
+    if not problems:  # report checks across settings only if every value is valid on its own
         problems = [str(detail["ctx"]["error"]) for detail in across]
     # Raise one error for all problems, with each setting path in the messages replaced by a placeholder.
     named: list[Setting] = []
@@ -176,7 +176,7 @@ def validate(tree: dict[str, Any], origins: dict[SettingPath, str], family: str,
 def _mistake(
     setting: SettingSpec, value: Any, origin: str, name: str = "", details: Sequence[Mapping[str, Any]] = ()
 ) -> ConfigError:
-    """Return the error for an invalid value; for a number out of range, the message states the limit from pydantic's details."""
+    """Return the error for an invalid value; if a number is out of range, its message states the limit that pydantic reports."""
     article = {"integer": "an ", "number": "a ", "mapping": "a ", "list": "a "}.get(setting.allowed.split()[0], "")
     allowed = "plain data: numbers, text, lists or mappings" if setting.free_form and name else article + setting.allowed
     if len(details) == 1 and details[0]["type"].startswith(("greater_", "less_", "finite_")):
@@ -191,7 +191,7 @@ def _mistake(
 
 @dataclass(frozen=True)
 class Recipe:
-    """A YAML file in the package with settings that differ from the defaults; the first line describes the recipe."""
+    """A YAML file in the package with settings that differ from their defaults; its first line describes the recipe."""
 
     name: str
     description: str
@@ -220,7 +220,7 @@ def find_recipe(name: str) -> Recipe:
     raise ConfigError(f"unknown recipe {name}{meant} the recipes are {', '.join(recipes)}")
 
 
-_Source = tuple[str, Mapping[str, Any]]  # origin, and values as a nested mapping
+_Source = tuple[str, Mapping[str, Any]]  # the origin, and its values as a nested mapping
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def load_config(
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of a config; if `environment` is None, os.environ is used."""
+    """The sources from which a config is merged; if `environment` is None, os.environ is used."""
 
     recipe: str | None = None
     file: Path | str | None = None
@@ -257,7 +257,7 @@ class Sources:
     python: Mapping[str, Any] | None = None
 
     def load(self, measured: Mapping[str, Any] | None = None) -> ResolvedConfig:
-        """Merge all sources and validate the result. `measured` overrides the recipe, and the file overrides `measured`."""
+        """Merge and validate all sources. Values in `measured` override the recipe, and the config file overrides both."""
         documents, name = _documents(self.recipe, self.file, measured or {})
         problems: list[Problem] = []
         family, given = settle_family(self._given(documents, problems), problems)
@@ -268,7 +268,7 @@ class Sources:
         return ResolvedConfig(config, by_name, name, tuple(files))
 
     def above_recipe(self) -> dict[str, Any]:
-        """Return the converted values that override the recipe, by dotted path. Mistakes are ignored; `load` reports them."""
+        """Return the values that override the recipe, by dotted path. Invalid values are ignored here; `load` reports them."""
         problems: list[Problem] = []
         documents, _ = _documents(self.recipe, self.file, {})
         family, given = settle_family(self._given(documents, problems), problems)

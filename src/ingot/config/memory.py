@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ingot.config.schema import Config
 
 FLOAT = 4  # bytes per fp32 value
-ACTIVATIONS = {True: 2.0, False: 34.0}  # activations stored per token, channel and block; the keys say if blocks are recomputed
+ACTIVATIONS = {True: 2.0, False: 34.0}  # stored activations per token, channel and block, by whether blocks are recomputed
 FULL = 0.75  # fraction of device memory to use; the rest is a margin, because the estimate is rough
 HELD_STEPS = 4  # steps whose rows are in memory at once: two prefetched, one being copied to the device, one being computed
 
@@ -37,7 +37,7 @@ def state_bytes(config: Config, size: Size) -> int:
 
 
 def step_bytes(config: Config, world_size: int) -> int:
-    """Return the bytes that input rows take on one rank; each token and each target has four bytes."""
+    """Return the bytes of memory that input rows take on one rank; each token and each target takes four bytes."""
     return HELD_STEPS * 2 * 4 * (config.training.tokens_per_step // max(1, world_size))
 
 
@@ -50,11 +50,11 @@ def row_bytes(config: Config, vocab_size: int, recomputed: bool) -> int:
 
 
 def recomputed_every(config: Config, vocab_size: int, memory: int | None) -> int:
-    """Return k if every k-th block is recomputed in the backward pass on a device with `memory` bytes; 0 means no block is."""
+    """Return k such that the backward pass recomputes every k-th block if the device has `memory` bytes, or 0 for no block."""
     t = config.training
     if t.gradient_checkpointing != "auto":
         return int(t.gradient_checkpointing)
     if memory is None or (size := model_size(config, vocab_size)) is None:
         return 0
-    rows = 1 if t.micro_batch == "auto" else t.micro_batch  # auto: as many rows as fit
+    rows = 1 if t.micro_batch == "auto" else t.micro_batch  # with auto, only one row must fit
     return int(state_bytes(config, size) + rows * row_bytes(config, vocab_size, False) > FULL * memory)

@@ -39,7 +39,7 @@ def commented_yaml(config: Config, heading: str) -> str:
         for setting in _settings_of(section, config.model.family):
             lines += [comment(setting.description, "  "), comment(f"({setting.allowed}; {_default(setting)})", "  ")]
             lines += _entry(config, setting, {})
-            for key, item in setting.items.items():  # described below the setting, indented like its list entries
+            for key, item in setting.items.items():  # describe the keys of list entries, indented like an entry
                 text = f"{key}: {item.description} ({item.allowed}; {_default(item)})"
                 lines.append(comment(text, "    ", "  "))
             lines.append("")
@@ -91,7 +91,7 @@ def _table(listed: Iterable[SettingSpec]) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for setting in listed:
         default = "required" if setting.required else f"`{format_value(setting.default)}`"
-        # `portable` names the values of a model setting that other file formats support; shown unless they support all.
+        # `portable` lists the values of a model setting that other formats support; shown unless all formats support all values.
         targets: dict[str, list[str]] = {k: v for k, v in setting.schema.get("portable", {}).items() if v != "any"}
         limits = [f"{target} {' or '.join(map(str, values))}" for target, values in targets.items()]
         everything = all(set(values) >= set(setting.choices) for values in targets.values())

@@ -262,7 +262,7 @@ class OptimizerSection(Section):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return the names of the groups for parameters that no entry of `groups` matches."""
+        """Return the names of the built-in groups, for the parameters that no entry of `groups` matches."""
         return ("embedding", "head", "matrix", *(["rest"] if self.name == "muon" else []), "scalar")
 
 

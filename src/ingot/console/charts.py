@@ -16,7 +16,7 @@ WIDTH, HEIGHT = 4.6, 3.6  # panel size of an image, in inches
 MAX_MARKED_POINTS = 20  # in an image, lines with fewer points get a marker at each point
 TEXT_LINES, TEXT_COLUMNS = 17, 52  # size of the text panel in lines and characters
 BRAILLE = 0x2800
-DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of a braille character: two columns, each from top to bottom
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # the bit of each braille dot: left and right column, top to bottom
 COLOURS = ("36", "33", "35", "32", "34", "31")
 MIN_WIDTH = 20  # minimum width of a plot in cells
 
@@ -53,7 +53,7 @@ def figure(panels: Sequence[Panel], text: str = "") -> Any:
         for name, points in panel.lines:
             xs, ys = zip(*points, strict=True)
             marker = "o" if len(xs) < MAX_MARKED_POINTS else None
-            axes.plot(xs, ys, label=f" {name}", linewidth=1.5, marker=marker, markersize=3)  # matplotlib hides "_name"
+            axes.plot(xs, ys, label=f" {name}", linewidth=1.5, marker=marker, markersize=3)  # the space keeps "_x" visible
         axes.set_title(panel.title, parse_math=False, fontsize=10)
         axes.set_xlabel(panel.axis)
         axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -81,8 +81,8 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
     labels[0], labels[height // 2], labels[-1] = f"{top:.3f}", f"{(top + bottom) / 2:.3f}", f"{bottom:.3f}"
     margin = max(map(len, labels))
     columns = max(MIN_WIDTH, width - margin - 3)
-    dots: dict[tuple[int, int], int] = defaultdict(int)  # (row, column) -> braille bits
-    owner: dict[tuple[int, int], int] = {}  # (row, column) -> number of the curve drawn last there
+    dots: dict[tuple[int, int], int] = defaultdict(int)  # cell (row, column) -> bits of its braille character
+    owner: dict[tuple[int, int], int] = {}  # cell (row, column) -> index of the curve drawn last in that cell
     letters: dict[tuple[int, int], str] = {}
     wide, high = right - left or 1.0, top - bottom or 1.0
     for number, (_, points) in enumerate(panel.lines):
@@ -97,7 +97,7 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
                 dots[cell] |= DOTS[dot_x % 2][3 - dot_y % 4]
                 owner[cell] = number
         end = height - 1 - places[-1][1] // 4, places[-1][0] // 2
-        while end in letters and end[1]:  # move a letter left if its cell already has one
+        while end in letters and end[1]:  # move the letter left if its cell has another letter
             end = end[0], end[1] - 1
         letters[end], owner[end] = ascii_lowercase[number % 26], number
     lines = [panel.title]
@@ -117,7 +117,7 @@ def panel_lines(panel: Panel, width: int, height: int = 12, colours: bool = Fals
 
 
 def describe_stalls(timing: Timing, limit: int) -> str:
-    """Describe the longest stalls of a run, at most `limit`."""
+    """Describe the longest stalls of a run, at most `limit` of them, and count the others."""
     longest = [f"{seconds:.1f} s before step {step:,}" for step, seconds in timing.stalls[:limit]]
     more = len(timing.stalls) - len(longest)
     return ", ".join(longest) + (f" and {more} more" if more > 0 else "") or "none"

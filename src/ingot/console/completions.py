@@ -1,6 +1,6 @@
 """Completions as JSON lines, on stdout or in a file, with everything else on stderr.
 
-`ingot generate` and `gpt-simple generate` use one model for all prompts; each `gpt-simple batch-generate` request names its own.
+`ingot generate` and `gpt-simple generate` use one model for all prompts; each `gpt-simple batch-generate` request names a model.
 """
 
 from __future__ import annotations
@@ -60,6 +60,6 @@ def write_lines(records: Sequence[Mapping[str, Any]], output: Path | None, say: 
         return
     with writing_output(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        # A lone surrogate, which a request can contain as \ud800, is written in the same form.
+        # A lone surrogate, which a JSON request can contain as \ud800, is written as \ud800 again.
         write_atomically(output.resolve(), lines.encode(errors="backslashreplace"))
     say(f"{output}: {len(records)} texts")

@@ -33,7 +33,7 @@ from ingot.runtime.processes import process_age, safe_path
 from ingot.runtime.ranks import ranks_from_environment
 
 MODEL_MODULE_PREFIX = "ingot_model_"  # prefix under which model/registry.py imports users' model files
-MAX_FRAMES = 3  # an error shows this many innermost frames of the user's file
+MAX_FRAMES = 3  # an error shows at most this many innermost stack frames of the user's file
 
 
 def _user_error(error: BaseException) -> IngotError | None:
@@ -74,7 +74,7 @@ def _user_error(error: BaseException) -> IngotError | None:
 
 
 BROKEN_PIPE = 141  # exit code by shell convention when a reader such as `head` has closed the pipe
-PEER_WAIT_SECONDS = 10  # how long a rank that only noticed a failure waits for the one with the original error
+PEER_WAIT_SECONDS = 10  # how long a rank that notices a failure waits, so that the rank that failed can report it
 STARTED_AT = "INGOT_STARTED_AT"  # environment variable with the launcher's start time
 
 
@@ -95,14 +95,14 @@ def explained(
     every_rank: bool = False,
     stopped: int = 0,
 ) -> Iterator[Outcome]:
-    """Print an error in one line and set the exit code; `name` and `advise` translate settings and advice for the program.
+    """Print an error in one line and set the exit code; `name` and `advise` translate the settings and advice in its message.
 
     An error that occurs on every rank is printed by the first rank only. With `every_rank`, another rank also prints its error
-    if it is still alive after a wait, because then no rank has reported one. `stopped` is the exit code of a stop before the run.
+    if it is still alive after a wait, because then no rank has reported one. A stop before training exits with code `stopped`.
     """
     outcome = Outcome()
     for stream_name in ("stdout", "stderr"):
-        if getattr(sys, stream_name) is None:  # the shell closed it: >&-
+        if getattr(sys, stream_name) is None:  # the shell closed the stream, as in `ingot train >&-`
             setattr(sys, stream_name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
         if hasattr(stream := getattr(sys, stream_name), "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # escape characters that the terminal's encoding lacks
@@ -116,7 +116,7 @@ def explained(
         try:
             first = ranks_from_environment().first
         except ConfigError:
-            first = True  # the environment does not name a valid rank
+            first = True  # print the error if the environment has no valid rank
         found_by_all = isinstance(error, ConfigError | DataError | CheckpointError)
         speaks = not isinstance(error, PeerLost) and (first or not found_by_all)
         if not speaks:
@@ -156,7 +156,7 @@ def process_start() -> float:
         with suppress(ValueError):
             return float(os.environ[STARTED_AT])
     age = process_age()
-    return time.time() - (age if age is not None else time.process_time())  # approximation: imports are mostly CPU time
+    return time.time() - (age if age is not None else time.process_time())  # if the age is unknown, CPU time is close
 
 
 def say(line: str) -> None:

@@ -26,7 +26,7 @@ from ingot.runtime.processes import cpu_count, die_with
 from ingot.runtime.signals import STOPPING, handler_after_stop, replace_handler
 
 _Rank = subprocess.Popen[bytes]
-# Events are ended ranks with exit codes, and received signals; a SimpleQueue's put() is safe in a signal handler.
+# An event is a received signal, or an ended rank and its exit code; SimpleQueue.put() is safe in a signal handler.
 _Events = queue.SimpleQueue[tuple[_Rank, int] | signal.Signals]
 
 
@@ -43,7 +43,7 @@ def launch(
     command: Sequence[str] | None = None,
     grace_seconds: float = 10.0,
 ) -> int:
-    """Run `python -m module <argv>`, or `<command> <argv>`, as `nproc` ranks; return the exit code of the first to fail, or 0.
+    """Run `python -m module <argv>`, or `<command> <argv>`, as `nproc` ranks; return the exit code of the first that fails, or 0.
 
     On several machines the exit code is torchrun's: 1 for any failure. `program` is the name in error messages.
     """
@@ -97,12 +97,12 @@ def launch(
 def _supervise(
     program: str, ranks: list[_Rank], events: _Events, grace_seconds: float, instead: dict[signal.Signals, signal.Signals]
 ) -> int:
-    """Wait for all ranks and forward signals, translated by `instead`; after a failure, kill what outlives the grace period."""
+    """Wait for all ranks, forwarding signals as mapped by `instead`; if one fails, kill ranks that outlive the grace period."""
     alive, exit_code, deadline = list(ranks), 0, None
     while alive:
         try:
             event = events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except queue.Empty:  # grace period over: a rank waiting for a dead one in a collective ignores SIGTERM
+        except queue.Empty:  # the grace period is over; ranks ignore SIGTERM while they wait in a collective
             _kill(alive)
             deadline = None
             continue
@@ -114,7 +114,7 @@ def _supervise(
         alive.remove(ended)
         if code and not exit_code:
             exit_code = code if code > 0 else INTERRUPTED if code == -signal.SIGINT else RunError.exit_code
-            if code < 0:  # a rank killed by a signal could not print a reason
+            if code < 0:  # the rank was killed by a signal, so it could not print the reason
                 print(f"{program}: error: rank process {ended.pid} was ended by {signal.Signals(-code).name}", file=sys.stderr)
             deadline = time.monotonic() + grace_seconds
             for rank in alive:
@@ -124,7 +124,7 @@ def _supervise(
 
 @contextlib.contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
-    """Put received signals into the queue, except those that this process inherited as ignored (nohup)."""
+    """Put received signals into the queue, except those that this process ignores from the start, as with nohup."""
     seen: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
@@ -144,7 +144,7 @@ def _kill(ranks: Sequence[_Rank]) -> None:
     for rank in ranks:
         if rank.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(rank.pid, signal.SIGKILL)  # with its child processes
+                os.killpg(rank.pid, signal.SIGKILL)  # kills the rank and its child processes
 
 
 def _free_port() -> int:

@@ -47,7 +47,7 @@ def write_file(path: Path, text: str, force: bool = False) -> None:
 
 
 def check_target(target: Path, folder: bool, force: bool) -> None:
-    """Raise an error if a file, or a folder, cannot or should not be written at this path."""
+    """Raise an error if a file or folder cannot be written at this path, or would replace an existing one without `force`."""
     if not target.parent.is_dir():
         raise ConfigError(f"{target} cannot be written: the folder {target.parent} does not exist; create it first")
     if target.is_dir() and not folder:
@@ -80,7 +80,7 @@ class Parser(ArgumentParser):
 def split_overrides(args: Sequence[str], options: Sequence[str] = ()) -> dict[str, str | bool]:
     """Parse `--section.key value`, `--section.key=value` and bare `--section.key` (true) into settings by dotted path.
 
-    If a setting is repeated, the last one wins. An unknown option without a dot is compared with the command's own `options`.
+    If a setting is repeated, the last one wins. The error for an unknown option without a dot suggests one of `options`.
     """
     settings: dict[str, str | bool] = {}
     rest = list(args)

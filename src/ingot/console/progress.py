@@ -17,9 +17,9 @@ from ingot.errors import shown
 from ingot.runs.reporter import BeginReport, EvaluationReport, LineReporter, Reporter, StepReport
 from ingot.runtime.ranks import ranks_from_environment
 
-TICK_SECONDS = 0.25  # redraw interval while there is no progress, so that displayed times advance
+TICK_SECONDS = 0.25  # time between redraws while there is no progress, so that the displayed times advance
 REDRAW_SECONDS = 0.1  # minimum time between redraws
-BAR, NARROW_BAR, WIDE = 24, 12, 100  # widths of the two bars in cells; the narrow one is for lines below 100 cells
+BAR, NARROW_BAR, WIDE = 24, 12, 100  # bar widths in cells; lines narrower than WIDE get the narrow bar
 START_OF_LINE, ERASE, UP = "\r", "\x1b[K", "\x1b[A"
 COLOUR_OR_CELL = re.compile(r"\x1b\[[\d;]*m|.")
 
@@ -30,12 +30,12 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def draw_lines(lines: Sequence[str], drawn: int) -> int:
-    """Redraw lines on stdout over the `drawn` previous ones, truncated to the terminal's size; return the number of lines."""
+    """Draw lines on stdout over the `drawn` lines of the last call, cut to the terminal's size; return how many were drawn."""
     width, height = os.get_terminal_size(sys.stdout.fileno())  # (0, 0) if the terminal does not report its size
     shown_lines = []
     for line in lines[: max(1, (height or 24) - 1)]:
         room, kept = max(1, (width or 80) - 1), []
-        for part in COLOUR_OR_CELL.findall(line):  # colour codes have no width and are all kept, so that every colour is reset
+        for part in COLOUR_OR_CELL.findall(line):  # colour codes take no cells; all are kept, so that every colour is reset
             room -= len(part) == 1
             kept += [part] if room >= 0 or len(part) > 1 else []
         shown_lines.append("".join(kept))
@@ -88,7 +88,7 @@ class Work:
 
 
 class StatusLine:
-    """A live line at the bottom of the terminal, drawn by `render`; all other output goes above it. A context manager."""
+    """A context manager for a live line at the bottom of the terminal, drawn by `render`; all other output goes above it."""
 
     def __init__(self, render: Callable[[int], str]):
         self._render = render
@@ -97,7 +97,7 @@ class StatusLine:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="status line", daemon=True)
         self._drawn_cells, self._columns, self._drawn_at = 0, 0, 0.0
-        self._ends_open = False  # True after a printed line without line break, which must not be overwritten
+        self._ends_open = False  # True if the last printed line is incomplete and must not be overwritten
         self._replaced: list[tuple[str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -119,7 +119,7 @@ class StatusLine:
             setattr(sys, name, stream)
 
     def draw(self, often: bool = False) -> None:
-        """Draw the line; with `often`, only if the last drawing is at least REDRAW_SECONDS ago."""
+        """Draw the status line; if it is drawn `often`, do nothing until REDRAW_SECONDS after the last drawing."""
         with self._lock:
             if self._ends_open or self._over.is_set() or (often and time.monotonic() - self._drawn_at < REDRAW_SECONDS):
                 return
@@ -175,7 +175,7 @@ class _Above:
 
 @contextmanager
 def make_reporter() -> Iterator[Reporter]:
-    """Yield a reporter that suits stderr, on the first rank only; other ranks report nothing."""
+    """Yield a reporter that suits stderr, a terminal or not; on ranks other than the first it reports nothing."""
     if not ranks_from_environment().first:
         yield Reporter()
     elif not is_terminal(sys.stderr):
@@ -225,12 +225,12 @@ class LiveReporter(LineReporter):
         pass  # shown in the live line
 
     def end(self, result: Any) -> None:
-        pass  # the command prints the result
+        pass  # nothing to show: the command prints the result
 
     def _render(self, width: int) -> str:
         step = self._step
         if self._work is not None or step is None:
-            left = "" if self._left.startswith("0 ") else self._left  # the budget does not cover the work after training
+            left = "" if self._left.startswith("0 ") else self._left  # hide "0 s left": work after training is not in the budget
             return fit([*(self._work.parts(width) if self._work is not None else []), left], width)
         parts = ["training", bar(step.spent, width), self._left, f"loss {step.loss:.4f}", f"step {step.step:,}", self._bpb]
         parts += [f"{step.tokens_per_second:,.0f} tok/s", f"mfu {100 * step.mfu:.1f}%" if step.mfu is not None else ""]
@@ -258,7 +258,7 @@ def progress_bar(what: str, in_bytes: bool = False, unit: str = "") -> Iterator[
 def work_line(what: str, unit: str) -> Iterator[tuple[Callable[[str], None], Callable[..., None] | None]]:
     """Yield a function that prints lines, and a function that shows the progress of successive tasks (None without a terminal).
 
-    The second function takes the task, the amount done, the total and optionally a name to show instead.
+    The second function takes the task, the amount done, the total and, optionally, a name to show instead of the task.
     """
     if not is_terminal(sys.stderr):
         yield warn, None
