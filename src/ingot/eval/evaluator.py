@@ -1,9 +1,9 @@
 """Bits per byte: how many bits the model needs for one byte of the original text.
 
-Bytes are counted in two ways. `pieces` sums the byte lengths of the target tokens, as golf does. `text` is the UTF-8 size of the
-original text, recorded during preparation: the tokens of a tokenizer that normalises text or merges white space decode to fewer
-bytes than the original, so counting by `pieces` would make the tokenizer look worse. For a part of a split, `text` is estimated
-as `pieces` times the ratio of the two over the whole split, which is exact for the whole split and for lossless tokenizers.
+Bytes are counted in two ways. `pieces` sums the byte lengths of the target tokens, as the golf baseline does. `text` is the
+UTF-8 size of the original text, recorded during preparation: the tokens of a tokenizer that normalises text or merges white
+space decode to fewer bytes than the original, so the tokenizer would look worse with `pieces`. For a part of a split, `text` is
+estimated as `pieces` times their ratio over the whole split, which is exact for the whole split and for lossless tokenizers.
 
 Every target of the split is scored exactly once. Rows start `stride` tokens apart. If the stride equals the row length, rows do
 not overlap and a target has half a row of context on average; with a smaller stride, each row scores only its last `stride`
@@ -44,7 +44,7 @@ class Score:
     rule: Rule = "text"
     rows: int = 0  # number of scored rows
     rows_of: int = 0  # number of rows in the split
-    stride: int | None = None  # tokens between the starts of rows, if rows overlap
+    stride: int | None = None  # tokens between the starts of consecutive rows, if rows overlap
     buckets: dict[str, Score] = field(default_factory=dict)  # scores by bucket, if the split has buckets
 
     @property
@@ -70,7 +70,7 @@ class Score:
 
     @property
     def other(self) -> dict[str, float]:
-        """Return the bits per byte by the byte count that `rule` does not select, by metric name; {} if both counts are equal."""
+        """Return the bits per byte by metric name, for the byte count that `rule` does not select; {} if the counts are equal."""
         rule: Rule = "pieces" if self.rule == "text" else "text"
         return {} if self.piece_bytes == self.text_bytes else {f"val_bpb_{rule}": self.nats / math.log(2) / self._by(rule)}
 
@@ -86,7 +86,7 @@ def bucket_record(score: Score) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Scores a split in rows of `seq_len` tokens, `stride` tokens apart."""
+    """Scores a split in rows of `seq_len` tokens that start `stride` tokens apart."""
 
     split: Documents
     tokenizer: Tokenizer
@@ -96,7 +96,7 @@ class Evaluator:
     document_mask: bool = False
     rule: Rule = "text"
     whole_rows: bool = False  # drop the last row if it is incomplete
-    buckets: Mapping[str, Evaluator] = field(default_factory=dict)  # by name; row numbers continue from bucket to bucket
+    buckets: Mapping[str, Evaluator] = field(default_factory=dict)  # by bucket name; row numbers continue from bucket to bucket
 
     @property
     def parts(self) -> Mapping[str, Evaluator]:
@@ -144,7 +144,7 @@ class Evaluator:
         return sum(-(-len(own) // self.micro_batch) for _, _, own in self._dealt(rows))
 
     def _dealt(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, Evaluator, NDArray[np.int64]]]:
-        """Yield the name and the evaluator of every part with its share of `rows`, as indices within the part."""
+        """Yield the name and the evaluator of every part, and the part's share of `rows` as indices within the part."""
         first = 0
         for name, part in self.parts.items():
             stop = first + part.count(None)
@@ -209,7 +209,7 @@ class Evaluator:
 
 
 def evaluator_of(config: Config, dataset: Dataset, split: str) -> Evaluator:
-    """Build the evaluator of a split as configured; a split with buckets is scored bucket by bucket."""
+    """Build the evaluator that the config specifies for a split; if the split has buckets, each is scored separately."""
     data, e = config.data, config.evaluation
     text, tokenizer = dataset.split(split), dataset.tokenizer
     whole = Evaluator(text, tokenizer, data.seq_len, config.stride, e.micro_batch, data.document_mask, e.bytes, e.whole_rows)
@@ -248,7 +248,7 @@ class PackedEvaluator(Evaluator):
 
 @dataclass(frozen=True)
 class WindowEvaluator(Evaluator):
-    """Scores windows of a bucket. Text that a document repeats from the previous document is scored only once."""
+    """Scores a bucket in windows. Text that a document repeats from the previous document is scored only once."""
 
     @cached_property
     def _repeats(self) -> NDArray[np.uint16] | None:

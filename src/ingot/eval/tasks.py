@@ -25,7 +25,7 @@ from ingot.runtime.files import open_to_read, readable, reading
 
 @dataclass(frozen=True)
 class Item:
-    """A task's item: the likeliest pair is the model's answer; a single pair is right if greedy decoding gives it."""
+    """An item of a task. The likeliest pair is the model's answer; if there is only one, greedy decoding must produce it."""
 
     pairs: tuple[tuple[str, str], ...]  # contexts and continuations, each continuation with a leading space
     gold: int = 0
@@ -33,7 +33,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: file patterns within a folder (the first match is used), its hub dataset, and a function from record to item."""
+    """A task, with its file patterns (the first match is used), its hub dataset, and a function from a record to an item."""
 
     files: tuple[str, ...]
     hub: str
@@ -156,7 +156,7 @@ def read_task(name: str, folder: Path | None, limit: int | None = None) -> dict[
         from ingot.data.text.text_files import check_pyarrow, folder_of, parquet_rows
 
         check_pyarrow(f"the task {name} from the hub")
-        files: dict[str, list[Path]] = {}  # by dataset configuration, if the task has several
+        files: dict[str, list[Path]] = {}  # files by dataset configuration, for a task with several configurations
         for path in fetch(task.hub, "give the folder with its files"):
             files.setdefault(folder_of(path) if f"/{EVERY}:" in task.hub else name, []).append(path)
         items = {}
@@ -228,7 +228,7 @@ def score_items(task: Task, items: Sequence[Item], answers: Sequence[Sequence[tu
     for name, numbers in values.items():
         mean = sum(numbers) / count
         error = math.sqrt(sum((n - mean) ** 2 for n in numbers) / (count - 1)) / math.sqrt(count) if count > 1 else None
-        if name == "perplexity":  # derive a perplexity's error from that of the mean log-probability
+        if name == "perplexity":  # derive the standard error of a perplexity from that of the mean log-probability
             mean = math.exp(min(-mean, 700.0))
             error = None if error is None else mean * error
         score.metrics[name] = mean, error

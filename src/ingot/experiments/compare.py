@@ -60,13 +60,13 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two sides."""
+    """The result of comparing the scores of two groups of runs."""
 
     a: Side
     b: Side
     test: Welch
     more: tuple[int, int] | None  # additional seeds needed per side for p < LEVEL; None: too many to be worthwhile
-    differing: dict[str, tuple[Any, Any]]  # settings that differ between the sides
+    differing: dict[str, tuple[Any, Any]]  # settings that differ between the two sides, with both values
     notes: tuple[str, ...]
     difference: float  # mean of b minus mean of a
 
@@ -120,7 +120,7 @@ def read_scored(path: Path, score: ScoreName = "val_bpb") -> Scored:
         scores = [name for name in get_args(ScoreName) if is_number(result.get(name))]
         raise CheckpointError(f"{path} has no {score}; it has {' and '.join(scores) or 'no score'}")
     steps, at = result.get("total_steps"), result.get("val_step")
-    if score != "artifact_bpb" and at not in (None, steps):  # None in a result.json of an older version
+    if score != "artifact_bpb" and at not in (None, steps):  # `at` is None for older versions
         raise CheckpointError(
             f"{path} has the {score} of step {at}, not of its last step {steps}; train it with evaluation.at_end=true"
         )
@@ -199,13 +199,13 @@ def arm_key(settings: Mapping[str, Any]) -> str:
 
 
 def unlike(several: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the settings whose values differ."""
+    """Return the names of the settings whose values differ between the runs."""
     names = sorted({name for settings in several for name in settings})
     return [name for name in names if len({repr(settings.get(name)) for settings in several}) > 1]
 
 
 def settings_table(several: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return a row for each setting that differs between runs; for a single run, for each setting not at its default."""
+    """Return a table of the settings that differ between runs or, for a single run, of those that differ from the defaults."""
     if len(several) > 1:
         named = unlike(several)
     else:

@@ -37,12 +37,12 @@ def welch(a: Sequence[float], b: Sequence[float], at_least: int = 2) -> Welch:
 
 
 def seeds_needed(a: Sequence[float], b: Sequence[float], level: float) -> int | None:
-    """Return how many seeds each sample needs for p < `level` at these means and variances; None if above MOST_SEEDS."""
+    """Return how many seeds each sample needs for p < `level` if means and variances stay the same; None if above MOST_SEEDS."""
     return next((n for n in range(2, MOST_SEEDS + 1) if welch(a, b, n).p < level), None)
 
 
 def one_sample_p(scores: Sequence[float], reference: float) -> float:
-    """Return the one-sided p-value: the probability of a mean this low if the true mean is the reference."""
+    """Return the one-sided p-value: the probability of a mean this low if the true mean equals the reference."""
     below, std = reference - statistics.fmean(scores), statistics.stdev(scores)
     if std == 0:
         return 0.0 if below > 0 else 1.0 if below < 0 else 0.5

@@ -137,7 +137,7 @@ def plan_trials(
 
 
 def check_one_text(trials: Sequence[Trial], score: ScoreName) -> None:
-    """Raise an error if the arms' scores would be over different texts or in different units; their tokenizers may differ."""
+    """Raise an error if the arms would be scored on different texts or in different units; their tokenizers may differ."""
     first: tuple[str, object, str, int | None, bool] | None = None
     for trial in trials:
         data, evaluation = trial.config.data, trial.config.evaluation
@@ -198,7 +198,7 @@ TICK_SECONDS = 1.0  # interval between calls of `tick`
 PRELOADED = ("ingot.experiments.sweep", "ingot.preflight.validate", "ingot.train.start")
 OUTPUT = "output-{}.txt"  # output file of a run's process; not seed-*, which is the name of a run's folder
 
-EndTrial = Callable[[Trial, str | None], None]  # called with a finished trial and its error
+EndTrial = Callable[[Trial, str | None], None]  # called with a finished trial and its error, if it failed
 
 
 def run_trials(trials: Sequence[Trial], tick: Callable[[Trial], None], end_trial: EndTrial) -> dict[Path, str]:
@@ -243,7 +243,7 @@ def train_apart(trial: Trial, tick: Callable[[Trial], None] = lambda trial: None
 
 @cache
 def _processes(device: str) -> Any:
-    """Return the multiprocessing context: on Linux, fork from a server that has imported the framework but used no device."""
+    """Return the multiprocessing context; on Linux, it forks from a server that has imported the framework but used no device."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     forks = multiprocessing.get_context("forkserver")
@@ -260,7 +260,7 @@ def _train(resolved: ResolvedConfig, output: Path) -> None:
     assert parent is not None
 
     def watch() -> None:
-        """Make the run save and stop when the sweep's process ends."""
+        """Make the run save and stop when the process of the sweep ends."""
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -277,12 +277,12 @@ def _train(resolved: ResolvedConfig, output: Path) -> None:
         sys.exit(error.exit_code)
 
 
-# Comparing every arm's scores with the first arm's, read from the run folders.
+# Comparing the scores of every arm with those of the first arm; scores are read from the run folders.
 
 
 @dataclass(frozen=True)
 class TrialSummary:
-    """One run; values that are not available yet are None."""
+    """The summary of a run; values that are not available yet are None."""
 
     run: str
     seed: int
@@ -295,7 +295,7 @@ class TrialSummary:
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """One arm; `difference` and `p` compare it with the first arm."""
+    """The summary of an arm; `difference` and `p` compare it with the first arm."""
 
     arm: str
     trials: tuple[TrialSummary, ...]

@@ -55,7 +55,7 @@ class Completion:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # number of top tokens reported per position; None: no scores
     echo: bool = False  # True: return the prompt too
-    stream: bool = False  # send chunks as they are generated; False: send a single chunk
+    stream: bool = False  # True: send chunks as they are generated; False: send a single chunk
     gone: threading.Event = field(default_factory=threading.Event)  # set when the client has disconnected
 
 
@@ -69,7 +69,7 @@ class Engine:
         self._batches: list[Generator[None]] = []
         self._at_once = AT_ONCE
         self._closed = False
-        self._lock, self._ended = threading.Lock(), False  # `_ended`: no more requests are accepted
+        self._lock, self._ended = threading.Lock(), False  # `_ended`: True once no more requests are accepted
         self._thread = threading.Thread(target=self._work, name="ingot-serve", daemon=True)
         self._thread.start()
 
@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Return True while any completion is being generated or waiting."""
+        """Return True if any completion is waiting or being generated."""
         return bool(self._batches or self._waiting or not self._arrived.empty())
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ def _max_logprobs(texts: Iterable[Completion]) -> int:
 
 
 def _fail(texts: Iterable[Completion], error: BaseException) -> None:
-    if isinstance(error, GeneratorExit):  # raised in a batch when it is closed
+    if isinstance(error, GeneratorExit):  # raised in the generator of a batch when it is closed
         error = Closed()
     if isinstance(error, MemoryError):
         error = RunError("the device is out of memory; request fewer or shorter completions at once")
@@ -227,7 +227,7 @@ class Writing:
         self._echoed = len(self._held)  # number of prompt characters in `_held`, in which stop strings are ignored
 
     def push(self, token: int) -> Chunk | None:
-        """Add the next token; return the chunk to send now, if any, still without scores. The last chunk has a `finish`."""
+        """Add the next token and return the chunk to send now, if any, which has no scores yet. The last chunk has a `finish`."""
         ended = token in self._ends
         self.row.append(token)
         self._held += self._decoder.finish() if ended else self._decoder.push([token])

@@ -35,7 +35,7 @@ from ingot.runtime.tensors import TensorRecord
 
 # A model before loading: the weights of a run, a checkpoint, an artifact or a foreign file, and the metadata to rebuild it.
 
-# Names of the checkpoint metadata that exported files contain too.
+# Names of the checkpoint metadata entries that exported files also contain.
 FACTS = ("config", "tokenizer", "tokenizer_fingerprint", "vocab_size", "data_fingerprint", "model_file_sha256", "step", "val_bpb")
 
 
@@ -95,7 +95,7 @@ def locate_weights(path: Path) -> Path:
 
 
 def _known(path: Path, progress: Mapping[str, Any]) -> tuple[dict[str, Any], Config]:
-    """Return the metadata and the config of a file; raise CheckpointError if either is missing or invalid."""
+    """Return the metadata and the config of a model file; raise CheckpointError if either is missing or invalid."""
     facts: dict[str, Any] = {name: progress.get(name) for name in FACTS}
     try:
         if not facts["config"]["model"]["family"] or not isinstance(progress["tokenizer"], dict | None):
@@ -143,7 +143,7 @@ def foreign_weights(
 
 
 def _locate_gpt_simple(path: Path, which: str) -> Path | None:
-    """Return the gpt-simple checkpoint at a path; None if there is none or ingot's own, which stores more, is as recent."""
+    """Return the gpt-simple checkpoint at a path, or None if there is none or ingot's own is at least as recent."""
     if is_checkpoint(path):
         return path
     if which != "latest" or not (found := saved_checkpoints(path)):
@@ -152,7 +152,7 @@ def _locate_gpt_simple(path: Path, which: str) -> Path | None:
 
 
 def as_checkpoint(weights: Weights) -> Checkpoint:
-    """Return the model as a checkpoint, with its optimizer state; a foreign model has only weights."""
+    """Return the model as a checkpoint, with its optimizer state; a model not trained by ingot has only weights."""
     if (weights.path / INDEX).is_file():
         return load_checkpoint(weights.path)
     progress = {"tokens": 0, "elapsed_seconds": 0.0, **weights.facts}
@@ -337,7 +337,7 @@ class LoadedModel:
         where, tokenizer = data or named, None if data else config.data.tokenizer
         try:
             dataset = open_dataset(where, tokenizer, config.data.trust_tokens)
-        except NoTokenizer:  # data that does not name its tokenizer is assumed to use this model's
+        except NoTokenizer:  # data that does not name a tokenizer is assumed to use that of the model
             if config.data.tokenizer is None:
                 raise
             dataset = open_dataset(where, config.data.tokenizer, config.data.trust_tokens)
@@ -355,7 +355,7 @@ class LoadedModel:
         return evaluator_of(config, dataset, "val")
 
     def scored_by(self, stride: int | None = None, seq_len: int | None = None) -> Config:
-        """Return the config that `evaluate` uses; raise ConfigError if the row length or stride is not possible."""
+        """Return the config that `evaluate` uses; raise ConfigError if the row length or the stride is invalid."""
         config = self.weights.config
         if seq_len is not None:
             most = config.model.context or config.data.seq_len
@@ -373,7 +373,7 @@ class LoadedModel:
 
 
 def open_model(weights: Weights, tokenizer: Tokenizer, device: str = "auto", dtype: str | None = None) -> LoadedModel:
-    """Load weights on a device for generation and scoring, or, cast to `dtype` (fp32, bf16 or fp16), for generation only."""
+    """Load a model onto a device. If its weights are cast to `dtype` (fp32, bf16 or fp16), it can generate but not score."""
     backend = open_inference(settings_on(weights, device), tokenizer.vocab_size)
     backend.load_weights(weights.tensors, str(weights.path))
     model = LoadedModel(replace(weights, tensors={}), tokenizer, backend)  # drop the tensors to free memory
@@ -394,7 +394,7 @@ def _with(config: Config, section: str, **changes: str | int | None) -> Config:
 
 
 def find_tokenizer(weights: Weights, name: str | None = None, data: str | None = None) -> Tokenizer:
-    """Return the tokenizer given by `name`, else the one stored with the model, else the one of the data."""
+    """Return the tokenizer given by `name`, or else the one stored with the model, or else that of the training data."""
     path, facts, section = weights.path, weights.facts, weights.config.data
     own = from_spec(facts["tokenizer"]) if facts["tokenizer"] is not None else None
     if own is not None and name is None:

@@ -29,7 +29,7 @@ class Request:
     """A completion requested by a line of a prompt file."""
 
     line: str  # file and line number of the request
-    fields: Mapping[str, Any]  # fields of the line, copied to the output
+    fields: Mapping[str, Any]  # fields of the line, which are copied to the output
     model: str  # a checkpoint, a run folder or an artifact
     dtype: str
     tokenizer: str | None
@@ -92,7 +92,7 @@ def read_requests(path: Path, model: str | None, dtype: str, tokenizer: str | No
 def read_prompts(
     path: Path, check: Callable[[str, dict[str, Any]], Sequence[str]] = lambda line, fields: ()
 ) -> list[dict[str, Any]]:
-    """Read the objects of a file, each with a prompt; raise Problems with the errors of all lines, including those of `check`."""
+    """Read a file of JSON objects, each with a prompt; raise Problems with all errors, including those that `check` returns."""
     with readable(path, DataError), open_to_read(path) as file:
         lines = file.read().decode("utf-8-sig").split("\n")  # split at \n only: a prompt may contain other line separators
     records, problems = [], []

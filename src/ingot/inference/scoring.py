@@ -27,7 +27,7 @@ def score_rows(
     firsts: Sequence[int],
     top: int = 1,
 ) -> list[RowScores]:
-    """Return the log-probabilities of each row's tokens from its position in `firsts` (at least 1) on; only for a single rank."""
+    """Return the log-probabilities of the tokens of each row from its position in `firsts` (at least 1) on; one rank only."""
     by_row: dict[int, RowScores] = {}
     for _, scores in score_batches(backend, rows, firsts, top):
         by_row |= scores
@@ -45,7 +45,7 @@ def score_batches(
 
     Every rank must pass the same rows. Raises Interrupted on all ranks if `stop` returns True on any of them.
     """
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))  # longest first, so that rows that do not fit fail at once
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))  # longest first, so that a lack of memory shows at once
     most, ranks = BATCH_TOKENS, backend.ranks
     while order:
         parts, end = [], 0
@@ -161,5 +161,5 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids that lm-eval gets from the exported tokenizer: with a start token, except for GPT-2's tokenizer."""
+    """Return the ids of a text as in lm-eval with the exported tokenizer: with a start token, unless it is that of GPT-2."""
     return (tokenizer.encode_document(text) if marks_texts(tokenizer) else tokenizer.encode(text)).tolist()

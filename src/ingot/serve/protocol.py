@@ -28,7 +28,7 @@ IGNORED = ("user", "metadata", "store")
 
 
 class Refused(Exception):
-    """A rejected request, with the fields of OpenAI's errors: message, field, status and code."""
+    """Raised for a rejected request, with the fields of an OpenAI error: message, field, status and code."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None) -> None:
         super().__init__(one_line(message))
@@ -181,7 +181,7 @@ class Answer:
     def _word(self, token: int) -> str:
         """Return a token as text; partial characters and special tokens get a unique representation."""
         piece = self._tokenizer.decode_bytes([token])
-        if not piece or self._tokenizer.unfinished([token]):  # an unfinished token only capitalises a letter
+        if not piece or self._tokenizer.unfinished([token]):  # an unfinished token only capitalises the next letter
             return piece.decode("utf-8", "replace") + f"<|token {token}|>"
         try:
             return piece.decode()

@@ -83,7 +83,7 @@ class RunEvaluation:
             several = e.every or e.points or e.at_start
             compared = self.score("val", self._rows_during()) if several and rows != self._rows_during() else score
             train_loss = self.score("train", e.train_rows).loss if e.train_rows else None
-            seconds = self.clock.now() - began  # without tasks and sample; a stop request during those discards the score
+            seconds = self.clock.now() - began  # excludes tasks and sample; a stop request during these discards the score
             tasks = {}
             if self.tasks is not None:
                 waiting = partial(self.reporter.waiting, "scoring tasks")
@@ -153,11 +153,11 @@ class RunEvaluation:
         if self.final_limit == wanted:
             return self._rows_during()
         rows = self.bounded_rows(self.final_limit)
-        # If time is too short both at the end and during training, score the same rows for both, so that one pass is enough.
+        # If evaluations during training and at the end must all score fewer rows, use the same rows, so that one pass is enough.
         return self._rows_during() if rows != self.final_limit and self._rows_during() != wanted else rows
 
     def has_time(self, training_seconds: float) -> bool:
-        """Return True if, after one more evaluation, evaluations took at most the training time plus one evaluation's limit."""
+        """Return True if one more evaluation keeps evaluation time within the training time plus the limit of one evaluation."""
         evaluation_seconds = self.progress.evaluation_seconds
         if self._bound is None or evaluation_seconds + self._last_seconds <= training_seconds + self._bound:
             return True
@@ -180,7 +180,7 @@ class RunEvaluation:
         return p.val_step == p.step and (p.val_whole or enough)
 
     def artifact_rows(self) -> int | None:
-        """Return the number of rows to score the artifact on; None: all rows. Call on every rank."""
+        """Return the number of rows to score the artifact on, or None for all rows. Call on every rank."""
         if self.is_final():
             return None if self.progress.val_whole else self.progress.val_rows
         return self.bounded_rows(self.final_limit)

@@ -90,15 +90,15 @@ def fit_codes(
     say: Callable[[str], None],
     stop: Callable[[], bool],
 ) -> Codes:
-    """Return the codes for the step sizes that score best within the size limit, or for the largest ones if none meet it."""
+    """Return the codes for the step sizes that score best within the size limit, or for the largest step sizes if none fit."""
 
     def matrices(step: float) -> Rounding:
-        """Return the Rounding for a step size in standard deviations: the fewest bits >= artifact.bits that clip little."""
+        """Return the Rounding for a step size in standard deviations, with the fewest bits >= artifact.bits that clip little."""
         by_bits = [Rounding(bits, step * (2 ** (bits - 1) - 1)) for bits in range(a.bits, 9)]
         return next((rounding for rounding in by_bits if rounding.k >= MIN_K), Rounding(8, MIN_K))
 
     def moved(step: float, over: float) -> float:
-        """Return a step size at which the matrices are about `over` bytes smaller, limited to the useful range."""
+        """Return a quantisation step size, within the useful range, that makes the matrices about `over` bytes smaller."""
         octave = rounder.estimate(matrices(step), False) - rounder.estimate(matrices(2 * step), False)
         step *= 2 ** max(-3.0, min(3.0, over / max(octave, 1.0)))
         return min(max(step, MIN_K / 127), LARGEST_STEP)
@@ -121,7 +121,7 @@ def fit_codes(
         estimate = rounder.round(steps.matrices, steps.embeddings) + rest
         bpb = bits_per_byte()
         say(f"{steps}: about {estimate:,.0f} bytes, {bpb:.4f} bits per byte of training text")
-        # A candidate that exceeds the limit even with the largest step scores its size, and so ranks after all that fit.
+        # If a candidate exceeds the limit even with the largest step, its score is its size: it ranks after all that fit.
         largest = steps.matrices.k / steps.matrices.most == LARGEST_STEP
         return estimate if largest and estimate > limit else bpb
 

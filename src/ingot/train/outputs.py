@@ -25,7 +25,7 @@ from ingot.runtime.files import user_path, write_atomically, writing
 from ingot.runtime.machine import installed
 from ingot.train.resume import check_sources, refuse_occupied
 
-STATE_BYTES = 12  # bytes per parameter in a checkpoint: the weight and AdamW's two moments in fp32
+STATE_BYTES = 12  # bytes per parameter in a checkpoint: the weight and two AdamW moments, all in fp32
 SLOW_DISK = 200e6  # write speed in bytes per second that is assumed until a save has been timed
 
 
@@ -60,7 +60,7 @@ class Saver:
                 return
             try:
                 retain(self._folder, self._keep_last, self._keep_every, best)
-            except (OSError, CheckpointError) as error:  # the new checkpoint has been saved
+            except (OSError, CheckpointError) as error:  # only a warning, because the new checkpoint has been saved
                 with suppress(CheckpointError):
                     reason = getattr(error, "strerror", None) or error
                     self._failed(f"cannot delete an old checkpoint in {self._folder}: {reason}")
@@ -72,7 +72,7 @@ class Saver:
         self._thread.start()
 
     def update(self, step: int, progress: Mapping[str, Any], kind: Kind | None = None) -> None:
-        """Replace the progress and, if given, the kind in a step's checkpoint; a change of kind is reported like a save."""
+        """Replace the progress in a step's checkpoint, and its kind if one is given; a change of kind is reported like a save."""
         self.wait()
         path = saved_steps(self._folder).get(step)
         if path is None:

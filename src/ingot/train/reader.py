@@ -21,7 +21,7 @@ rows_of = attrgetter("sample", "samples", "seq_len", "phase", "places")  # the f
 
 @dataclass(frozen=True)
 class RankBatch:
-    """One rank's batch of a step, with the step's totals and the data position after it, which all ranks share."""
+    """The batch of one rank in a step, with the step's totals and the next data position, which are the same on all ranks."""
 
     batch: Batch
     targets: int  # number of targets in the step, over all ranks
@@ -30,7 +30,7 @@ class RankBatch:
     places: Places = field(default_factory=dict)  # number of rows read from each bucket by the end of the step
 
 
-# A plan, its batch (or the DataExhausted raised because too few rows are left for it), and the buffer that holds the batch.
+# A plan, its batch (or a DataExhausted error if too few rows are left), and the buffer that holds the batch.
 Ahead = tuple[StepPlan, RankBatch | DataExhausted, Batch]
 
 

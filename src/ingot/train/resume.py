@@ -39,7 +39,7 @@ from ingot.train.step_plan import Position
 
 # Settings that must not change between the sessions of a run, because the saved state would no longer be valid.
 FIXED: dict[str, tuple[str, ...]] = {
-    "model": (),  # all settings of the section
+    "model": (),  # an empty tuple means all settings of the section
     "data": ("seq_len", "sampling", "spans", "overlap", "document_mask", "seed"),
     "optimizer": ("name", "groups"),
     "training": ("tokens_per_step", "stages", "seed"),
@@ -69,10 +69,10 @@ class Progress:
     val_rows_of: int = 0  # number of rows in the validation split
     val_stride: int | None = None  # stride in tokens of a sliding-window evaluation; None: rows did not overlap
     val_final: bool = False  # True if the score is that of the final evaluation
-    val_other: dict[str, float] = field(default_factory=dict)  # bits per byte by the byte count that val_bpb does not use
+    val_other: dict[str, float] = field(default_factory=dict)  # bits per byte with the byte count that val_bpb does not use
     best_step: int | None = None
     best_bpb: float | None = None
-    best_by: list[int | str | None] = field(default_factory=list)  # rows, stride and byte-counting rule of the best score
+    best_by: list[int | str | None] = field(default_factory=list)  # row count, stride and byte-counting rule of the best score
     evaluation_seconds: float = 0.0  # seconds spent on evaluations during training; 0 if that time is not limited
     resumed_from: str | None = None  # the checkpoint or run in another folder that this run started from
     wandb_id: str | None = None  # id of the Weights & Biases run, shared by all sessions
@@ -87,10 +87,10 @@ class Progress:
         self.val_rows, self.val_rows_of, self.val_stride = score.rows, score.rows_of, score.stride
 
     def record_best(self, score: Score) -> bool:
-        """Store this step's score and return True if it is the best so far, which a score that is not finite never is."""
+        """Store this step's score and return True if it is the best so far; a score that is not finite is never the best."""
         bpb = score.bits_per_byte
         by: list[int | str | None] = [score.rows, score.stride, score.rule]
-        # Scores that differ in rows, stride or rule are not comparable: the first score after a change of these is the best.
+        # Scores that differ in rows, stride or rule are not comparable: after a change, the first score counts as the best.
         best = math.isfinite(bpb) and (self.best_bpb is None or self.best_by not in ([], by) or not self.best_bpb <= bpb)
         if best:
             self.best_step, self.best_bpb, self.best_by = self.step, bpb, by
@@ -116,12 +116,12 @@ def read_progress(checkpoint: Checkpoint) -> Progress:
 
 
 def find_state(config: Config, folder: RunFolder, facts: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
-    """Return the checkpoint to resume from, if any; one that training.resume names is first copied into the run folder."""
+    """Return the checkpoint to resume from, or None; a checkpoint named by training.resume is first copied to the run folder."""
     checkpoint, named = newest_valid(folder.checkpoints, say), config.training.resume
     if checkpoint is None and named == "auto":
         refuse_lost(folder.path)
     source = resume_source(named, folder.path, checkpoint) if named not in ("auto", "never") else None
-    if source is None or checkpoint is not None:  # none is named, or an earlier session has already copied it
+    if source is None or checkpoint is not None:  # no source is named, or it was copied in an earlier session
         if checkpoint is not None:
             check_fits(checkpoint, facts)
         return checkpoint
@@ -226,7 +226,7 @@ def load_initial_weights(config: Config, backend: Backend, tokenizer: Tokenizer)
 
 
 def check_initial_weights(config: Config, tokenizer: Tokenizer | None) -> None:
-    """Raise an error if the file of training.weights is missing, damaged or has a different parameter count than the model."""
+    """Raise an error if the file of training.weights is missing or damaged, or its parameter count is not that of the model."""
     path = locate_weights(user_path(str(config.training.weights)))
     if is_checkpoint(path) or tokenizer is None:  # reading gpt-simple's weights would require importing torch
         return
@@ -282,7 +282,7 @@ def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> N
 
 
 def completed_result(config: Config, require_files: bool = True) -> TrainingResult | None:
-    """Return the result if a run with these result-affecting settings has completed and, with `require_files`, has its files."""
+    """Return the result of the run if it has completed with equivalent settings and, with `require_files`, its files exist."""
     if config.training.output_dir is None or config.training.resume == "never":
         return None
     folder = user_path(config.training.output_dir)

@@ -51,7 +51,7 @@ def plan_step(config: Config, at: Position) -> StepPlan:
 
 
 def shapes(config: Config) -> list[StepPlan]:
-    """Return one plan per stage with peak learning rates, for tuning and compiling before the clock starts."""
+    """Return one plan per stage, at its peak learning rates, for tuning and compiling before the clock starts."""
     return [_plan(config, Position(), stage, 1.0, 1.0) for stage in range(len(_stages(config)))]
 
 
@@ -86,7 +86,7 @@ def _plan(config: Config, at: Position, number: int, scale: float, muon_decay: f
     samples = (stage.tokens_per_step or config.training.tokens_per_step) // longest
     seq_len = stage.seq_len or longest
     phases = config.data.phases
-    over = sum(at.tokens >= end for end in accumulate(phase.tokens for phase in phases[:-1]))  # the last lasts until the end
+    over = sum(at.tokens >= end for end in accumulate(phase.tokens for phase in phases[:-1]))  # the last phase is open-ended
     begun = min(at.phases, len(phases)) - 1  # a run whose phases are lengthened does not return to an earlier phase
 
     def rates(group: ParameterGroup) -> GroupRates:

@@ -25,7 +25,7 @@ from ingot.runtime.signals import STOPPING, handler_after_stop, heard_early, lea
 
 
 class Clock:
-    """Measures training time over all sessions of a run; paused while the run evaluates, samples or copies its state."""
+    """Measures training time over all sessions of a run; it is paused while the run evaluates, samples or copies its state."""
 
     def __init__(self, spent: float = 0.0, now: Callable[[], float] = time.perf_counter):
         self._spent, self.now = spent, now
@@ -41,12 +41,12 @@ class Clock:
         return self._spent + (when - self._since if self._since is not None else 0.0)
 
     def start(self) -> None:
-        """Start or resume counting."""
+        """Start or resume counting training time."""
         if self._since is None:
             self._since = self.now()
 
     def stop(self) -> None:
-        """Stop counting."""
+        """Stop counting training time."""
         self._spent, self._since = self.elapsed, None
 
     @contextmanager
@@ -86,7 +86,7 @@ class Walltime:
     """The wall-clock limit of a session: its end, the setting or variable it comes from, and the reserve for the last save."""
 
     ends_at: float  # unix seconds
-    seconds: float  # length of the whole session until `ends_at`
+    seconds: float  # duration of the whole session, which ends at `ends_at`
     source: str
     reserve: float | None = None  # seconds reserved for the last save; None: estimated from earlier saves
 
@@ -106,7 +106,7 @@ def find_walltime(
     environment: Mapping[str, str] = os.environ,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Walltime | None:
-    """Return the wall-clock limit, set in the config or else the environment, of a session that began at Unix time `began`."""
+    """Return the wall-clock limit of a session that began at Unix time `began`, from the config or else from the environment."""
     source, number = SETTING, training.max_runtime_seconds
     for name, unit in VARIABLES.items() if number is None else ():
         if value := environment.get(name):
@@ -229,7 +229,7 @@ def sync_clock_and_stop(
     For the budget, the next step is assumed to take as long as the second longest recent step; for the wall-clock limit, as long
     as the longest one.
     """
-    # One rank's clock decides for all: with a clock per rank the learning rates differ and the replicas drift apart.
+    # One rank's clock decides for all: with a clock per rank, learning rates would differ and replicas would drift apart.
     elapsed = spent = -1.0
     if group.ranks.first:
         elapsed = clock.elapsed

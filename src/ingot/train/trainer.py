@@ -59,7 +59,7 @@ class Trainer:
         self.evaluation = RunEvaluation(config, dataset, backend, self.clock, progress, reporter, outputs)
         self.facts: dict[str, Any] = {}  # metadata stored in every checkpoint, next to the progress
         self.saved_step: int | None = None  # step of the last checkpoint that was written or resumed from
-        self.end_reason: str | None = None  # why the run ended, if its data was exhausted
+        self.end_reason: str | None = None  # reason to report if the run ends because its data is exhausted
         self._marks: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
         self._saved_at = progress.elapsed_seconds
         self._points = self._points_by(progress.elapsed_seconds)
@@ -175,7 +175,7 @@ class Trainer:
         return e.at_start if step == 0 else bool(e.every) and step % e.every == 0
 
     def _points_by(self, elapsed: float) -> int:
-        """Return how many of the evaluation.points evaluations, not counting the last, are due by `elapsed` training seconds."""
+        """Return how many of the evaluations set by evaluation.points, except the last, are due by `elapsed` training seconds."""
         points, seconds = self.config.evaluation.points, self.config.budget.seconds
         return min(int(points * elapsed / seconds), points - 1) if points and seconds else 0
 

@@ -38,7 +38,7 @@ SENT = {
 }
 FROM_RESULT = ("artifact_bytes", "artifact_bpb", "final_loss", "val_loss", "tokens_per_second")
 POLL_SECONDS = 0.5  # interval between reads of growing files
-SCAN_SECONDS = 2.0  # interval between searches for new runs and checks whether processes are alive
+SCAN_SECONDS = 2.0  # interval at which to search for new runs and check which processes are alive
 MAX_QUEUED = 2000  # maximum number of messages queued for a page; a page that falls further behind is disconnected
 
 Message = dict[str, Any]
@@ -54,7 +54,7 @@ class Page:
 
 
 class WatchedRun:
-    """A run as shown on the page; files are read again when they change. One thread reads them, any thread may build messages."""
+    """A run as shown on the page. One thread reads its files again when they change; any thread may build messages."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.real_path = os.path.realpath(path)
@@ -85,7 +85,7 @@ class WatchedRun:
             return [*messages, self.message()] if self.look() else messages
         except Exception as error:
             before, why = self.facts, one_line(f"the run cannot be read: {type(error).__name__}: {error}")
-            self._reset()  # so that it is read again from the beginning
+            self._reset()  # so that the run is read again from the beginning
             self.loaded, path = True, shown(str(self.path), kept="")
             self.facts = {"status": "unreadable", "error": why, "path": path, "loaded": True, "arm": None}
             return [self.message()] if self.facts != before else []
@@ -100,7 +100,7 @@ class WatchedRun:
         return more
 
     def look(self) -> bool:
-        """Update the facts if a file has changed or the process may have ended; return True if the facts have changed."""
+        """Update the run's facts if a file has changed or its process may have ended; return True if the facts have changed."""
         config = self.loaded and self._has_changed("config.yaml")  # reading the config is slow, so read all metrics first
         changed = [name for name in ("state.json", "result.json", "samples") if self._has_changed(name)]
         counts = (self.series.generation, self.series.lines, self.series.damaged, self.loaded)
@@ -182,7 +182,7 @@ class Watcher:
         self.thread = threading.Thread(target=self._work, name="ingot-ui", daemon=True)
 
     def turn(self, first: int) -> None:
-        """Show the runs from index `first`, counted from the newest."""
+        """Show the runs starting at index `first`, where 0 is the newest run."""
         self.first, self._scanned = max(0, first), -SCAN_SECONDS
         self._wake.set()
 

@@ -1,8 +1,8 @@
 """The web server of the live page.
 
 The server reads only the run folders it was given; clients refer to a run by an id that the server assigns, never by a path.
-Stopping a run and opening a model require the token. Requests with a foreign Host header and cross-site requests are rejected,
-so that another website cannot read runs through a visitor's browser.
+Stopping a run and opening a model require a secret token. Requests with a foreign Host header and cross-site requests are
+rejected, so that another website cannot read runs through a visitor's browser.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parent / "page"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"  # noqa: E501
-KEEPALIVE_SECONDS = 15.0  # after this long without an event, a comment is sent to detect a closed browser
+KEEPALIVE_SECONDS = 15.0  # if no event is sent for this long, send an SSE comment to detect a closed browser
 
 
 class Playground:
