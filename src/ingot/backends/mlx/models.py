@@ -18,7 +18,7 @@ from ingot.runtime.tensors import IGNORED
 
 Weights = dict[str, mx.array]
 Cached = tuple[mx.array, mx.array]  # cached keys and values (B, K, S, D) of a layer
-SUM_WIDTH = 16  # number of values in each group of `total`
+SUM_WIDTH = 16  # number of values in each group that the function `total` sums
 DROPOUTS = 3  # dropout keys per block: inside attention, after attention, after the MLP
 
 

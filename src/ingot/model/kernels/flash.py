@@ -61,7 +61,7 @@ def _options(length: int, window: int | None, starts: Tensor | None) -> dict[str
 
 
 def _packed(x: Tensor, starts: Tensor | None) -> Tensor:
-    """Reshape heads (B, T, H, D) to the layout of FlashAttention 4: (B * T, H, D) if there are document boundaries."""
+    """Return heads (B, T, H, D) in the layout of FlashAttention 4: (B * T, H, D) with document boundaries, else unchanged."""
     return x if starts is None else x.flatten(0, 1)
 
 
