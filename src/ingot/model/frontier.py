@@ -234,7 +234,7 @@ class Frontier(LanguageModel):
 
     @property
     def counts_windows(self) -> bool:
-        """Return True if the attention kernel takes the window as a number, so that no mask is needed."""
+        """Return True if the attention kernel takes the window size as a number, so that no mask is needed."""
         return self.blocks[0].attn.form.endswith("flash4")  # type: ignore[operator,union-attr]
 
     @property

@@ -149,7 +149,7 @@ def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> T
 
 
 class Rotation(nn.Module):
-    """Tables of cosines and sines for each position and pair of head dimensions, in float32: bf16 rounds position 257 to 256.
+    """Tables of cosines and sines for each position and pair of head dimensions, in float32, because bf16 rounds 257 to 256.
 
     The tables are precomputed, because a compiled model would recompute the cosines for every query and key. They depend only on
     the settings, so they are neither parameters nor buffers, but are recomputed whenever the model moves to a device.
@@ -301,7 +301,7 @@ def repeat_kv(x: Tensor, heads: int) -> Tensor:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function, unless it is being traced into a compiled model: eager FlexAttention would store all scores."""
+    """Compile a function, unless a compiled model is tracing it, because eager FlexAttention would store all scores."""
     return function if torch.compiler.is_compiling() else _compiled(function)
 
 

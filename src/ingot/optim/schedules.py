@@ -58,7 +58,7 @@ def muon_momentum(config: Config, step: int, final: float | None = None) -> floa
 
 
 def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor that multiplies Muon's weight decay: 1; or falling from 1 to 0; or from 1 to 0.25, then up to 1.25."""
+    """Return the factor that multiplies Muon's weight decay: always 1, or from 1 to 0, or from 1 to 0.25 and up to 1.25."""
     match config.optimizer.muon_weight_decay_schedule:
         case "falling":
             return 1.0 - fraction_spent(config, step, seconds)

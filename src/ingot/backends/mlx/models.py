@@ -125,7 +125,7 @@ def head_loss(
 
 
 def total(values: mx.array) -> mx.array:
-    """Sum values in groups of SUM_WIDTH, then the sums: the rounding error of one long sum depends on the micro-batch size."""
+    """Sum groups of SUM_WIDTH values, then the sums, because the rounding of one long sum depends on the micro-batch size."""
     sums = values.reshape(-1)
     while len(sums) > 1:
         sums = mx.pad(sums, (0, -len(sums) % SUM_WIDTH)).reshape(-1, SUM_WIDTH).sum(axis=-1)

@@ -98,7 +98,7 @@ def _wake_device(device: str) -> None:
 
 # Processes that compile the kernels of FlashAttention 4 and quack-kernels.
 
-# For each build, a pass that compiles kernels: its attention kernel, and those of our kernels that are enabled in it.
+# For each build: the attention kernel, and those of our kernels, that it compiles by running a forward and backward pass.
 BUILDS = {"attention": ("flash4", ("qkv",)), "matmuls": ("default", ("mlp", "gate"))}
 # Settings that determine which kernels are compiled; all other settings, such as depth and softcap, do not matter.
 MODEL_KEYS = {

@@ -87,7 +87,7 @@ class Tuned:
 
 
 def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxOverRanks) -> int:
-    """Return `rows`, halved until a forward and backward pass of so many rows (`attempt`) fits into memory on all ranks."""
+    """Halve `rows` until a forward and backward pass of that many rows (`attempt`) fits into memory on all ranks; return it."""
     size = rows
     while True:
         full = False

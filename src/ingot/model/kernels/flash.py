@@ -28,7 +28,7 @@ from ingot.model.kernels.matmul import matmul_dtype
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, window: int | None = None, starts: Tensor | None = None, cudnn: bool = False
 ) -> Tensor:
-    """Compute causal attention of (B, H, T, D) queries over (B, K, T, D) keys and values, or only the last `window` of these.
+    """Compute causal attention of (B, H, T, D) queries over (B, K, T, D) keys and values, or over the last `window` of these.
 
     With `starts`, tokens attend only within their document. Each key head serves H / K adjacent query heads. Returns a view of
     (B, T, H, D) as (B, H, T, D).
