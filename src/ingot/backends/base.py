@@ -74,7 +74,7 @@ class Group(Protocol):
         """Return the sum of each value over all ranks."""
 
     def broadcast(self, text: str) -> str:
-        """Return the first rank's text on every rank."""
+        """Return the text of the first rank on every rank."""
 
     def close(self) -> None: ...
 
@@ -96,7 +96,7 @@ class Rounder(Protocol):
     """Quantises the large weights of a model; each call of `estimate` or `round` starts from the original weights."""
 
     def estimate(self, rounding: Rounding, embedding: bool) -> float:
-        """Estimate the entropy-coded bytes of all embedding tables (if `embedding`) or all matrices; do not change the model."""
+        """Estimate the entropy-coded bytes of all embedding tables (if `embedding`) or matrices, without changing the model."""
 
     def round(self, matrices: Rounding, embeddings: Rounding) -> float:
         """Quantise the model's weights in place; return their entropy-coded size in bytes."""
@@ -134,7 +134,7 @@ class Inference(Group, Protocol):
         """Cast the weights to fp32, bf16 or fp16 for generation; return False if this model cannot be cast."""
 
     def weights(self) -> list[TensorRecord]:
-        """On the first rank, return the weights for scoring and export: their moving average, if any. Other ranks return []."""
+        """Return the weights for scoring and export (their moving average, if there is one) on the first rank, else []."""
 
     def rounder(self, batches: Iterable[Batch]) -> Rounder:
         """Return a Rounder for this model, calibrated on `batches`; if there are none, it rounds weights to the nearest code."""
@@ -152,16 +152,16 @@ class Backend(Inference, Protocol):
         """Return a host buffer that can be copied to the device quickly, such as pinned memory."""
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose machine-dependent options (micro-batch size, attention kernel), or reuse `kept`, an earlier session's choices.
+        """Choose machine-dependent options (micro-batch size, attention kernel), or reuse those of an earlier session (`kept`).
 
-        `stages` holds, for each stage of the run, the plan of a step and this rank's part of its batch.
+        `stages` holds the plan of a step for each stage of the run, with this rank's part of the batch.
         """
 
     def tuned(self) -> dict[str, Any]:
         """Return the options that `tune` chose, as JSON values to be stored with the run."""
 
     def step(self, batch: Batch, targets: int, plan: StepPlan) -> Pending:
-        """Compute this rank's gradients, reduce them over the ranks, update the weights; `targets` is the total of all ranks."""
+        """Update the weights with the gradients of all ranks, whose batches together have `targets` targets."""
 
     def snapshot(self) -> Callable[[], State]:
         """Capture the training state, except the data position, on the first rank; other ranks capture nothing.

@@ -108,7 +108,7 @@ class GenerationOptions:
 
 
 def prompt_ids(tokenizer: Any, text: str, start_mark: bool = True) -> list[int]:
-    """Return the ids that generation starts from: start-of-document token and prompt; if that gives none, a newline or id 0."""
+    """Return the ids to start from: the start-of-document token and the prompt or, if both are missing, a newline or id 0."""
     ids = [int(i) for i in (tokenizer.encode_document(text) if start_mark else tokenizer.encode(text))]
     if ids:
         return ids
@@ -136,7 +136,7 @@ class RowScores:
     first: int
     chosen: NDArray[np.float32]  # (N), log-probabilities of the row's own tokens
     top_ids: NDArray[np.int64]  # (N, K), ids of the K likeliest tokens at each position, the likeliest first
-    top: NDArray[np.float32]  # (N, K), log-probabilities of these tokens
+    top: NDArray[np.float32]  # (N, K), log-probabilities of the tokens in `top_ids`
 
     @property
     def total(self) -> float:

@@ -69,7 +69,7 @@ cached_row_blocks = functools.lru_cache(maxsize=16)(row_blocks)
 
 
 class Positions(NamedTuple):
-    """What depends on positions and is the same for all blocks: rotary tables, masks and document boundaries."""
+    """The values that depend on positions and are the same for all blocks: rotary tables, masks and document boundaries."""
 
     rows: int
     rotary: RotaryTables  # (T, 1, R / 2), or (B, T, 1, R / 2) if positions differ between rows
@@ -121,7 +121,7 @@ class FrontierAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
         """Return the output (N, H, D) of each head."""
-        q, k, v = (y.view(at.rows, -1, *y.shape[1:]) for y in (q, k, v))  # (B, T, H, D), 2 x (B, T, K, D)
+        q, k, v = (y.view(at.rows, -1, *y.shape[1:]) for y in (q, k, v))  # q: (B, T, H, D), k and v: (B, T, K, D)
         # Keep the heads of a token together until attention, so that the output of attention has the layout of the next matmul.
         if self.fused_rotary and cache is None:
             cos, sin = at.rotary
@@ -132,14 +132,14 @@ class FrontierAttention(nn.Module):
             k, v = (y.transpose(1, 2) for y in cache.extend(k.transpose(1, 2), v.transpose(1, 2)))  # (B, S, K, D)
         if self.offset:
             k = self._offset(k, at.starts)
-        q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # (B, H, T, D), 2 x (B, K, S, D)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # q: (B, H, T, D), k and v: (B, K, S, D)
         mask, window = (at.full_mask, None) if self.long else (at.window_mask, at.window)
         y = causal_attention(q, k, v, mask=mask, form=self.form, window=window)
         return y.transpose(1, 2).flatten(0, 1)
 
     def _offset(self, k: Tensor, starts: Tensor | None) -> Tensor:
         """Replace the unrotated dimensions of keys (B, S, K, D) by those of the previous token of the document, if any."""
-        # The cache stores keys without this offset, so that the previous token's key is always available here.
+        # The cache stores unmodified keys, so that the key of the previous token is always available here.
         still = k[..., self.rotated :]
         before = torch.cat([still[:, :1], still[:, :-1]], dim=1)
         if starts is not None:
@@ -175,7 +175,7 @@ class FrontierBlock(nn.Module):
 
     def enter(self, x: Tensor, x0: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """Mix the embedding into the residual stream; return the stream and the inputs of attention."""
-        x = self.mix_x * x + self.mix_x0 * x0  # zero-dimensional factors keep the dtype of the stream
+        x = self.mix_x * x + self.mix_x0 * x0  # factors are zero-dimensional, so x keeps its dtype
         return x, *self.attn.project(norm(x), x0, tokens)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, at: Positions, cache: LayerCache | None) -> Tensor:
@@ -227,14 +227,14 @@ class Frontier(LanguageModel):
         self.window, self.ready_mask = int(window), None
 
     def make_ready(self, tokens: Tensor) -> None:
-        """Build the mask of a compiled pass before it starts: in its graph that would take as long as several layers."""
+        """Build the mask before a compiled pass starts: inside the graph, building it would take as long as several layers."""
         T, device = tokens.size(1), tokens.device
         if self.windowed and self.window < T and not self.counts_windows and flex_supported(device, self.head_size, 0.0):
             self.ready_mask = cached_row_blocks(T, self.window, device)
 
     @property
     def counts_windows(self) -> bool:
-        """Return True if the attention kernel takes the window as a number, so that no mask is needed."""
+        """Return True if the attention kernel takes the window size as a number, so that no mask is needed."""
         return self.blocks[0].attn.form.endswith("flash4")  # type: ignore[operator,union-attr]
 
     @property
@@ -290,7 +290,7 @@ class Frontier(LanguageModel):
         return visible(row, None, query, key)  # (T, S), or (B, 1, T, T) with documents
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        x = self.hidden(tokens, documents=documents)  # the loss gets tokens without rows: one graph for all row lengths
+        x = self.hidden(tokens, documents=documents)  # (B * T, C), so that one graph of the loss serves all row lengths
         return self.logits(x) if targets is None else self.head_loss(x.flatten(0, 1), targets.flatten())
 
     def flops(self, seq_len: int) -> float:

@@ -63,8 +63,8 @@ class GolfAttention(nn.Module):
         if self.fused_qkv and torch.is_grad_enabled() and uses_flash(self.form, mask) and cache is None:
             y = projected_attention(x, layers, self.head_size, rotary, document_starts(mask), self.q_gain)
             return self.proj(y.flatten(2), scale)
-        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D) and 2 x (B, T, K, D)
-        v = v.transpose(1, 2)  # (B, K, T, D); in the next lines q and k are transposed, too
+        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # q: (B, T, H, D), k and v: (B, T, K, D)
+        v = v.transpose(1, 2)  # (B, K, T, D); the next lines transpose q and k in the same way
         if self.fused_rotary and cache is None:
             q, k = fused_rotation(q, rotary, self.q_gain), fused_rotation(k, rotary)
         else:
@@ -91,7 +91,7 @@ class GolfMLP(nn.Module):
 
 
 class GolfBlock(nn.Module):
-    fused_scales = False  # multiply the last matrix of a branch by the branch's scale, instead of its output
+    fused_scales = False  # apply the scale of a branch to its last matrix instead of to its output
 
     def __init__(self, s: GolfSettings):
         super().__init__()
@@ -108,7 +108,7 @@ class GolfBlock(nn.Module):
         mix = self.resid_mix.to(x.dtype)
         x = mix[0] * x + mix[1] * x0
         if self.fused_scales and torch.is_grad_enabled():
-            # The outputs of the branches need not be stored then, and no separate pass has to scale their gradients.
+            # With fused scales, branch outputs need not be stored, and no separate pass has to scale their gradients.
             x = x + self.attn(norm(x), rotary, mask, cache, self.attn_scale)
             return x + self.mlp(norm(x), self.mlp_scale)
         x = x + self.attn_scale.to(x.dtype) * self.attn(norm(x), rotary, mask, cache)

@@ -72,7 +72,7 @@ class LanguageModel(nn.Module):
     softcap: float | None = None
     loss_chunk: int | None = None  # number of tokens whose logits are in memory at the same time; None: all
     fused_loss = False  # compute softcap and loss in one kernel
-    fp8_head = False  # compute the head's matmuls in fp8 during training
+    fp8_head = False  # compute the matmuls of the output head in fp8 during training
 
     @property
     def embedding_weight(self) -> Tensor:
@@ -149,7 +149,7 @@ def positions(tokens: Tensor, cache: list[LayerCache] | None, context: int) -> T
 
 
 class Rotation(nn.Module):
-    """Tables of cosines and sines for each position and pair of head dimensions, in float32: bf16 rounds position 257 to 256.
+    """Tables of cosines and sines for each position and pair of head dimensions, in float32, because bf16 rounds 257 to 256.
 
     The tables are precomputed, because a compiled model would recompute the cosines for every query and key. They depend only on
     the settings, so they are neither parameters nor buffers, but are recomputed whenever the model moves to a device.
@@ -216,8 +216,8 @@ class Boundaries(NamedTuple):
 
 
 Mask = Tensor | BlockMask | Boundaries
-# Implementations of attention: torch's, with key and value heads repeated for each query head or grouped; FlashAttention 4; and
-# FlashAttention 4 with cuDNN's forward pass where that is possible.
+# Implementations of attention. The first two are torch's, with key and value heads repeated for each query head or grouped.
+# The others are FlashAttention 4, and the same with cuDNN's forward pass where that is possible.
 Form = Literal["repeated", "grouped", "flash4", "cudnn-flash4"]
 
 
@@ -258,7 +258,7 @@ def uses_flash(form: Form, mask: Mask | None, dropout: float = 0.0) -> bool:
 
 
 def document_starts(mask: Mask | None) -> Tensor | None:
-    """Return the offsets of the documents if the mask is a Boundaries, else None."""
+    """Return the offsets of the documents if the mask is of type Boundaries, else None."""
     return mask.starts if isinstance(mask, Boundaries) else None
 
 
@@ -301,7 +301,7 @@ def repeat_kv(x: Tensor, heads: int) -> Tensor:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function, unless it is being traced into a compiled model: eager FlexAttention would store all scores."""
+    """Compile a function, unless a compiled model is tracing it, because eager FlexAttention would store all scores."""
     return function if torch.compiler.is_compiling() else _compiled(function)
 
 

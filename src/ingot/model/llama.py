@@ -71,8 +71,8 @@ class LlamaAttention(nn.Module):
         if self.fused_qkv and torch.is_grad_enabled() and uses_flash(self.form, mask, dropout) and cache is None:
             y = projected_attention(x, layers, self.head_size, rotary, document_starts(mask), epsilon=None)
             return self.c_proj(y.flatten(2))
-        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # (B, T, H, D) and 2 x (B, T, K, D)
-        v = v.transpose(1, 2)  # (B, K, T, D); in the next lines q and k are transposed, too
+        q, k, v = (layer(x).view(B, T, -1, self.head_size) for layer in layers)  # q: (B, T, H, D), k and v: (B, T, K, D)
+        v = v.transpose(1, 2)  # (B, K, T, D); the next lines transpose q and k in the same way
         if self.fused_rotary and cache is None:
             q, k = (fused_rotation(y, rotary, epsilon=None) for y in (q, k))
         else:

@@ -84,7 +84,7 @@ class _HostLoss(torch.autograd.Function):
             grad.scatter_(1, index, grad.gather(1, index) - 1.0)
             if ignored.any():
                 grad.masked_fill_(ignored[:, None], 0.0)
-            if softcap is not None:  # gradient with respect to the logits before the softcap
+            if softcap is not None:  # backpropagate through the softcap
                 grad.mul_(1 - (logits / softcap).square_())
             torch.mm(grad, weight, out=d)
             d_weight.addmm_(grad.T, h)

@@ -43,7 +43,7 @@ def build(settings: Mapping[str, Any]) -> nn.Module:
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     init, bases = getattr(model_class, "__init__", None), getattr(model_class, "__mro__", ())
     if family := next((base for base in bases if "Settings" in vars(base) and init is base.__init__), None):
-        names, takes_all = names | set(family.Settings.model_fields), False  # a subclass of a family accepts its settings
+        names, takes_all = names | set(family.Settings.model_fields), False  # Model has the constructor of a built-in family
     if unknown := [name for name in extra if name not in names and not takes_all]:
         raise ValueError(
             f"model.file={file}: Model() takes no argument {unknown[0]!r}; its arguments are {', '.join(sorted(names))}"
@@ -89,7 +89,7 @@ def load_class(file: str) -> Callable[..., nn.Module]:
 
 
 def error_location(file: str, error: BaseException) -> str:
-    """Return the file's name, followed by the line number if the error was raised in this file."""
+    """Return the name of the file, followed by the line number if the error was raised in it."""
     path = str(Path(file).absolute())
     frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), None)

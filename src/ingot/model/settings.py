@@ -25,7 +25,7 @@ RotaryBase = Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)]
 
 
 def portable(*values: object, gguf: tuple[object, ...] | None = None) -> dict[str, Any]:
-    """Return schema metadata: `values` can be exported to Hugging Face folders and, unless `gguf` is given, to GGUF files."""
+    """Return schema metadata: these `values` can be exported to Hugging Face folders and, unless `gguf` is given, to GGUF."""
     return {"portable": {"huggingface": list(values), "gguf": list(values if gguf is None else gguf)}}
 
 

@@ -44,7 +44,7 @@ def groups_of(o: OptimizerSection) -> list[ParameterGroup]:
         for kind in o.kinds
     ]
     resolved = []
-    for group in (*o.groups, *by_kind):  # null in a group: the setting of `optimizer` applies
+    for group in (*o.groups, *by_kind):  # where a group has null, the value in `optimizer` applies
         muon = group.optimizer == "muon"
         rate, decay = group.learning_rate, group.weight_decay
         if rate is None:

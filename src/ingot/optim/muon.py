@@ -24,8 +24,8 @@ Polynomial = tuple[float, float, float]  # the coefficients a, b, c of ax + bx³
 LOWEST = 1e-3  # smallest singular value that five iterations of Polar Express map near one
 # Rounding may push a value above the interval, where polynomials diverge, so all but the last are stretched by this factor.
 SAFETY = 1.01
-# The best polynomial for a very wide interval comes close to zero inside the interval, where rounding errors dominate. So
-# polynomials are fitted only above this fraction of the upper bound; they multiply smaller values by their slope at zero.
+# Polynomials are fitted only above this fraction of the upper bound; they multiply smaller values by their slope at zero.
+# The best polynomial for a wider interval would come close to zero inside the interval, where rounding errors dominate.
 CUSHION = 0.024
 
 
@@ -73,12 +73,12 @@ def polynomials(coefficients: str, iterations: int) -> tuple[Polynomial, ...]:
 
 
 def orthogonalise(matrices: Tensor, steps: tuple[Polynomial, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Move the singular values of each matrix in an (N, m, n) stack towards one; computed in `dtype`."""
+    """Move the singular values of each matrix in an (N, m, n) stack towards one, computing in `dtype`."""
     tall = matrices.size(-2) > matrices.size(-1)
     x = (matrices.mT if tall else matrices).to(dtype)  # x @ x.mT is then the smaller of the two Gram matrices
     x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + 1e-7)
-    # Five iterations on m x n take as long as 10n/m + 5 matmuls of m x m; with iterate_gathered, 2n/m + 17. The latter takes half
-    # the time at n = 4m, 1.5 times as long at n = m (2 cores of an ARM Neoverse-N1). On CUDA, TF32 would be too imprecise for it.
+    # Five iterations on m x n cost as much as 10n/m + 5 matmuls of m x m, or 2n/m + 17 with iterate_gathered. On an ARM CPU,
+    # iterate_gathered takes half as long if n = 4m, but 1.5 times as long if n = m. On CUDA, TF32 is too imprecise for it.
     gathers = dtype == torch.float32 and not x.is_cuda and x.size(-1) >= 2 * x.size(-2)
     x = iterate_gathered(x, steps) if gathers else iterate(x, steps)
     return (x.mT if tall else x).to(matrices.dtype)
@@ -94,10 +94,10 @@ def iterate(x: Tensor, steps: tuple[Polynomial, ...]) -> Tensor:
 
 
 def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5) -> Tensor:
-    """Like `iterate`, but work on the small Gram matrix, and multiply it with x only once per `at_once` polynomials.
+    """Like `iterate`, but apply the polynomials to the small Gram matrix, and multiply by x once per `at_once` polynomials.
 
-    In the Gram matrix, squares of small singular values have float32's error of 6e-8. Each iteration multiplies the error by its
-    squared slope: to 1e-2 after four, just accurate enough for a fifth; a few iterations later the result would diverge.
+    In the Gram matrix, float32 gives the squares of small singular values an error of 6e-8. Each iteration multiplies it by its
+    squared slope. After four it is 1e-2, just accurate enough for a fifth; after a few more the result would diverge.
     """
     for start in range(0, len(steps), at_once):
         gram = torch.bmm(x, x.mT)  # (N, m, m)
@@ -115,9 +115,9 @@ def iterate_gathered(x: Tensor, steps: tuple[Polynomial, ...], at_once: int = 5)
 
 
 def normalise_neurons(updates: Tensor, squares: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Apply NorMuon: divide each row of (P, m, n) updates by its running root mean square, without changing the matrix norms.
+    """Apply NorMuon: divide rows of (P, m, n) updates by their running root mean squares, without changing the matrix norms.
 
-    In wide matrices, columns are divided instead of rows. `squares` holds the running mean squares; the new ones are returned.
+    In wide matrices, columns are divided instead of rows. `squares` holds the running mean squares. Return both, updated.
     """
     now = updates.square().mean(-1 if updates.size(-2) >= updates.size(-1) else -2, keepdim=True)
     squares = squares.lerp(now, 1 - beta)
@@ -227,7 +227,7 @@ class Muon(torch.optim.Optimizer):
                     steps=polynomials(group["coefficients"], group["iterations"]),
                     normalise_rows=group["normalise_rows"],
                     beta2=group["beta2"],
-                    # True if compiled, so that a schedule of weight decay that ends at 0 needs no second graph
+                    # Always True in a compiled step, which would need a second graph if a schedule lowers the decay to 0.
                     decays=bool(group["weight_decay"]) or self._compiled,
                     cautious=group["cautious"],
                 )

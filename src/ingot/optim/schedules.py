@@ -33,8 +33,8 @@ def learning_rate_scale(config: Config, step: int, seconds: float) -> float:
         case "budget":
             decay = linear(fraction_spent(config, step, seconds) - (1 - o.decay_fraction), o.decay_fraction)
         case "warmdown":
-            # One, then linear to zero over the last decay_steps steps. With a budget in seconds, the decay lasts as long as these
-            # steps take at the average speed so far. If that exceeds the budget, the decay starts at once, from below one.
+            # The factor is one until the last decay_steps steps, in which it falls linearly to zero. With a budget in seconds,
+            # decay_steps become seconds at the average speed so far; if these exceed the budget, the factor starts below one.
             steps = o.decay_steps or 1
             left, needed = float((config.training.max_steps or 0) - step), float(steps)
             if config.budget.seconds is not None:
@@ -49,7 +49,7 @@ def linear(done: float, length: float) -> float:
 
 
 def muon_momentum(config: Config, step: int, final: float | None = None) -> float:
-    """Return Muon's momentum: it moves linearly from muon_momentum_start to `final` (None: muon_momentum) and stays there."""
+    """Return Muon's momentum, which moves linearly from muon_momentum_start to `final` (None: muon_momentum) and stays there."""
     o = config.optimizer
     end = o.muon_momentum if final is None else final
     if o.muon_momentum_start is None or step >= o.muon_momentum_warmup_steps:
@@ -58,7 +58,7 @@ def muon_momentum(config: Config, step: int, final: float | None = None) -> floa
 
 
 def muon_decay_scale(config: Config, step: int, seconds: float) -> float:
-    """Return the factor that multiplies Muon's weight decay: 1; or falling from 1 to 0; or from 1 to 0.25, then up to 1.25."""
+    """Return the factor that multiplies Muon's weight decay: always 1, or from 1 to 0, or from 1 to 0.25 and up to 1.25."""
     match config.optimizer.muon_weight_decay_schedule:
         case "falling":
             return 1.0 - fraction_spent(config, step, seconds)

@@ -95,7 +95,7 @@ def choose(scores: NDArray[Any], sampling: Sampling, draw: np.random.Generator) 
 
 
 def draw(config: Config, vocab_size: int) -> tuple[Any, dict[str, TensorRecord], list[tuple[ParameterGroup, list[str]]]]:
-    """Return a model's torch outline, its initial weights (a function of training.seed only) and its optimizer groups."""
+    """Return the torch outline of a model, its initial weights (a function of training.seed only) and its optimizer groups."""
     model = build_model(config, vocab_size)
     initial = {record.name: record for record in model_records(model)}
     groups = [(group, list(parameters)) for group, parameters in members(model, config.optimizer)]
@@ -229,7 +229,7 @@ class MLXInference:
         self._weights = {name: array(source, dtypes[name]) for name, source in weights.items()}
 
     def _shown(self) -> Weights:
-        """Return the weights' moving average, cast to their dtypes, or the weights themselves if no average is kept."""
+        """Return the moving average, cast to the dtypes of the weights, or the weights themselves if no average is kept."""
         average = self._average or {}
         return {name: average[name].astype(w.dtype) if name in average else w for name, w in self._weights.items()}
 

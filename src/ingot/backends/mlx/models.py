@@ -18,7 +18,7 @@ from ingot.runtime.tensors import IGNORED
 
 Weights = dict[str, mx.array]
 Cached = tuple[mx.array, mx.array]  # cached keys and values (B, K, S, D) of a layer
-SUM_WIDTH = 16  # number of values in each group of `total`
+SUM_WIDTH = 16  # number of values in each group that the function `total` sums
 DROPOUTS = 3  # dropout keys per block: inside attention, after attention, after the MLP
 
 
@@ -125,7 +125,7 @@ def head_loss(
 
 
 def total(values: mx.array) -> mx.array:
-    """Sum values in groups of SUM_WIDTH, then the sums: the rounding error of one long sum depends on the micro-batch size."""
+    """Sum groups of SUM_WIDTH values, then the sums, because the rounding of one long sum depends on the micro-batch size."""
     sums = values.reshape(-1)
     while len(sums) > 1:
         sums = mx.pad(sums, (0, -len(sums) % SUM_WIDTH)).reshape(-1, SUM_WIDTH).sum(axis=-1)

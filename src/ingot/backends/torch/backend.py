@@ -129,14 +129,14 @@ class TorchBackend(TorchInference):
             )
 
     def tune(self, stages: Sequence[tuple[StepPlan, Batch]], kept: Mapping[str, Any]) -> None:
-        """Choose threads, kernels, and micro-batch size and attention of each stage by trial runs, or reuse earlier choices."""
+        """Choose the threads, the kernels, and the micro-batch size and attention of each stage by trials, or from `kept`."""
         this_device, kept_device = self.device.name.split(",")[0], str(kept.get("device")).split(",")[0]  # without threads
         if this_device != kept_device or kept.get("world_size") != self.ranks.world_size:
             kept = {}
         noted = False
-        if not kept:  # reuse choices of an earlier run that the first rank has cached
+        if not kept:  # reuse the choices of an earlier run, which the first rank has cached
             kept = json.loads(self.broadcast(json.dumps(self._choices.recall() if self.ranks.first else {})))
-            # These choices have run on this machine and need no trial, except in deterministic mode, where all runs must match.
+            # Cached choices have run on this machine and need no trial, except in deterministic mode, where all runs must match.
             noted = bool(kept) and self.ranks.world_size == 1 and not self._deterministic
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         first, batch = stages[0]
@@ -184,7 +184,7 @@ class TorchBackend(TorchInference):
         rows, _, seq_len = batch.shape
         on_cuda, auto = self.device.kind == "cuda", self._config.training.micro_batch == "auto"
         if not (noted or self._runs(batch[:1], str(kept.get("attention", "default")))):
-            kept = {}  # the kernel's package is missing or the dtype has changed, so measure again
+            kept = {}  # the kept attention kernel no longer runs, so repeat the trials
         most = rows if on_cuda else max(1, tune.HOST_MICRO_BATCH_TOKENS // seq_len)
         wanted = kept.get("micro_batch", most) if auto else self._config.training.micro_batch
         micro_batch = int(self.maximum([min(int(wanted), rows)])[0])  # all ranks use the largest value
@@ -204,10 +204,10 @@ class TorchBackend(TorchInference):
 
     def _is_short(self, batch: Batch) -> bool:
         """Return True if steps with this many tokens are so short that kernel launches on the host limit their speed."""
-        return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # shares of ranks may differ by one row
+        return self.maximum([batch[:, 0].size])[0] <= tune.SHORT_STEP_TOKENS  # the ranks' parts of a batch may differ by one row
 
     def _without_masks(self, batch: Batch) -> list[str]:
-        """Return the working kernels that take a window as an argument; others need a mask and thus a compiled FlexAttention."""
+        """Return the working attention kernels that take a window size; others need a mask, and so compiled FlexAttention."""
         model: Any = self.model
         windowed = isinstance(model, OURS) and getattr(model, "windowed", False)
         wanted = windowed and self._takes_kernels and not self._deterministic
@@ -217,7 +217,7 @@ class TorchBackend(TorchInference):
         return [name for name in names if self._runs(batch[:1], name)]
 
     def _smallest_micro_batch(self, batch: Batch, rows: int, attention: str | None = None) -> int:
-        """Return the smallest micro-batch that is fast. All ranks try the same sizes: `rows` is the largest share of a rank."""
+        """Return the smallest micro-batch that is fast. All ranks try the same sizes: `rows` is the maximum over the ranks."""
 
         def attempt(size: int, times: int = 1) -> None:
             self._try(batch[:size], times, attention)
@@ -230,10 +230,10 @@ class TorchBackend(TorchInference):
 
     def _fastest_attention(self, batch: Batch, names: Sequence[str] = ()) -> str:
         """Return the fastest attention kernel; with windows, documents or dropout, time whole passes, else only attention."""
-        rows, planes, seq_len = batch.shape  # the cost of attention depends on document lengths
+        rows, planes, seq_len = batch.shape  # two planes (tokens, targets), or three with document numbers
         dropout = getattr(self._config.model, "dropout", 0.0)
         alone = isinstance(self.model, OURS) and planes == 2 and not (names or dropout)
-        records = self._cuda_graphs or not self._is_short(batch)  # if launches limit a pass, include their time
+        records = self._cuda_graphs or not self._is_short(batch)  # time short passes with their kernel launches
         repeats: dict[str, Callable[[], None]] = {}
 
         def attempt(name: str, times: int) -> None:
@@ -330,7 +330,7 @@ class TorchBackend(TorchInference):
             weight = np.count_nonzero(part[:, 1] != IGNORED) / targets
             if not weight:  # a micro-batch without targets would have a mean loss of NaN
                 part = np.where(part == IGNORED, 0, part)
-            if self._cuda_graphs:  # the second pass copies the gradients of the first; later ones add to the copies
+            if self._cuda_graphs:  # the second pass copies the gradients of the first; later passes add to the copies
                 begin_pass(self._names if start == tuned.micro_batch else ())
             sync: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
             if isinstance(self._module, DistributedDataParallel) and start != micro_batches[-1]:
@@ -348,7 +348,7 @@ class TorchBackend(TorchInference):
         return rank_loss
 
     def _update(self, skip: Tensor, plan: StepPlan) -> None:
-        """Step the optimizers unless `skip` is true; on CUDA the optimizers read it on the device, without synchronisation."""
+        """Step the optimizers unless `skip` is true; on CUDA the optimizers read `skip` on the device, without a sync."""
         if self._host_skips and bool(skip):
             return
         for optimizer in self.optimizers:
@@ -364,7 +364,7 @@ class TorchBackend(TorchInference):
             self._average.update(plan.ema_decay, skip)
 
     def _show(self, average: bool) -> None:
-        """Switch to the averaged weights and the values of the last stage, or back to the training weights."""
+        """Switch to the averaged weights and the model values that the last stage sets, or back to the training weights."""
         if average:
             self._set(self._last_numbers)
         super()._show(average)

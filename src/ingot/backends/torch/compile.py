@@ -27,7 +27,7 @@ class CompiledBlocks(nn.Module):
             )
         self.model, self.on = model, False
         for block in model.blocks:  # type: ignore[union-attr]
-            # A checkpointed block is one graph, because its backward pass recomputes its parts when `on` is already False.
+            # A checkpointed block is one graph, because the backward pass recomputes the block after `on` has been set to False.
             parts = ("forward",) if "forward" in vars(block) else getattr(block, "compiled_parts", ("forward",))
             for name in parts:
                 setattr(block, name, self._switched(getattr(block, name)))
@@ -46,7 +46,7 @@ class CompiledBlocks(nn.Module):
             self.on = False
 
 
-GRAPHS_PER_STAGE = 8  # graphs that a function may have per stage; torch allows this many for the whole run
+GRAPHS_PER_STAGE = 8  # graphs that a function may have per stage; by default, torch allows this many in a whole run
 
 
 def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
@@ -64,7 +64,7 @@ def compiles(t: TrainingSection, family: str, on_cuda: bool) -> bool:
 
 
 def compiles_optimizer(t: TrainingSection, family: str, muon_beta2: float | None, on_cuda: bool) -> bool:
-    """Return True if Muon's step is to be compiled; `auto` compiles that of NorMuon, which has many elementwise operations."""
+    """Return True if the step of Muon is to be compiled; `auto` does so for NorMuon, which has many elementwise operations."""
     if t.compile_optimizer == "auto":  # plain Muon takes only 0.6% of a golf step
         return on_cuda and compiles(t, family, on_cuda) and muon_beta2 is not None
     return on_cuda and t.compile_optimizer  # compiling gains nothing on a CPU
@@ -78,8 +78,8 @@ def compiled(
     `blocks`: compile only the blocks and the loss. `cuda_graphs`: record each pass once as a CUDA graph and replay it.
     """
     tag_compiler_cache()
-    # DDPOptimizer splits the graph at bucket boundaries to overlap communication with computation. That fails if the graph has
-    # nested graphs (masked attention, checkpointed blocks). The Python reducer needs no split: its graph includes all-reduce.
+    # DDPOptimizer, which splits graphs to overlap communication, fails on nested graphs (masked attention, checkpointed blocks).
+    # DDP's Python reducer needs no split, because all-reduce is part of its graph.
     torch._dynamo.config.optimize_ddp = "python_reducer" if python_reducer else not nested
     # Static shapes are faster than one dynamic graph, but need a graph per shape, so each stage raises dynamo's recompile limit.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_STAGE * stages)

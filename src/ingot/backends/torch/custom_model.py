@@ -21,7 +21,7 @@ from ingot.model.registry import error_location
 from ingot.optim.groups import has_custom_optimizers, make_optimizers
 from ingot.runtime.tensors import IGNORED
 
-LEAK_TOLERANCE = 1e-4  # largest harmless change, relative to the largest logit; 1,000 times float32 rounding
+LEAK_TOLERANCE = 1e-4  # largest harmless change of a logit, relative to the largest logit; 1,000 times float32 rounding
 MEAN_TOLERANCE = 1e-3  # largest difference between two ways to sum the loss, relative to the sum
 OPTIMIZER_STEPS = 2  # some custom optimizers create state only in their second step
 SET_BY_RUN = {"params", "lr", "weight_decay", "momentum", "name"}  # parameter-group entries that the run sets
@@ -40,9 +40,9 @@ def check_custom_model(config: Config, file: str, vocab_size: int, device: torch
 def check(
     model: nn.Module, file: str, vocab_size: int, seq_len: int, documents: bool, stages: Sequence[Mapping[str, float]] = ()
 ) -> None:
-    """Raise ConfigError if a model is not causal, counts targets of -1, has a non-scalar loss or a parameter without gradient.
+    """Raise ConfigError if a model is not causal, counts targets of -1, or has a non-scalar loss or parameters without gradient.
 
-    `stages`: the values that each stage passes to `set`; the last stage's are already set. The check modifies the weights.
+    `stages`: the values that each stage passes to `set`; those of the last stage are already set. The check modifies the weights.
     """
     checker = _Checker(model, file, vocab_size, seq_len, documents)
     checker.values()
@@ -113,7 +113,7 @@ class _Checker:
 
     @torch.no_grad()
     def values(self, insist: bool = True) -> None:
-        """Check logits and losses. Without `insist`, skip the check if they are not finite, which added noise may cause."""
+        """Check logits and losses. Unless `insist`, accept logits that are not finite, which noise in the weights may cause."""
         self.model.eval()
         logits = self._logits(self.tokens)
         if not (insist or logits.isfinite().all()):

@@ -53,10 +53,10 @@ class Reader:
         self._model, self._keep_half = model, keep_half and lengths is None
         self._context = getattr(model, "context", None) or math.inf  # a custom model may have no limit
         self._lengths: Tensor | None = None  # (B)
-        self._seen: Tensor | None = None  # (B, T), T at most the context length; shorter rows are right-padded
+        self._seen: Tensor | None = None  # (B, T), the tokens so far, at most a whole context; shorter rows are right-padded
         self._cached = 0  # tokens in the cache
-        # A custom model, even a subclass of a built-in one, may count tokens on the host; a recorded step, whose position is on
-        # the device, would not update that count.
+        # Recorded steps keep the position on the device, so they would not update a token count that a model keeps on the host.
+        # Built-in models keep none, but a custom model may, even if it is a subclass of a built-in one.
         takes_positions = isinstance(model, OURS) and type(model).__module__.startswith("ingot.")
         cached, device = use_cache and in_parts(model) and hasattr(model, "new_cache"), next(model.parameters()).device
         if lengths is not None:

@@ -61,7 +61,7 @@ class _Stack:
     weights: Tensor  # (N, C, R), before rounding; columns are sorted in the order of rounding
     rms: Tensor  # (N, R)
     order: Tensor  # (N, C)
-    upper: Tensor | None  # (N, C, C), distributes errors over columns; None if no moments are known
+    upper: Tensor | None  # (N, C, C), distributes rounding errors over later columns; None: round to nearest
     embedding: bool
     codes: Tensor | None = None  # (N, C, R)
     scale: Tensor | None = None  # (N, R)
@@ -157,7 +157,7 @@ def _scale(rms: Tensor, rounding: Rounding) -> Tensor:
 
 
 def _stored(scale: Tensor) -> Tensor:
-    """Return a matrix's scales in float16 if all of them are in the range of its normal numbers, else in float32."""
+    """Return the scales of a matrix in float16 if float16 has them all as normal numbers, else in float32."""
     return scale.half() if bool(((scale >= HALF.tiny) & (scale <= HALF.max)).all()) else scale
 
 

@@ -158,7 +158,7 @@ class TorchInference:
             self._average.swap_in() if average else self._average.swap_out()
 
     def _upload(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Copy tokens, targets and, if present, document numbers (`flash4` takes document starts instead) to the device."""
+        """Copy tokens, targets and, if present, document numbers (for `flash4`, document starts) to the device."""
         if (largest := batch[:, :2].max()) >= self.vocab_size:
             raise DataError(f"the data holds token {largest}, outside the vocabulary; inspect it with: ingot data verify")
         planes = torch.from_numpy(batch).to(self._device, non_blocking=True).transpose(0, 1)

@@ -98,7 +98,7 @@ def _wake_device(device: str) -> None:
 
 # Processes that compile the kernels of FlashAttention 4 and quack-kernels.
 
-# For each build, a pass that compiles kernels: its attention kernel, and those of our kernels that are enabled in it.
+# For each build: the attention kernel, and those of our kernels, that it compiles by running a forward and backward pass.
 BUILDS = {"attention": ("flash4", ("qkv",)), "matmuls": ("default", ("mlp", "gate"))}
 # Settings that determine which kernels are compiled; all other settings, such as depth and softcap, do not matter.
 MODEL_KEYS = {
@@ -110,7 +110,7 @@ GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")  # in Linux, the NVIDIA driver ha
 NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # one of these exists if an NVIDIA driver is installed; /dev/dxg in WSL
 MIN_CORES = 4  # with fewer CPU cores, builders would only slow down the run itself
 BUILDER_PATIENCE_SECONDS = 30.0
-MAX_MEMORY_SHARE = 1 / 32  # maximum share of free GPU memory for the weights and gradients of a builder
+MAX_MEMORY_SHARE = 1 / 32  # largest share of the free GPU memory that a builder's weights and gradients may take
 
 
 class Builders:
@@ -119,7 +119,7 @@ class Builders:
     def __init__(self, config: Config, vocab_size: int, ranks: Ranks):
         self._processes: list[subprocess.Popen[bytes]] = []
         t = config.training
-        # Start builders only if the run may use such kernels and the machine has enough cores.
+        # Start builders only if the run may use the kernels that they compile and the machine has enough cores.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and any(Path(path).exists() for path in NVIDIA_DEVICES)
         on_gpu = visible and (t.device == "auto" or t.device.startswith("cuda"))
         tries = t.precision in ("auto", "bf16") and not t.deterministic and config.model.family != "file"
@@ -174,7 +174,7 @@ def main(build: str, settings: str, vocab_size: str) -> None:
 
 
 def needed_builds(config: Config, vocab_size: int) -> list[str]:
-    """Return the builds that a run may need: `attention`, and `matmuls` if the run tries one of our kernels that use it."""
+    """Return the builds that a run may need: `attention`, and `matmuls` if the run tries a kernel based on quack-kernels."""
     from ingot.backends.torch.compile import compiles, uses_cuda_graphs
     from ingot.backends.torch.tune import SHORT_STEP_TOKENS, kernels_to_try
 

@@ -168,7 +168,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, decay: float, skip: Tensor) -> None:
-        """Move the average towards the weights by 1 - decay of their distance, unless the step was skipped."""
+        """Move the average towards the weights by (1 - decay) times their difference, unless the step was skipped."""
         difference = torch._foreach_sub([p.detach().float() for p in self._weights], self._average)
         torch._foreach_mul_(difference, (1 - decay) * (1 - skip.float()))
         torch._foreach_add_(self._average, difference)
@@ -207,7 +207,7 @@ class LossScale:
         self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
 
     def unscale(self, grads: list[Tensor]) -> None:
-        """Divide gradients by the scale, in place."""
+        """Divide gradients by the loss scale, in place."""
         if self.used:
             torch._foreach_mul_(grads, 1.0 / self.value)
 
@@ -217,7 +217,7 @@ class LossScale:
             torch._amp_update_scale_(self.value, self._good_steps, overflow.float(), 2.0, 0.5, 2000)
 
     def tensors(self) -> Named:
-        """Return the scale's state, by name, to be stored in a checkpoint."""
+        """Return the state of the loss scale, by name, to be stored in a checkpoint."""
         return [("scaler/scale", self.value), ("scaler/good_steps", self._good_steps)] if self.used else []
 
     def restore(self, state: dict[str, TensorRecord]) -> None:

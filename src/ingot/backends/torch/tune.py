@@ -52,7 +52,7 @@ MaxOverRanks = Callable[[Sequence[float]], list[float]]  # returns the maximum o
 
 
 def failure_of(attempt: Callable[[], None], maximum: MaxOverRanks) -> str | None:
-    """Call `attempt`; return the first line of its error if it fails on any rank, else None. A real error will recur later."""
+    """Call `attempt`; return None, or the first line of its error if any rank fails. A real error recurs during training."""
     failure = None
     try:
         with warnings.catch_warnings():
@@ -73,8 +73,8 @@ def seconds_of(attempt: Callable[[], None]) -> float:
 # Micro-batch size: the smallest that is about as fast per row as the largest that fits into memory.
 
 HOST_MICRO_BATCH_TOKENS = 16384  # on a CPU, larger micro-batches take more memory but are no faster
-# Trials are not compiled and launch about twice as many kernels as a compiled step, so halving the micro-batch slows them down
-# twice as much: 2% here means 1% of a step. (Golf seq4096, compiled, 96 rows: micro-batches of 48 take 0.9% longer, of 24 2.8%.)
+# Trials launch about twice as many kernels as a compiled step, so what slows trials down by 2% slows a step down by about 1%.
+# In a compiled step of golf seq4096 with 96 rows, micro-batches of 48 rows take 0.9% longer, and those of 24 rows 2.8%.
 MAX_SLOWDOWN = 1.02
 
 
@@ -87,7 +87,7 @@ class Tuned:
 
 
 def largest_micro_batch(rows: int, attempt: Callable[[int], None], maximum: MaxOverRanks) -> int:
-    """Return `rows`, halved until a forward and backward pass of so many rows (`attempt`) fits into memory on all ranks."""
+    """Halve `rows` until a forward and backward pass of that many rows (`attempt`) fits into memory on all ranks; return it."""
     size = rows
     while True:
         full = False
@@ -171,7 +171,7 @@ class Choices:
             self._path = cache_root() / "choices" / f"{digest}.json"
 
     def recall(self) -> dict[str, Any]:
-        """Return the choices that `keep` stored, or {} if there are none or if clearly less memory is free than at that time."""
+        """Return the choices that `keep` stored, or {} if there are none or if clearly less memory is free than then."""
         if self._path is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = read_json(self._path)
@@ -203,7 +203,7 @@ Requested = Literal["auto", "off"] | Sequence[str]
 
 
 def tag_compiler_cache() -> None:
-    """Add a hash of our kernels' sources to the compiler's cache keys, which otherwise contain only the names of the kernels.
+    """Add a hash of the source code of our kernels to the cache keys of torch's compiler, which contain only kernel names.
 
     Without the hash, a graph cached by another version of Ingot could call a kernel with the wrong arguments.
     """
@@ -295,7 +295,7 @@ def candidates(model: Any, alone: bool, documents: bool, maximum: MaxOverRanks) 
         return ["default", FLASH4] if flash4 else []
     fewer = isinstance(model, OURS) and model.kv_heads != query_heads(model)
     torch_kernels = [*ATTENTION, *(f"{name}{GROUPED}" for name in ATTENTION if fewer)]
-    fused = any(getattr(module, "fused_qkv", False) for module in model.modules())  # needs both passes of FlashAttention 4
+    fused = any(getattr(module, "fused_qkv", False) for module in model.modules())  # needs FlashAttention 4 in both passes
     return [*torch_kernels, FLASH4, *([] if fewer or fused else [CUDNN_FLASH4])] if alone and flash4 else torch_kernels
 
 
@@ -368,14 +368,14 @@ MIN_SPEEDUP = 0.9  # use fewer threads only if they take at most this fraction o
 def settle_threads(
     requested: int | Literal["auto"], kept: Mapping[str, Any], measures: bool, attempt: Callable[[], None], maximum: MaxOverRanks
 ) -> int:
-    """Set torch's number of threads to the requested, the kept, or the fastest one (`attempt` is timed), and return it."""
+    """Set and return torch's number of threads: as requested, as in the kept choices, or the fastest by timing `attempt`."""
     threads = torch.get_num_threads()  # torch's default, also used if the kept choices have none
     if requested != "auto":
         threads = requested
     elif kept and int(kept.get("threads", threads)) <= cpu_count():
         threads = int(kept.get("threads", threads))
     elif measures and THREADS_VARIABLE not in os.environ:
-        # Try torch's default and halve it: on a machine with other load, two threads took three times as long as one.
+        # Try torch's default number of threads and half of it: on a machine with other load, two took three times as long as one.
         threads = count = int(maximum([threads])[0])
         least = math.inf
         while count:
@@ -399,7 +399,7 @@ def refuse_too_large(config: Config, vocab_size: int, device: Device, memory: in
     state, rows, host = state_bytes(config, size), step_bytes(config, world_size), host_bytes()
 
     needs = [("this machine", state + rows, host)]
-    if device.kind == "cuda":  # weights are initialised on the host
+    if device.kind == "cuda":  # the machine only initialises the weights
         needs = [("this machine", FLOAT * size.total + rows, host), (device.name, state, memory)]
     for name, needed, available in needs:
         if available is not None and needed > available:

@@ -28,7 +28,7 @@ from ingot.model.kernels.matmul import matmul_dtype
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, window: int | None = None, starts: Tensor | None = None, cudnn: bool = False
 ) -> Tensor:
-    """Compute causal attention of (B, H, T, D) queries over (B, K, T, D) keys and values, or only the last `window` of these.
+    """Compute causal attention of (B, H, T, D) queries over (B, K, T, D) keys and values, or over the last `window` of these.
 
     With `starts`, tokens attend only within their document. Each key head serves H / K adjacent query heads. Returns a view of
     (B, T, H, D) as (B, H, T, D).
@@ -61,7 +61,7 @@ def _options(length: int, window: int | None, starts: Tensor | None) -> dict[str
 
 
 def _packed(x: Tensor, starts: Tensor | None) -> Tensor:
-    """Reshape heads (B, T, H, D) to the layout of FlashAttention 4: (B * T, H, D) if there are document boundaries."""
+    """Return heads (B, T, H, D) in the layout of FlashAttention 4: (B * T, H, D) with document boundaries, else unchanged."""
     return x if starts is None else x.flatten(0, 1)
 
 

@@ -71,7 +71,7 @@ def _mlp_shapes(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor, activa
     return x.new_empty(len(x), len(down)), inner, inner.new_empty(inner.shape if _keeps_scores(activation) else 0)
 
 
-# The gradient of `down` is computed here, too: the compiler would cast dy a second time for a separate matmul.
+# The gradient of `down` is computed here, too, because for a separate matmul the compiler would cast dy a second time.
 @torch.library.custom_op("ingot::mlp_backward", mutates_args=())
 def _mlp_grads(
     dy: Tensor, up: Tensor, down: Tensor, y: Tensor, scores: Tensor, activation: str, biased: bool
@@ -126,14 +126,14 @@ _mlp.register_autograd(_mlp_backward, setup_context=_save_mlp)
 def fused_gated_mlp(x: Tensor, up: Tensor, gate: Tensor, down: Tensor) -> Tensor:
     """Return down(up(x) * silu(gate(x))) for x (..., C), up and gate (N, C), and down (C, N)."""
     dtype = matmul_dtype(x)
-    both = torch.stack([gate.to(dtype), up.to(dtype)], dim=1).flatten(0, 1)  # (2 N, C), rows alternate gate and up
+    both = torch.stack([gate.to(dtype), up.to(dtype)], dim=1).flatten(0, 1)  # (2 N, C), gate and up rows alternate
     y = torch.ops.ingot.gated_mlp(x.flatten(0, -2).to(dtype), both, down.to(dtype))[0]
     return y.view(*x.shape[:-1], len(down))
 
 
 @torch.library.custom_op("ingot::gated_mlp", mutates_args=())
 def _gated(x: Tensor, both: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output (M, C) and, for the backward pass, the gated values (M, N) and interleaved gates and ups (M, 2 N)."""
+    """Return the output (M, C) and, for backward, the gated values (M, N) and the interleaved gate and up values (M, 2 N)."""
     if x.is_cuda:
         x, quack = x.contiguous(), _required_quack(x.device)
         if quack_takes(x, both, down):
@@ -155,10 +155,10 @@ def _required_quack(device: torch.device) -> ModuleType:
 _gated.register_fake(lambda x, both, down: tuple(x.new_empty(len(x), width) for width in (len(down), len(both) // 2, len(both))))
 
 
-# The gradient of `down` is computed here, too: the compiler would cast dy a second time for a separate matmul.
+# The gradient of `down` is computed here, too, because for a separate matmul the compiler would cast dy a second time.
 @torch.library.custom_op("ingot::gated_mlp_backward", mutates_args=())
 def _gated_grads(dy: Tensor, both: Tensor, down: Tensor, y: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x (M, C), of the interleaved gates and ups (M, 2 N), and of `down` (C, N)."""
+    """Return the gradients of x (M, C), of the interleaved gate and up values (M, 2 N), and of `down` (C, N)."""
     if dy.is_cuda:
         dy, down = dy.contiguous(), down.contiguous()
         if quack_takes(dy, down, inner):

@@ -70,7 +70,7 @@ def _attend_backward(
     dy: Tensor, heads: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None, starts: Tensor | None,
     y: Tensor, lse: Tensor, q: Tensor, k: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of `heads` (B, T, H + 2 K, D) and, per token, in float32, of the query gains (B, T, H)."""
+    """Return the gradients of `heads` (B, T, H + 2 K, D) and, in float32, each token's gradients of the query gains (B, T, H)."""
     plain_q, plain_k, v = _parts(heads, q.size(2))
     if heads.is_cuda:
         from ingot.model.kernels.triton_rotary import rotation_backward

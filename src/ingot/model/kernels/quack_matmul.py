@@ -17,8 +17,8 @@ from quack.epilogue.math import pack, unpack
 from quack.gemm_config import GemmConfig
 from torch import Tensor
 
-# Tilings. Of 20 that were timed on an H200, the one that a matmul uses is the fastest or up to 3% slower, except for the logits
-# and the derivative of a wide squared ReLU (docs/experiments.md).
+# Tilings, chosen from 20 that were timed on an H200: for most matmuls, the fastest or one that is up to 3% slower.
+# The exceptions are the logits and the derivative of a wide squared ReLU (docs/experiments.md).
 WIDE = GemmConfig(tile_m=128, tile_n=192, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
 NARROW = GemmConfig(tile_m=128, tile_n=128, pingpong=True, cluster_m=2, cluster_n=1, is_dynamic_persistent=False)
 
@@ -29,7 +29,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def activated_matmul(x: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """Return act(x (M, C) @ up (N, C).T) and, for the backward pass, the pre-activations (for squared ReLU: the output)."""
+    """Return act(x (M, C) @ up (N, C).T) and what backward needs: the pre-activations or, for squared ReLU, the output."""
     if activation == "relu2":
         y = _run(_relu2, x, up.T, None, NARROW)["D"]
         return y, y
@@ -38,18 +38,18 @@ def activated_matmul(x: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Te
 
 
 def sloped_matmul(dy: Tensor, down: Tensor, saved: Tensor, activation: str) -> Tensor:
-    """Return the gradient (M, N) of the pre-activations, given dy (M, C), down (C, N) and activated_matmul's second result."""
+    """Return the gradient (M, N) of the pre-activations, given dy (M, C), down (C, N) and activated_matmul's second output."""
     return _run(_relu2_slope if activation == "relu2" else _gelu_slope, dy, down, saved, NARROW)["D"]
 
 
 def gated_matmul(x: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
-    """Return SwiGLU (M, N) of x (M, C) @ both (2 N, C).T, and that product; the rows of `both` are alternately gate and up."""
+    """Return the SwiGLU (M, N) of x (M, C) @ both (2 N, C).T, and that product; gate and up rows alternate in `both`."""
     outputs = _run(_gate, x, both.T, None, NARROW)
     return outputs["y"], outputs["D"]
 
 
 def gated_slope(dy: Tensor, down: Tensor, inner: Tensor) -> Tensor:
-    """Return the gradient of `inner` (M, 2 N), the matmul's result in gated_matmul, from dy (M, C) and down (C, N)."""
+    """Given dy (M, C) and down (C, N), return the gradient of `inner` (M, 2 N), the product that gated_matmul returned."""
     return _run(_gate_slope, dy, down, inner, NARROW)["D"]
 
 

@@ -57,7 +57,7 @@ _rotation.register_fake(lambda x, cos, sin, gain, epsilon: x.new_empty(x.shape))
 def _rotation_backward(
     dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor, gain: Tensor | None, epsilon: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the heads (B, T, H, D) and, per token, in float32, of the gains (B, T, H)."""
+    """Return the gradients of the heads (B, T, H, D) and, in float32, each token's gradients of the gains (B, T, H)."""
     if x.is_cuda:
         from ingot.model.kernels.triton_rotary import rotation_backward
 

@@ -120,8 +120,8 @@ FP8_BLOCK, FP8_WARPS = 128, 8
 
 
 def rounded(x: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return x / `scale` (R, C) in FP8, with values out of range saturated, and the transpose of that (C, R)."""
-    x = x.to(torch.bfloat16)  # on an H200, Triton 3.6 rounds float32 to wrong values
+    """Return x / `scale` (R, C) in FP8, with values out of range saturated, and its transpose (C, R)."""
+    x = x.to(torch.bfloat16)  # on an H200, Triton 3.6 converts float32 to FP8 incorrectly
     plain, flipped = (torch.empty(shape, dtype=dtype, device=x.device) for shape in (x.shape, x.shape[::-1]))
     _both_layouts[_grid(x)](
         x.contiguous(), plain, flipped, *x.shape, 1.0 / scale,

@@ -33,7 +33,7 @@ def rotation_backward(
     shape: tuple[int, int] = SHAPE,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x (written to `out` if given, else contiguous) and, per token, of the gains (B, T, H)."""
+    """Return the gradients of x, written to `out` if given, and each token's gradients of the gains (B, T, H)."""
     x, dy = _with_contiguous_heads(x), _with_contiguous_heads(dy)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     d_gain = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
@@ -69,7 +69,7 @@ def _indices(  # type: ignore[no-untyped-def]
     rows, length, heads, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return a program's heads (index, batch row, position, head number), and the indices and masks of their values."""
+    """Return the heads of a program (index, batch row, position, head number), and the indices and masks of their values."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (row < rows)[:, None]
     token = row // heads
@@ -141,7 +141,7 @@ def _backward(  # type: ignore[no-untyped-def]
             tl.store(d_gain + row, product * inverse, mask=row < rows)
             scale *= tl.load(gain + head).to(tl.float32)
         scale = scale[:, None]
-        pull = (product * inverse * inverse / D if NORMALISED else square * 0.0)[:, None]  # the norm removes the gradient along x
+        pull = (product * inverse * inverse / D if NORMALISED else square * 0.0)[:, None]  # normalisation: no gradient along x
         back_first, back_second = (back_first - first * pull) * scale, (back_second - second * pull) * scale
         if REST:
             back_third = (back_third - third * pull) * scale
