@@ -45,7 +45,7 @@ NAME = re.compile(r"hf:(?P<repository>[\w.-]+(?:/[\w.-]+)?)(?:/(?P<config>[^:]+)
 CONVERTED = "refs/convert/parquet"  # revision with the copy that the hub converted to CONFIG/SPLIT/NUMBER.parquet
 SPLITS = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval", "evaluation"))
 WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}  # wildcards of data_files, as regular expressions
-EVERY = "*"  # as CONFIG in a dataset's name: the files of all configurations
+EVERY = "*"  # written for CONFIG in a dataset name: the files of all configurations
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a repository at one commit; `card` is the metadata of its page."""
+    """The files of a repository at one commit; `card` is the metadata on its page."""
 
     commit: str
     files: dict[str, FileInfo]

@@ -1,1 +1,1 @@
-"""Checks before a run starts: model size, data, duration, memory, and every problem with them."""
+"""Check a run before it starts: its model size, data, duration and memory, with a list of all problems found."""

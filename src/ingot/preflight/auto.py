@@ -31,22 +31,22 @@ from ingot.runtime.ranks import Ranks
 from ingot.train.step_plan import shapes
 
 RECIPE = "auto"
-# In 22.5 s, two cores reached 2.324 bits per byte with 3 tokens per weight, 2.352 with 1 and 2.360 with 11: about 4 is best. Of
-# the recipe frontier's two models, the larger one is better after 300 s on an H200; it trains on 6 tokens per weight.
+# In 22.5 s on two cores, 3 tokens per weight reached 2.324 bits per byte, 1 reached 2.352 and 11 reached 2.360: about 4 is best.
+# Of the two models of the recipe frontier, the larger one is better after 300 s on an H200; it trains on 6 tokens per weight.
 TOKENS_PER_WEIGHT = 5.0
 OPERATIONS = 6.0  # floating-point operations per token and weight, forward and backward
 STEPS = 2500  # steps to fit in a budget: the demo takes 2,543 in 90 s on two cores, the frontier 2,900 in 300 s on an H200
 SMALLEST = 2048  # minimum tokens per step: in 50 s one core reached 2.499 bits per byte, and 2.540 with half as many tokens
-# Maximum epochs over little data; after more, a small model memorises it. On 27 KB of English, a byte model of width 32 reached
-# 3.66, 3.36 and 3.39 bits per byte after 4, 8 and 16 epochs of 2,048-token steps; 3.27 after 8 of 512-token steps with OF_LITTLE.
+# Maximum epochs over little data: on 27 KB, a byte model reached 3.66, 3.36 and 3.39 bits per byte after 4, 8 and 16 epochs.
+# With OF_LITTLE and steps of 512 tokens instead of 2,048, the byte model (of width 32) reached 3.27 bits per byte after 8 epochs.
 MOST_PASSES = 8
-READ_PER_WEIGHT = 20.0  # tokens read per weight if there is little data; half the width was then better by 0.03 bits per byte
+READ_PER_WEIGHT = 20.0  # tokens read per weight of a model with little data; half the width was better by 0.03 bits per byte
 OF_LITTLE: dict[str, Any] = {"optimizer.muon_weight_decay": 1.0, "optimizer.weight_decay": 0.1}
 SMALLEST_OF_LITTLE = 512  # minimum tokens per step with little data
 GPU_UTILISATION = 0.33  # fraction of the matmul rate that training reaches: 1.5 M tokens/s with 28 M weights, H200 at 782 TFLOP/s
 PROBE_SECONDS = 1.5  # duration of the timed steps without a GPU
-# Vocabulary size for a model of this many weights: in 22.5 s on two cores, 2,048 ids reached 2.37 bits per byte, 1,024 ids 2.42
-# and bytes 2.55; the frontier's models have 8,192 ids, so the vocabulary size grows with the fourth root of the weights.
+# Best vocabulary for this many weights: in 22.5 s on two cores, 2,048 ids reached 2.37 bits per byte, 1,024 ids 2.42, bytes 2.55.
+# The models of the recipe frontier have 8,192 ids, so the vocabulary size grows with the fourth root of the number of weights.
 PROBED_IDS, FOR_WEIGHTS = 2048, 330_000
 BYTES_PER_ID = 1000  # minimum bytes of text per id: tokens seen too rarely are not learned
 # Settings for thousands of steps of a wide model with long rows, as in golf/frontier; the recipe's defaults suit a small model.
@@ -89,7 +89,7 @@ def choose_tokenizer(operations: float, text_bytes: int) -> str:
 
 
 def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str, Any], tuple[str, str, str]]:
-    """Return settings for a machine, a budget and a text, and the reasons for them; `own`, the user's settings, are kept."""
+    """Return settings for a machine, a budget and a text, and the reasons for them. The settings of the user, `own`, are kept."""
     own = own or {}
     operations = facts.rate * facts.seconds
     wanted, enough = _wanted_weights(operations), facts.tokens * MOST_PASSES / READ_PER_WEIGHT
@@ -98,7 +98,7 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str
     weights = _weights(width, facts.vocab_size, layers)
     trained, most = operations / (OPERATIONS * weights), MOST_PASSES * facts.tokens
     few, trained = trained > most, min(trained, most)
-    # On a CPU 400 steps of 2,048 bytes reached 2.56 bits per byte in rows of 64, 2.62 in rows of 128 and 2.68 in rows of 256.
+    # On a CPU, 400 steps of 2,048 bytes reached 2.56 bits per byte with rows of 64 bytes, 2.62 with 128 and 2.68 with 256.
     seq_len = own.get("data.seq_len") or min(2048 if facts.on_gpu else 64, _power(facts.tokens / 8))
     batch = min(max(_power(trained / STEPS), SMALLEST_OF_LITTLE if few else SMALLEST), 262_144)
     batch = own.get("training.tokens_per_step") or math.ceil(batch / seq_len) * seq_len
@@ -134,12 +134,12 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str
 
 
 def resolve_auto(sources: Sources, world_size: int, say: Callable[[str], None], fresh: bool = False) -> ResolvedConfig:
-    """Return the config of `--recipe auto`: the choices override only the recipe. `fresh`: no run is resumed."""
+    """Return the config of `--recipe auto`, whose choices override only the recipe. With `fresh` no run is resumed."""
     above = sources.above_recipe()
     own = {name: value for name, value in above.items() if isinstance(value, int) and value > 0}
     # The recipe's optimizer groups match parameters of the frontier family only.
     groups: dict[str, Any] = {} if above.get("model.family", "frontier") == "frontier" else {"optimizer.groups": []}
-    shape: dict[str, Any] = {}  # changes that make the recipe's model, which is timed, compatible with the user's settings
+    shape: dict[str, Any] = {}  # settings that adapt the recipe's model, which is timed, to those of the user
     if "model.width" in own:
         shape["model.heads"] = _heads(own["model.width"])
     elif "model.heads" in own:
@@ -214,7 +214,7 @@ def _heads(width: int) -> int:
 
 
 def _weights(width: int, vocab_size: int, layers: int | None = None) -> int:
-    """Return the number of weights used in matmuls: those of the blocks and the head, but not of lookup tables."""
+    """Return the number of weights used in matrix products: in the blocks and the output head, but not in embeddings."""
     return 12 * (layers or max(2, round(width / 48))) * width * width + vocab_size * width
 
 

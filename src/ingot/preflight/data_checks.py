@@ -27,8 +27,8 @@ from ingot.train.step_plan import shapes
 
 PATH, TOKENIZER = Setting("data.path"), Setting("data.tokenizer")
 MAX_STEPS, PHASES, EPOCHS = Setting("training.max_steps"), Setting("data.phases"), Setting("data.epochs")
-MANY_PASSES = 300  # more epochs than this give a warning; nanoGPT's smallest preset trains for 82
-TOLERANCE = 0.05  # relative difference allowed between the tokens of all phases and of all steps
+MANY_PASSES = 300  # more epochs than this give a warning; nanoGPT's smallest preset trains for 82 epochs
+TOLERANCE = 0.05  # relative difference allowed between the total tokens of the phases and of the steps
 
 
 Severity = Literal["error", "budget", "warning", "info"]
@@ -54,7 +54,7 @@ class Finding:
         return self.cause.render(name, advise)
 
     def record(self, name: Rename = str, advise: Rename = str) -> dict[str, Any]:
-        """Return the finding as a JSON object; `setting` is the first one that the message names."""
+        """Return the finding as a JSON object; its `setting` is the first setting that the message names."""
         setting = name(self.cause.settings[0].path) if self.cause.settings else ""
         return {"code": self.code, "severity": self.severity, "message": self.render(name, advise), "setting": setting}
 
@@ -63,7 +63,7 @@ class Findings(list[Finding]):
     """The findings of a run's checks so far, in order."""
 
     def add(self, code: str, severity: Severity, message: str, *settings: Setting, advice: str = "") -> None:
-        """Add a finding about some settings; {0} in the message is replaced by the first of them, as in an error."""
+        """Add a finding about some settings; {0} in the message stands for the first of them, as in errors."""
         self.append(Finding(code, severity, IngotError(message, *settings, advice=advice)))
 
     @contextmanager
@@ -97,7 +97,7 @@ class Findings(list[Finding]):
 
 @dataclass(frozen=True)
 class BucketFacts:
-    """A bucket of a split; a split without buckets has one bucket, "all". Tokens and documents are None if not counted."""
+    """A bucket of a split; a split without buckets has one bucket, "all". Tokens and documents are None if uncounted."""
 
     files: int
     tokens: int | None
@@ -252,7 +252,7 @@ def total_tokens(config: Config) -> int | None:
 
 
 def phases_of(config: Config) -> list[dict[str, Any]]:
-    """Return the tokens of each phase, its mix normalised to a sum of 1, and the total tokens read from each bucket by then."""
+    """Return the tokens of each phase, its mix normalised to a sum of 1, and the tokens read from each bucket by its end."""
     phases, taken = [], dict[str, float]()
     for phase in config.data.phases:
         mix = shares(phase.mix)

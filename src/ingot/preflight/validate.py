@@ -54,7 +54,7 @@ from ingot.train.step_plan import Position, plan_step, refuse_idle_ranks
 from ingot.train.stop import find_walltime
 
 MICRO_BATCH, CHECKPOINTING = Setting("training.micro_batch"), Setting("training.gradient_checkpointing")
-IDLE_ROWS = 1024  # number of unused embedding rows that is normal, because vocabulary sizes are rounded up
+IDLE_ROWS = 1024  # up to this many unused embedding rows are normal, because vocabulary sizes are rounded up
 UNREADABLE = "resume.trainer_state_unreadable"
 
 
@@ -226,7 +226,7 @@ def check_resume(config: Config, output: Path | None, data: RunData, findings: F
 
     def on_skipped(path: Path, error: CheckpointError) -> None:
         oldest = path == next(iter(saved_steps(path.parent).values()))
-        findings.append(Finding(UNREADABLE, "error" if oldest else "warning", error))  # no older checkpoint is left to try
+        findings.append(Finding(UNREADABLE, "error" if oldest else "warning", error))  # an error if no older checkpoint is left
 
     try:
         if resume == "never" and output is not None:
@@ -361,7 +361,7 @@ def report_lines(report: Report, name: Rename = str, advise: Rename = str) -> li
 
 
 def _facts(value: Any, label: str = "") -> Iterator[str]:
-    """Yield a part of the record as lines; a mapping that contains no mappings, such as a bucket's, is one line."""
+    """Yield the lines of a part of the record; a mapping without nested mappings, such as the counts of a bucket, is one line."""
     if isinstance(value, list):
         value = {f"phase {number}": item for number, item in enumerate(value, 1)}
     if not isinstance(value, dict):
@@ -380,7 +380,7 @@ def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# A trial step on this machine before a run reports the device, memory use and speed. It writes no files.
+# Before a run, a trial step on this machine reports the device, memory use and speed. It writes no files.
 
 FAILED = "runtime.probe.failed"
 

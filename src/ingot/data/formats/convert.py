@@ -71,7 +71,7 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Write a dataset to the folder `output` in the format `to`. `mark` is the separator's id if no tokenizer defines it."""
+    """Write a dataset to the folder `output` in the format `to`. `mark` is the id of the separator if no tokenizer has it."""
     started = time.monotonic()
     _check(source, output, to, mark, layout)
     check_output(output, overwrite)
@@ -94,7 +94,7 @@ def convert(
             writer = _writer(stage.folder, split, to, opened, layout, wide, files)
             text_bytes = 0
             for bucket, documents in source.split(split).bucket_documents(read_marks) if split in source.tokens else ():
-                if bucket is not None and buckets != [NAMES["gpt-simple"]]:  # a single bucket "main": data without buckets
+                if bucket is not None and buckets != [NAMES["gpt-simple"]]:  # a single bucket "main" means data without buckets
                     writer.begin_bucket(bucket)
                 for document in documents:
                     if opened:
@@ -135,7 +135,7 @@ def _check(source: Dataset, output: Path, to: str, mark: int | None, layout: Fil
 
 
 def _tokenizer(source: Dataset, name: str | None, to: str) -> Tokenizer | None:
-    """Return the source's tokenizer, or the tokenizer called `name` after checking that it produced the source's tokens."""
+    """Return the tokenizer of the source, or the one called `name` after checking that it produced the tokens of the source."""
     if (own := source.known_tokenizer) is not None:
         if name not in (None, own.kind):
             raise ConfigError(f"{source.folder} already names its tokenizer, {own.kind}; leave out --tokenizer {name}")

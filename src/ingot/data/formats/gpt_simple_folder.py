@@ -58,7 +58,7 @@ def open_gpt_simple(path: Path, strict: bool = True) -> Dataset:
 
 
 def find_pairs(path: Path) -> dict[str, list[Path]]:
-    """Return the .bin files of each split, sorted by path; a folder without train/ and val/ is one bucket of the train split."""
+    """Return the .bin files of each split, sorted by path; a folder without train/ and val/ counts as one bucket of train."""
     if not path.is_dir():
         return {"train": [path.with_suffix(".bin")] if path.with_suffix(".idx").is_file() else []}
     folders = {split: path / split for split in SPLITS if (path / split).is_dir()}
@@ -70,7 +70,7 @@ def find_pairs(path: Path) -> dict[str, list[Path]]:
 
 
 def read_index(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.uint16]]:
-    """Return the bytes per token, the starts of all windows with the end of the last, and each window's overlap in tokens."""
+    """Return the bytes per token, the starts of all windows then the end of the last, and each window's overlap in tokens."""
     with reading(path):
         contents = path.read_bytes()
     if (size := len(contents)) < HEADER.size:
@@ -106,7 +106,7 @@ class Pair:
         return map_tokens(self.path, self.dtype.str, 0, self.tokens)
 
     def documents(self, eos: int | None) -> Iterator[Document]:
-        """Yield whole documents without EOS tokens. In a file with EOS tokens, windows without one continue in the next."""
+        """Yield whole documents without EOS tokens. In a file with EOS tokens, a window without one continues in the next."""
         tokens = np.asarray(self.map())
         marked = self.tokens > 0 and int(tokens[-1]) == eos
         document: Document = []
@@ -186,7 +186,7 @@ def cut_windows(length: int, max_length: int, overlap: int) -> Iterator[tuple[in
 
 
 def index_bytes(offsets: list[int], repeats: list[int], width: int) -> bytes:
-    """Return the contents of an .idx; `offsets` holds the start of each window and the end of the last."""
+    """Return the contents of an .idx; `offsets` holds the start of each window and the end of the last window."""
     header = HEADER.pack(MAGIC, VERSION, width, len(repeats))
     return header + np.array(offsets, "<i8").tobytes() + np.array(repeats, "<u2").tobytes()
 
@@ -197,7 +197,7 @@ def token_width(vocab_size: int) -> int:
 
 
 def _repeated(window: IdArray, last: IdArray | None, recorded: int, ended: bool) -> int | None:
-    """Return how many tokens at the start of a window repeat `last` (all, if its document has ended); None if none do."""
+    """Return how many tokens of a window repeat the end of `last`, the window before (all if a document ended there), or None."""
     if last is None:
         return None
 

@@ -100,7 +100,7 @@ def nanogpt_tokenizer(folder: Path, name: str | None) -> Tokenizer:
 
 
 def check_meta_size(folder: Path, tokenizer: Tokenizer) -> None:
-    """Raise an error if the tokenizer's vocabulary size differs from the folder's meta.pkl, if there is one."""
+    """Raise an error if the tokenizer's vocabulary size differs from the size in the folder's meta.pkl, if there is one."""
     path = folder / META
     if path.is_file() and (size := read_meta(path)["vocab_size"]) != tokenizer.vocab_size:
         problem = f"{path} has vocab_size {size:,} but the {tokenizer.kind} tokenizer has {tokenizer.vocab_size:,} ids"

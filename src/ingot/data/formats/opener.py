@@ -90,7 +90,7 @@ def open_foreign(folder: Path, tokenizer: str | None, trust_tokens: bool = False
         if tokenizer is None:
             raise NoTokenizer(folder)
         train, val = dataset.buckets("train"), dataset.buckets("val")
-        for name in sorted(train.keys() ^ val.keys()):  # training reads and evaluates every bucket
+        for name in sorted(train.keys() ^ val.keys()):  # both splits need every bucket
             has, lacks = ("train", "val") if name in train else ("val", "train")
             raise DataError(f"{folder / has / name} has files but {folder / lacks / name} has none; add files to the latter")
         opened = open_tokenizer(tokenizer)

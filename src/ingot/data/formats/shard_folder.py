@@ -89,7 +89,7 @@ def read_listing(dataset: Path) -> ManifestEntry | None:
 
 
 def paired_tokenizer(dataset: Path) -> str | None:
-    """Return the tokenizer that the manifest records for a shard folder, `byte` or the path of a file; None if it has neither."""
+    """Return the tokenizer that the manifest records for a shard folder, `byte` or a file's path; None if it records neither."""
     if (listing := read_listing(dataset)) is None:
         return None
     path = listing.where.parent / listing.file.lstrip("/")  # the manifest is untrusted: paths must stay inside its folder

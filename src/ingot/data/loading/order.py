@@ -18,7 +18,7 @@ from ingot.runtime.seeds import mix, permuted, scramble
 Places = Mapping[str, int]  # bucket name -> number of rows read from the bucket so far
 
 
-# compat/ replaces this advice with the option of the emulated program.
+# compat/ replaces this advice with the matching option of the emulated program.
 GO_ON_WITHOUT_BUCKET = "set data.exhausted=renormalise or raise data.epochs"
 
 

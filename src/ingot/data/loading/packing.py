@@ -103,7 +103,7 @@ class PackedRows(ByNumber):
                 number = int(line[2, here.stop - 1]) + 1
             at = here.stop
         if self.planes == 3:
-            line[2, at:] = number  # padding attends only to itself
+            line[2, at:] = number  # padding counts as a document of its own, so it attends only to itself
 
     def _count(self, part: DocumentPart) -> int:
         """Return the number of targets in a part; every EOS token inside it reduces the count by one."""
@@ -171,7 +171,7 @@ class PackedRows(ByNumber):
 
 
 def rows_filled(lengths: NDArray[np.int64], capacity: int) -> int:
-    """Return the number of rows that `best_fit` would produce for these lengths, at a tenth of its cost."""
+    """Return the number of rows that `best_fit` would produce for these lengths, ten times as fast as `best_fit` itself."""
     shorter = np.sort(lengths[lengths < capacity])[::-1].tolist()
     rows = len(lengths) - len(shorter)
     room: list[int] = []  # free positions in each row that is not full, sorted
@@ -203,9 +203,9 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return rows
 
 
-# Redrawn rows: every epoch concatenates the documents in a new order, splits the stream into rows from a random offset and
-# shuffles them. The concatenated stream is never materialised: memory holds the document ends of one epoch, and tokens are copied
-# from the files when a row is read.
+# Redrawn rows: an epoch concatenates the documents in a new order, cuts them into rows at a random offset and shuffles the rows.
+# The concatenated documents are never materialised: tokens are copied from the files when a row is read.
+# Memory holds only the positions at which the documents of one epoch end.
 
 DOCUMENTS, ROWS, OFFSET = 0, 1, 2  # mixed into the seed so that the three draws are independent
 PART = 1 << 20  # documents drawn at a time
@@ -247,7 +247,7 @@ class RedrawnRows(ByNumber):
         return len(samples) * self.seq_len - empty * int(np.count_nonzero(rows == self._rows - 1))
 
     def _fill(self, batch: Batch, lines: NDArray[np.int64], rows: NDArray[np.int64], epoch: int) -> None:
-        """Write the rows with the indices `rows` in an epoch's ring to the rows `lines` of the batch."""
+        """Copy the rows with the indices `rows` in the ring of an epoch to the rows `lines` of the batch."""
         ring_ends, offset = self._ring(epoch)
         counts = np.minimum(self.seq_len, self.tokens - rows * self.seq_len)
         begins = (offset + rows * self.seq_len) % self.tokens
@@ -273,7 +273,7 @@ class RedrawnRows(ByNumber):
             row[0, :count], row[1, :count] = window[:count], window[1 : count + 1]
             row[0, count:], row[1, count:] = 0, IGNORED
             if self.planes == 3:
-                row[2, count:] = number  # padding attends only to itself
+                row[2, count:] = number  # padding counts as a document of its own, so it attends only to itself
             at += size
 
     def _draw(self, epoch: int) -> tuple[NDArray[np.int64], int]:

@@ -296,7 +296,7 @@ def fill_folder(
 ) -> tuple[Manifest, Point, int]:
     """Write the files of a prepared folder, or finish them after an interruption; file names begin with `prefix`.
 
-    `tell` is called after each block with the numbers of the block's documents. Return the manifest, the final state of the work,
+    `tell` is called after each block with the indices of the block's documents. Return the manifest, the final state of the work,
     and the number of documents kept from an interrupted run.
     """
     begin = Point.model_validate(stage.saved or {})

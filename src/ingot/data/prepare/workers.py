@@ -114,7 +114,7 @@ class _Worker:
     def stop(self) -> None:
         self._process.kill()
         with suppress(OSError), self._process:
-            pass  # closes the pipes and waits for the process to exit
+            pass  # leaving the `with` block closes the pipes and waits for the process to exit
 
 
 def run_worker() -> None:

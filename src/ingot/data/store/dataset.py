@@ -138,7 +138,7 @@ class Split(TokenStream):
     """The tokens of one split and its document boundaries.
 
     `record` describes all files of the split; if damaged data is opened for an audit, the stream contains only readable files.
-    `marks_after`: separators follow documents (EOS) instead of preceding them (BOS).
+    `marks_after` is True if separators follow documents (EOS), and False if they precede documents (BOS).
     """
 
     eos: int | None = None  # the id after each document; None in formats with BOS ids or without separators
@@ -167,7 +167,7 @@ class Split(TokenStream):
         self.dtype, self._mark = tokenizer.dtype, tokenizer.bos
 
     def index(self) -> NDArray[Any] | None:
-        """Return the stored document starts, followed by the end of the last; None if the format has only separators.
+        """Return the stored document starts, followed by the end of the last document; None if the format has only separators.
 
         Raises ValueError if the index is damaged.
         """
@@ -177,7 +177,7 @@ class Split(TokenStream):
         return open_index(self.folder / record.document_index, record.documents, record.tokens, record.document_index_sha256)
 
     def document_starts(self) -> NDArray[np.uint64]:
-        """Return the offset of each document in the stream, followed by the end of the last."""
+        """Return the offset of each document in the stream, followed by the end of the last document."""
         if self._starts is not None:  # kept, because every row with a document mask needs them
             return self._starts
         try:
@@ -194,7 +194,7 @@ class Split(TokenStream):
         return starts
 
     def document_repeats(self) -> NDArray[np.uint16] | None:
-        """Return how many tokens each document repeats from the previous one (not predicted again); None if no document does."""
+        """Return how many tokens each document repeats from the previous document; None if no document repeats any."""
         return None
 
     def bucket_documents(self, marks: Marks) -> Iterator[tuple[str | None, Iterator[Document]]]:
@@ -234,7 +234,7 @@ class Bucket:
         return self._split.read(self._first_token + start, self._first_token + stop, out)
 
     def document_starts(self) -> NDArray[np.uint64]:
-        """Return the offset of each document in the bucket, followed by the end of the last."""
+        """Return the offset of each document in the bucket, followed by the end of the last document."""
         if self._starts is None:  # kept, because every row with a document mask needs them
             starts = self._split.document_starts()[self._documents.start : self._documents.stop + 1]
             self._starts = np.asarray(starts) - np.uint64(self._first_token)
@@ -263,7 +263,7 @@ class Dataset:
     folder: Path
     format: str
     splits: Mapping[str, Split]
-    about: str = ""  # describes the files for users
+    about: str = ""  # a description of the files for users
     known_tokenizer: Tokenizer | None = None
     problems: list[DataProblem] = field(default_factory=list)  # the defects of damaged data that was opened for an audit
     record: Manifest | None = None  # dataset.json
@@ -399,7 +399,7 @@ class SplitCounts:
     tokens: int
     bytes: int | None
     piece_bytes: int | None
-    bytes_per_token: float | None = field(init=False)  # of the original text or, if its size is unknown, of the decoded tokens
+    bytes_per_token: float | None = field(init=False)  # bytes of the original text or, if unknown, of the decoded tokens
 
     def __post_init__(self) -> None:
         known_bytes = self.piece_bytes if self.bytes is None else self.bytes
@@ -420,7 +420,7 @@ def tokenizer_problem(file: str, error: DataError) -> DataProblem:
 
 
 def readable_shards(paths: Sequence[Path], problems: list[DataProblem]) -> tuple[dict[Path, int], IdType]:
-    """Return the token counts of the readable shards and the widest dtype among them; add the others' defects to `problems`."""
+    """Return the token counts of the readable shards and their widest dtype; add the defects of the others to `problems`."""
     sizes, dtype = {}, np.dtype(np.uint16)
     for path in paths:
         header = read_header(path)

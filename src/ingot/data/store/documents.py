@@ -88,7 +88,7 @@ def open_index(path: Path, documents: int, tokens: int, sha256: str | None) -> N
 
 
 def starts_at_marks(tokens: int, marks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the starts of documents, then the end of the last: a document begins at each separator and at the first token.
+    """Return the start of each document and the end of the last one; documents begin at separators and at the first token.
 
     In formats with EOS ids, each document therefore begins with the EOS id of the previous document.
     """

@@ -48,7 +48,7 @@ class DataProblem:
 
 
 MAGIC, VERSION, WIDE_VERSION = 20240520, 1, 2
-# The dtype for a magic number and a version; the last pair is llm.c's.
+# The dtype of the tokens for each magic number and version in a shard's header; the last entry is for shards of llm.c.
 DTYPES = {(MAGIC, VERSION): "<u2", (MAGIC, WIDE_VERSION): "<u4", (20240801, 7): "<u4"}
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS

@@ -59,7 +59,7 @@ class StagedFolder:
 def staged(
     output: Path, overwrite: bool, work: Any = None, is_sound: Callable[[Path, Any], bool] = lambda folder, point: False
 ) -> Iterator[StagedFolder]:
-    """Yield a locked folder next to `output` that is renamed to `output` when the block succeeds.
+    """Yield a locked folder next to `output` that is renamed to `output` when the `with` block succeeds.
 
     On failure the folder is removed, unless the same `work` can be resumed later (if `work` is None, it never can).
     `is_sound` checks that the files of a folder match a resume point in its journal.
@@ -161,7 +161,7 @@ LOCK = ".download.lock"
 
 
 def writing(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Convert an OSError that is raised while writing into a readable error."""
+    """Replace an OSError that is raised during writing by an error with a readable message."""
     return files.writing(path, DataError, Setting("output"))
 
 

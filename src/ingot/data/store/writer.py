@@ -47,7 +47,7 @@ class SavedSplit(BaseModel):
     buckets: list[BucketRecord] = []  # each holds the running totals at the start of the bucket
 
     def files(self, name: str) -> dict[str, int]:
-        """Return the minimum size in bytes of each file of the split `name`."""
+        """Return the size in bytes that each file of the split `name` must at least have to be resumed."""
         sizes = {shard.file: HEADER_BYTES + self.token_bytes * shard.tokens for shard in self.shards}
         if self.shard_tokens:
             sizes[f"{name}_{len(self.shards):06d}.bin"] = HEADER_BYTES + self.token_bytes * self.shard_tokens
@@ -67,7 +67,7 @@ class Point(BaseModel):
     splits: dict[str, SavedSplit] = {}
 
     def files(self) -> dict[str, int]:
-        """Return the minimum size in bytes of every file."""
+        """Return the size in bytes that each file must at least have for the work to be resumed."""
         return {file: size for name, split in self.splits.items() for file, size in split.files(name).items()}
 
 
@@ -132,7 +132,7 @@ class SplitWriter:
             number, begin = whole, int(ends[whole - 1])
 
     def add_document(self, parts: Iterable[IdArray]) -> None:
-        """Add one document whose text is unknown; its tokens are given in parts, because they may be larger than memory."""
+        """Add one document whose text is unknown; its tokens are given in parts, because it may be larger than memory."""
         start, state = self.state.tokens, self.state
         tokens, size = self._write_document(parts)
         if tokens:

@@ -44,7 +44,7 @@ CONVERT = "convert the file or leave it out, or use --encoding or --skip-unreada
 BYTE_ORDER_MARK = "\ufeff"  # removed at the start of a file, because it is not text
 JSON_WHITE = re.compile(r"[ \t\r\n]*")
 BATCH_ROWS = 256  # rows read at once from a parquet file
-LONGEST_FIELD = 2**31 - 1  # maximum characters in a CSV field; the csv module's default is 131,072
+LONGEST_FIELD = 2**31 - 1  # maximum number of characters in a CSV field; the csv module's default is 131,072
 # Python may refuse to parse integers of more than 640 digits (4,300 by default), so longer ones become floats.
 JSON = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= 640 else float(digits))
 
@@ -311,7 +311,7 @@ def find_files(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def folder_of(path: Path) -> str:
-    """Return the top-level folder of a file's path in its repository, which is often the configuration's name."""
+    """Return the top-level folder of a file's path in its repository, which is often the name of the configuration."""
     return CACHED.split(path.as_posix())[-1].partition("/")[0]
 
 

@@ -56,7 +56,7 @@ def from_spec(spec: Mapping[str, Any]) -> Tokenizer:
 
 
 def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
-    """Open a tokenizer. `bos` names the BOS token of a tokenizer.json that does not define one; "" means that it has none."""
+    """Open a tokenizer. `bos` names the BOS token of a tokenizer.json that does not define one; "" means no BOS token."""
     if name in ("byte", "gpt2"):
         _refuse_bos(bos, name)
         return ByteTokenizer() if name == "byte" else GPT2Tokenizer()
@@ -83,7 +83,7 @@ def open_tokenizer(name: str, bos: str | None = None) -> Tokenizer:
 
 
 def open_unless_learned(name: str, bos: str | None = None) -> Tokenizer | None:
-    """Open a tokenizer; if it has to be learned from text, check its name and that `bos` is None, and return None."""
+    """Open a tokenizer. If it must be learned from text, return None after checking its name and that `bos` is None."""
     if not is_learned(name) or bos is not None:
         return open_tokenizer(name, bos)
     if name != CHAR:

@@ -23,7 +23,7 @@ from ingot.errors import DataError
 END_OF_TEXT = "<|endoftext|>"
 # GPT-2's pre-tokenization regex with possessive quantifiers: runs of letters, digits and punctuation need no backtracking.
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-# The regex engine panics on a million spaces before a word. All spaces but the last form one word anyway: the text is cut there.
+# The regex engine panics on a million spaces before a word, so a long run is cut before its last space, where a word ends anyway.
 WHITE = "[\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"
 CUT = re.compile(f"(?<!{WHITE}){WHITE}{{10000,}}+(?=.)", re.S)
 

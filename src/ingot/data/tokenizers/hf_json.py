@@ -121,7 +121,7 @@ def _build(contents: bytes) -> Any:
         for step in ("normalizer", "decoder"):  # replacements that expand each other's output exhaust memory on a short text
             growths: list[tuple[str, int]] = []  # each replacement's output, and its maximum growth factor
             for part in (part for part in _components(config.get(step)) if part.get("type") == "Replace"):
-                pattern, content = part["pattern"].get("String"), part["content"]  # None for a regular expression
+                pattern, content = part["pattern"].get("String"), part["content"]  # `pattern` is None for a regular expression
                 fed = max((growth for text, growth in growths if pattern is None or set(pattern) & set(text)), default=1)
                 longer = len(content) > len(pattern or "x")
                 growths.append((content, fed * (1 + len(content) // len(pattern or "x") if longer else 1)))

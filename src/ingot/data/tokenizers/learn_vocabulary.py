@@ -29,8 +29,8 @@ Trainable = Literal["sentencepiece", "bpe"]
 VOCAB_SIZE = Setting("--vocab-size")
 SUFFIXES = {"sentencepiece": ".model", "bpe": ".json"}
 PORTION = 1 << 20  # characters per chunk; longer documents are split, between words where possible
-# The golf challenge's settings, and two of our own, because by default SentencePiece skips long documents and may omit the space
-# from the vocabulary if the text has few spaces.
+# The settings of the golf challenge, and two of our own: max_sentence_length and required_chars.
+# By default SentencePiece skips long documents, and may omit the space from the vocabulary if the text has few spaces.
 SETTINGS: dict[str, Any] = {
     "model_type": "bpe", "character_coverage": 0.999, "byte_fallback": True, "split_digits": True, "add_dummy_prefix": False,
     "normalization_rule_name": "nmt_nfkc", "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "hard_vocab_limit": False,
@@ -46,7 +46,7 @@ NORMALISER, DENORMALISER, FILE = 3, 5, 6  # protobuf field numbers: two fields o
 
 def capital_rules(folder: Path) -> dict[str, Any]:
     """Write the rule files for capital marks to a folder and return the trainer settings that use them."""
-    # Each mark must be a piece in the vocabulary: a rare character falls back to byte pieces, whose bytes would be counted.
+    # Each capital mark must be a piece of the vocabulary: a rare one falls back to byte pieces, whose bytes would be counted.
     settings = {"required_chars": SPACE + MARKS}
     for name, rules in zip(("normalization_rule_tsv", "denormalization_rule_tsv"), _marking_rules(), strict=True):
         # A rule is a pair of code point lists in hexadecimal.
@@ -73,7 +73,7 @@ def without_file_names(model: bytes) -> bytes:
 def _marking_rules() -> tuple[dict[str, str], dict[str, str]]:
     """Return the rules that replace capitals by marks, and the rules that restore them.
 
-    A rule covers one or two capitals; longer capitalised words have a mark for every two letters.
+    A rule covers one or two capitals; longer words in capitals have a mark for every two letters.
     """
     from sentencepiece import SentencePieceNormalizer
 
@@ -125,7 +125,7 @@ def train_tokenizer(
 
 
 def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: Mapping[str, Any] | None = None) -> bytes | None:
-    """Return the file of a vocabulary of at most this size, or None if all documents are empty; `settings` override SETTINGS."""
+    """Learn a vocabulary of at most this size and return its file, None without any text; `settings` override SETTINGS."""
     count, errors, settings = 0, list[BaseException](), settings or {}
 
     def portions() -> Iterator[str]:
@@ -187,7 +187,7 @@ def learn(kind: Trainable, documents: Iterable[str], vocab_size: int, settings: 
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
-    """Yield stripped texts. SentencePiece aborts the process if they contain no space, so a text with one is then added."""
+    """Yield stripped texts and, if none of them contains a space, one that does: otherwise SentencePiece aborts the process."""
     spaced, letter = False, ""
     for text in (text.translate(RESERVED).strip() for text in texts):
         spaced = spaced or re.search(r"[^\W_] [^\W_]", text) is not None

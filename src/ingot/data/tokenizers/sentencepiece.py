@@ -30,13 +30,13 @@ from ingot.errors import DataError
 
 BPE = 2  # model_type in a model's trainer settings
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of pieces
-# The library's built-in normalisation rules. Their keys contain no space or newline together with other characters. The first
-# character of a key is a letter, a digit, a control character or in JOINED; later characters are never ASCII.
+# The built-in normalisation rules of the library. No key contains a space or newline together with other characters.
+# A key begins with a letter, a digit, a control character or a character in JOINED; its later characters are never ASCII.
 NORMALISERS, JOINED = (b"nfkc", b"nmt_nfkc", b"nfkc_cf", b"nmt_nfkc_cf"), set("<=>")
 
 
 def word_starts(contents: bytes, model: Any) -> tuple[bytes, bytes] | None:
-    """Return the spaces that begin words, and the punctuation that does so after a letter or digit; None if the proof fails."""
+    """Return the spaces that begin words, and the punctuation that begins words after a letter or digit; None if unproven."""
     fields = list(message_fields(contents))
     trainer, normaliser = (dict(message_fields(b"".join(value for key, value in fields if key == part))) for part in (2, 3))
     folds, rules = normaliser.get(4, 1), normaliser.get(2, b"")  # folds: runs of spaces collapse to one space
@@ -140,7 +140,7 @@ class SentencePieceTokenizer(FileTokenizer):
         if not self.marks_capitals:
             return super().decode_bytes(ids, at_start)
         ids = self._checked(ids)
-        parts = np.split(ids, np.flatnonzero(self._special.take(ids)))  # a mark must not affect the next document
+        parts = np.split(ids, np.flatnonzero(self._special.take(ids)))  # a capital mark must not affect the next document
         starts = [at_start, *(True for _ in parts[1:])]
         decoded = (super(SentencePieceTokenizer, self).decode_bytes(*part) for part in zip(parts, starts, strict=True))
         # Replace marks and the letters after them by capitals; a mark without a letter is dropped.

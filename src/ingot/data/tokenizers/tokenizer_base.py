@@ -74,7 +74,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode_bytes(self, ids: Ids, at_start: bool = False) -> bytes:
-        """Decode `ids` to UTF-8 bytes; special ids have no bytes. `at_start`: no text precedes the ids."""
+        """Decode `ids` to UTF-8 bytes; special ids have no bytes. `at_start` is True if no text precedes the ids."""
 
     @abstractmethod
     def token_bytes(self) -> NDArray[np.int32]:
@@ -109,7 +109,7 @@ class Tokenizer(ABC):
         return bool(self._sizes[self._rows([token])][0] == 0)
 
     def at_start_after(self, ids: Ids, at_start: bool) -> bool:
-        """Return True if a new text starts after these ids; `at_start`: True if a text starts with the first of these ids."""
+        """Return True if a new text starts after these ids; `at_start` says whether a text starts with the first of these ids."""
         return self.is_special(int(ids[-1]))
 
     def unfinished(self, ids: Ids) -> int:
@@ -169,7 +169,7 @@ def unpack(spec: Mapping[str, Any]) -> bytes:
 class StreamDecoder:
     """Decodes ids that arrive a few at a time; incomplete text, such as part of a character, is buffered until it is complete.
 
-    `at_start`: no text precedes the first id, so the space that SentencePiece adds before the first word is dropped.
+    With `at_start` no text precedes the first id, so the space that SentencePiece adds before the first word is dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, at_start: bool = False) -> None:
@@ -205,8 +205,8 @@ class PieceTokenizer(Tokenizer):
     """A tokenizer with a table of pieces; None marks a special id, which represents no text and starts a new document."""
 
     def _use(self, pieces: Sequence[bytes | None], spaced: Sequence[bool], *, adds_space: bool, counts_first_space: bool) -> None:
-        """Set the piece table. `spaced`: the piece begins with a word's leading space. `adds_space`: a space is prepended to
-        texts before encoding. `counts_first_space`: the space of a document's first piece counts as text."""
+        """Set the piece table; `spaced` tells which pieces begin with a word's leading space. With `adds_space` a space is
+        prepended to texts before encoding; with `counts_first_space` the space of a document's first piece counts as text."""
         self.vocab_size = len(pieces)
         self._pieces, self._adds_space, self._counts_first_space = pieces, adds_space, counts_first_space
         self._special = np.array([*(piece is None for piece in pieces), True])

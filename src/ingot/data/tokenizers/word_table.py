@@ -31,17 +31,17 @@ LETTERS = (string.ascii_letters + string.digits).encode()
 FACTORS = [np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]
 MASKS = np.array([[(1 << 8 * min(max(size - at, 0), 8)) - 1 for at in (0, 8, 16)] for size in range(WORD_BYTES + 1)], "<u8")
 OTHER_SPACES = "|".join(map(chr, [0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]))
-# With GPT-2's regex a run of white space always begins a word, because only its last character can join the next word and the
-# regex looks ahead no further than the end of the run. Punctuation after a letter or digit also begins a word, because no match
-# contains this sequence. The regex never looks behind. Texts with a non-ASCII space in such a run are encoded by the library.
+# In GPT-2's regex a run of white space begins a word: only its last character can join the next word, and lookahead ends with it.
+# Punctuation after a letter or digit also begins a word: no match contains this sequence, and the regex never looks behind.
+# Texts with a non-ASCII space in a run of white space are encoded by the library.
 GPT2_RULE = (b"\t\n\v\f\r ", string.punctuation.encode(), b"(?:%b)[\t-\r ]" % OTHER_SPACES.encode())
 SIZE, START, COUNT = np.uint64(56), np.uint64(63), np.uint64(32)  # bit offsets of the fields in a key and in its value
 
 
 class WordTable:
-    """A cache of encoded words. `spaces` and `marks` are the ASCII characters that begin words.
+    """A cache of encoded words. `spaces` and `marks` are the ASCII characters that can begin words.
 
-    `encode`: the library's encoder for the few texts that cannot be encoded word by word, such as those that contain `foreign`.
+    `encode` is the encoder of the library, for the few texts that cannot be encoded word by word, such as those with `foreign`.
     """
 
     _words: int  # number of words in the table
@@ -64,7 +64,7 @@ class WordTable:
         self._clear()
 
     def encode_all(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """Return the ids of UTF-8 texts."""
+        """Encode texts, which are given in UTF-8, and return the ids of each."""
         by_library = np.array([not text.isascii() and self._foreign.search(text) is not None for text in texts], bool)
         by_words = [b"" if foreign else text for text, foreign in zip(texts, by_library.tolist(), strict=True)]
         joined = b"".join(by_words)
@@ -78,7 +78,7 @@ class WordTable:
             first, last = np.searchsorted(starts, [begin, end])
             ids, ends, words = self._encode_portion(joined[begin:end], starts[first:last] - begin)
             bounds[first:last] = total + ends[words]
-            # If a document's first word has no ids, the next one starts the document, so the library encodes the whole text.
+            # If a document's first word has no ids, the next word starts the document, so the library encodes the whole text.
             by_library[first:last] |= ends[words] == ends[words + 1]
             bounds[last:] = total = total + len(ids)
             parts.append(ids)

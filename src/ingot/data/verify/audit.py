@@ -35,7 +35,7 @@ from ingot.runtime.files import file_sha256, reading
 
 CHUNK_TOKENS = 1 << 20  # tokens counted at a time
 BEGINNING_TOKENS, BEGINNING_CHARACTERS = 256, 100
-Starts = NDArray[np.int64]  # document offsets, then the end of the last
+Starts = NDArray[np.int64]  # the offset of each document, then the end of the last document
 OnTokens = Callable[[int], None]  # called with the number of tokens just read
 
 
@@ -83,7 +83,7 @@ def _try_tokenizer(dataset: Dataset, name: str | None) -> Tokenizer | None:
 class TokenCounts:
     """Counts from one pass over a split.
 
-    `ids` counts how often each id of the vocabulary, and some ids above it, occur; the last entry counts all larger ids.
+    `ids` has the number of occurrences of each id in the vocabulary and some ids above it; the last entry counts all larger ids.
     `outside` is the position of the first token outside the vocabulary.
     """
 
@@ -97,7 +97,7 @@ class TokenCounts:
 def count_documents(
     split: Documents, tokenizer: Tokenizer, index: NDArray[Any] | None, on_tokens: OnTokens = lambda tokens: None
 ) -> tuple[TokenCounts, Starts]:
-    """Read a split once; return its counts and document offsets: from the index or, without one, from the separators."""
+    """Read a split once; return its counts, and the document offsets from the index or, without an index, the separators."""
     starts = None if index is None else np.asarray(index).astype(np.int64)
     slots = max(NARROW, tokenizer.vocab_size) + 1
     sizes = np.zeros(slots, np.int64)
@@ -155,7 +155,7 @@ class Inspection:
 def inspect(
     path: Path, split: str | None = None, *, tokenizer: str | None = None, top: int = 10, beginnings: int = 5
 ) -> Inspection:
-    """Inspect one split of a folder (None: all splits); list the `top` most frequent ids and the beginnings of some documents."""
+    """Inspect one split of a folder, by default all; list the `top` most frequent ids and the beginnings of some documents."""
     dataset = open_for_audit(path, tokenizer)
     if dataset.problems:
         raise DataError(f"{dataset.problems[0].line} (ingot data verify {path} lists all problems)")
@@ -195,7 +195,7 @@ def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) 
     documents, lengths, shown = len(starts) - 1, None, []
     if documents:
         sizes = np.diff(starts)
-        powers = np.bincount(np.maximum(np.frexp(sizes.astype(np.float64))[1] - 1, 0))  # bins double: 1, 2 to 3, 4 to 7, ...
+        powers = np.bincount(np.maximum(np.frexp(sizes.astype(np.float64))[1] - 1, 0))  # bins of doubling width: 1, 2-3, 4-7, ...
         doublings = range(int(np.flatnonzero(powers)[0]), len(powers))  # from the first to the last bin that holds documents
         bins = [{"low": 1 << p, "high": (2 << p) - 1, "documents": int(powers[p])} for p in doublings]
         ends, middle = (int(sizes.min()), int(sizes.max())), (float(sizes.mean()), float(np.median(sizes)))
@@ -214,7 +214,7 @@ def _inspect(tokenizer: Tokenizer, split: Documents, top: int, beginnings: int) 
 # The audit.
 
 BYTE_GAP = 0.005  # allowed relative gap between decoded and original bytes, if the decoded bytes were not recorded
-FOLDED_GAP = 0.05  # allowed gap if the decoded bytes match the record: SentencePiece collapses white space, 1% of Shakespeare
+FOLDED_GAP = 0.05  # allowed gap if the decoded bytes match the record: SentencePiece collapses white space (Shakespeare: 1%)
 SAMPLED = 64  # documents that are decoded and re-encoded
 MAX_RUN_WORDS = 1000  # upper limit for `ngram_words`; a document has about as many n-grams as words
 FOLDS = (
@@ -333,7 +333,7 @@ class ComparedSplit:
 def _audit_split(
     dataset: Dataset, split: Split, byte_gap: float | None, advance: OnTokens
 ) -> tuple[ComparedSplit | None, SplitCounts]:
-    """Check a split; return it for comparison (None if its tokens do not match the tokenizer), and the split's counts.
+    """Check a split. Return the split to compare (None if its tokens do not match the tokenizer), and its counts.
 
     Decoding with the wrong tokenizer gives meaningless text, so such a split is neither counted nor compared.
     """
@@ -383,7 +383,7 @@ def _audit_split(
 def _check_marks(side: ComparedSplit, counts: TokenCounts, index: NDArray[Any] | None, problems: list[DataProblem]) -> bool:
     """Check that every document starts with the BOS id, and that this id occurs nowhere else."""
     split, bos, marks = side.split, side.tokenizer.bos, counts.marks
-    is_windows = index is not None and not split.is_prepared  # gpt-simple's windows end with EOS instead
+    is_windows = index is not None and not split.is_prepared  # the windows of gpt-simple end with EOS and have no BOS
     if bos is None or not split.tokens or is_windows:
         return True
     starts = side.starts[:-1]  # without an index: every BOS position and the first token, which must be BOS
@@ -413,7 +413,7 @@ def _check_bytes(side: ComparedSplit, counts: TokenCounts, limit: float | None, 
 
 
 # Train/validation overlap: validation documents that occur in train, as a whole or with many of their word n-grams ("runs").
-# The hashes of validation are kept in memory and train is streamed once, so memory grows only with the validation split.
+# The hashes of the validation split are kept in memory and train is streamed once, so memory grows only with validation.
 
 Hashes = NDArray[np.uint64]
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplication modulo 2**64 is invertible
