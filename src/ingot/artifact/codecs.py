@@ -16,8 +16,8 @@ from ingot.errors import ConfigError
 
 CODECS = ("none", "zlib", "lzma", "rans")
 CHUNK_BYTES = 1 << 20
-# A dictionary larger than 8 MiB does not help with weights, and compressing takes ten times its size in memory. Tuning LZMA's lc,
-# lp and pb saves 1% on quantised codes but costs 4% on floats.
+# LZMA dictionaries larger than 8 MiB do not help with weights; compressing takes ten times the dictionary's size in memory.
+# Tuning LZMA's parameters lc, lp and pb saves 1% on quantised codes but costs 4% on floats.
 LZMA_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 23}]
 LZMA_MEMORY_BYTES = 1 << 27  # memory limit for decompression; 8 MiB dictionaries need far less
 FREE_BYTES, MAX_RATIO = 1 << 24, 1000  # reject payloads that decompress to more than 16 MiB plus 1,000 bytes per stored byte

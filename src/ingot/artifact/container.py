@@ -126,7 +126,7 @@ def _envelope(payload: list[bytes | memoryview], codec: str, progress: Progress)
     if codec == "none":
         return payload
     size, data = sum(map(len, payload)), compress(codec, payload, progress)
-    if not is_plausible_size(size, len(data)):  # too large or, as with constant weights, too well compressed to be read
+    if not is_plausible_size(size, len(data)):  # read_artifact would refuse the file as a decompression bomb
         raise CheckpointError(f"the codec {codec} cannot store these weights ({size:,} bytes); use the codec none")
     return [_header(codec, size, data), data]
 
@@ -178,7 +178,7 @@ def _opened(payload: memoryview) -> Artifact:
 
 
 def _facts(text: str | bytes, damage: str) -> dict[str, Any]:
-    """Parse a JSON object of the supported version; raise ValueError with the message `damage` if it is not a JSON object."""
+    """Parse a JSON object of the supported version; raise ValueError with the message `damage` if it is not valid."""
     facts = None
     with suppress(ValueError, RecursionError):
         facts = json.loads(text)

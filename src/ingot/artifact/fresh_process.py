@@ -17,7 +17,7 @@ from ingot.runtime.ranks import without_ranks
 RUN_INGOT = "from ingot.runtime.processes import end_with_parent; end_with_parent(); from ingot.cli.main import run; run()"
 SCORING = "scoring the artifact"  # name of this phase in progress reports
 ROWS = re.compile(r"^rows (\d+) of (\d+)$", re.MULTILINE)  # progress lines that the process prints to stderr
-LOOK_SECONDS = 0.25  # interval between calls of `stop`, even while the child prints nothing, for example because it loads
+LOOK_SECONDS = 0.25  # interval between calls of `stop`, even while the child prints nothing, as when it loads the model
 
 
 def score_in_fresh_process(

@@ -101,7 +101,7 @@ def is_normalised(spec: Mapping[str, Any]) -> bool:
 FILE, MODELFILE = "model.gguf", "Modelfile"
 DTYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 GROUP = 32  # number of adjacent weights in a row that share a scale in q8_0
-# Parts of our tensor names, of both families, and their counterparts in GGUF.
+# Maps the parts of our tensor names, for both model families, to the parts of GGUF's tensor names.
 BLOCK = {
     "attn.c_attn": "attn_qkv", "attn.q_proj": "attn_q", "attn.k_proj": "attn_k", "attn.v_proj": "attn_v",
     "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "mlp.c_up": "ffn_up", "mlp.c_gate": "ffn_gate",
@@ -153,8 +153,8 @@ def write_gguf(
 
 
 def _tensors(records: Iterable[TensorRecord], settings: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the tensors with GGUF's names and row order; biases that GGUF's GPT-2 requires and ours lacks are zeros."""
-    stored, _ = quantise(records, "none", "fp32")  # raises if a value is not finite
+    """Return the tensors with GGUF's names and row order; biases that GGUF requires for GPT-2 but the model lacks are zeros."""
+    stored, _ = quantise(records, "none", "fp32")  # raises an error if a value is not finite
     found: dict[str, NDArray[Any]] = {}
     for record in stored:
         part, _, kind = record.name.removeprefix("transformer.").rpartition(".")

@@ -31,7 +31,7 @@ MODEL_KEYS: dict[str, str | None] = {
     "attn_out_bias": "attention_out_bias", "mlp_bias": "mlp_bias", "activation": "activation", "mlp_type": "mlp",
     "intermediate_size": "inner_width", "norm": "norm", "norm_eps": "norm_epsilon", "tie_word_embeddings": "tied",
     "rope_base": "rope_base", "rope_scaling_type": "rope_scaling", "rope_scaling_factor": "rope_factor",
-    "attention_mode": None,  # ingot's counterpart is not a model setting, but data.document_mask
+    "attention_mode": None,  # Ingot's counterpart is a data setting, data.document_mask
 }  # fmt: skip
 # Keys that determine the shapes of the weights; gpt-simple resumes a run only if they are unchanged.
 ARCH_KEYS = (
@@ -95,7 +95,7 @@ def read_saved(path: Path) -> Saved:
 
 
 def read_model(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's `model` section; if its run used rows longer than n_positions, the row length becomes the context."""
+    """Read a checkpoint's `model` section; if the run trained on rows longer than n_positions, the context is their length."""
     settings = model_settings(read_object(path / MODEL / CONFIG), str(path / MODEL / CONFIG))
     try:
         told = read_object(path.parent.parent / CONFIG)["data"]["max_length"]
@@ -122,7 +122,7 @@ def model_settings(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict[str, Any]:
-    """Convert our `model` section to gpt-simple's keys."""
+    """Convert the `model` section of an Ingot config to gpt-simple's keys."""
     theirs: dict[Any, str] = {ours: word for words in (ACTIVATIONS, MLPS) for word, ours in words.items()}
     keys = {key: settings.get(ours) for key, ours in MODEL_KEYS.items() if ours}
     keys |= {key: theirs.get(keys[key], keys[key]) for key in ("activation", "mlp_type")}
@@ -130,7 +130,7 @@ def model_keys(settings: Mapping[str, Any], document_mask: bool = False) -> dict
 
 
 def refuse_other_shapes(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if the model settings `now` do not imply the weight shapes of a checkpoint's settings, `was`."""
+    """Raise CheckpointError if the model settings `now` give weights of other shapes than a checkpoint's settings `was`."""
     before, after = model_keys(was), model_keys(now)
     changed = [key for key in ARCH_KEYS if key != "n_positions" and before[key] != after[key]]
     if changed:

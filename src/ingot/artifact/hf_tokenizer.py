@@ -82,7 +82,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes | None:
 
 
 def _lacks_start(tokenizer: HFTokenizer) -> bool:
-    """Return True if a tokenizer.json, such as ours, has a start token but no post-processor that prepends the token."""
+    """Return True if a tokenizer has a start token but its tokenizer.json has no post-processor to prepend it to texts."""
     return tokenizer.bos is not None and not json.loads(tokenizer.contents).get("post_processor")
 
 
@@ -181,7 +181,7 @@ def _settings(tokenizer: Tokenizer, contents: bytes, context: int) -> bytes:
 
 
 def find_tokenizer(folder: Path, rows: int, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer given by `name`, or else that of the folder, for a model with `rows` embedding rows."""
+    """Return the tokenizer `name` or, without a name, the tokenizer in the folder; the model has `rows` embedding rows."""
     if name is not None:
         tokenizer = open_tokenizer(name)
     elif (folder / OURS).is_file():
@@ -215,7 +215,7 @@ def _gpt2_in(folder: Path) -> GPT2Tokenizer | None:
 
 
 def gpt2_files(tokenizer: GPT2Tokenizer) -> tuple[bytes, bytes]:
-    """Return vocab.json and merges.txt, with tokens in printable characters and with merges derived from the token ranks."""
+    """Return the contents of vocab.json and merges.txt: tokens in printable characters, and merges derived from token ranks."""
     spelling = {byte: character for character, byte in byte_alphabet().items()}
     tokens = [tokenizer.decode_bytes([i]) for i in range(GPT2_VOCAB_SIZE - 1)]
     spelled = ["".join(map(spelling.__getitem__, token)) for token in tokens]

@@ -24,7 +24,7 @@ from ingot.model.settings import ModelSettings, mlp_width
 from ingot.runtime.files import read_object, readable, replace_folder, write_atomically
 from ingot.runtime.tensors import FLOATS, ITEM_BYTES, TensorRecord, read_tensors, write_tensors
 
-# Maps a tensor's name in Hugging Face's layout to its name in our layout and its shape in theirs.
+# Maps a tensor's name in Hugging Face's files to its name in our checkpoints and its shape in Hugging Face's files.
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 HEAD = "lm_head.weight"
 GELU = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "erf"}
@@ -39,7 +39,7 @@ LLAMA_SIZES = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Hugging Face's layout of one model family. Tensor names exclude `prefix`, which only some files have."""
+    """How Hugging Face's files store one model family. Tensor names here omit `prefix`, which only some files have."""
 
     prefix: str
     written_prefix: str  # prefix in the files that we write; GPT-2 has none, as on the hub: MLX cannot read files with a prefix
@@ -220,7 +220,7 @@ SHOWN = {"huggingface": "Hugging Face's layout", "gguf": "GGUF"}
 
 
 def portable_values(model: type[ModelSettings], name: str, target: str) -> list[Any] | None:
-    """Return the values of a setting that a file format supports; None means all of them."""
+    """Return the values that a file format supports for a setting; None means that it supports all values."""
     extra: Any = model.model_fields[name].json_schema_extra or {}
     values = extra.get("portable", {}).get(target, [])
     return None if values == ANY else list(values)
@@ -229,7 +229,7 @@ def portable_values(model: type[ModelSettings], name: str, target: str) -> list[
 def refuse_unportable(settings: Mapping[str, Any], target: str) -> None:
     """Raise ConfigError if a file format does not support a `model` section; name the setting and the supported values."""
     model = FAMILIES[settings["family"]]
-    for name in sorted(settings, key="family".__ne__):  # the family first: if it is unsupported, the other settings do not matter
+    for name in sorted(settings, key="family".__ne__):  # the family first, because the other settings depend on it
         values = portable_values(model, name, target)
         if values is not None and settings[name] not in values:
             others = f"only {' and '.join(map(str, values))}; " if values else ""
@@ -283,7 +283,7 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     settings = layout.settings(config, path)
     found = {name.removeprefix(layout.prefix): record for name, record in _weights(folder).items()}
     embedding = found.get(layout.embedding)
-    if settings.get("tied", True) and HEAD in found and embedding is not None:  # some files store the tied head too
+    if settings.get("tied", True) and HEAD in found and embedding is not None:  # some files also store a tied head
         head = found.pop(HEAD)
         if (head.dtype, head.data) != (embedding.dtype, embedding.data):
             raise CheckpointError(f"{folder} has a separate output head, although {CONFIG} ties the head to the embedding")
@@ -333,7 +333,7 @@ def write_model(
         if record is None:
             if not name.endswith("bias"):
                 raise CheckpointError(f"the model has no tensor {ours}; it is not a complete {settings['family']} model")
-            zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))  # a bias that our model may lack
+            zeros = memoryview(bytes(prod(shape) * ITEM_BYTES[embedding.dtype]))  # for biases that our model may lack
             record = TensorRecord(name, embedding.dtype, shape, zeros)
         written = name if name == HEAD else layout.written_prefix + name
         turned = _turned(record, written, name.endswith(layout.transposed))

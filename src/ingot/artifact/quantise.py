@@ -40,8 +40,8 @@ def quantise(
 ) -> tuple[list[TensorRecord], dict[str, str]]:
     """Return the tensors to store, and the original dtypes of those whose stored dtype differs.
 
-    `dtype` applies only to the quantiser none. All other quantisers store small tensors as float32 if their name contains a word
-    of `keep`. Tensors in `codes` are stored with the codes and scales given there.
+    `dtype` applies only to the quantiser `none`. All other quantisers store small tensors as float32 if their name contains a
+    word of `keep`. Tensors in `codes` are stored with the codes and scales given there.
     """
     if quantiser not in QUANTISERS:
         raise ConfigError(f"unknown quantiser {quantiser!r}; choose one of {', '.join(QUANTISERS)}")
@@ -151,7 +151,7 @@ def _int8(w: Float32) -> tuple[NDArray[np.int8], Float32]:
 
 
 def _golf(w: Float32) -> tuple[NDArray[np.int8], Float32]:
-    """Quantise by golf's rule: clip each row at a quantile and compute codes with the unrounded scale, of at least 1/127.
+    """Quantise by the golf challenge's rule: clip each row at a quantile, then divide it by the unrounded scale (at least 1/127).
 
     A tensor that is not a matrix has a single scale.
     """

@@ -1,9 +1,9 @@
 """An order-0 entropy coder (rANS): each part of a payload is coded with the frequencies of its bytes.
 
-Neighbouring weights are not correlated, so dictionary codecs find no repetitions in low-bit codes, and Huffman codes waste the
-gap between the entropy and whole bits. Many coder states are processed in parallel (of n states, state i codes symbols i, i + n,
-i + 2n and so on), so numpy decodes 28M weights in seconds. Each byte of a float has its own frequency table, because exponents
-repeat and mantissas do not. docs/artifact.md specifies the format.
+Neighbouring weights are not correlated, so dictionary codecs find no repetitions in low-bit codes, and Huffman coding wastes
+space because it spends whole bits on every symbol. Many coder states are processed in parallel (of n states, state i codes
+symbols i, i + n, i + 2n and so on), so numpy decodes 28M weights in seconds. Each byte of a float has its own frequency table,
+because exponents repeat and mantissas do not. docs/artifact.md specifies the format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PRECISION = 16  # bits of a frequency and of an output word
 WHOLE = 1 << PRECISION  # sum of the frequencies of a table
 LOW = 1 << 24  # states are in [2^24, 2^40); LOW is 256 times WHOLE, so rounding costs only 0.01%
 STATE_BYTES = 5
-TURNS = 1 << 14  # maximum symbols per state; more states would cost three bytes each, fewer would be slower
+TURNS = 1 << 14  # maximum number of symbols per state; every state costs three bytes, but fewer states are slower
 FEW, FEW_TURNS = 32, 1 << 10  # small payloads have one state per 1,024 symbols, but at most 32
 LEAST = 2048  # smaller parts (in bytes) are stored uncoded, without frequency tables
 PLACES = (1, 2, 4, 8)  # possible item sizes in bytes; each byte position within an item has its own frequency table
@@ -50,7 +50,7 @@ def encode(parts: Sequence[bytes | memoryview], progress: Callable[[int], None] 
 
 
 def decode(data: memoryview, size: int) -> bytes:
-    """Return exactly `size` bytes; raise ValueError, before allocating memory, if the data announces a different size."""
+    """Return exactly `size` bytes; raise ValueError, before allocating memory, if the data's header gives a different size."""
     head_end = COUNT.size + int.from_bytes(data[: COUNT.size], "little")
     if len(data) < head_end:
         raise ValueError("it is cut short")
@@ -137,7 +137,7 @@ def _lanes(streams: Sequence[Bytes]) -> int:
 
 
 def _turns(stream: Bytes, lanes: int) -> list[tuple[int, int]]:
-    """Return the start and end of each group of symbols that are processed at once, one per state."""
+    """Return the start and end of each group of symbols; a group has one symbol per state and is processed at once."""
     return list(pairwise([*range(0, len(stream), lanes), len(stream)]))
 
 
@@ -164,7 +164,7 @@ def _encoded(streams: Sequence[Bytes], tables: Sequence[Frequencies], progress: 
 
 
 def _decode(streams: Sequence[Bytes], tables: Sequence[Frequencies], data: memoryview) -> None:
-    """Decode `data` into the streams; raise ValueError if it has too few or too many words, or if its final states are wrong."""
+    """Decode `data` into `streams`; raise ValueError if the data has too few or too many words, or the final states are wrong."""
     lanes = _lanes(streams)
     first = lanes * STATE_BYTES
     if len(data) < first or (len(data) - first) % 2:

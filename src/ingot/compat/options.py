@@ -43,7 +43,7 @@ class Option:
     null: str = ""  # how the program writes "no value", such as None or null; empty if a value is required
     sets: str = ""  # the Ingot setting that this option maps to
     computed: bool = False  # translate() computes the Ingot setting instead of copying the value to it
-    added: bool = False  # Ingot has this option and the original does not
+    added: bool = False  # True if Ingot has this option but the original program does not
 
     @property
     def allowed(self) -> str:
@@ -54,7 +54,7 @@ class Option:
         return either(*words, *([self.null] if self.null else []))
 
     def check(self, value: Any, where: str = "") -> Any:
-        """Return the value converted to this option's type, or raise ConfigError, which also names `where` the value was set.
+        """Convert a value to this option's type; if it is invalid, raise ConfigError, naming `where` the value was set.
 
         Whole numbers are accepted for floats, and floats without a fractional part for integers.
         """
@@ -79,7 +79,7 @@ class Option:
 
 
 def table(*options: Option) -> dict[str, Option]:
-    """Return a dict of options by name."""
+    """Return a dict that maps each option's name to the option."""
     return {option.name: option for option in options}
 
 
@@ -89,12 +89,12 @@ def defaults(options: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def copied(options: Mapping[str, Option]) -> dict[str, str]:
-    """Return the setting for each option whose value is copied unchanged."""
+    """Return, for each option whose value is copied unchanged, the Ingot setting that it is copied to."""
     return {name: option.sets for name, option in options.items() if option.sets and not option.computed}
 
 
 def names_of_settings(options: Mapping[str, Option], others: Mapping[str, str] | None = None) -> Rename:
-    """Return a function from an Ingot setting's path to the other program's name for it; `others` adds or replaces names."""
+    """Return a function that maps an Ingot setting's path to its name in the other program; `others` adds or replaces names."""
     names = {option.sets: name for name, option in options.items() if option.sets} | dict(others or {})
     return lambda path: names.get(path, path)
 

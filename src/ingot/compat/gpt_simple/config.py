@@ -32,7 +32,7 @@ BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, 
 
 
 def key(default: Any, help: str, *choices: str, sets: str = "", becomes: str = "", **bounds: float) -> Any:
-    """Return the dataclass field of a key: it `sets` an Ingot setting directly, or `becomes` one that translate() computes."""
+    """Return the dataclass field of a key whose value `sets` an Ingot setting directly or `becomes` one through translate()."""
     about = {"help": help, "choices": choices, "sets": sets or becomes, "computed": bool(becomes), **bounds}
     return field(default=default, metadata=about)
 
@@ -50,7 +50,7 @@ class KeySection:
     __post_init__ = check
 
     def check_together(self) -> None:
-        """Raise ConfigError if values contradict each other."""
+        """Raise ConfigError if the values of several keys contradict each other."""
 
 
 @dataclass
@@ -161,7 +161,7 @@ class DataConfig(KeySection):
             if self.format != "pretokenized":
                 raise ConfigError("data.curriculum needs data.format=pretokenized; `gpt-simple tokenize` makes such data")
         overlap, length = self.overlap_size, self.max_length
-        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # .bin/.idx pairs accept the default
+        if overlap > length // 2 and (self.format == "jsonl" or overlap != OVERLAP_TOKENS):  # .bin/.idx accepts the default
             what = f"data.overlap_size={overlap} is more than half of data.max_length={length}"
             raise ConfigError(f"{what}; set it to {length // 2} or less")
 
@@ -241,7 +241,7 @@ class GptSimpleConfig:
         self.check()
 
     def check(self) -> None:
-        """Validate the whole config; done again before use, because sections may have been modified since their creation."""
+        """Validate the whole config. This is repeated before use, because sections can be modified after their creation."""
         for name in SECTIONS:
             getattr(self, name).check()
         warmup, steps = self.optimizer.warmup_steps, self.training.max_steps
@@ -278,7 +278,7 @@ def all_keys() -> dict[str, Option]:
             type_name = "list" if type_name.startswith("list") else type_name
             about = dict(key_field.metadata)
             if not about["sets"] and section == "model":
-                about |= {"sets": f"model.{MODEL_KEYS[key_field.name]}", "computed": True}  # artifact.gpt_simple.model_settings
+                about |= {"sets": f"model.{MODEL_KEYS[key_field.name]}", "computed": True}  # by gpt_simple.model_settings()
             path = f"{section}.{key_field.name}"
             options[path] = Option(path, type_name, key_field.default, null="null" if rest else "", **about)  # type: ignore[arg-type]
     return options
@@ -297,7 +297,7 @@ def typed(option: Option, value: Any) -> Any:
     elif option.kind == "bool" and isinstance(value, str):
         value = BOOLEANS.get(value.lower(), value)
     elif option.kind == "list":
-        return value  # check_together() checks the phases
+        return value  # check_together() checks the phases later
     elif isinstance(value, str):
         value = _number(value)
     return option.check(value)
@@ -363,7 +363,7 @@ def read_tree(path: str | Path) -> dict[str, Any]:
 
 
 def is_gpt_simple(path: str | Path) -> bool:
-    """Return True if a file has keys that gpt-simple has and Ingot does not; the two programs have some keys in common."""
+    """Return True if a config file has keys that exist in gpt-simple but not in Ingot; some keys exist in both programs."""
     tree = read_tree(path)
     names = [f"{section}.{name}" for section, keys in tree.items() if isinstance(keys, Mapping) for name in keys]
     return any(name in all_keys() and name not in known() for name in names)
@@ -371,7 +371,7 @@ def is_gpt_simple(path: str | Path) -> bool:
 
 # Error messages in gpt-simple's terms
 
-# Advice in Ingot's error messages that does not apply to gpt-simple, and its replacement.
+# Maps advice in Ingot's error messages that does not apply to gpt-simple to advice that does.
 ADVICE = {
     "on a CPU use fp32": "on a CPU use no",
     "lower {0}, raise {1} or add data": "lower {0} or add data",

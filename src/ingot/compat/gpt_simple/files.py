@@ -106,7 +106,7 @@ def learning_rate(optimizer: Mapping[str, Any], max_steps: int, step: int) -> fl
 
 
 def in_their_order(names: Mapping[str, Any]) -> list[str]:
-    """Sort parameter names as in the original: within a block, both norms come first."""
+    """Sort parameter names in the original's order, in which the two norms of a block come before its other parameters."""
     order = ["wte", "h", "ln_f", "lm_head"]
 
     def position(name: str) -> tuple[int, ...]:
@@ -122,11 +122,11 @@ def optimizer_groups(weights: Mapping[str, TensorRecord], order: list[str]) -> t
 
 
 def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of trainer_state.json; an unknown loss is omitted, because JSON has no infinity."""
+    """Return the contents of trainer_state.json; an unknown (infinite) loss is omitted, because JSON has no infinity."""
     known, step = checkpoint.progress, checkpoint.step
     loss = {} if known.get("loss") is None else {"loss": known["loss"]}
     rate, seconds = learning_rate(keys["optimizer"], keys["training"]["max_steps"], step), known["elapsed_seconds"]
-    curriculum, phase, before = keys["data"].get("curriculum") or [], 0, 0  # `before`: tokens of the earlier phases
+    curriculum, phase, before = keys["data"].get("curriculum") or [], 0, 0  # `before`: tokens in earlier phases
     while phase + 1 < len(curriculum) and known["tokens"] >= before + curriculum[phase]["duration_tokens"]:
         before += curriculum[phase]["duration_tokens"]
         phase += 1
@@ -137,7 +137,7 @@ def _state(checkpoint: Checkpoint, keys: Keys, name: str, facts: Mapping[str, An
         "tokens_trained": known["tokens"],
         "wandb_run_id": facts.get("wandb_run_id"),
         "config_hash": config_hash(keys),
-        "model_arch_hash": config_hash({key: keys["model"].get(key) for key in ARCH_KEYS}),  # vocab_size as in the config
+        "model_arch_hash": config_hash({key: keys["model"].get(key) for key in ARCH_KEYS}),  # vocab_size as configured
         "curriculum": {"phase_idx": phase, "phase_tokens_consumed": consumed, "current_mix": mix},
         "timing": {"wallclock_seconds_elapsed": seconds, "last_save_duration_seconds": 0.0, "saved_at": utc_now()},
         "metrics": {**loss, "learning_rate": rate, "grad_norm": 0.0, "tokens_per_sec": 0.0},

@@ -1,8 +1,8 @@
 """Resume runs started by the original gpt-simple: convert the checkpoint to Ingot's format, and resume from that.
 
 Weights, AdamW state, step, tokens, phase and the W&B run carry over. A file in the run folder lists the documents already trained
-on, so that they are skipped. The original's files are not modified. They are opened with weights_only; the data position, pickled
-as custom classes, is unpickled to plain records, so no file can execute code.
+on, so that they are skipped. The original's files are not modified. Tensors are loaded with weights_only, and the data position,
+which is pickled as custom classes, is unpickled to plain records, so no file can execute code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def adopt_on_all_ranks(config: GptSimpleConfig, ranks: Ranks, say: Say, warn: Sa
 
 
 def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
-    """Convert the original's checkpoint to Ingot's format and return its path; None if there is none to resume."""
+    """Convert the original's checkpoint to Ingot's format and return its path, or None if there is no checkpoint to resume."""
     saved = foreign_checkpoint(resume_setting(config), Path(config.training.output_dir))
     if saved is None:
         return None
@@ -68,7 +68,7 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
     with RunLock(out), writing(out):
         if (problem := _list_documents(config, resolved, saved)) is not None:
             missing.append(f"the position in the data ({problem})")
-        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # now with the list of documents
+        resolved = translate(config, world_size, tokens_per_step(config, world_size)).config  # with the new list of documents
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
         folder = RunFolder(out).checkpoints
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,9 +86,9 @@ def adopt(config: GptSimpleConfig, say: Say, warn: Say) -> Path | None:
 
 
 def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> str | None:
-    """Write a list of the documents already read, from all checkpoints of the run; if it is incomplete, return the reason.
+    """Write a list of the documents already read, using all checkpoints of the run; if the list is incomplete, return the reason.
 
-    The newest checkpoint is not enough: in each new phase the original starts its files again and forgets what it had read.
+    The newest checkpoint is not enough: in each new phase, the original starts its files again and resets their row counts.
     """
     if config.data.format != "pretokenized":
         return "the original saves no position for JSON lines"
@@ -102,7 +102,7 @@ def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> 
         return "the run was stopped before its first batch"
     masks = documents_read(user_path(config.data.path), cursors, config.data.max_length, config.data.packing)
     path = Path(config.training.output_dir) / ALREADY_READ
-    if path.exists():  # Ingot has resumed this run before: keep the documents listed then
+    if path.exists():  # Ingot has resumed this run before: keep the list of documents written then
         dataset = open_dataset(resolved.data.path, resolved.data.tokenizer, resolved.data.trust_tokens)
         for name, mask in read_already_read(str(path), dataset).items():
             masks[name] = mask | masks.get(name, mask)
@@ -111,7 +111,7 @@ def _list_documents(config: GptSimpleConfig, resolved: Config, saved: Saved) -> 
 
 
 def _progress(saved: Saved) -> Progress:
-    """Return the progress to resume from; rows are counted from 0 again, over the remaining documents."""
+    """Return the progress from which to resume; rows are counted from 0 again, over the documents that have not been read."""
     state, phase = saved.state, saved.state.get("curriculum") or {}
     try:
         progress = Progress(saved.step, tokens=int(state.get("tokens_trained", 0)))
@@ -126,7 +126,7 @@ def _progress(saved: Saved) -> Progress:
 
 
 def read_training_state(saved: Saved) -> tuple[dict[str, TensorRecord], dict[str, TensorRecord], dict[str, Any], str | None]:
-    """Return the weights, the AdamW state, the config's section `model`, and the reason if the AdamW state is missing."""
+    """Return the weights, the AdamW state, the config's section `model` and, if the AdamW state is missing, the reason."""
     path = saved.path / MODEL / WEIGHTS
     weights = state_records(load_saved(path), path)
     settings = read_model(saved.path)

@@ -1,4 +1,4 @@
-"""`gpt-simple`: its eight commands with the original's flags, and any key as `--section.key value`.
+"""The command line of `gpt-simple`: eight commands with the original's flags; config keys are given as `--section.key value`.
 
 Each command imports what it needs when it is called, so that `gpt-simple --help` and `status` start fast and without torch.
 """
@@ -102,7 +102,7 @@ def tokenize(options: Namespace, say: Say) -> None:
 
 
 def generate(options: Namespace, say: Say) -> None:
-    """Complete one prompt or a file of prompts: one JSON line per completion, and nothing else on stdout."""
+    """Complete one prompt or a file of prompts; print one JSON line per completion and nothing else on stdout."""
     from ingot.api import load
     from ingot.console.completions import generate_records
     from ingot.inference.prompt_files import expand, read_prompts

@@ -42,7 +42,7 @@ TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bflo
 
 @dataclass
 class CausalLMOutput:
-    """Model output with `return_dict=True`; fields can also be read as output["loss"]."""
+    """The model's output if `return_dict=True`; its fields can also be read by key, for example output["loss"]."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -115,7 +115,7 @@ class SimpleLLM(Llama):
         eos_token_id: int | None = None,
         repetition_penalty: float = 1.0,
     ) -> Tensor:
-        """Return the prompts with completions, generated until every row has ended. Sampling follows torch.manual_seed.
+        """Return each prompt followed by its completion; stop when every row has ended. Sampling follows torch.manual_seed.
 
         Rows that have ended with `eos_token_id` are padded with `pad_token_id`, if it is given.
         """

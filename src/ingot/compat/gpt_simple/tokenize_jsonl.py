@@ -60,7 +60,7 @@ class FileCounts:
 def tokenize(
     source: Path, output: Path, tokenizer: str, rule: WindowRule, workers: int = 1, progress: Progress = lambda done, total: None
 ) -> list[FileCounts]:
-    """Tokenize every .jsonl and .jsonl.gz in a folder; if a file fails, set `error` and go on with the next file."""
+    """Tokenize every .jsonl and .jsonl.gz file in a folder; if a file fails, record the error in its FileCounts and continue."""
     check_windows(rule.max_length, rule.overlap)
     if not 0 <= rule.probability <= 1 or rule.least_characters < 0 or workers < 1:
         raise ConfigError("the overlap probability must be in [0, 1], the minimum text length >= 0 and the worker count >= 1")
@@ -110,7 +110,7 @@ def _tokenize_file(path: Path, stem: Path, tokenizer: Tokenizer, rule: WindowRul
 
 
 def _texts(path: Path, rule: WindowRule, counts: FileCounts, lines: deque[int]) -> Iterator[str]:
-    """Yield each text that is long enough and append its line number to `lines`; count the lines without such a text."""
+    """Yield each text that is long enough and append its line number to `lines`; count other non-blank lines as skipped."""
     with open_unpacked(path, lambda _: None) as stream:
         for number, line in enumerate(stream, 1):
             if line.isspace():

@@ -57,7 +57,7 @@ FRESH_SECONDS = 300.0  # older state files are stale; the original writes them e
 
 @dataclass
 class GptSimpleResult:
-    """gpt-simple's TrainingResult."""
+    """The result of a training run, with the fields of gpt-simple's TrainingResult."""
 
     final_loss: float  # the mean in the last step line or, if there is none, the last step's loss
     checkpoint_path: str
@@ -82,7 +82,7 @@ def train(options: Namespace, overrides: Mapping[str, Any], words: Sequence[str]
         return launch(options.nproc_per_node, words, **nodes, master_port=port, module=MODULE, program="gpt-simple")
     status, result = run_training(config, say, options.force, options.verbose)
     if not ranks_from_environment().first:
-        return 0  # any other code would make the launcher kill the first rank before it has finished
+        return 0  # any other exit code would make the launcher kill the first rank before it has finished
     if status == "completed":
         say(f"Training complete: {result.total_steps} steps, final loss {result.final_loss:.4f}")
     return options.stop_exit_code if status == "stopped" else 0
@@ -111,7 +111,7 @@ def validate(options: Namespace, overrides: Mapping[str, Any]) -> int:
 
 
 def read_options(options: Namespace, overrides: Mapping[str, Any]) -> GptSimpleConfig:
-    """Return the config of a command, made of the config file, the overrides and the two flags that set keys."""
+    """Build a command's config from the config file, the overrides and the two flags that set keys."""
     flags = {f"data.{name}": True for name in ("allow_bucket_exhaustion", "allow_budget_mismatch") if getattr(options, name)}
     config = read_config(options.config, {**overrides, **flags})
     record = user_path(config.training.output_dir) / "config.yaml"
@@ -140,7 +140,7 @@ def run_training(
     resolved = translate(config, ranks.world_size, kept, tokenizer)
     messages: list[str] = []
     warnings(config, messages.append, ranks.world_size, kept)
-    # A launched rank skips the checks: its launcher has already run them.
+    # A rank started by a launcher skips the checks, because the launcher has already run them.
     dataset = None if STARTED_AT in os.environ else _check(config, resolved.config, ranks.world_size, force)
     reporter = GptSimpleReporter(config, resolved.config, tokenizer, messages, say, verbose)
     try:
@@ -165,17 +165,17 @@ def _check(config: GptSimpleConfig, resolved: Config, world_size: int, force: bo
 
 
 def refuse_live_original(folder: Path) -> None:
-    """Raise an error if the original gpt-simple is training in the folder: each would delete the other's checkpoints.
+    """Raise an error if the original gpt-simple is training in the folder: the two would delete each other's checkpoints.
 
-    Its state file does not name the host: while the file is fresh, a process that does not exist on this host may be alive on
-    another. Ingot's runs write the same file but are protected by Ingot's lock, so they can resume immediately after a kill.
+    The state file does not name the host, so while the file is fresh, a process that does not exist on this host may be alive
+    on another. Ingot's runs write the file too but are protected by Ingot's lock, so they can resume immediately after a kill.
     """
     state, ours = read_dict(folder / RUN_STATE) or {}, read_state(folder)
     try:
         pid, updated = int(state["pid"]), datetime.fromisoformat(state["updated_at"])
         written_by_us = ours is not None and (ours.pid == pid or datetime.fromisoformat(ours.updated_at) >= updated)
     except (KeyError, TypeError, ValueError):
-        return  # not a file of the original, which always has both keys, and a time zone
+        return  # the original did not write this file: it always writes a pid and a time with a time zone
     if state.get("status") != "running" or written_by_us:
         return
     age, path = time.time() - updated.timestamp(), folder / RUN_STATE
@@ -233,12 +233,12 @@ class GptSimpleReporter(Reporter):
         with writing(self._folder):
             write_atomically(self._folder / CONFIG, json.dumps(self._keys, indent=2) + "\n")
             folder, tokenizer = self._folder / TOKENIZER, self._tokenizer
-            written = folder.is_dir() and any(folder.iterdir())  # written once per run, as in the original
+            written = folder.is_dir() and any(folder.iterdir())  # the tokenizer is written once per run
             if tokenizer and not written and not write_tokenizer(folder, tokenizer.spec(), self._config.data.max_length):
                 warn(f"gpt-simple has no {tokenizer.kind} tokenizer: only ingot can generate from {self._folder}")
         self._update()
         ours = saved_steps(self._folder / "checkpoints").get(step)
-        if ours is not None and self.checkpoint is None:  # killed before gpt-simple's folder was written
+        if ours is not None and self.checkpoint is None:  # the run was killed before gpt-simple's folder was written
             self.saved(ours, read_kind(ours))
         with suppress(OSError):
             if (self._folder / STOP_FLAG).stat().st_mtime < process_start():
@@ -317,7 +317,7 @@ class GptSimpleReporter(Reporter):
 
         began, step, folder, training = time.monotonic(), step_of(path), path.parent, self._config.training
         names = {"shutdown": [f"checkpoint-{step}{SHUTDOWN}"], "final": [FINAL], "regular": []}[kind]
-        if kind != "shutdown" and step % training.save_steps == 0:  # a checkpoint kept only as the best has no folder
+        if kind != "shutdown" and step % training.save_steps == 0:  # a checkpoint saved only as the best gets no folder
             names.insert(0, f"checkpoint-{step}")
         self.checkpoint = folder / names[-1] if names else path
         new = [folder / name for name in names if name == FINAL or not (folder / name).exists()]
@@ -328,14 +328,14 @@ class GptSimpleReporter(Reporter):
                 for target in new:
                     write_checkpoint(target, checkpoint, self._keys, facts)
             for earlier in saved_checkpoints(self._folder):
-                if earlier.kind == "final" and earlier.step < step:  # the original would always take it for the newest checkpoint
+                if earlier.kind == "final" and earlier.step < step:  # the original always takes `final` for the newest checkpoint
                     shutil.rmtree(regular := earlier.path.with_name(f"checkpoint-{earlier.step}"), ignore_errors=True)
                     earlier.path.rename(regular)
             saved = {(one.step, one.kind): one.path for one in saved_checkpoints(self._folder)}
             for old in saved.keys() - to_keep(list(saved), training.keep_last_k, training.keep_milestone_every or 0):
                 shutil.rmtree(saved[old], ignore_errors=True)
             self.failure = None
-        except (IngotError, OSError) as error:  # called in the saving thread; the error is raised when training ends
+        except (IngotError, OSError) as error:  # in the saving thread: the error is raised when training ends
             why = getattr(error, "strerror", None) or error
             self.failure = CheckpointError(f"cannot write {path.name} in gpt-simple's format: {why}")
             warn(f"{self.failure}; training continues, and Ingot's checkpoint {path} is complete")
@@ -375,7 +375,7 @@ class GptSimpleReporter(Reporter):
         self._say(f"{ended} at step {result.total_steps} ({reason}). Resume with: --training.resume {where}")
 
     def failed(self, error: BaseException) -> None:
-        """Record the error that ended the session; the original's `status` shows it."""
+        """Record the error that ended the session, which `status` of the original gpt-simple shows."""
         if self._state:
             self._update(status="error", error="".join(traceback.format_exception(error)))
 
@@ -386,7 +386,7 @@ class GptSimpleReporter(Reporter):
                 RunFolder(self._folder).ask_to_stop()
 
     def _update(self, **values: Any) -> None:
-        with self._lock:  # called from the training loop and the saving thread
+        with self._lock:  # both the training loop and the saving thread call this
             self._state |= {**values, "updated_at": datetime.now(UTC).isoformat(timespec="seconds")}
             text, path = to_json(self._state, indent=2) + "\n", self._folder / RUN_STATE
             try:

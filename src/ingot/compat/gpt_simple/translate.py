@@ -33,7 +33,7 @@ def translate(
 ) -> ResolvedConfig:
     """Return the config of a run with these keys on `world_size` ranks.
 
-    `kept_tokens` is the tokens per step of the run being resumed; `tokenizer` is the run's, if it is already open.
+    `kept_tokens` is the tokens per step of the run being resumed; `tokenizer` is the run's tokenizer, if it is already open.
     """
     config.check()
     keys, tokenizer = config.to_dict(), tokenizer or named_tokenizer(config)
@@ -57,7 +57,7 @@ def translate(
         "optimizer.schedule": "cosine",
         "optimizer.decay_steps": o.warmup_steps + max(1, cosine_steps(config)),
         "training.tokens_per_step": kept_tokens or tokens_per_step(config, world_size),
-        # auto: checkpointing more layers than memory requires would be slower
+        # `auto` recomputes the activations of only as many layers as memory requires, which is faster than of all layers
         "training.gradient_checkpointing": t.gradient_checkpointing and "auto",
         "training.compile": t.compile if "training.compile" in config.given or not t.compile else "auto",
         "training.precision": {None: "auto", "no": "fp32"}.get(t.mixed_precision, t.mixed_precision),
@@ -81,7 +81,7 @@ def translate(
     if t.wandb_project is not None:
         name = t.wandb_run_name or f"gpt_simple_{datetime.now():%Y%m%d_%H%M%S}"
         settings |= {"tracking.wandb_project": t.wandb_project, "tracking.wandb_run_name": name}
-    if kept_tokens is not None:  # documents that the original already read, in this run or in the resumed run
+    if kept_tokens is not None:  # a list of the documents that the original has already read may exist
         named = resume_path(config)
         runs = [Path(t.output_dir), *([named, named.parent.parent] if named is not None else [])]
         lists = (run / ALREADY_READ for run in runs)
@@ -92,7 +92,7 @@ def translate(
 
 
 def tokens_per_step(config: GptSimpleConfig, world_size: int) -> int:
-    """Return the tokens per step on `world_size` ranks by gpt-simple's rule."""
+    """Return the tokens per step on `world_size` ranks, computed as in gpt-simple."""
     t = config.training
     return t.per_device_batch_size * t.gradient_accumulation_steps * max(1, world_size) * config.data.max_length
 
@@ -100,7 +100,7 @@ def tokens_per_step(config: GptSimpleConfig, world_size: int) -> int:
 def kept_tokens(config: GptSimpleConfig) -> int | None:
     """Return the tokens per step of the run being resumed, or None for a new run.
 
-    The value comes from the checkpoint, so a different number of ranks or batch size in the file does not change it.
+    The value comes from the checkpoint, so it does not change with the number of ranks or with the batch size in the config file.
     """
     try:
         checkpoint = resume_point(resume_setting(config), Path(config.training.output_dir))
@@ -110,12 +110,12 @@ def kept_tokens(config: GptSimpleConfig) -> int | None:
 
 
 def resume_path(config: GptSimpleConfig) -> Path | None:
-    """Return the checkpoint that training.resume names, in the working directory or output_dir; None if it names none."""
+    """Return the checkpoint that training.resume names, a path in the working directory or output_dir; None if it names none."""
     name = config.training.resume
     if name in ("auto", "scratch"):
         return None
     path = named_path(name, Path(config.training.output_dir))
-    if is_checkpoint(path):  # a gpt-simple folder; the Ingot checkpoint from which it was written may still exist
+    if is_checkpoint(path):  # written by gpt-simple, or by Ingot from a checkpoint that may still exist
         return saved_steps(path.parent).get(read_saved(path).step, path)
     return path
 
@@ -133,7 +133,7 @@ def tokenizer_name(name: str) -> str:
 
 
 def named_tokenizer(config: GptSimpleConfig) -> Tokenizer | None:
-    """Return the run's tokenizer, or None if it cannot be opened, which the checks before training report."""
+    """Return the run's tokenizer, or None if it cannot be opened; the checks before training report the error."""
     try:
         return open_tokenizer(tokenizer_name(config.data.tokenizer))
     except IngotError:
@@ -147,7 +147,7 @@ def cosine_steps(config: GptSimpleConfig) -> int:
 
 
 def warnings(config: GptSimpleConfig, report: Callable[[str], None], world_size: int = 1, kept: int | None = None) -> None:
-    """Report valid but probably unintended settings, and a batch size that differs from the resumed run's (`kept` tokens)."""
+    """Report valid but probably unintended settings, and a batch size other than the `kept` tokens per step of a resumed run."""
     t, steps, length = config.training, config.training.max_steps, config.data.max_length
     unseen = {"logging_steps": "no step is logged", "eval_steps": "nothing is evaluated"}
     for name, what in {**unseen, "save_steps": "nothing is saved before the end"}.items():

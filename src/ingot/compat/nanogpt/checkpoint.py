@@ -69,11 +69,11 @@ NO_LOSS_YET = 1e9  # nanoGPT's best_val_loss before the first evaluation
 
 @dataclass(frozen=True)
 class Ckpt:
-    """A model and the state of its training, under Ingot's names: from a ckpt.pt, Ingot's checkpoint or GPT-2's files, or new."""
+    """A model and its training state, with Ingot's names: new, or read from a ckpt.pt, an Ingot checkpoint or GPT-2's files."""
 
     path: Path
     settings: dict[str, Any]  # the config's section `model`
-    weights: Mapping[str, TensorRecord] = field(default_factory=dict)  # empty: random initialisation
+    weights: Mapping[str, TensorRecord] = field(default_factory=dict)  # empty: the model is initialised at random
     optimizer: Mapping[str, TensorRecord] = field(default_factory=dict)  # AdamW's state, by `parameter/key`
     iter_num: int = 0  # the next iteration to train
     best_val_loss: float | None = None
@@ -82,14 +82,14 @@ class Ckpt:
     scoring: dict[str, Any] = field(default_factory=dict)  # evaluation settings, if Ingot wrote the file
     checkpoint: Path | None = None  # Ingot's checkpoint of the same state, if it still exists
     missing: tuple[str, ...] = ()  # what an exact resume needs and the file lacks
-    ours: Checkpoint | None = None  # the Ingot checkpoint that this was read from, if any
+    ours: Checkpoint | None = None  # the Ingot checkpoint from which this state was read, if any
 
 
 def write_ckpt(path: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     """Write an Ingot checkpoint as a ckpt.pt, atomically; `config` holds nanoGPT's 33 keys.
 
-    `best_val_loss` is the validation loss of the last evaluation. This is also nanoGPT's value: nanoGPT writes the file only if
-    that loss is the best so far or, with always_save_checkpoint, after every evaluation, always updating best_val_loss.
+    `best_val_loss` is the validation loss of the last evaluation, as in nanoGPT, which writes the file only if that loss is the
+    best so far or, with always_save_checkpoint, after every evaluation, and sets best_val_loss each time.
     """
     progress = checkpoint.progress
     if progress["config"]["model"]["family"] != "gpt2":
@@ -262,7 +262,7 @@ def open_ckpt(path: Path, device: str, say: Say, tokenizer: str | None = None) -
 
 
 def ckpt_tokenizer(ckpt: Ckpt, say: Say, name: str | None = None) -> Tokenizer:
-    """Return the tokenizer `name` or, without a name, that of the ckpt.pt, that of its dataset or, if it fits, GPT-2's."""
+    """Return the tokenizer `name` or, without a name, the one in the ckpt.pt, else in its dataset, else (if it fits) GPT-2's."""
     rows = ckpt.settings["vocab_size"]
     meta = Path("data") / str(ckpt.config.get("dataset", "")) / META
     tokenizer: Tokenizer | None
@@ -331,9 +331,9 @@ def read_pretrained(name: str) -> Ckpt:
     return Ckpt(folder, settings, {record.name: record for record in records})
 
 
-# train.py starts from random weights, GPT-2's weights, an Ingot checkpoint or a ckpt.pt. From an Ingot checkpoint, training
-# resumes exactly unless something that affects training has changed. Otherwise the weights are first saved in the run folder as
-# an Ingot checkpoint with their iteration number, from which training resumes. Existing files are moved aside, never overwritten.
+# train.py starts from random weights, GPT-2's weights, a ckpt.pt or an Ingot checkpoint.
+# Training resumes exactly from an Ingot checkpoint, unless a setting that affects training has changed.
+# In all other cases, the starting weights are first saved as an Ingot checkpoint in the run folder; old files are moved aside.
 
 PARTS = (
     "state.json", "checkpoints", "samples", "artifact", "config.yaml", "environment.json", "metrics.jsonl", "log.txt",
@@ -441,7 +441,7 @@ def settle_folder(values: Mapping[str, Any], start: Ckpt, say: Say, warn: Say) -
         with replace_folder(folder) as new:
             save_checkpoint(new, p.step, tensors, {**asdict(p), "choices": {}, **facts})
             aside = move_aside(out, PARTS, say)  # done last: if the disk is full, the old run stays in place
-        if aside is not None and (out / CKPT).exists():  # moved last: if the process is killed here, a resume still finds it
+        if aside is not None and (out / CKPT).exists():  # moved last, so a resume finds it if the process is killed here
             (out / CKPT).rename(aside / CKPT)
     return resolved
 

@@ -28,7 +28,7 @@ from ingot.model.layers import LayerCache, Mask
 from ingot.runtime.devices import data_sheet_flops
 
 Gelu = Literal["tanh", "erf"]
-A100_FLOPS = 312e12  # an A100's bf16 peak, which nanoGPT assumes for every device; used here only if the device's is unknown
+A100_FLOPS = 312e12  # bf16 peak of an A100, which nanoGPT assumes for every device; used only if a device's peak is unknown
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Block(gpt2.GPT2Block):
 
 
 class GPT(GPT2):
-    """nanoGPT's GPT: `model(idx)` returns (last position's logits, None), `model(idx, targets)` returns (all logits, loss)."""
+    """nanoGPT's GPT: `model(idx)` returns (logits at the last position, None); `model(idx, targets)`, (all logits, loss)."""
 
     def __init__(self, config: GPTConfig, gelu: Gelu = "erf"):
         if config.n_embd % config.n_head:
@@ -78,14 +78,14 @@ class GPT(GPT2):
         super().__init__(**{ours: getattr(config, theirs) for theirs, ours in MODEL_ARGS.items()}, gelu=gelu)
         self.config = config
         blocks: Any = self.blocks
-        for block in blocks:  # set this file's classes, for isinstance checks and FSDP wrap policies
+        for block in blocks:  # use the classes in this file, for isinstance checks and FSDP wrap policies
             block.__class__, block.attn.__class__, block.mlp.__class__ = Block, CausalSelfAttention, MLP
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False, device="meta")  # tied to the embedding
         self.lm_head.weight = self.transformer.wte.weight
         print(f"number of parameters: {self.get_num_params() / 1e6:.2f}M")
 
     def get_num_params(self, non_embedding: bool = True) -> int:
-        """Return the parameter count, by default without position embeddings; the token embedding is also the output head."""
+        """Return the parameter count, by default without position embeddings; the tied token embedding counts once."""
         return count_parameters(self) if non_embedding else sum(p.numel() for p in self.parameters())
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
@@ -110,7 +110,7 @@ class GPT(GPT2):
 
     @classmethod
     def from_pretrained(cls, model_type: str, override_args: Mapping[str, Any] | None = None) -> GPT:
-        """Load OpenAI's GPT-2 weights: gpt2, gpt2-medium, -large or -xl, or a local folder; only `dropout` can be overridden."""
+        """Load OpenAI's GPT-2 weights by name, such as gpt2-medium, or from a folder; only `dropout` can be overridden."""
         if unknown := sorted((override_args or {}).keys() - {"dropout"}):
             raise ConfigError(f"from_pretrained can override only dropout, not {unknown[0]}")
         print(f"loading weights from pretrained gpt: {model_type}")
@@ -141,7 +141,7 @@ class GPT(GPT2):
     def estimate_mfu(self, fwdbwd_per_iter: int, dt: float, peak: float | None = None) -> float:
         """Return the model FLOPs utilisation if a forward and backward pass of `fwdbwd_per_iter` sequences takes `dt` seconds.
 
-        `peak` is in FLOP/s. By default it is the device's own peak or, if that is unknown, an A100's, as in nanoGPT.
+        `peak` is in FLOP/s; by default, it is the peak of the device or, if that is unknown, the peak of an A100, as in nanoGPT.
         """
         c, device = self.config, self.transformer.wte.weight.device
         own_peak = data_sheet_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

@@ -1,7 +1,7 @@
 """The keys of `train.py`, `sample.py` and `bench.py`: parse them from a command line and translate them to a Config.
 
-The keys are nanoGPT's (33, 11 and 9 keys), with nanoGPT's defaults, and Ingot's, marked `added`. A command line lists presets and
-`--key=value` in any order; a later value replaces an earlier one. A preset is a Python file and is executed, as in nanoGPT.
+nanoGPT's keys (33, 11 and 9) keep nanoGPT's defaults; keys that only Ingot has are marked `added`. A command line lists presets
+and `--key=value` in any order; a later value replaces an earlier one. A preset is a Python file and is executed, as in nanoGPT.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def read_arguments(program: str, words: Sequence[str], say: Say = print) -> Argu
 
 
 def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Execute a preset and return the keys it sets. It can read all values so far, and `time`, which nanoGPT's presets use."""
+    """Execute a preset and return the keys it sets. The preset can read all values set so far, and the module `time`."""
     if not path.exists():
         raise ConfigError(f"there is no preset {path}; presets are files such as config/train_gpt2.py, keys are --key=value")
     with readable(path, ConfigError):
@@ -205,7 +205,7 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
         raise
     except Exception as error:  # the user's code may raise anything
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        place = f"{path}, line {lines[-1]}" if lines else str(path)  # a SyntaxError already contains its line
+        place = f"{path}, line {lines[-1]}" if lines else str(path)  # a SyntaxError's message gives the line
         raise ConfigError(f"{place}: the preset failed with {type(error).__name__}: {error}") from None
     # A key counts as set even if the preset assigns the value it already has.
     nodes = ast.walk(ast.parse(text))
@@ -221,8 +221,8 @@ def _run_preset(path: Path, keys: Mapping[str, Option], values: Mapping[str, Any
     }
 
 
-# Translate the keys of train.py to a Config. A run has max_iters + 1 steps, because nanoGPT counts iterations from 0 up to and
-# including max_iters. nanoGPT evaluates before iteration N, that is, after N steps of Ingot's training loop.
+# Translate the keys of train.py to a Config. A run has max_iters + 1 steps, because nanoGPT runs iterations 0 to max_iters.
+# nanoGPT evaluates before iteration N, that is, after N steps of Ingot's training loop.
 
 
 def settle(arguments: Arguments, world_size: int = 1, warn: Say = lambda line: None) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def data_path(values: Mapping[str, Any]) -> Path:
 def check_data(values: dict[str, Any], warn: Say = lambda line: None) -> None:
     """Raise DataError if the dataset does not exist; the message gives the command that prepares it.
 
-    If meta.pkl does not map tokens to characters, set the tokenizer to `number`, because nanoGPT trains on any tokens.
+    If meta.pkl does not map tokens to characters, set the tokenizer to `number`: like nanoGPT, train even without a vocabulary.
     """
     from ingot.data.formats.nanogpt_folder import META, char_tokenizer
 
@@ -296,7 +296,7 @@ def fresh_settings(values: Mapping[str, Any], vocab_size: int | None) -> dict[st
 
 
 def translate(values: Mapping[str, Any], model: Mapping[str, Any]) -> ResolvedConfig:
-    """Return the config of a run with these keys; `model` is the config's section of that name."""
+    """Return the config of a run with these keys; `model` becomes the section `model` of the config."""
     v = {**values, "block_size": model["context"]}
     rows = v["gradient_accumulation_steps"] * v["batch_size"]
     evaluated = v["eval_iters"] * v["batch_size"]
@@ -332,7 +332,7 @@ def translate(values: Mapping[str, Any], model: Mapping[str, Any]) -> ResolvedCo
 
 
 def device_named(name: str, torch_only: str = "") -> Device:
-    """Return the device for a `device` key; `torch_only` names a program that does not support mlx."""
+    """Return the device that the key `device` selects; `torch_only` is the name of a program that does not support mlx."""
     if name == "mlx" and torch_only:
         raise ConfigError(f"device=mlx is for train.py only; {torch_only} needs a torch device: use cpu, or mps on a Mac")
     if name.startswith("cuda") and find_device("auto").kind != "cuda":

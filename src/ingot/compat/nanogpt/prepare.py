@@ -27,7 +27,7 @@ TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/d
 TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 OPENWEBTEXT = "hf:Skylion007/openwebtext"
 TRAIN_FRACTION = 0.9  # share of Shakespeare's characters used for training; the rest is for validation
-VAL_FRACTION, VAL_SEED = 0.0005, 2357  # OpenWebText's validation split, the same as nanoGPT's
+VAL_FRACTION, VAL_SEED = 0.0005, 2357  # share and seed of OpenWebText's validation split, as in nanoGPT
 
 
 def shakespeare(folder: Path, words: Sequence[str], by_characters: bool = False) -> int:
@@ -138,7 +138,7 @@ def _bundled() -> Iterator[str]:
 
 
 def _write_documents(options: Namespace) -> None:
-    """Encode documents in input order, then copy them in shuffled order; two passes, so the input may exceed memory."""
+    """Encode documents to disk in input order, then copy them in shuffled order, so that the input may be larger than memory."""
     import numpy as np
 
     from ingot.console.progress import progress_bar

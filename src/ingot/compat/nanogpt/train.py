@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from ingot.config.schema import Config
 
 MFU_WARMUP_ITERATIONS = 5  # the first iterations are slow; nanoGPT leaves them out of the MFU
-MFU_DECAY = 0.9  # EMA decay of the MFU per logged iteration
+MFU_DECAY = 0.9  # decay of the moving average of the MFU, per logged iteration
 
 
 def train(arguments: Arguments) -> None:
-    """Train, resume or only evaluate, depending on the keys."""
+    """Train, resume or only evaluate, depending on the keys init_from and eval_only."""
     from ingot.backends.open import find_device, on_first_rank
     from ingot.backends.torch.build import flops_per_token
     from ingot.compat.nanogpt.checkpoint import count_parameters, find_start, group_lines, meta_model, settle_folder
@@ -130,7 +130,7 @@ def evaluate(values: dict[str, Any]) -> None:
 class NanoGPTReporter(Reporter):
     """Prints nanoGPT's log lines, and writes a ckpt.pt whenever nanoGPT would have written one.
 
-    `ideal_seconds` is the time of an iteration at the device's peak FLOP/s. The MFU starts at -100% and then is a moving average.
+    `ideal_seconds` is the time of an iteration at the device's peak FLOP/s. The MFU is -100% at first, then a moving average.
     """
 
     def __init__(self, values: Mapping[str, Any], config: Config, ideal_seconds: float) -> None:
@@ -143,7 +143,7 @@ class NanoGPTReporter(Reporter):
     def begin(self, report: BeginReport) -> None:
         self._elapsed = report.elapsed_seconds
         if report.device.startswith("cpu"):
-            say(f"training on {report.device}")  # report.device names the number of threads, which affects rounding
+            say(f"training on {report.device}")  # report.device includes the number of threads, which affects rounding
         if (unwritten := self.unwritten_checkpoint()) is not None:  # an earlier session was killed before writing ckpt.pt
             self.saved(unwritten)
         if report.resumed_at > self._values["max_iters"]:
@@ -198,7 +198,7 @@ class NanoGPTReporter(Reporter):
             self._announce(checkpoint.step)
             write_ckpt(self._ckpt, checkpoint, record(self._values))
             self.failure = None
-        except (CheckpointError, OSError) as error:  # called in the saving thread; the error is raised when training ends
+        except (CheckpointError, OSError) as error:  # in the saving thread: the error is raised when training ends
             self.failure = error if isinstance(error, CheckpointError) else CheckpointError(f"cannot write ckpt.pt: {error}")
             warn(f"{self.failure}; training continues and the next save tries again")
 
@@ -221,7 +221,7 @@ def evaluation_line(iteration: int, train_loss: float | None, val_loss: float) -
 
 
 def peak_flops(mfu_peak: float | None, device: Device) -> float:
-    """Return and print a device's peak FLOP/s, from mfu_peak, its data sheet or a measurement; nanoGPT assumes an A100's."""
+    """Print and return the peak FLOP/s of a device, taken from the key mfu_peak, the device's data sheet or a measurement."""
     from ingot.backends.open import measure_flops
 
     if mfu_peak:
