@@ -164,7 +164,7 @@ def read_kind(path: Path) -> Kind:
 
 
 def to_keep(saved: Sequence[tuple[int, Kind]], keep_last: int | None, keep_every: int) -> set[tuple[int, Kind]]:
-    """Return what to keep: the last `keep_last` regular checkpoints, the last of other kinds, and one per `keep_every` steps."""
+    """Return the checkpoints to keep: `keep_last` regular ones, the last of each other kind, and one per `keep_every` steps."""
     if keep_last is None:
         return set(saved)
     newest = {"regular": keep_last, "shutdown": 1, "final": 1}
@@ -280,7 +280,7 @@ def started_from(newest: Checkpoint, path: Path) -> bool:
 
 
 def occupied(resume: str, run: Path, why: str, step: int) -> CheckpointError:
-    """Return the error for a checkpoint that cannot be resumed from, because that would overwrite the run in the folder `run`."""
+    """Return the error for starting from the checkpoint `resume` in the folder `run`, where that would overwrite another run."""
     return CheckpointError(
         f"{{0}}: {run} {why} (newest checkpoint: step {step})",
         Setting("training.resume", resume),

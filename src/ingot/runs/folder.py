@@ -93,21 +93,21 @@ class RunFolder:
         self.metrics, self._log = Metrics(path / "metrics.jsonl"), LineFile(self.log_path)
         self.samples, self.checkpoints, self.artifact = path / "samples", path / "checkpoints", path / "artifact"
         self._folders = (self.samples, self.checkpoints, self.artifact)
-        self.session = 1  # number of this session: 1 plus the earlier sessions in environment.json
+        self.session = 1  # number of this session: 1 plus the number of earlier ones in environment.json
 
     def check_ownership(self, also: Sequence[str] = (), to_delete: Sequence[str] = ()) -> None:
-        """Raise an error if a run here would overwrite files that no run wrote; `also` lists additional file names to check."""
+        """Raise an error if a run in this folder would overwrite files that no run wrote; `also` lists more names to check."""
         files = [self.config_path, self.environment_path, self.metrics.path, self.log_path, self.result_path, self.stop_path]
         files += [self.path / name for name in (STATE, LOCK, *also)]
         with writing(self.path):
-            # A run of some version owns this folder if the folder has a file that only runs write, or a lock and all subfolders.
+            # The folder belongs to a run (of any version) if it has a file that only runs write, or a lock and all subfolders.
             claimed = (self.path / LOCK).is_file() and is_lock(self.path / LOCK) and all(map(Path.is_dir, self._folders))
             marked = {"started_at", "packages", "argv"} <= self.environment().keys()
             saved = any(os.path.isfile(path / INDEX) for path in saved_steps(self.checkpoints).values())  # noqa: PTH113 (never raises)
             if claimed or marked or saved or read_state(self.path) is not None:
                 return
             foreign = [path.name for path in files if path.exists() and not (path.name == LOCK and is_lock(path))]
-            # A run killed during its first save leaves a partial checkpoint; `to_delete` lists patterns of additional leftovers.
+            # Leftovers of killed runs are not foreign files: partial checkpoints, and files that match a pattern in `to_delete`.
             ours = (f"step-*{PARTIAL}", *to_delete)
             foreign += [
                 folder.name
@@ -124,7 +124,7 @@ class RunFolder:
     def claim(
         self, notify: Callable[[str], None] = lambda line: None, also: Sequence[str] = (), to_delete: Sequence[str] = ()
     ) -> RunLock:
-        """Check that the folder is new or a run's, create it if needed, lock it and remove killed processes' temporary files."""
+        """Check that the folder is new or belongs to a run, create it if needed, lock it, and delete stale temporary files."""
         self.check_ownership(also, to_delete)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ class RunFolder:
     ) -> None:
         """Write environment.json: command, versions, machine and time, but no user name. Earlier sessions are kept in `earlier`.
 
-        `config`: the content of config.yaml if this session writes that file. `besides`: else, the settings that the file lacks.
+        `config` is the content of config.yaml if this session writes it, and `besides` the settings that an existing file lacks.
         """
         last = self.environment()
         before = last.pop("earlier", [])
@@ -202,7 +202,7 @@ class RunFolder:
             write_atomically(self.stop_path, to_json({"asked_at": utc_now(), "host": host, "pid": pid}) + "\n")
 
     def write_result(self, result: TrainingResult, export: Mapping[str, Any]) -> None:
-        """Write result.json: the session's result, with paths relative to the run folder, and facts about the artifact."""
+        """Write result.json: the result of the session, with paths relative to the run folder, and the artifact's properties."""
         self.metrics.flush()
         self._log.flush()
         record = {"session": self.session, "ended_at": utc_now(), **asdict(result), "export": dict(export)}
@@ -229,7 +229,7 @@ class RunFolder:
         return path
 
     def clear(self, say: Callable[[str], None], also: Sequence[str] = (), keep: Sequence[Path] = ()) -> None:
-        """Delete the files that Ingot wrote, for `train --force`, and say which; all other files are kept.
+        """Delete the files that Ingot wrote, for `train --force`, and tell the user which ones; all other files are kept.
 
         `also`: patterns of files that a compatibility command writes. `keep`: files not to delete. The caller must hold the
         lock. The lock file and empty folders are kept, so that the command can be repeated if it is killed here.
@@ -257,7 +257,7 @@ class RunFolder:
 def holds_lock(path: Path, pid: int) -> bool:
     """Return True if a process on this machine holds the lock of a run folder, judging by its open files."""
     descriptors = Path(f"/proc/{pid}/fd")
-    if not descriptors.parent.parent.is_dir():  # without /proc the holder is unknown: check that the lock is held at all
+    if not descriptors.parent.parent.is_dir():  # without /proc the holder is unknown: check only that some process holds the lock
         with suppress(OSError), FolderLock(path) as lock:
             return not lock.acquire()
     with suppress(OSError):  # the process has ended or belongs to another user

@@ -66,7 +66,7 @@ class Metrics(LineFile):
         self.append(to_json(dict(record)))
 
     def truncate_after(self, step: int, evaluated: bool = True) -> int:
-        """Drop damaged lines, records after `step` and, unless `evaluated`, evaluations at `step`; return the dropped number."""
+        """Drop damaged lines, records after `step` and, unless `evaluated`, evaluations at `step`; return the number dropped."""
 
         def is_kept(line: bytes) -> bool:
             try:

@@ -41,7 +41,7 @@ class BeginReport:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One optimizer step, over all ranks."""
+    """A report on one optimizer step, over all ranks."""
 
     step: int
     max_steps: int | None
@@ -61,7 +61,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """One evaluation on the validation split."""
+    """A report on one evaluation on the validation split."""
 
     step: int
     val_loss: float
@@ -91,7 +91,7 @@ class Reporter:
         """Called after each warm-up step; the effect of these steps on the weights is undone."""
 
     def waiting(self, what: str, done: int = 0, total: int = 0) -> None:
-        """Called during slow work other than training steps; `total` is 0 if unknown."""
+        """Called during slow work other than training steps; `total` is 0 if the amount of work is unknown."""
 
     def step(self, report: StepReport, log: bool) -> None:
         """Called after a step; `log` is True every tracking.log_every steps."""
@@ -123,7 +123,7 @@ class Reporter:
         """Called at the end of a session with its TrainingResult."""
 
 
-QUERIES = ("tracked", "tracked_config")  # every other public method of a Reporter is an event
+QUERIES = ("tracked", "tracked_config")  # methods that return a value; every other public method receives an event
 EVENTS = [name for name in vars(Reporter) if not name.startswith("_") and name not in QUERIES]
 
 
@@ -186,7 +186,7 @@ class LineReporter(Reporter):
 
 
 class MultiReporter(Reporter):
-    """Passes every event to several reporters; queries are not passed on."""
+    """Passes every event to several reporters, but not the calls of methods that return a value (QUERIES)."""
 
     def __init__(self, *reporters: Reporter):
         for name in EVENTS:
@@ -221,6 +221,6 @@ def evaluation_line(report: EvaluationReport) -> str:
 
 
 def by_rows(rows: int | None, rows_of: int | None, stride: int | None = None) -> str:
-    """Return a suffix that says whether a score's rows overlap or cover only part of the split; empty if they do neither."""
+    """Return a suffix for a score whose rows overlap or cover only part of the validation split, otherwise an empty string."""
     sliding = f"  sliding by {stride:,}" if stride else ""
     return sliding + (f"  by {rows:,} of {rows_of:,} rows" if rows and rows_of and rows < rows_of else "")

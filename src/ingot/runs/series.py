@@ -29,7 +29,7 @@ COLUMNS = {
 MAX_BINS = 768  # about the width of a chart in pixels
 MAX_AXIS = 2.0**53  # largest integer that a float holds exactly; no step, token count or time of a run comes near this limit
 BLOCK_BYTES = 1 << 20  # bytes read at once: about 3,000 lines, 10 ms
-LAST_LINE_BYTES = 4096  # bytes at the end of the last line read that are compared to detect that the file was replaced
+LAST_LINE_BYTES = 4096  # bytes at the end of the last line read; if they change, the file was replaced
 
 Columns = NDArray[np.float64]
 Axis = Literal["steps", "tokens", "seconds"]
@@ -82,7 +82,7 @@ MAX_STALLS = 64
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per step: percentiles by name, and (last step, seconds in excess of the median) of each stall, longest first."""
+    """Seconds per step: percentiles by name, and the stalls as (last step, seconds beyond the median), longest first."""
 
     percentiles: dict[str, float]
     stalls: list[tuple[int, float]]
@@ -90,7 +90,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Curves:
-    """A run's curves over one axis. `val_bpb` is empty if nothing was evaluated; `tasks` holds the accuracy on each task."""
+    """The curves of a run over steps, tokens or seconds. `val_bpb` is empty without evaluations; `tasks` is accuracy by task."""
 
     loss: list[Point]
     val_bpb: list[Point]
@@ -109,7 +109,7 @@ class Series:
     def _reset(self) -> None:
         self.bins = {kind: Bins(names) for kind, names in COLUMNS.items()}
         self.lines = self.damaged = self.offset = 0  # `offset`: bytes read
-        self.evaluations: list[dict[str, Any]] = []  # records with `tokens` set to the tokens trained so far
+        self.evaluations: list[dict[str, Any]] = []  # evaluation records, each with the training tokens so far in `tokens`
         self._inode, self._last_line = 0, b""
         self._previous = np.full((3, 1), np.nan)  # step, elapsed seconds and session of the last train line
         self._tokens: Any = 0
@@ -174,7 +174,7 @@ class Series:
             self.offset += end
             self._last_line = content[content.rfind(b"\n", 0, end - 1) + 1 : end][-LAST_LINE_BYTES:]
             self._add(content[:end])
-        elif is_full:  # the line is longer than a block, and Ingot never writes such a line
+        elif is_full:  # the line is longer than a block, so Ingot did not write it
             self.damaged += 1
             self.offset, self._last_line = self.offset + BLOCK_BYTES, content[-LAST_LINE_BYTES:]
         return is_full  # after a block that is not full, only an incomplete line can be left

@@ -82,7 +82,7 @@ class Heartbeat:
         now = utc_now()
         self._path, self._warn = folder / STATE, warn
         self._warned = self._written = False
-        self._stranger: State | None = None  # state of another process, found in place of ours; possibly just a copied file
+        self._stranger: State | None = None  # a state that this process did not write; the file may just be a copy
         self._other: State | None = None  # state of another live process that writes to this folder
         self.state = State("running", *this_process(), now, now, heartbeat_seconds=every_seconds, **values)  # written next
         self._changing, self._writing = threading.Lock(), threading.Lock()
@@ -192,7 +192,7 @@ class TrainingResult:
     final_loss: float | None  # training loss of the last step, in nats per token
     val_loss: float | None
     val_bpb: float | None  # bits per byte of the validation text
-    val_other: dict[str, float]  # bits per byte by the byte count that evaluation.bytes does not name, if it is different
+    val_other: dict[str, float]  # bits per byte for the byte count that evaluation.bytes does not select, if it is different
     val_rows: int  # rows scored for val_bpb
     val_rows_of: int  # rows in the whole validation split
     total_tokens: int
@@ -202,7 +202,7 @@ class TrainingResult:
     checkpoint_path: Path | None
     artifact_path: Path | None
     artifact_bytes: int | None
-    artifact_bpb: float | None  # score of the artifact, evaluated in a fresh process
+    artifact_bpb: float | None  # bits per byte of the artifact, scored in a fresh process
     artifact_rows: int | None  # rows scored for artifact_bpb; None: all rows of the validation split
     sample: str | None
     run_dir: Path
@@ -256,13 +256,13 @@ class RunLock:
         self._lock.release()
 
     def _take_over(self) -> None:
-        """Record this process as the holder, unless another process that the lock does not exclude still writes to the folder."""
+        """Record this process as the holder of the lock, unless another process writes to the folder in spite of the lock."""
         host, pid, boot_id = this_process()
         before, state = self._lock.read(), read_state(self.folder)
         holder = _record(before)
         if state is not None and state.status == "running":
-            # The lock proves that the run's previous process on this host has ended if the locked file is the folder itself or
-            # the very lock file that names that process: a lock file that was deleted and recreated is a different lock.
+            # Holding the lock on the folder itself proves that the previous process on this host has ended. A lock on a lock file
+            # proves it only if the file names that process, because a lock file deleted and recreated is a different lock.
             same_file = (holder.get("pid"), holder.get("boot_id")) == (state.pid, state.boot_id)
             dead = state.boot_id == boot_id and (self._lock.folder_held or bool(self._lock.held and same_file))
             if not dead and self._is_beating(state):
@@ -272,7 +272,7 @@ class RunLock:
             self._lock.write(to_json({"host": host, "pid": pid, "boot_id": boot_id, "since": utc_now()}).encode())
 
     def _is_beating(self, seen: State) -> bool:
-        """Return True if another process that the lock does not exclude still writes state.json."""
+        """Return True if another process still writes state.json in spite of the lock."""
         if seen.age_seconds > 3 * seen.heartbeat_seconds + CLOCK_SKEW_SECONDS:
             return False
         patience = 2.2 * seen.heartbeat_seconds + 0.5

@@ -23,8 +23,8 @@ from ingot.runs.reporter import EvaluationReport, Reporter, StepReport, task_met
 from ingot.runtime.files import read_dict, write_atomically, writing
 
 Report = StepReport | EvaluationReport
-ChooseValues = Callable[[Report], Mapping[str, float] | None]  # returns None to send the values of `numbers_of`
-Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], None]]  # functions log(step, values), close(failed)
+ChooseValues = Callable[[Report], Mapping[str, float] | None]  # returns the values to send; None: those of `numbers_of`
+Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[bool], None]]  # log(step, values) and close(failed)
 
 
 class Tracking(Reporter):
@@ -118,7 +118,7 @@ class Tracking(Reporter):
 
 
 def numbers_of(report: Report) -> dict[str, float]:
-    """Return the metrics of a report to send to trackers, by name: gpt-simple's names and a few more."""
+    """Return the metrics to send to trackers for a report, by name; the names are those of gpt-simple and a few more."""
     if isinstance(report, EvaluationReport):
         perplexity = math.exp(min(report.val_loss, 20.0))
         values = {"eval/loss": report.val_loss, "eval/perplexity": perplexity, "eval/bpb": report.val_bpb}

@@ -1,4 +1,4 @@
-"""Reading a run folder, for `ingot status`, `ingot plot`, `ingot report`, the live page and gpt-simple's status.
+"""Reads a run folder, for `ingot status`, `ingot plot`, `ingot report`, the live web page and the status command of gpt-simple.
 
 Reading takes no lock: every file of a run folder is replaced atomically or only appended to. `Run.record` imports nothing slow;
 numpy is imported, to read the metrics, when `Run.series` is first used.
@@ -40,7 +40,7 @@ class RunStatus:
     status: Status | Literal["crashed"]
     state: State
     age_seconds: float  # since the last heartbeat, by this host's clock; the clock of the run's host may differ
-    here: bool  # True if the process runs on this system, so that its pid is meaningful
+    here: bool  # True if the run's process is on this system, where its pid is meaningful
 
 
 class Run:
@@ -107,7 +107,7 @@ class Run:
         pid = status.state.pid
         if not status.here:
             raise RunError(f"the process {pid} of {self.path} runs on {status.state.host}; use --force on that host")
-        if not holds_lock(self.path, pid):  # the pid in state.json may belong to any process
+        if not holds_lock(self.path, pid):  # the pid in state.json may have been reused by an unrelated process
             raise RunError(f"process {pid} does not hold the lock of {self.path} or belongs to another user; no signal was sent")
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, number)
@@ -159,7 +159,7 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
             if real not in runs or (runs[real].is_symlink() and not path.is_symlink()):
                 runs[real] = path
         elif levels:
-            with suppress(OSError):  # a file, or another user's folder
+            with suppress(OSError):  # skip files, and folders that this user may not read
                 names = os.listdir(path)  # noqa: PTH208 (called for many folders every two seconds)
                 waiting += [(path / name, levels - 1) for name in names if not name.startswith(".")]
     return runs

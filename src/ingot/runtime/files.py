@@ -182,13 +182,13 @@ def sweep_temporaries(folder: Path) -> None:
 
 
 def to_json(record: object, indent: int | None = None, escape: bool = True) -> str:
-    """Format a record as standard JSON: nan and infinities become null, paths strings. With `escape`, the result is ASCII."""
+    """Format a record as standard JSON; nan and infinity become null, paths become strings. With `escape`, write only ASCII."""
     standard = json.loads(json.dumps(record, default=_plain), parse_constant=lambda name: None)
     return json.dumps(standard, indent=indent, ensure_ascii=escape)
 
 
 def _plain(value: Any) -> object:
-    """Convert a dataclass or a path, which `json` cannot format."""
+    """Convert a dataclass to a dict or a path to a string, because `json` can format neither."""
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else os.fspath(value)
 
 
@@ -265,7 +265,7 @@ def allow_open_files(most: int = 1 << 16) -> None:
     """
     now, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
-    for count in (wanted, min(wanted, 10_240)):  # macOS does not report its limit of 10,240
+    for count in (wanted, min(wanted, 10_240)):  # macOS allows at most 10,240 but does not report that limit
         with suppress(OSError, ValueError):
             if now != resource.RLIM_INFINITY:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, count), allowed))
@@ -292,7 +292,7 @@ def save_picture(figure: Any, file: Path) -> None:
     import matplotlib
 
     image, form = io.BytesIO(), file.suffix.lower()[1:]
-    # Text in SVGs stays text, which takes few bytes. For reproducible files, ids depend only on the content; there is no date.
+    # SVGs keep text as text, which takes few bytes. To be reproducible, they have no date, and ids depend only on the content.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ingot"}):
         figure.savefig(image, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
     with writing_output(file):

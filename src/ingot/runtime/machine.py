@@ -1,4 +1,4 @@
-"""The machine: memory size and allocator settings, the cache folder, and installed package versions."""
+"""This machine: its memory size, allocator settings, cache folder and installed package versions."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def cpu_count() -> int:
 def import_path() -> list[str]:
     """Return sys.path for child processes: that of this process without the current folder and the script's folder."""
     kept, package = _without_users_folders(), Path(__file__).resolve().parents[2]
-    # If Ingot was imported from one of these two folders, the folder goes last, so that its files shadow no standard module.
+    # If Ingot was imported from the current or the script's folder, put it last, so that its files shadow no standard module.
     return kept if any(Path(entry).resolve() == package for entry in kept) else [*kept, str(package)]
 
 
@@ -100,7 +100,7 @@ def process_age(pid: int | str = "self") -> float | None:
 
 
 def is_alive(pid: int, heard_ago: float) -> bool:
-    """Return True if a process last seen `heard_ago` seconds ago still runs; a younger process merely has the same pid."""
+    """Return True if the process heard from `heard_ago` seconds ago still runs, False if a newer process has reused its pid."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, TypeError, OverflowError):
@@ -115,5 +115,5 @@ def is_alive(pid: int, heard_ago: float) -> bool:
 
 
 def _fields(pid: int | str) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on, because the second (the name) may contain spaces."""
+    """Return the fields of /proc/PID/stat from the third on; the second, the process name, may contain spaces and is skipped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -32,7 +32,7 @@ class Ranks:
         return self.shares(rows)[self.rank]
 
     def shares(self, rows: int) -> list[range]:
-        """Return the rows of a step that each rank processes: contiguous ranges of sizes that are as equal as possible."""
+        """Return the rows of a step that each rank processes: contiguous ranges whose lengths differ by at most one."""
         ends = [rows * rank // self.world_size for rank in range(self.world_size + 1)]
         return [range(first, stop) for first, stop in pairwise(ends)]
 

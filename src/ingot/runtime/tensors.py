@@ -1,4 +1,4 @@
-"""Tensors as names, shapes and raw bytes, and safetensors files.
+"""Tensors in the form of names, shapes and raw bytes, and the safetensors files that store them.
 
 The training loop handles tensors only in this form, so all backends write the same checkpoints. The format is safetensors (eight
 bytes of length, a JSON header, the data). It is implemented here so that files are written and hashed in one pass and do not
@@ -27,7 +27,7 @@ DTYPES: dict[str, type[np.generic]] = {
     "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # names in safetensors to names in torch
-MAX_RANK, MAX_ITEMS = 32, 1 << 59  # most dimensions in numpy 1; most items with a size in 64 bits
+MAX_RANK, MAX_ITEMS = 32, 1 << 59  # numpy 1 allows 32 dimensions; a tensor's size in bytes must fit in 64 bits
 METADATA = "__metadata__"
 SCALE = "::scale"  # name suffix for the scales of a quantised tensor
 SMALL = 1024  # tensors of up to this many elements are not quantised

@@ -1,4 +1,4 @@
-"""The parameter golf challenge: its scripts, driven by environment variables, its data and its submissions."""
+"""The parameter golf challenge: its scripts, which are configured by environment variables, its data and its submissions."""
 
 REPO, PREFIX = "willdepueoai/parameter-golf", "datasets"  # Hugging Face repository of the published data, and the folder in it
 REPO_VARIABLE, PREFIX_VARIABLE = "MATCHED_FINEWEB_REPO_ID", "MATCHED_FINEWEB_REMOTE_ROOT_PREFIX"

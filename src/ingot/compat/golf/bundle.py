@@ -1,4 +1,4 @@
-"""One file that trains and scores: `train_gpt.py` with Ingot embedded, for machines where Ingot is not installed.
+"""Builds a single `train_gpt.py` that trains and scores models, with Ingot embedded, for machines where Ingot is not installed.
 
 Code counts towards a submission's size. The file holds every module that a golf run can reach, found by following imports from
 its entry point, without docstrings, comments and setting descriptions, compressed behind a readable loader. LEFT_OUT lists
@@ -112,7 +112,7 @@ def bundle(settings: Mapping[str, str] | None = None, model: str | None = None, 
 
 @cache
 def _program(entry: str) -> str:
-    """Return the loader with every ingot module that `entry` imports, directly or indirectly, also inside functions."""
+    """Return the loader and every ingot module that `entry` imports, directly or indirectly, even inside functions."""
     sources: dict[str, str] = {}
     queue = [entry]
     while queue:

@@ -1,7 +1,7 @@
-"""`python train_gpt.py` in a submission of `ingot train` runs: the frontier family, configured by environment variables.
+"""The `python train_gpt.py` of a submission made from `ingot train` runs, which trains models of the frontier family.
 
-It reads the challenge's variables for the data, the seed, the time limit and the file to score. Everything else is an Ingot
-setting, given by the same variable as for `ingot train`, such as INGOT_MODEL__LAYERS=9.
+It reads the challenge's environment variables for data, seed, time limit and the file to score. Everything else is an Ingot
+setting, given by the same environment variable as for `ingot train`, such as INGOT_MODEL__LAYERS=9.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         resolved = load_config(python=settings, environment={})
 
         def score(path: Path, *_: object) -> dict[str, float]:
-            """Score an artifact and print the result; the artifact sets the model and evaluation, the config the data and device.
+            """Score an artifact and print the result; the artifact sets the model and evaluation, `config` sets data and device.
 
             Scoring runs in this process: `ingot train` would start a new one, which needs Ingot to be installed.
             """
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings in environment variables by dotted path, parsed as JSON because parsing lists as YAML needs PyYAML."""
+    """Return the settings given in environment variables, by dotted path; values are parsed as JSON, since YAML needs PyYAML."""
     settings: dict[str, Any] = {}
     for name, text in environment.items():
         if name.startswith("INGOT_") and "__" in name:

@@ -19,7 +19,7 @@ COUNT_TOKENS = 1 << 22  # tokens that are read at once to count documents and by
 
 
 def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: Callable[..., list[str]]) -> dict[str, Any]:
-    """Raise an error if the data is invalid; on the first rank, log what `lines` returns, and return the name and counts."""
+    """Raise an error if the data is invalid, else return its name and counts; the first rank logs the result of `lines`."""
     path, tokenizer = Path(values["DATA_PATH"]), Path(values["TOKENIZER_PATH"])
     if not (path / MANIFEST).is_file():
         for split in ("val", "train"):  # the validation split first, as the original does
@@ -68,7 +68,7 @@ def check_data(values: Mapping[str, Any], run_log: RunLog, first: bool, lines: C
 
 
 def listed_counts(dataset: Path, tokenizer: Path) -> dict[str, int]:
-    """Return the counts in the dataset's manifest; raise an error for the wrong tokenizer or surplus train shards."""
+    """Return the counts in the dataset's manifest; raise an error for a different tokenizer or more train shards than listed."""
     if (listing := read_listing(dataset)) is None:
         return {}
     where, expected = listing.where, PurePosixPath(listing.file).name
@@ -87,6 +87,6 @@ def listed_counts(dataset: Path, tokenizer: Path) -> dict[str, int]:
 
 
 def pattern(values: Mapping[str, Any], split: str) -> str:
-    """Return the glob pattern of a split's files: the original's, or that of `ingot data prepare` if such files exist."""
+    """Return the glob pattern for the shards of a split: golf's, or that of `ingot data prepare` if it wrote the shards."""
     name = "" if any(Path(values["DATA_PATH"]).glob(f"{split}_*.bin")) else "fineweb_"
     return os.path.join(values["DATA_PATH"], f"{name}{split}_*.bin")  # noqa: PTH118 (the log shows what the user wrote)

@@ -94,7 +94,7 @@ def download(
 ) -> dict[str, Any]:
     """Download the shards and tokenizer of a published dataset to a folder; return the record that --json prints.
 
-    `progress` updates a status line; without it, each downloaded file is reported on a line.
+    `progress` updates a status line; without it, each downloaded file is reported on a line of its own.
     """
     started, start = time.monotonic(), f"{prefix.strip('/')}/".lstrip("/")
     dataset = f"datasets/{dataset_name(variant)}"
@@ -145,7 +145,7 @@ def download(
                 f"{folder} was made by an export or a conversion ({PREPARED} is in it) and is not overwritten by a download; "
                 "choose another output folder, or move that folder away"
             )
-        # Training reads every shard in a folder, so shards of other datasets are an error. A tokenizer may be the user's own.
+        # Training reads every shard in a folder, so shards of other datasets are an error. Never overwrite another tokenizer.
         others = {f"{dataset}/{path.name}" for path in folder.glob("fineweb_*.bin")} - set(names)
         for name in [*sorted(others), *(name for name in plan.tokenizer if (output / name).is_file())]:
             if not is_here(name):
@@ -197,7 +197,7 @@ def place(blob: Path, target: Path) -> None:
         second = temporary_beside(target)
         try:
             second.hardlink_to(blob.resolve())  # files in the cache are symbolic links to the content
-        except OSError:  # another disk, or a file system without hard links
+        except OSError:  # the target is on another disk or on a file system without hard links
             with replace_file(target) as file, blob.open("rb") as content:
                 shutil.copyfileobj(content, file)
             return

@@ -54,7 +54,7 @@ BYTE_IDS = 260
 ALIASES = {
     "pure_byte": BYTE,
     "sentencepiece": SENTENCEPIECE,
-    # Names of functions in golf's own module. Older spec files contain one of them as the value of `builder`.
+    # Functions in the challenge's own export script; older spec files name one of them as the value of `builder`.
     "build_pure_byte_tokenizer": BYTE,
     "build_sentencepiece_tokenizer": SENTENCEPIECE,
     "build_sentencepiece_bpe_tokenizer": SENTENCEPIECE,
@@ -80,11 +80,11 @@ class Spec(BaseModel):
     model_prefix: FileName = ""
     reuse_model_path: Text = ""
     trainer_overrides: dict[str, Any] = {}
-    _given: dict[str, Any] = {}  # the entries as given in the file, for the manifest
+    _given: dict[str, Any] = {}  # the entries given in the spec file, which the manifest repeats
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        """Fill in missing entries; a missing kind follows from builder, else from dataset_suffix, else from vocab_size."""
+        """Fill in missing entries; `kind` is derived from `builder`, else from `dataset_suffix`, else from `vocab_size`."""
         self._given = self.model_dump(exclude_unset=True)
         kind = self.kind or re.split(r"[:.]", self.builder)[-1]
         if not kind and (self.vocab_size or self.dataset_suffix == "byte260"):
@@ -103,7 +103,7 @@ class Spec(BaseModel):
 
     @property
     def dataset(self) -> str:
-        """Return the name of the folder for the shards."""
+        """Return the name of the folder for this tokenizer's shards."""
         return f"fineweb{VERSION}_{self.dataset_suffix}"
 
     @property
@@ -118,7 +118,7 @@ class Spec(BaseModel):
 def load_specs(
     path: Path, *, skip_byte: bool = False, train_documents: int | None = None, reuse: Sequence[str] = ()
 ) -> list[Spec]:
-    """Read the tokenizer specs in a file; `reuse` lists VOCAB=MODEL pairs that name existing SentencePiece models."""
+    """Read the tokenizer specs in a file; `reuse` lists vocabulary sizes with existing SentencePiece models, as "SIZE=FILE"."""
     models: dict[int, str] = {}
     for pair in reuse:
         vocabulary, _, model = pair.partition("=")
@@ -165,7 +165,7 @@ def load_specs(
 
 
 def build(spec: Spec, documents: Iterable[str]) -> tuple[Tokenizer, dict[str, bytes]]:
-    """Return a tokenizer and its files, training it on the documents unless it is fixed or reused."""
+    """Return a tokenizer and its files: the byte tokenizer, an existing SentencePiece model, or one trained on the documents."""
     try:
         if spec.kind == BYTE:
             return ByteTokenizer(), {spec.files[0]: byte_file()}
@@ -334,7 +334,7 @@ class Export:
         }
 
     def _read_docs(self, what: str) -> Iterator[str]:
-        """Yield the documents; a lone surrogate, which is not a valid character, is replaced by a question mark."""
+        """Yield the documents, replacing every lone surrogate (not a valid character) by a question mark."""
         path = self.output / DOCS
         advance = adding_up(partial(self.progress, what), path.stat().st_size)
         with reading(path), path.open("rb") as file:
@@ -351,7 +351,7 @@ class Export:
     def _dataset(
         self, spec: Spec, tokenizer: Tokenizer, docs: dict[str, Any], val_documents: int
     ) -> tuple[prepared.Manifest, bool]:
-        """Write one tokenizer's shards; return the dataset's manifest, and whether it was written by this call.
+        """Write the shards of one tokenizer; return the manifest of the dataset, and False if the dataset was already complete.
 
         dataset.json and a document index are written next to golf's own files, so that other Ingot commands can read the dataset.
         """
@@ -374,7 +374,7 @@ class Export:
             self.notify(f"{target} holds different shards, which are replaced once this export is complete")
 
         def blocks(begin: Point) -> RuledBlocks:
-            """Yield blocks of the documents that are not yet written, including empty documents."""
+            """Yield the documents that are not yet written, including empty documents, in blocks."""
             if begin.documents:
                 self.notify(f"{target}: resuming after document {begin.documents:,}")
             texts = islice(self._read_docs(f"exporting {name}"), begin.documents, None)

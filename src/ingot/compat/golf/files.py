@@ -67,7 +67,7 @@ def quantised(
 ) -> tuple[bytes, int]:
     """Return the quantised file before compression (a torch file or MLX's pickle) and the size of its tensors in bytes.
 
-    Tensors with an entry of `control` in their names are never quantised; unquantised tensors with one of `keep` stay float32.
+    Tensors whose names match `control` are never quantised; unquantised tensors whose names match `keep` stay float32.
     """
     convert: Callable[[TensorRecord], Any] = to_array if mlx else tensor
     contents: dict[str, Any] = {"__quant_format__": FORMAT, "quantized": {}, "scales": {}, "dtypes": {}, "passthrough": {}}
@@ -94,7 +94,7 @@ def quantised(
 
 
 def swap_halves(records: Iterable[TensorRecord]) -> list[TensorRecord]:
-    """Swap the halves of every head's rows in c_q and c_k; applying it twice restores the weights."""
+    """Swap the two halves of each head's rows in the query and key weights (c_q, c_k); a second swap restores the weights."""
     weights = {item.name: item for item in records}
     size = weights[EMBEDDING].shape[1] // weights["blocks.0.attn.q_gain"].shape[0]  # head size
     for name, item in weights.items():
@@ -122,7 +122,7 @@ def read_weights(content: bytes, where: str) -> dict[str, TensorRecord]:
             content = unpacker.decompress(content, min(MAX_UNPACKED_BYTES, FREE_BYTES + MAX_RATIO * len(content)))
             if not unpacker.eof:
                 raise ValueError("it is cut short")
-        if not content.startswith(ZIP):  # the MLX script's pickle
+        if not content.startswith(ZIP):  # the MLX script writes a plain pickle
             return {item.name: item for item in swap_halves(_restored(_Unpickler(io.BytesIO(content)).load(), _record).values())}
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             if sum(member.file_size for member in file.infolist()) > MAX_UNPACKED_BYTES:
@@ -205,7 +205,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def is_golf(path: Path) -> bool:
-    """Return True for a golf model file: a zlib stream, or a zip that contains golf's embedding."""
+    """Return True for a golf model file: a zlib stream, or a zip file that contains golf's embedding tensor."""
     try:
         if not zipfile.is_zipfile(path):
             with open_to_read(path) as file:
@@ -221,7 +221,7 @@ def is_golf(path: Path) -> bool:
 def import_golf(
     path: Path, tokenizer: str | None, say: Callable[[str], None]
 ) -> tuple[list[TensorRecord], dict[str, Any], Tokenizer, dict[str, Any]]:
-    """Read a golf model file; return its weights and model settings, the opened tokenizer, and golf's evaluation settings."""
+    """Read a golf model file; return its weights and model settings, the tokenizer, and the evaluation settings of golf."""
     from ingot.inference.model import foreign_weights, open_model
 
     if tokenizer is None:

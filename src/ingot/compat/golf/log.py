@@ -44,19 +44,19 @@ class RunLog:
             file.append(text)
 
     def head(self, values: Mapping[str, Any], resolved: ResolvedConfig, sources: Sequence[str], machine: Sequence[str]) -> None:
-        """Write variables, config, source code, and the versions of libraries and GPU to the log, without printing them."""
+        """Write the variables, config, source code, and library and GPU versions to the log, without printing them."""
         variables = [f"{name}={as_text(value)}" for name, value in values.items() if value is not None]
         program = [made_by(), *variables, dump_yaml(resolved.config, resolved.origins), *sources]
         self.line("\n".join([*program, RULE, f"Running Python {sys.version}", *machine, RULE]), console=False)
 
     def show(self) -> None:
-        """Print the path of the log and the lines so far; from now on, print every line at once."""
+        """Print the path of the log and all lines logged so far; from now on, print every new line at once."""
         lines, self._unshown = self._unshown or [], None
         if self._path is not None:
             print("\n".join([str(self._path), *lines]), flush=True)
 
     def write(self, folder: Path | None = None) -> None:
-        """Open the log and, if a run folder is given, the copy of the log in that folder; write the lines so far to both."""
+        """Open the log and, if a run folder is given, a copy of the log in that folder; write all lines logged so far to both."""
         if self._path is None:
             return
         with writing(self._path):

@@ -55,15 +55,15 @@ from ingot.train.trainer import Trainer
 ALWAYS_LOGGED = 10  # number of steps at the start that are always logged
 KERNELS = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}  # in the log's order
 QUANTISERS = {"golf": "int8-golf", "exact": "int8"}
-ROUND_TRIP = "final_int8_zlib_roundtrip"  # name of the quantised file's score in the log
+ROUND_TRIP = "final_int8_zlib_roundtrip"  # name in the log for the score of the quantised file
 
 
 class Script(Reporter):
-    """A run of train_gpt.py: prints the original's log lines, and writes and scores the run's files."""
+    """A run of train_gpt.py: prints the log lines of the challenge's script, and writes and scores the model files."""
 
     name = CODE
     variables: Mapping[str, Option] = VARIABLES
-    state_score = STATE.stem  # name of the unquantised file's score in the log
+    state_score = STATE.stem  # name in the log for the score of the unquantised file
     exclusive = True  # only one run at a time in a folder, because file names are fixed
     rename: Rename = staticmethod(variable)
     values: dict[str, Any]
@@ -75,7 +75,7 @@ class Script(Reporter):
     epoch, train_tokens = 0, 1  # completed epochs of the training data, and tokens per epoch
 
     def read(self, environment: Mapping[str, str]) -> None:
-        """Read the value of every variable, and the rank of this process."""
+        """Read the value of every environment variable of the script, and the rank of this process."""
         self.values, self.ranks = read_variables(environment), ranks_from_environment(environment)
 
     def config(self, folder: Path) -> ResolvedConfig:
@@ -83,7 +83,7 @@ class Script(Reporter):
         return translate(self.values, self.ranks.world_size, find_device("auto").kind == "cuda", folder)
 
     def sources(self) -> tuple[list[str], list[str]]:
-        """Return the source code of model and optimizer, and the versions of libraries and GPU, for the head of the log."""
+        """Return the start of the log: the source code of the model and the optimizer, and the library and GPU versions."""
         sources = [*torch_sources(), *([custom_model_source(file)] if (file := self.values["MODEL_FILE"]) else [])]
         try:
             gpu = subprocess.run(["nvidia-smi"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
@@ -92,7 +92,7 @@ class Script(Reporter):
         return sources, [f"Running PyTorch {framework_version()}", gpu]
 
     def data_lines(self, name: str, shards: int, listed: int | None, usable: int) -> list[str]:
-        """Return the log lines about the data, given its name, the train shards found and listed, and the scored tokens."""
+        """Return the log lines about the data: name, train shards (a warning if fewer than listed), validation tokens used."""
         values = self.values
         lines = [
             f"val_bpb:enabled tokenizer_kind=sentencepiece tokenizer_path={values['TOKENIZER_PATH']}",
@@ -143,7 +143,7 @@ class Script(Reporter):
 
     def epochs(self, step: int) -> int:
         """Return the number of epochs completed after `step` steps."""
-        tokens: int = self.values["TRAIN_BATCH_TOKENS"] // SPANS * SPANS + SPANS  # a chunk's last target is an extra token
+        tokens: int = self.values["TRAIN_BATCH_TOKENS"] // SPANS * SPANS + SPANS  # each chunk reads one extra token
         return step * tokens // self.train_tokens
 
     def primed(self, step: int, steps: int) -> None:
@@ -174,7 +174,7 @@ class Script(Reporter):
     # The files of a run.
 
     def export(self, trainer: Trainer, shutdown: Shutdown) -> Exported:
-        """Write the files on the first rank and score the quantised one on all ranks."""
+        """Write the model files on the first rank, and score the quantised file on all ranks."""
         from ingot.compat.golf.files import read_weights, state_dict
 
         self.early_stop_line(trainer)
@@ -189,7 +189,7 @@ class Script(Reporter):
             line(f"Code size: {code} bytes")
             line(f"Total submission size: {len(state) + code} bytes")
             content, sizes = self.packed(weights, "raw_torch")
-            # Keep a copy of the file in the run folder, because the next run overwrites PACKED.
+            # Keep a copy of the quantised file in the run folder, because the next run overwrites PACKED.
             write_files({PACKED: content, folder / "artifact" / PACKED: content, folder / CODE: self.code})
             line(f"Serialized model int8+zlib: {len(content)} bytes {sizes}")
             total = len(content) + code
@@ -220,7 +220,7 @@ class Script(Reporter):
             self.run_log.line(f"stopping_early: wallclock_cap train_time:{milliseconds} step:{p.step}/{iterations}")
 
     def packed(self, weights: Sequence[TensorRecord], raw: str) -> tuple[bytes, str]:
-        """Return the quantised file and its sizes for the log; `raw` is the log's name for the size before zlib."""
+        """Return the quantised file and the sizes to log; `raw` is what the log calls the size before zlib compression."""
         from ingot.compat.golf.files import quantised
 
         control, keep = self.values["CONTROL_TENSOR_NAME_PATTERNS"], self.values["INT8_KEEP_FLOAT_FP32_NAME_PATTERNS"]
@@ -234,7 +234,7 @@ class Script(Reporter):
         return Exported(path, size, bits_per_byte, facts={"made_by": made_by(), "val_loss": loss, **facts, **self.data})
 
     def score(self, trainer: Trainer, name: str = ROUND_TRIP) -> tuple[float, float]:
-        """Score the model's current weights; log the loss and bits per byte, rounded and exact, and return both."""
+        """Score the current weights; log the loss and the bits per byte, both rounded and exact, and return the exact values."""
         began = time.perf_counter()
         score = trainer.evaluation.score("val", None)
         milliseconds = 1000 * (time.perf_counter() - began)
@@ -246,7 +246,7 @@ class Script(Reporter):
 
 
 def sdp_backends(chosen: str) -> str:
-    """Return which attention kernels are enabled: the selected one on a GPU, or torch's two CPU kernels."""
+    """Format the attention kernels that torch may use, for the log: the selected one on a GPU, or two kernels on a CPU."""
     chosen = chosen.removesuffix("-grouped")
     may_run = {KERNELS[chosen]} if chosen in KERNELS else {"flash", "math"}
     return " ".join(f"{name}={name in may_run}" for name in KERNELS.values())
@@ -324,7 +324,7 @@ def run_script(script: Script, environment: Mapping[str, str]) -> int:
             finally:
                 if new and {path.name for path in logs.iterdir()} <= {LOCK}:  # the run never started
                     with suppress(OSError):
-                        (logs / LOCK).unlink(missing_ok=True)  # while the lock is held: processes waiting for it check the file
+                        (logs / LOCK).unlink(missing_ok=True)  # deleted under the lock, so that waiting processes notice it
                         logs.rmdir()
     except IngotError as error:
         run_log.line(f"error: {error.render(script.rename, advice)}", console=False)

@@ -1,6 +1,6 @@
 """`python train_gpt_mlx.py`: the challenge's script for Macs. It differs from train_gpt.py in its variables, log and files.
 
-It writes RUN_ID_mlx_model.npz, arrays by name, and RUN_ID_mlx_model.int8.ptz, a zlib-compressed pickle (files.py).
+It writes RUN_ID_mlx_model.npz (arrays by name) and RUN_ID_mlx_model.int8.ptz (a zlib-compressed pickle, see files.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def read_mlx_variables(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the value of every variable."""
+    """Return the value of every environment variable of train_gpt_mlx.py."""
     values = read_variables(environment, MLX_VARIABLES)
     if file := environment.get("MODEL_FILE"):
         raise ConfigError(f"MODEL_FILE={file} is a torch model; train it with train_gpt.py")
@@ -57,7 +57,7 @@ def read_mlx_variables(environment: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Chunks:
-    """The split of a step into `parts` of `rows` sequences each; `of_part` lists the sizes, in sequences, of a part's chunks."""
+    """How a step is split: into `parts` parts of `rows` sequences, and each part into chunks whose sizes `of_part` lists."""
 
     parts: int
     rows: int
@@ -65,7 +65,7 @@ class Chunks:
 
     @classmethod
     def of(cls, v: Mapping[str, Any]) -> Chunks:
-        """Compute the chunks from the variables."""
+        """Compute the chunks of a step from the environment variables."""
         parts, length = v["GRAD_ACCUM_STEPS"], v["TRAIN_SEQ_LEN"]
         rows = rows_per_part(v, "TRAIN_BATCH_TOKENS", parts, f"GRAD_ACCUM_STEPS={parts}")
         largest = min(rows, max(1, v["MLX_MAX_MICROBATCH_TOKENS"] // length))
@@ -90,14 +90,14 @@ def translate_mlx(values: Mapping[str, Any], device: Device, folder: Path | None
 
 
 def optimizer_tensors(v: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of tensors trained by Muon and by Adam, without the embedding and an untied head."""
+    """Return the numbers of tensors trained by Muon and by Adam, not counting the embedding and an untied output head."""
     names = [f"blocks.{i}.{part}" for i in range(v["NUM_LAYERS"]) for part in MATRICES]
     matrices = sum(not any(word in name for word in v["CONTROL_TENSOR_NAME_PATTERNS"]) for name in names)
     return matrices, len(names) - matrices + len(VECTORS) * v["NUM_LAYERS"] + 1  # 1: skip_weights
 
 
 class MLXScript(Script):
-    """A run of train_gpt_mlx.py; its log has validations that the original does not print, and its files have no size limit."""
+    """A run of train_gpt_mlx.py; its log has some validation scores that the original lacks, and its files have no size limit."""
 
     name, exclusive = "train_gpt_mlx.py", False  # several runs can share a folder: file names include the run id
     variables: Mapping[str, Option] = MLX_VARIABLES
@@ -165,7 +165,7 @@ class MLXScript(Script):
         ]
 
     def epochs(self, step: int) -> int:
-        chunks = self.chunks  # the last target of each chunk is an extra token
+        chunks = self.chunks  # each chunk reads one extra token, its last target
         tokens: int = chunks.parts * (chunks.rows * self.values["TRAIN_SEQ_LEN"] + len(chunks.of_part))
         return (step * tokens - 1) // self.train_tokens
 

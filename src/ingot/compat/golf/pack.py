@@ -1,6 +1,6 @@
 """A submission: the records folder that the challenge requires, built from finished runs that differ only in their seeds.
 
-A claim needs runs with several seeds: the score is their mean score, and p is that of a one-sided t-test against the reference.
+A claim needs runs with several seeds: it states their mean score, and the p-value of a one-sided t-test against the reference.
 A train_gpt.py run has its code in its folder. For an `ingot train` run of the frontier family the code is generated:
 a `train_gpt.py` with the run's settings as its defaults (by_settings.py).
 """
@@ -38,7 +38,7 @@ from ingot.train.resume import NOT_DECISIVE
 REFERENCE = 1.2244  # bits per byte of the challenge's baseline
 FAMILY = "frontier"
 SOURCES = Path(ingot.__file__).parent
-# Machine-specific settings, which a submission does not fix.
+# Settings that depend on the machine and are therefore left out of a submission.
 LOCAL = {*NOT_DECISIVE, "data.path", "data.tokenizer", "data.seed", "training.seed", "training.device", "training.threads"}
 
 
@@ -51,7 +51,7 @@ class FinishedRun:
     environment: dict[str, Any]  # environment.json
     log: str
     program: str  # train_gpt.py or ingot train
-    changed: dict[str, tuple[str, str]]  # by name: (baseline's value, run's value), if they differ
+    changed: dict[str, tuple[str, str]]  # (value in the baseline, value in the run) by variable, if different
     seed: int  # the only difference allowed between the runs of a submission
     limit: int  # size limit for artifact and code in bytes; 0 for none
     file: str  # file name of the artifact
@@ -86,7 +86,7 @@ def pack(
     reference: float = REFERENCE,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Write the records folder for some runs and return the content of its submission.json."""
+    """Write the records folder of a submission, built from the given runs, and return the content of its submission.json."""
     runs = sorted((read_run(path) for path in paths), key=lambda run: run.seed)
     for before, run in zip([runs[0], *runs], runs, strict=False):  # runs with equal seeds are neighbours
         if differ := _differences(runs[0], run):
@@ -130,7 +130,7 @@ def _differences(a: FinishedRun, b: FinishedRun) -> list[str]:
 
 
 def summarise(runs: Sequence[FinishedRun], reference: float) -> dict[str, Any]:
-    """Return the content of submission.json that is computed from the runs."""
+    """Return the part of submission.json that is computed from the runs."""
     scores = [run.val_bpb for run in runs]
     mean, std = statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else None
     ended = max(datetime.fromisoformat(run.result["ended_at"]) for run in runs)
@@ -182,7 +182,7 @@ def readme(runs: Sequence[FinishedRun], best: FinishedRun, s: Mapping[str, Any])
     where = f"DATA_PATH=data/datasets/{shlex.quote(best.data[0])}"
     where += f" TOKENIZER_PATH=data/tokenizers/{shlex.quote(best.tokenizer)}" if best.tokenizer is not None else ""
     start = f"torchrun --standalone --nproc_per_node={best.ranks} {CODE}" if best.ranks > 1 else f"python {CODE}"
-    score = start if best.program == CODE else f"python {CODE}"  # with ingot train's code, every rank would score the whole split
+    score = start if best.program == CODE else f"python {CODE}"  # generated code would score the whole split on every rank
     others = ", ".join(f"`{_artifact_name(run, best)}`" for run in runs if run is not best)
     return f"""# {s["name"]}
 
@@ -285,7 +285,7 @@ def packed_code(config: Config) -> bytes:
 
 
 def _changed(config: Config) -> dict[str, tuple[str, str]]:
-    """Return (default, value) of each setting that is not at its default, formatted as for environment variables."""
+    """Return the settings that differ from their defaults: (default, value) by name, as text for environment variables."""
     texts = {}
     for name, setting in settings(config.model.family).items():
         default, value = (v if isinstance(v, str) else json.dumps(v) for v in (setting.default, value_of(config, setting)))

@@ -19,7 +19,7 @@ BASELINE_ONLY = {
     name: option.sets for name, option in VARIABLES.items() if option.sets.startswith("model.") and name not in SHAPE
 }
 STILL_USED = ("TIE_EMBEDDINGS", "CONTROL_TENSOR_NAME_PATTERNS")  # the optimizer and the quantiser use these for custom models too
-# Advice in Ingot's error messages that does not apply to golf, and its replacement.
+# Advice in Ingot's error messages that does not apply to golf's scripts, and what to show instead.
 ADVICE = {
     "make room for it or choose another {0}": "make room for it or run in another folder",
     "make it writable or choose another {0}": "make it writable or run in another folder",
@@ -35,17 +35,17 @@ variable: Rename = names_of_settings(VARIABLES, {"training.micro_batch": "TRAIN_
 
 
 def advice(ours: str) -> str:
-    """Return the advice of an error message, replaced if it does not apply to golf."""
+    """Return the advice of an error message, or its replacement if it does not apply to golf's scripts."""
     return ADVICE.get(ours, ours)
 
 
 def accumulation(world_size: int) -> int:
-    """Return the original's accumulation steps: 8 divided by the ranks, rounded up if the ranks do not divide 8."""
+    """Return the number of gradient accumulation steps in golf's script: 8 divided by the number of ranks, rounded up."""
     return -(-SPANS // world_size)
 
 
 def translate(values: Mapping[str, Any], world_size: int = 1, on_gpu: bool = False, folder: Path | None = None) -> ResolvedConfig:
-    """Return the config of a train_gpt.py run; error messages name environment variables instead of settings."""
+    """Return the config of a train_gpt.py run; its error messages name environment variables instead of Ingot's settings."""
     length, batch, unit = values["TRAIN_SEQ_LEN"], values["TRAIN_BATCH_TOKENS"], SPANS * values["TRAIN_SEQ_LEN"]
     tokens = batch // SPANS * SPANS  # the original drops the remainder
     if tokens < unit or tokens % unit:
@@ -123,7 +123,7 @@ def make_config(
 
 
 def rows_per_part(v: Mapping[str, Any], name: str, parts: int, divisors: str) -> int:
-    """Return the sequences per part when a variable's tokens are divided into `parts`; `divisors` describes `parts` in errors."""
+    """Return the sequences per part if the tokens in `name` are split into `parts`; `divisors` describes the parts in errors."""
     length = v["TRAIN_SEQ_LEN"]
     if (rows := int(v[name] // parts // length)) < 1:
         least = f"one sequence of TRAIN_SEQ_LEN={length}; give at least {parts * length}"

@@ -21,7 +21,7 @@ LIMIT_BYTES = 16_000_000  # the challenge's limit for the size of an artifact pl
 STATE, PACKED, CODE = Path("final_model.pt"), Path("final_model.int8.ptz"), "train_gpt.py"  # files that a run writes
 CARRIED = "train_gpt_model.py"  # file name for the custom model embedded in a submission's script
 LOG = "train_gpt.log"  # the log of a run, in the run's folder
-MAX_RUN_ID_BYTES = 200  # file names are limited to 255 bytes, and those of a run are longer than its RUN_ID
+MAX_RUN_ID_BYTES = 200  # file names may have 255 bytes, and a run appends to its RUN_ID
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
 
 VARIABLES = table(
@@ -157,13 +157,13 @@ def as_text(value: Any) -> str:
 
 
 def differing(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that differ from the baseline, as text, without those that identify a run or machine."""
+    """Return the variables that differ from those of the baseline script, as text, without those that name a run or machine."""
     baseline = read_variables({})
     return {name: as_text(value) for name, value in values.items() if name not in LOCAL and value != baseline[name]}
 
 
 def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = VARIABLES) -> list[str]:
-    """Return a warning for every set variable that has no effect on this script: another script's, or a probable typo."""
+    """Return a warning for every variable that is set but unknown to this script: one of another script, or a probable typo."""
     warnings, names = [], list(options)
     for name in sorted(environment.keys() - options.keys() - set(RANKS)):
         if name in OF_RECORDS or name in VARIABLES:
@@ -180,7 +180,7 @@ def look_alikes(environment: Mapping[str, str], options: Mapping[str, Option] = 
 
 
 def run_folder(logs: Path, run_id: str, first: bool) -> Path:
-    """Return logs/RUN_ID. If that run is complete, the first rank returns the next free or unfinished logs/RUN_ID-2, ..."""
+    """Return logs/RUN_ID. If that run is complete, the first rank returns the first of logs/RUN_ID-2, -3, ... that is not."""
     if Path(run_id).name != run_id or run_id == ".." or not run_id.isprintable() or len(os.fsencode(run_id)) > MAX_RUN_ID_BYTES:
         raise ConfigError(
             f"RUN_ID={run_id} names a file in {logs}/; it may not be a path, have line breaks or exceed {MAX_RUN_ID_BYTES} bytes"
