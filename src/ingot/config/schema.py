@@ -142,7 +142,7 @@ class EvaluationSection(Section):
     sample_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         0, description="Number of tokens to generate at each evaluation and write to samples/. 0: no samples."
     )
-    sample_prompt: str = Field("", description="Prompt of the samples. Empty: the start of a document.")
+    sample_prompt: str = Field("", description="Prompt for the samples. Empty: only the start-of-document token.")
     temperature: Rate = Field(0.8, description="Temperature at which the samples are generated.")
     top_k: Count = Field(0, description="Sample only from the k most likely tokens. 0: sample from all tokens.")
     tasks: str | list[str] | None = Field(

@@ -267,7 +267,7 @@ def _misfit(config: Config, weights: Weights, tokenizer: Tokenizer, error: Check
 
 
 def check_sources(config: Config, folder: RunFolder, facts: dict[str, Any]) -> None:
-    """Raise an error if --force would delete the weights or checkpoint to start from, or if that checkpoint does not fit."""
+    """Raise an error if --force would delete the weights or checkpoint to start from, or if that is incompatible."""
     sources = {"training.weights": config.training.weights, "training.resume": config.training.resume}
     for setting, value in sources.items():
         if value in (None, "auto", "never"):

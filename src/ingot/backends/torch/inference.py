@@ -1,4 +1,4 @@
-"""A torch model for generation, scoring and export, which use the moving average of the weights if there is one."""
+"""A torch model for generation, scoring and export, with the moving average of the weights if there is one."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class TorchInference:
             self._form = form
 
     def run_row(self, attention: str, kernels: Sequence[str], seq_len: int, documents: bool, max_share: float) -> None:
-        """Run a forward and backward pass of one row, with uninitialised weights, so that `attention` and `kernels` are compiled.
+        """Run a forward and backward pass on one row, with uninitialised weights, so that `attention` and `kernels` are compiled.
 
         Do nothing if weights and gradients would take more than `max_share` of the GPU's free memory.
         """

@@ -162,7 +162,7 @@ class Builders:
 
 
 def main(build: str, settings: str, vocab_size: str) -> None:
-    """Run a builder: a forward and backward pass of one row, which compiles the kernels of `build`."""
+    """Run a builder: a forward and backward pass on one row, which compiles the kernels of `build`."""
     end_with_parent()
     config = Config.model_validate_json(settings)
     if build in needed_builds(config, int(vocab_size)):

@@ -158,7 +158,7 @@ def status(options: Namespace, say: Say) -> None:
     if read_state(folder) is not None:  # trained by Ingot: state.json is more recent and names the host
         run = Run(folder)
         now = run.status()
-        # `stop --force` writes "stopped" only to the original's state file: the killed process could not update Ingot's file
+        # `stop --force` writes "stopped" to gpt-simple's state file; Ingot's is written by the training process, which was killed
         killed = now.status == "crashed" and state.get("status") == "stopped"
         record = {"run": str(folder), **vars(now.state), "status": "stopped" if killed else now.status}
         names = {"step": "global_step", "tokens": "tokens_trained", "tokens_per_second": "tokens_per_sec"}

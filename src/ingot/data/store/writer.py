@@ -47,7 +47,7 @@ class SavedSplit(BaseModel):
     buckets: list[BucketRecord] = []  # each holds the running totals at the start of the bucket
 
     def files(self, name: str) -> dict[str, int]:
-        """Return the size in bytes that each file of the split `name` must at least have to be resumed."""
+        """Return the minimum size in bytes that each file of the split `name` needs for writing to be resumed."""
         sizes = {shard.file: HEADER_BYTES + self.token_bytes * shard.tokens for shard in self.shards}
         if self.shard_tokens:
             sizes[f"{name}_{len(self.shards):06d}.bin"] = HEADER_BYTES + self.token_bytes * self.shard_tokens
