@@ -110,9 +110,7 @@ def choose(facts: Facts, own: Mapping[str, int] | None = None) -> tuple[dict[str
         "model.width": width,
         "data.seq_len": seq_len,
         "data.sampling": "redraw" if redrawn else "shuffle",
-        "evaluation.stride": seq_len
-        if facts.on_gpu
-        else max(1, seq_len // 2),  # on a CPU rows are short, so they overlap by half
+        "evaluation.stride": seq_len if facts.on_gpu else max(1, seq_len // 2),  # short rows, on a CPU, overlap by half
         "training.tokens_per_step": batch,
         "training.max_steps": max(1, int(trained / batch)) if few else None,
     }
