@@ -294,6 +294,8 @@ def read_model(folder: Path, families: tuple[str, ...] = tuple(LAYOUTS)) -> tupl
     for name, (ours, shape) in tensors.items():
         if (record := found.get(name)) is None:
             raise CheckpointError(f"{folder} has no tensor {name}; it is not a complete {kind} model")
+        if record.dtype not in FLOATS:
+            raise CheckpointError(f"{folder}: {name} has dtype {record.dtype}; only floating-point weights can be read")
         if record.shape != shape:
             raise CheckpointError(f"{folder}: {name} has shape {list(record.shape)}, but {CONFIG} implies {list(shape)}")
         records.append(_turned(record, ours, name.endswith(layout.transposed)))

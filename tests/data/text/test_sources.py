@@ -204,7 +204,8 @@ def test_an_object_over_several_lines_is_a_document(tmp_path):
 )
 def test_what_is_wrong_in_a_json_file_is_named_with_its_line(tmp_path, contents, line, problem):
     path = put(tmp_path / "a.json", contents)
-    assert refused(path).startswith(f"{path}:{line}: {problem}")
+    said = refused(path)
+    assert said.startswith(f"{path}:{line}") and problem in said
 
 
 @given(st.lists(st.tuples(TEXT, TEXT)), st.sampled_from([("csv", "excel"), ("tsv", "excel-tab"), ("csv", "unix")]))

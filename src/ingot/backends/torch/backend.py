@@ -337,6 +337,8 @@ class TorchBackend(TorchInference):
                 sync = self._module.no_sync()
             with peers_present(), self._computing(tuned.attention), sync:
                 loss = self._module(*self._upload(part))
+                if not isinstance(loss, Tensor) or loss.dim():  # a custom model may return a scalar for one row only
+                    raise ConfigError("the model's forward(tokens, targets) must return the mean loss, a scalar tensor")
                 weighted: Any = loss.float() * weight
                 # DDP averages gradients over the ranks; multiplying each rank's loss by world_size turns the mean into a sum.
                 with compiled_backward(self._python_reducer):

@@ -77,6 +77,7 @@ def write_checkpoint(
             check_no_other_tokenizer(target / TOKENIZER, {file.name for file in (partial / TOKENIZER).glob("*")})
         # Written last: a folder without this file is incomplete, also for the original.
         write_atomically(partial / STATE, json.dumps(_state(checkpoint, keys, target.name, facts or {}), indent=2) + "\n")
+        (target / STATE).unlink(missing_ok=True)  # an older checkpoint there is incomplete while its files are replaced
         return sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
 
 

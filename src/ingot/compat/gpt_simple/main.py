@@ -305,7 +305,7 @@ def make_parser() -> Parser:
     add("--node_rank", type=int, default=0, metavar="K", help="index of this machine, counted from 0")
     add("--master_addr", default="127.0.0.1", metavar="HOST", help="address of machine 0 (127.0.0.1)")
     add("--master_port", type=int, metavar="PORT", help="port of machine 0 (default: 29500, or on one machine any free port)")
-    add("--stop-exit-code", type=int, default=0, metavar="N", help="exit code if the run is stopped before its end (0)")
+    add("--stop-exit-code", type=int, default=0, choices=range(256), metavar="N", help="exit code of a run that is stopped (0)")
 
     add = parsers["validate"].add_argument
     add("--world-size", type=int, default=1, metavar="N", help="number of ranks that will train together (1)")

@@ -85,14 +85,16 @@ def read_json(stream: BinaryIO, path: Path, text_field: str) -> Iterator[str]:
     """Yield the documents of a JSON file: objects or strings, in an array or one after another. The file is read into memory."""
     text, end = _decoded(stream.read(), path).removeprefix(BYTE_ORDER_MARK), 0
     while (begin := next(JSON_WHITE.finditer(text, end)).end()) < len(text):
+        where = f"{path}:{1 + text.count(chr(10), 0, begin)}"
         try:
             value, end = JSON.raw_decode(text, begin)
-            for element in value if isinstance(value, list) else [value]:
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where}: not JSON ({error}); a .json file must hold an array of objects or strings") from None
+        for number, element in enumerate(value if isinstance(value, list) else [value], 1):
+            try:
                 yield field_text({text_field: element} if isinstance(element, str) else element, text_field)
-        except (DataError, ValueError, RecursionError) as error:
-            not_json = DataError(f"not JSON ({error}); a .json file must hold an array of objects or strings")
-            line = 1 + text.count("\n", 0, begin)
-            raise (error if isinstance(error, DataError) else not_json).within(f"{path}:{line}") from None
+            except DataError as error:
+                raise error.within(f"{where}, element {number}" if isinstance(value, list) else where) from None
 
 
 def read_table(stream: BinaryIO, path: Path, text_field: str, delimiter: str) -> Iterator[str]:
