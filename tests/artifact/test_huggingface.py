@@ -122,6 +122,14 @@ def test_a_model_of_ours_gives_the_same_logits_in_transformers(tmp_path, gelu, b
         assert relative_error(model(tokens(SMALL)), other(tokens(SMALL)).logits) < 1e-5
 
 
+def test_weights_of_an_integer_dtype_are_refused(folder):
+    tensors = load_file(folder / "model.safetensors")
+    name = "transformer.h.0.attn.c_attn.weight"
+    save_file({**tensors, name: tensors[name].to(torch.int8)}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"attn\.c_attn\.weight has dtype I8"):
+        read_model(folder)
+
+
 def test_what_is_written_is_read_back_bit_for_bit(tmp_path):
     records = model_records(ours())
     write_model(tmp_path / "hf", records, OURS, BYTE)

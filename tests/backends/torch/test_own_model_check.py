@@ -186,20 +186,35 @@ def test_a_good_model_is_taken(make: Callable[[], nn.Module]) -> None:
     check(make)
 
 
-def test_training_refuses_it_before_there_is_a_run_folder(tmp_path: Path) -> None:
+def train_model(folder: Path, body: str) -> None:
+    """Train with a file whose Model is derived from Good."""
     source = Path(__file__).read_text()
-    body = source[source.index("class Good") : source.index("class ZeroHead")].replace("VOCAB", "260").replace("LENGTH", "24")
+    good = source[source.index("class Good") : source.index("class ZeroHead")].replace("VOCAB", "260").replace("LENGTH", "24")
     head = "import torch, torch.nn.functional as F\nfrom torch import Tensor, nn\nWIDTH = 8\n"
-    (tmp_path / "mine.py").write_text(f"{head}{body}\nclass Model(Good):\n    causal = False\n")
-    sections = {
-        "model": {"file": str(tmp_path / "mine.py")},
-        "data": {"seq_len": 24, "tokenizer": "byte"},
-        "evaluation": {"stride": None},
-        "training": {"output_dir": str(tmp_path / "run"), "device": "cpu", "tokens_per_step": 48},
-    }
+    (folder / "mine.py").write_text(f"{head}{good}\nclass Model(Good):\n{body}")
+    ingot.train(
+        recipe="demo",
+        quiet=True,
+        model={"file": str(folder / "mine.py")},
+        data={"seq_len": 24, "tokenizer": "byte"},
+        evaluation={"stride": None},
+        training={"output_dir": str(folder / "run"), "device": "cpu", "tokens_per_step": 48, "micro_batch": 2},
+    )
+
+
+def test_training_refuses_it_before_there_is_a_run_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"model.file={tmp_path / 'mine.py'}: Model sees the future")):
-        ingot.train(recipe="demo", quiet=True, **sections)
+        train_model(tmp_path, "    causal = False\n")
     assert not (tmp_path / "run").exists()
+
+
+def test_training_refuses_a_loss_that_is_a_scalar_for_one_row_only(tmp_path: Path) -> None:
+    body = """
+    def loss(self, logits, targets):
+        return torch.stack([super(Model, self).loss(*row) for row in zip(logits[:, None], targets)]).squeeze()
+    """
+    with pytest.raises(ConfigError, match="must return the mean loss, a scalar tensor"):
+        train_model(tmp_path, body)
 
 
 class Momentum(torch.optim.Optimizer):

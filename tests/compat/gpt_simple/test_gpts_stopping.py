@@ -99,6 +99,11 @@ def test_a_session_ends_by_the_wall_clock_and_the_key_goes_before_the_variable(
     assert "walltime_reserve_seconds=300 leaves no time for training" in cli("-q", *TRAIN, code=2).line
 
 
+def test_an_exit_code_that_a_process_cannot_return_is_refused(cli: Cli, gpts: Path) -> None:
+    assert "--stop-exit-code" in cli(*TRAIN, "--stop-exit-code", 300, code=2).err
+    assert not (gpts / "out").exists()
+
+
 def test_a_variable_that_is_not_a_time_is_told_and_ends_no_job(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPT_SIMPLE_MAX_RUNTIME", "abc")
     said = cli(*TRAIN, "--training.max_steps", 4).err
